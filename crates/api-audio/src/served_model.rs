@@ -9,6 +9,7 @@ use audio::{AudioModel, PendingRun};
 use base::{CarriedInput, Error, ErrorKind, NamedTensor, Result, Signature};
 use crossbeam_channel::bounded;
 use engine::Servable;
+use os::CpuAccount;
 use schedule::{Completion, Job, Scheduler};
 
 /// Longest time of a run in queue and worker. No client waits for a single run, so the limit only
@@ -27,18 +28,24 @@ pub struct ServedModel {
     streams: bool,
     /// Set once the results are not wanted.
     stop: Arc<AtomicBool>,
+    /// Account to which the runs are charged.
+    account: Option<Arc<CpuAccount>>,
 }
 
 impl ServedModel {
-    /// Creates the model, which runs `servable` until `stop` is set.
+    /// Creates the model, which runs `servable` for the current caller until `stop` is set.
     pub fn new(scheduler: Arc<Scheduler>, servable: Arc<Servable>, stop: Arc<AtomicBool>) -> Self {
-        ServedModel { scheduler, servable, streams: false, stop }
+        ServedModel { scheduler, servable, streams: false, stop, account: CpuAccount::current() }
     }
 
     fn job(&self, inputs: Vec<NamedTensor>) -> (Job, PendingRun) {
         let (sender, pending) = bounded(1);
         // The channel has room for one message; a dropped receiver does not want it.
-        let done = Box::new(move |completion: Completion| drop(sender.try_send(completion.result)));
+        let account = self.account.clone();
+        let done = Box::new(move |completion: Completion| {
+            account.inspect(|account| account.charge(completion.processor));
+            drop(sender.try_send(completion.result));
+        });
         let job = Job {
             servable: self.servable.clone(),
             inputs,
@@ -89,6 +96,7 @@ impl AudioModel for ServedModel {
             servable: self.servable.stream(carried, lanes)?,
             streams: true,
             stop: self.stop.clone(),
+            account: self.account.clone(),
         }))
     }
 }

@@ -10,6 +10,7 @@ use http::HeaderMap;
 use inference::CancelOnDrop;
 use serde_json::json;
 use tokio::sync::oneshot;
+use transport::access::{AdminRequest, Caller};
 use transport::{HeaderTimeout, Peer, Reply, Shared};
 
 use super::recognisers::find_recogniser;
@@ -18,6 +19,10 @@ use super::upload::{AudioRequest, AudioUpload};
 
 /// Describes the admin calls of this module in errors.
 const ADMIN_CALL: &str = "speakers are enrolled and forgotten";
+
+fn request<'a>(action: &'a str, subject: &'a str, caller: Caller<'a>) -> AdminRequest<'a> {
+    AdminRequest { calls: ADMIN_CALL, action, subject, caller }
+}
 
 /// Returns the store of a recogniser, and the smallest similarity that is accepted.
 fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
@@ -64,13 +69,16 @@ pub(crate) async fn enrol(
     body: Body,
 ) -> Reply {
     let enrolled = async {
-        state.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
         state.access.check_admin_page(&headers)?;
         let (speakers, _) = store(&state, &name)?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
-        with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await
+        let upload = AudioRequest { headers: headers.clone(), body, watch };
+        with_embedding(&state, &name, upload, then).await
     };
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    let subject = format!("{name}/{speaker}");
+    let enrolled = state.access.admin(request("enrol speaker", &subject, caller), enrolled);
     let body = |()| Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string());
     Reply::of(enrolled.await.map(body))
 }
@@ -82,7 +90,6 @@ pub(crate) async fn forget(
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        state.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
         state.access.check_admin_page(&headers)?;
         let (speakers, _) = store(&state, &name)?;
         let known = speaker.clone();
@@ -95,6 +102,9 @@ pub(crate) async fn forget(
             false => Err(unknown(&name, &speaker)),
         }
     };
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    let subject = format!("{name}/{speaker}");
+    let forgotten = state.access.admin(request("forget speaker", &subject, caller), forgotten);
     Reply::of(forgotten.await)
 }
 

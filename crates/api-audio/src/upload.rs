@@ -11,6 +11,7 @@ use axum::body::Body;
 use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, header};
 use metrics::{AudioLabels, KindLabels, Metrics, ModelLabels};
+use os::CpuAccount;
 use tokio::sync::OwnedSemaphorePermit;
 use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 use transport::{HeaderTimeout, UploadPermit};
@@ -158,13 +159,17 @@ impl AudioUpload {
         self.options.stop.clone()
     }
 
-    /// Runs `work` on the recording's thread.
+    /// Runs `work` on the recording's thread, for the current caller.
     ///
     /// # Errors
     /// `ResourceExhausted` if no thread can be started.
     pub(crate) fn on_thread(self, work: impl FnOnce(AudioUpload) + Send + 'static) -> Result<()> {
         let name = format!("audio-{}", self.permit.number);
-        let spawned = std::thread::Builder::new().name(name).spawn(move || work(self));
+        let account = CpuAccount::current();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || match account {
+            Some(account) => account.measure(|| work(self)),
+            None => work(self),
+        });
         spawned
             .map(drop)
             .map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))

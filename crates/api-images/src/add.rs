@@ -52,6 +52,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
         let bytes = bytes.clone();
         let model = wanted.model.clone();
         let kind = wanted.kind;
+        let quality_min = wanted.quality_min;
         move || {
             let known = existing
                 .as_ref()
@@ -63,7 +64,7 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
             let kind = existing.as_ref().map(|target| target.kind).or(kind);
             let kind = kind.unwrap_or(ImageKind::Photo);
             let memory = features::reserve(&services.requests.memory, kind, &bytes, &name)?;
-            let features = features::extract(&memory, kind, &bytes, &name, &embedder)?;
+            let features = features::extract(&memory, kind, &bytes, &name, &embedder, quality_min)?;
             Ok(Prepared::New(Box::new(features), embedder))
         }
     };

@@ -24,11 +24,11 @@ const IDS_MAX: usize = 1000;
 /// Allowed sides of thumbnails in pixels.
 const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 
-/// Returns the collections of images as JSON.
+/// Returns the collections of images as JSON, and the model that embeds the images of new ones.
 ///
 /// # Errors
 /// Returns the errors of the registry.
-pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
+pub(crate) fn collections(services: &ImageServices, seen: impl Fn(&str) -> bool) -> Result<Value> {
     let registry = services.registry()?;
     let aliases = registry.aliases();
     let alias_of =
@@ -36,6 +36,9 @@ pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
     let mut listed = Vec::new();
     for entry in registry.list() {
         let name = alias_of(&entry.name).unwrap_or_else(|| entry.name.clone());
+        if !seen(&name) && !seen(&entry.name) {
+            continue;
+        }
         match entry.state {
             ListedState::Ready(named) => {
                 let Some(target) = ImageCollection::of(&named) else { continue };
@@ -52,7 +55,12 @@ pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
             })),
         }
     }
-    Ok(json!({ "collections": listed }))
+    // The model that a new collection gets, or the reason why it gets none.
+    let embedding = match services.embedder(None, None) {
+        Ok(embedder) => json!({ "model": embedder.name() }),
+        Err(error) => json!({ "error": error.message() }),
+    };
+    Ok(json!({ "collections": listed, "embedding": embedding }))
 }
 
 /// Returns a page of a collection's images as JSON.

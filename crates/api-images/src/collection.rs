@@ -12,6 +12,7 @@ use search::registry::{
     AliasChange, CollectionSettings, ListedCollection, ListedState, NamedCollection, Registry,
     WritingCollection,
 };
+use search::segment::RecordKind;
 use serde_json::{Value, json};
 
 /// Key of these settings in the settings that a collection keeps for its endpoints.
@@ -65,6 +66,17 @@ pub(crate) struct CollectionSpec {
     pub(crate) name: String,
     pub(crate) kind: Option<ImageKind>,
     pub(crate) model: Option<String>,
+    /// Least quality of a fingerprint, 0 to 100; a worse one is refused.
+    pub(crate) quality_min: u8,
+}
+
+impl CollectionSpec {
+    /// Returns the properties of a rebuilt collection, whose name is not known yet. Its images were
+    /// accepted before.
+    pub(crate) fn rebuilt(kind: ImageKind, model: &str) -> CollectionSpec {
+        let model = Some(model.to_owned());
+        CollectionSpec { name: String::new(), kind: Some(kind), model, quality_min: 0 }
+    }
 }
 
 impl ImageCollection {
@@ -231,9 +243,19 @@ impl ImageCollection {
     }
 }
 
+/// Returns the name of the directory of a collection's originals, or `None` if it holds no images.
+pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
+    settings.extra.get(SECTION)?.get("originals")?.as_str().map(str::to_owned)
+}
+
 fn settings(dims: usize, kind: ImageKind, model: &str, space: &str) -> CollectionSettings {
+    let records = match kind {
+        ImageKind::Photo => RecordKind::Opaque,
+        ImageKind::Fingerprint => RecordKind::Fingerprint,
+    };
     let section = json!({ "kind": kind.name(), "model": model, "originals": space });
     CollectionSettings {
+        records,
         extra: json!({ SECTION: section }),
         ..CollectionSettings::new(dims, Metric::Cosine)
     }

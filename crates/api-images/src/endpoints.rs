@@ -9,10 +9,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::{Error, Result};
+use base64::Engine as _;
 use http::{HeaderMap, HeaderValue, header};
+use matching::template::TemplateFormat;
 use search::points::PointId;
 use serde_json::{Value, json};
-use transport::result_stream::result_channel;
+use transport::access::{AdminRequest, Caller, KeyGrant};
+use transport::result_stream::{ResultStream, result_channel};
 use transport::upload::{UploadLimits, UploadPieces, upload_channel};
 use transport::{
     HeaderTimeout, Peer, QueryResult, Reply, Shared, UploadPermit, query_flag, query_parameters,
@@ -21,12 +24,14 @@ use transport::{
 use super::add::{self, NewImage};
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
 use super::collection::{CollectionSpec, ImageKind};
-use super::features::{checked_name, checked_payload};
+use super::features::{checked_name, checked_payload, checked_quality};
 use super::folder::Folder;
+use super::persons::{self, FINGERS_MAX};
+use super::prints::{self, PrintSource};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 use super::state::ImagesState;
-use super::{browse, bulk, rebuild};
+use super::{browse, bulk, duplicates, rebuild};
 
 /// Description of the routes as OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -44,11 +49,19 @@ pub fn routes() -> Router<Arc<ImagesState>> {
         .route("/v1/images/openapi.json", get(|| async { Reply::json(OPENAPI) }))
         .route("/v1/images/{collection}", put(put_in).get(page).delete(drop_collection))
         .route("/v1/images/{collection}/search", post(find))
+        .route("/v1/images/{collection}/identify", post(identify))
+        .route("/v1/images/{collection}/verify", post(verify))
         .route("/v1/images/{collection}/missing", post(missing))
         .route("/v1/images/{collection}/rebuild", post(begin_rebuild).get(rebuild_progress))
+        .route(
+            "/v1/images/{collection}/duplicates",
+            post(begin_duplicates).get(duplicates_progress).delete(cancel_duplicates),
+        )
+        .route("/v1/images/{collection}/duplicates/groups", get(duplicate_groups))
         .route("/v1/images/{collection}/{id}", get(original).delete(delete))
         .route("/v1/images/{collection}/{id}/thumbnail", get(thumbnail))
         .route("/v1/images/{collection}/{id}/keypoints", get(keypoints))
+        .route("/v1/images/{collection}/{id}/template", get(template))
 }
 
 fn answer(outcome: Result<Value>) -> Reply {
@@ -66,8 +79,13 @@ fn media(headers: &HeaderMap) -> String {
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
-async fn collections(State(state): Shared<ImagesState>) -> Reply {
-    answer(browse::collections(&state.services))
+/// Lists the collections that the request's key may use.
+async fn collections(
+    State(state): Shared<ImagesState>,
+    grant: Option<Extension<KeyGrant>>,
+) -> Reply {
+    let seen = |name: &str| grant.as_ref().is_none_or(|grant| grant.sees_collection(name));
+    answer(browse::collections(&state.services, seen))
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -78,6 +96,7 @@ struct PutParameters {
     model: Option<String>,
     background: Option<String>,
     payload: Option<String>,
+    quality_min: Option<u8>,
 }
 
 async fn put_in(
@@ -112,8 +131,12 @@ impl PutRequest {
     ) -> Result<Response> {
         let parameters = query_parameters(query)?;
         let kind = parameters.kind.as_deref().map(ImageKind::parse).transpose()?;
-        let wanted =
-            CollectionSpec { name: self.collection.clone(), kind, model: parameters.model.clone() };
+        let wanted = CollectionSpec {
+            name: self.collection.clone(),
+            kind,
+            model: parameters.model.clone(),
+            quality_min: checked_quality(parameters.quality_min)?,
+        };
         match media(&self.headers).as_str() {
             "application/zip" | "application/x-zip-compressed" => self.archive(state, wanted).await,
             "application/json" => self.folder(state, wanted).await,
@@ -179,16 +202,20 @@ impl PutRequest {
         struct Named {
             folder: String,
         }
-        state.access.check_admin(
-            "folders of the server are read",
-            Some(self.peer),
-            &self.headers,
-        )?;
-        state.access.check_admin_page(&self.headers)?;
-        state.services.registry()?;
-        let named: Named = parsed(&state.services, &self.headers, self.body).await?;
-        let permit = state.bulk_permit()?;
-        lines(state, wanted, permit, move || Folder::open(&named.folder)).await
+        let request = AdminRequest {
+            calls: "folders of the server are read",
+            action: "add a folder of the server",
+            subject: &wanted.name.clone(),
+            caller: Caller { peer: Some(self.peer), headers: &self.headers },
+        };
+        let begun = async {
+            state.access.check_admin_page(&self.headers)?;
+            state.services.registry()?;
+            let named: Named = parsed(&state.services, &self.headers, self.body).await?;
+            let permit = state.bulk_permit()?;
+            lines(state, wanted, permit, move || Folder::open(&named.folder)).await
+        };
+        state.access.admin(request, begun).await
     }
 }
 
@@ -203,6 +230,11 @@ async fn lines<S: bulk::Source>(
     let stop = Arc::new(AtomicBool::new(false));
     let (writer, results) = result_channel(stop.clone());
     bulk::start(state, wanted, permit, writer, stop, open)?;
+    line_response(results).await
+}
+
+/// Returns a response of lines of JSON. An error before the first line becomes the status.
+async fn line_response(results: ResultStream) -> Result<Response> {
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
@@ -258,6 +290,7 @@ struct SearchParameters {
     threshold: Option<f32>,
     candidates: Option<usize>,
     explain: Option<String>,
+    views: Option<String>,
     filter: Option<String>,
 }
 
@@ -272,6 +305,7 @@ async fn find(
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
         let explain = query_flag("explain", parameters.explain.as_deref())?;
+        let views = parameters.views.as_deref().map(|views| query_flag("views", Some(views)));
         let image = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -288,11 +322,142 @@ async fn find(
             threshold: parameters.threshold,
             candidates: parameters.candidates,
             explain,
+            views: views.transpose()?,
             filter: parameters.filter,
         };
         query::search(&state.services, &collection, query, image).await
     };
     answer(found.await)
+}
+
+/// Finds persons by one finger (the body is a file) or several (JSON).
+async fn identify(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    query: QueryResult<SearchParameters>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Fingers {
+        prints: Vec<String>,
+    }
+    let found = async {
+        let parameters = query_parameters(query)?;
+        state.services.requests.check_room()?;
+        if parameters.explain.is_some() {
+            return Err(Error::invalid("explain= is for /search: persons have no keypoints"));
+        }
+        let files = if media(&headers) == "application/json" {
+            let fingers: Fingers = parsed(&state.services, &headers, body).await?;
+            let files = fingers.prints.iter().take(FINGERS_MAX + 1).map(|print| file_of(print));
+            files.collect::<Result<Vec<_>>>()?
+        } else {
+            vec![whole(&state.services, &headers, body).await?]
+        };
+        let _admitted = state.services.requests.admit()?;
+        let query = ImageQuery {
+            k: parameters.k.unwrap_or(HITS_DEFAULT),
+            threshold: parameters.threshold,
+            candidates: parameters.candidates,
+            explain: false,
+            views: None,
+            filter: parameters.filter,
+        };
+        persons::identify(&state.services, &collection, query, files).await
+    };
+    answer(found.await)
+}
+
+/// Decodes a file in JSON.
+fn file_of(base64: &str) -> Result<bytes::Bytes> {
+    let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
+    decoded
+        .map(Into::into)
+        .map_err(|error| Error::invalid(format!("a print is no base64: {error}")))
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VerifyParameters {
+    id: Option<String>,
+    threshold: Option<f32>,
+}
+
+/// A side of a comparison in JSON.
+#[derive(serde::Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum PrintJson {
+    Stored { id: PointId },
+    File { file: String },
+}
+
+impl PrintJson {
+    fn source(self) -> Result<PrintSource> {
+        match self {
+            PrintJson::Stored { id } => Ok(PrintSource::Point(id)),
+            PrintJson::File { file } => file_of(&file).map(PrintSource::File),
+        }
+    }
+}
+
+/// Compares two fingerprints: the body with the image `id`, or both of the JSON.
+async fn verify(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    query: QueryResult<VerifyParameters>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Two {
+        first: PrintJson,
+        second: PrintJson,
+    }
+    let verified = async {
+        let parameters = query_parameters(query)?;
+        state.services.requests.check_room()?;
+        let prints = if media(&headers) == "application/json" {
+            if parameters.id.is_some() {
+                return Err(Error::invalid(
+                    "id= is for a file in the body; JSON names both prints",
+                ));
+            }
+            let two: Two = parsed(&state.services, &headers, body).await?;
+            [two.first.source()?, two.second.source()?]
+        } else {
+            let id = parameters.id.ok_or_else(|| {
+                Error::invalid("id= is missing: name the image to compare the body with")
+            })?;
+            let file = whole(&state.services, &headers, body).await?;
+            [PrintSource::File(file), PrintSource::Point(id.parse()?)]
+        };
+        let _admitted = state.services.requests.admit()?;
+        prints::verify(&state.services, &collection, parameters.threshold, prints).await
+    };
+    answer(verified.await)
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TemplateParameters {
+    format: Option<String>,
+}
+
+/// Returns the template of a stored fingerprint.
+async fn template(
+    State(state): Shared<ImagesState>,
+    Path((collection, id)): Path<(String, String)>,
+    query: QueryResult<TemplateParameters>,
+) -> Reply {
+    let written = async {
+        let format = query_parameters(query)?.format;
+        let format = format.map_or(Ok(TemplateFormat::Iso2005), |format| format.parse())?;
+        prints::template(&state.services, &collection, id.parse()?, format).await
+    };
+    Reply::of(written.await.map(|bytes| cacheable(Reply::body("application/octet-stream", bytes))))
 }
 
 async fn missing(
@@ -334,6 +499,49 @@ async fn rebuild_progress(
     Path(collection): Path<String>,
 ) -> Reply {
     answer(state.rebuilds.progress(&collection))
+}
+
+async fn begin_duplicates(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let begun = async {
+        let request = parsed(&state.services, &headers, body).await?;
+        duplicates::begin(&state, &collection, &request)
+    };
+    let begun = begun
+        .await
+        .map(|body| Reply::json(body.to_string()).with_status(http::StatusCode::ACCEPTED));
+    Reply::of(begun)
+}
+
+async fn duplicates_progress(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+) -> Reply {
+    answer(duplicates::progress(&state, &collection))
+}
+
+async fn cancel_duplicates(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+) -> Reply {
+    answer(duplicates::cancel(&state, &collection))
+}
+
+async fn duplicate_groups(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+) -> Response {
+    let begun = async {
+        let permit = state.bulk_permit()?;
+        let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
+        duplicates::write_groups(&state, &collection, permit, writer)?;
+        line_response(results).await
+    };
+    begun.await.unwrap_or_else(|error| Reply::error(&error).into_response())
 }
 
 /// Lets clients cache a reply, because the bytes of an id never change.

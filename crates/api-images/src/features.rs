@@ -48,6 +48,8 @@ pub(crate) struct Facts {
     pub(crate) height: u32,
     pub(crate) bytes: usize,
     pub(crate) keypoints: usize,
+    /// Quality of a fingerprint, 0 to 100.
+    pub(crate) quality: Option<u8>,
 }
 
 impl Facts {
@@ -60,10 +62,13 @@ impl Facts {
     /// Returns the user's payload with the service's block.
     pub(crate) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
         let mut payload = own.clone();
-        let block = json!({
+        let mut block = json!({
             "name": self.name, "format": self.format.name(), "width": self.width, "height": self.height,
             "bytes": self.bytes, "keypoints": self.keypoints, "original": self.original(space),
         });
+        if let Some(quality) = self.quality {
+            block["quality"] = quality.into();
+        }
         payload.insert(BLOCK.to_owned(), block);
         payload
     }
@@ -150,22 +155,31 @@ pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result
     decode(bytes, &Limits::default()).map_err(|error| of_image(error, name))
 }
 
+/// Keypoints of an image, and the quality of a fingerprint.
+pub(crate) struct Keypoints {
+    pub(crate) graph: Graph,
+    /// 0 to 100.
+    pub(crate) quality: Option<u8>,
+}
+
 /// Returns the keypoints of a decoded image.
 ///
 /// # Errors
 /// `InvalidArgument` for an image that cannot be a fingerprint.
-pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
+pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Keypoints> {
     let gray = decoded.image.gray();
     match kind {
         ImageKind::Photo => {
-            Ok(vision::photo::keypoints(&gray, &vision::photo::KeypointOptions::default()))
+            let options = vision::photo::KeypointOptions::default();
+            Ok(Keypoints { graph: vision::photo::keypoints(&gray, &options), quality: None })
         }
         ImageKind::Fingerprint => {
             let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
             let default = vision::fingerprint::MinutiaeOptions::default();
             let dots_per_inch = dots.unwrap_or(default.dots_per_inch);
             let options = vision::fingerprint::MinutiaeOptions { dots_per_inch };
-            Ok(vision::fingerprint::minutiae(&gray, &options)?.graph)
+            let found = vision::fingerprint::minutiae(&gray, &options)?;
+            Ok(Keypoints { quality: Some(found.score()), graph: found.graph })
         }
     }
 }
@@ -173,16 +187,32 @@ pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
 /// Decodes an image and extracts its features. The pixels are freed before this returns.
 ///
 /// # Errors
-/// `InvalidArgument` or `TooLarge` for an image that cannot be read, with its name.
+/// `InvalidArgument` or `TooLarge` for an image that cannot be read, or for a fingerprint below
+/// `quality_min`, with its name.
 pub(crate) fn extract(
     memory: &Reservation,
     kind: ImageKind,
     bytes: &[u8],
     name: &str,
     embedder: &Embedder,
+    quality_min: u8,
 ) -> Result<Features> {
     let decoded = decoded(memory, bytes, name)?;
-    let graph = keypoints(kind, &decoded).map_err(|error| of_image(error, name))?;
+    let Keypoints { graph, quality } =
+        keypoints(kind, &decoded).map_err(|error| of_image(error, name))?;
+    if quality.is_none() && quality_min > 0 {
+        return Err(Error::invalid(
+            "quality_min= is for fingerprints; this collection holds photographs",
+        ));
+    }
+    if let Some(quality) = quality.filter(|quality| *quality < quality_min) {
+        let refused = Error::invalid(format!(
+            "the fingerprint's quality is {quality}, below quality_min={quality_min}: it has {} \
+             minutiae; take a better impression",
+            graph.vertices.len()
+        ));
+        return Err(of_image(refused, name));
+    }
     let tensor = embedder.tensor(&decoded.image)?;
     let facts = Facts {
         id: id_of(bytes),
@@ -192,6 +222,7 @@ pub(crate) fn extract(
         height: decoded.image.height,
         bytes: bytes.len(),
         keypoints: graph.vertices.len(),
+        quality,
     };
     Ok(Features { facts, graph, tensor })
 }
@@ -205,6 +236,18 @@ pub(crate) fn checked_name(name: &str) -> Result<String> {
         return Err(Error::invalid(format!("an image's name has at most {NAME_BYTES_MAX} bytes")));
     }
     Ok(name.to_owned())
+}
+
+/// Checks the least quality of fingerprints.
+///
+/// # Errors
+/// `InvalidArgument` for a value above 100.
+pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
+    let quality_min = quality_min.unwrap_or(0);
+    if quality_min > 100 {
+        return Err(Error::invalid("quality_min= is 0 to 100"));
+    }
+    Ok(quality_min)
 }
 
 /// Parses and checks the caller's payload.

@@ -226,7 +226,14 @@ impl Batch<'_> {
             let kind = kind.unwrap_or(ImageKind::Photo);
             let extracted = features::reserve_or_wait(self.job, kind, &item.bytes, &item.name)
                 .and_then(|memory| {
-                    features::extract(&memory, kind, &item.bytes, &item.name, &self.embedder)
+                    features::extract(
+                        &memory,
+                        kind,
+                        &item.bytes,
+                        &item.name,
+                        &self.embedder,
+                        self.job.wanted.quality_min,
+                    )
                 });
             match extracted {
                 Ok(features) => ready.push((at, item, features)),

@@ -5,7 +5,9 @@
 //! scheduler like any request. Bulk work ([`ingest`]) does both itself at idle priority.
 //! [`collection`] describes a collection of images, [`features`] extracts an image's features,
 //! [`embedder`] finds the models that embed, [`originals`] keeps the files, [`store`] writes the
-//! points, [`query`] finds them, and [`rebuild`] gives a collection another model.
+//! points, [`query`] and [`views`] find them, [`duplicates`] finds images that are there twice,
+//! [`prints`] compares fingerprints one to one, [`persons`] groups them, and [`rebuild`] gives a
+//! collection another model.
 
 mod add;
 mod archive;
@@ -14,6 +16,7 @@ mod bulk;
 mod claims;
 mod collection;
 mod config;
+mod duplicates;
 mod embedder;
 mod endpoints;
 mod features;
@@ -21,15 +24,19 @@ mod folder;
 mod ingest;
 mod job;
 mod originals;
+mod persons;
 mod pool;
+mod prints;
 mod progress;
 mod query;
 mod rebuild;
 mod services;
 mod state;
 mod store;
+mod views;
 
 pub use browse::ImageRemoval;
+pub use collection::originals_space;
 pub use config::ImagesConfig;
 pub use endpoints::{OPENAPI, routes};
 pub use state::ImagesState;

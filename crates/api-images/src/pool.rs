@@ -7,6 +7,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use metrics::{KindLabels, Metrics};
+use os::CpuAccount;
 use tokio::sync::oneshot;
 
 /// Most queued work. Further work is refused. The bytes of images are queued too.
@@ -37,7 +38,14 @@ impl Pool {
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         // The send fails only if the caller has disconnected, and wants no result.
-        let work: Work = Box::new(move || drop(sender.send(work())));
+        let account = CpuAccount::current();
+        let work: Work = Box::new(move || {
+            let done = match account {
+                Some(account) => account.measure(work),
+                None => work(),
+            };
+            drop(sender.send(done));
+        });
         let queue = self.queue.get_or_init(start).clone()?;
         queue.try_send(work).map_err(|error| match error {
             TrySendError::Full(_) => {

@@ -6,38 +6,53 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use matching::index::EdgeQuery;
 use matching::rank::{StageScores, best_first};
 use matching::{Explanation, Graph, Probe};
 use metrics::KindLabels;
-use search::collection::{CollectionQuery, PointParts, QueryHit, SearchThread};
+use search::collection::{
+    CANDIDATES_MAX, CollectionQuery, PRINT_CANDIDATES_MAX, PointParts, PrintQuery, QueryHit,
+    QueryHits, SearchThread, until,
+};
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
-use search::registry::NamedCollection;
+use search::registry::{NamedCollection, Registry};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use vision::photo::PhotoView;
 
 use super::collection::{ImageCollection, ImageKind};
 use super::features::{self, BLOCK};
+use super::prints;
 use super::services::ImageServices;
+use super::views::{self, ViewSearch, ViewsResult};
 
 /// Most hits of one response.
 const HITS_MAX: usize = 1000;
 /// Default number of candidates that the exact stage compares. Embeddings of photographs of one
-/// object are near each other. Those of fingerprints are not, so all are compared up to this
-/// number, and a response is partial if a collection has more.
+/// object are near each other.
 const PHOTO_CANDIDATES: usize = 100;
-const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
+/// Divisor of a collection's fingerprints that are compared by default, the best by the index of
+/// their edges: 1 % (`docs/adr/0020-fingerprint-index.md`).
+const PRINTS_SHARE: u64 = 100;
+/// Fewest fingerprints that are compared by default: all of a small collection. They take a tenth
+/// of a second.
+const PRINTS_LEAST: u64 = 4096;
 
 /// Most candidates whose embeddings are read, so that candidates without matching keypoints are
 /// ranked by their exact similarity.
 const EXACT_MAX: usize = 1000;
 
+#[derive(Clone)]
 pub(crate) struct ImageQuery {
     pub(crate) k: usize,
     /// Smallest score of an accepted image; `None` is the default of the kind.
     pub(crate) threshold: Option<f32>,
     pub(crate) candidates: Option<usize>,
     pub(crate) explain: bool,
+    /// True to search for further views if nothing is accepted, false not to; `None` is true for
+    /// files of photographs.
+    pub(crate) views: Option<bool>,
     /// Filter in Qdrant's JSON.
     pub(crate) filter: Option<String>,
 }
@@ -68,19 +83,29 @@ impl search::Scorer for Matcher {
     }
 }
 
-struct QueryFeatures {
-    width: f64,
-    height: f64,
-    graph: Graph,
-    embedding: Vec<f32>,
-    stages: Stages,
+pub(crate) struct QueryFeatures {
+    pub(crate) width: f64,
+    pub(crate) height: f64,
+    pub(crate) graph: Graph,
+    pub(crate) embedding: Vec<f32>,
+    pub(crate) stages: Stages,
 }
 
 #[derive(Default)]
-struct Stages {
-    decode: Duration,
-    embed: Duration,
-    keypoints: Duration,
+pub(crate) struct Stages {
+    pub(crate) decode: Duration,
+    pub(crate) embed: Duration,
+    pub(crate) keypoints: Duration,
+}
+
+/// Features of a query, and what was found.
+pub(crate) struct Found {
+    features: QueryFeatures,
+    pub(crate) result: SearchResult,
+    /// Matches of further views, if they were searched for.
+    views: Option<ViewsResult>,
+    plan: SearchPlan,
+    took: Duration,
 }
 
 /// Searches, and returns the response as JSON.
@@ -94,57 +119,107 @@ pub(crate) async fn search(
     wanted: ImageQuery,
     image: QueryImage,
 ) -> Result<Value> {
+    let target = ImageCollection::open(&*services.registry()?, name)?;
+    Ok(answer(found(services, &target, &wanted, image).await?))
+}
+
+/// Searches a collection.
+///
+/// # Errors
+/// As [`search`].
+pub(crate) async fn found(
+    services: &ImageServices,
+    target: &ImageCollection,
+    wanted: &ImageQuery,
+    image: QueryImage,
+) -> Result<Found> {
     let registry = services.registry()?;
-    let target = ImageCollection::open(&registry, name)?;
-    let most = wanted.candidates.unwrap_or(match target.kind {
-        ImageKind::Photo => PHOTO_CANDIDATES,
-        ImageKind::Fingerprint => FINGERPRINT_CANDIDATES,
-    });
-    if !(1..=HITS_MAX).contains(&wanted.k)
-        || !(1..=search::collection::CANDIDATES_MAX).contains(&most)
-    {
-        let candidates_max = search::collection::CANDIDATES_MAX;
-        return Err(Error::invalid(format!(
-            "k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}"
-        )));
-    }
+    let limit = CandidateLimit::new(target, wanted)?;
     let clause = wanted
         .filter
         .as_deref()
         .map(|filter| api_qdrant::parse_filter(&target.named, filter))
         .transpose()?;
-    let features = match image {
-        QueryImage::File(bytes) => extract(services, &target, bytes).await?,
-        QueryImage::Point(id) => stored(services, &target, id).await?,
+    let file = match &image {
+        QueryImage::File(bytes) => Some(bytes.clone()),
+        QueryImage::Point(_) => None,
     };
-    let probe = Arc::new(Probe::new(&features.graph, matching::MatchOptions::default()));
+    check_views(wanted.views, target.kind, file.is_some())?;
+    let features = match image {
+        QueryImage::File(bytes) => extract(services, target, bytes).await?,
+        QueryImage::Point(id) => stored(services, target, id).await?,
+    };
     let threshold = wanted.threshold.unwrap_or_else(|| accept(target.kind));
-    let deadline = Instant::now() + services.requests.limits.request_timeout;
-    let exhaustive = target.kind == ImageKind::Fingerprint && wanted.candidates.is_none();
+    let edges = match target.kind {
+        ImageKind::Photo => None,
+        ImageKind::Fingerprint => Some(EdgeQuery::new(&features.graph)),
+    };
     let plan = SearchPlan {
         k: wanted.k,
-        most,
-        exhaustive,
+        most: limit.most,
+        cut: limit.cut,
         threshold,
         explain: wanted.explain,
         clause,
-        deadline,
+        edges,
+        deadline: Instant::now() + services.requests.limits.request_timeout,
     };
-    let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
-    let embedding = features.embedding.clone();
-    let work = move |named: &NamedCollection, thread: &mut SearchThread| {
-        // The send fails only if the client has disconnected.
-        drop(sender.send(plan.run(named, thread, &embedding, probe)));
-    };
-    registry.submit(&target.named, Box::new(work))?;
-    let found = receiver.await.map_err(|_| {
-        Error::unavailable("no search thread could take the query; try again")
-            .with_retry_after(Duration::from_secs(1))
-    })??;
+    let result = plan.clone().submit(&registry, target, &features).await?;
     let took = started.elapsed();
     record(services, &features.stages, took);
-    Ok(answer(&features, &found, threshold, wanted.explain, took))
+    let file = file.filter(|_| target.kind == ImageKind::Photo && wanted.views != Some(false));
+    let views = match file.filter(|_| !result.any_accepted(threshold)) {
+        Some(file) => {
+            let search = ViewSearch { services, registry: &registry, target, plan: &plan };
+            let views = search.run(file, &features).await?;
+            observe(services, "views", views.took);
+            Some(views)
+        }
+        None => None,
+    };
+    Ok(Found { features, result, views, plan, took })
+}
+
+/// Checks that a setting for further views has an effect.
+fn check_views(views: Option<bool>, kind: ImageKind, is_file: bool) -> Result<()> {
+    match views {
+        Some(true) if kind != ImageKind::Photo => Err(Error::invalid(
+            "views=1 is for photographs; a fingerprint has no other views, leave it out",
+        )),
+        Some(true) if !is_file => Err(Error::invalid(
+            "views=1 needs a file; an image of the collection is found as it is, leave it out",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Number of candidates of a query.
+struct CandidateLimit {
+    most: usize,
+    /// True if the limit is below the share that should be compared.
+    cut: bool,
+}
+
+impl CandidateLimit {
+    /// # Errors
+    /// `InvalidArgument` for numbers out of range.
+    fn new(target: &ImageCollection, wanted: &ImageQuery) -> Result<CandidateLimit> {
+        let (candidates, candidates_max) = match target.kind {
+            ImageKind::Photo => (PHOTO_CANDIDATES as u64, CANDIDATES_MAX),
+            ImageKind::Fingerprint => {
+                (prints_compared(target.named.collection().count()), PRINT_CANDIDATES_MAX)
+            }
+        };
+        let most = wanted.candidates.unwrap_or((candidates as usize).min(candidates_max));
+        let cut = wanted.candidates.is_none() && candidates > candidates_max as u64;
+        if !(1..=HITS_MAX).contains(&wanted.k) || !(1..=candidates_max).contains(&most) {
+            return Err(Error::invalid(format!(
+                "k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}"
+            )));
+        }
+        Ok(CandidateLimit { most, cut })
+    }
 }
 
 /// Returns the smallest score at which images of this kind show the same subject.
@@ -161,6 +236,9 @@ async fn extract(
     target: &ImageCollection,
     bytes: Bytes,
 ) -> Result<QueryFeatures> {
+    if target.kind == ImageKind::Fingerprint {
+        return extract_print(services, bytes).await;
+    }
     let embedder = services.embedder(Some(target), None)?;
     let kind = target.kind;
     let own = embedder.clone();
@@ -170,7 +248,7 @@ async fn extract(
         let started = Instant::now();
         let decoded = features::decoded(&memory, &bytes, "")?;
         let after_decode = Instant::now();
-        let graph = features::keypoints(kind, &decoded)?;
+        let graph = features::keypoints(kind, &decoded)?.graph;
         let after_keypoints = Instant::now();
         let tensor = own.tensor(&decoded.image)?;
         let stages = Stages {
@@ -188,6 +266,26 @@ async fn extract(
     features.stages.embed += started.elapsed();
     target.check_dims(features.embedding.len())?;
     Ok(features)
+}
+
+/// Extracts the minutiae of a file. The index needs no embedding, so no model runs.
+async fn extract_print(services: &ImageServices, bytes: Bytes) -> Result<QueryFeatures> {
+    let budget = services.requests.memory.clone();
+    let work = move || {
+        let print = prints::read(&budget, &bytes, "")?;
+        Ok(QueryFeatures {
+            width: f64::from(print.width),
+            height: f64::from(print.height),
+            graph: print.graph,
+            embedding: Vec::new(),
+            stages: Stages {
+                decode: print.decode,
+                keypoints: print.keypoints,
+                embed: Duration::ZERO,
+            },
+        })
+    };
+    services.pool.run(work).await
 }
 
 /// Reads the features of an image in the collection.
@@ -215,15 +313,18 @@ fn size(point: &FetchedPoint) -> (f64, f64) {
     (of("width"), of("height"))
 }
 
-struct SearchPlan {
-    k: usize,
-    most: usize,
-    /// True if the search should compare every record.
-    exhaustive: bool,
-    threshold: f32,
-    explain: bool,
-    clause: Option<Filter>,
-    deadline: Instant,
+#[derive(Clone)]
+pub(crate) struct SearchPlan {
+    pub(crate) k: usize,
+    pub(crate) most: usize,
+    /// True if the limit of candidates is below the share that should be compared.
+    pub(crate) cut: bool,
+    pub(crate) threshold: f32,
+    pub(crate) explain: bool,
+    pub(crate) clause: Option<Filter>,
+    /// Edges of a fingerprint; `None` for photographs, whose embeddings give the candidates.
+    pub(crate) edges: Option<EdgeQuery>,
+    pub(crate) deadline: Instant,
 }
 
 /// Keypoints of a found image, and the matched pairs.
@@ -232,35 +333,63 @@ struct ImageMatch {
     explanation: Explanation,
 }
 
-struct SearchHit {
-    hit: QueryHit,
-    point: FetchedPoint,
+pub(crate) struct SearchHit {
+    pub(crate) hit: QueryHit,
+    pub(crate) point: FetchedPoint,
     /// Present if the query wants it.
     matched: Option<ImageMatch>,
 }
 
-struct SearchResult {
-    hits: Vec<SearchHit>,
-    coverage: Coverage,
-    partial: bool,
+pub(crate) struct SearchResult {
+    pub(crate) hits: Vec<SearchHit>,
+    pub(crate) coverage: Coverage,
+    pub(crate) partial: bool,
+}
+
+impl SearchResult {
+    pub(crate) fn any_accepted(&self, threshold: f32) -> bool {
+        self.hits.iter().any(|hit| hit.hit.score >= threshold)
+    }
 }
 
 /// Numbers of compared records and of records that the filter allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Coverage {
-    compared: u64,
-    of: u64,
+pub(crate) struct Coverage {
+    pub(crate) compared: u64,
+    pub(crate) of: u64,
 }
 
-impl Coverage {
-    /// Returns true if a search that should compare every record has left some out, because it
-    /// reached its limit of `most`. Records that are added during the search do not count.
-    fn is_cut(self, exhaustive: bool, most: usize) -> bool {
-        exhaustive && self.compared >= most as u64 && self.compared < self.of
-    }
+/// Returns the number of fingerprints that a search of `all` compares by default.
+fn prints_compared(all: u64) -> u64 {
+    (all / PRINTS_SHARE).max(PRINTS_LEAST)
 }
 
 impl SearchPlan {
+    /// Runs the search on a search thread.
+    ///
+    /// # Errors
+    /// `Unavailable` if no thread can take it; those of the collection.
+    pub(crate) async fn submit(
+        self,
+        registry: &Registry,
+        target: &ImageCollection,
+        features: &QueryFeatures,
+    ) -> Result<SearchResult> {
+        let probe = Arc::new(Probe::new(&features.graph, matching::MatchOptions::default()));
+        let (sender, receiver) = oneshot::channel();
+        let embedding = features.embedding.clone();
+        let work = move |named: &NamedCollection, thread: &mut SearchThread| {
+            // The send fails only if the client has disconnected.
+            let found = until(self.deadline, || self.run(named, thread, &embedding, probe));
+            drop(sender.send(found));
+        };
+        registry.submit(&target.named, Box::new(work))?;
+        receiver.await.map_err(|_| {
+            Error::unavailable("no search thread could take the query; try again")
+                .with_retry_after(Duration::from_secs(1))
+        })?
+    }
+
     fn run(
         self,
         named: &NamedCollection,
@@ -268,29 +397,23 @@ impl SearchPlan {
         embedding: &[f32],
         probe: Arc<Probe>,
     ) -> Result<SearchResult> {
-        // All candidates are returned, because candidates without matching keypoints are ranked by
-        // their embeddings.
-        let query = CollectionQuery {
-            k: self.most.max(self.k),
-            candidates: self.most.max(self.k),
-            filter: self.clause.as_ref(),
-            exact: self.most <= EXACT_MAX,
-            deadline: Some(self.deadline),
-            ..CollectionQuery::nearest(embedding, self.k)
-        };
-        let found = named.collection().search(thread, &query, &Matcher(probe.clone()))?;
+        let found = self.candidates(named, thread, embedding, &Matcher(probe.clone()))?;
         let (of, unseen) = match &self.clause {
             Some(clause) => named.count(Some(clause)).map(|count| (count.count, count.partial))?,
             None => (named.collection().count(), false),
         };
         // Points may be deleted during the count.
-        let compared = found.hits.len() as u64;
+        let compared = found.compared;
         let coverage = Coverage { compared, of: of.max(compared) };
-        let hits = ranked(found.hits, self.threshold, self.k);
+        let hits = match self.edges {
+            // The exact score alone ranks fingerprints; the search has done so.
+            Some(_) => found.hits,
+            None => ranked(found.hits, self.threshold, self.k),
+        };
         let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
         let points = named
             .resolve(&ids, PointParts { embedding: false, record: self.explain, payload: true });
-        let mut partial = found.partial || unseen || coverage.is_cut(self.exhaustive, self.most);
+        let mut partial = found.partial || unseen || self.cut;
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
@@ -302,6 +425,37 @@ impl SearchPlan {
             kept.push(SearchHit { hit, point, matched });
         }
         Ok(SearchResult { hits: kept, coverage, partial })
+    }
+
+    /// Returns the candidates with their exact scores.
+    fn candidates(
+        &self,
+        named: &NamedCollection,
+        thread: &mut SearchThread,
+        embedding: &[f32],
+        matcher: &Matcher,
+    ) -> Result<QueryHits> {
+        if let Some(edges) = &self.edges {
+            let query = PrintQuery {
+                edges,
+                k: self.k,
+                candidates: self.most,
+                filter: self.clause.as_ref(),
+                deadline: Some(self.deadline),
+            };
+            return named.collection().identify(thread, &query, matcher);
+        }
+        // All candidates are returned, because candidates without matching keypoints are ranked by
+        // their embeddings.
+        let query = CollectionQuery {
+            k: self.most.max(self.k),
+            candidates: self.most.max(self.k),
+            filter: self.clause.as_ref(),
+            exact: self.most <= EXACT_MAX,
+            deadline: Some(self.deadline),
+            ..CollectionQuery::nearest(embedding, self.k)
+        };
+        named.collection().search(thread, &query, matcher)
     }
 }
 
@@ -323,48 +477,77 @@ fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
     hits
 }
 
-fn answer(
-    features: &QueryFeatures,
-    found: &SearchResult,
-    threshold: f32,
-    explained: bool,
-    took: Duration,
-) -> Value {
-    let results: Vec<Value> = found
-        .hits
-        .iter()
-        .map(|SearchHit { hit, point, matched }| {
-            let mut payload = point.payload.clone();
-            let block = payload.remove(BLOCK).unwrap_or_default();
-            let of = |key: &str| block.get(key).cloned().unwrap_or_default();
-            let mut result = json!({
-                "id": point.id, "score": hit.score, "coarse": hit.coarse, "accepted": hit.score >= threshold,
-                "name": of("name"), "payload": payload, "width": of("width"), "height": of("height"),
-            });
-            if explained {
-                result["pairs"] = pairs(features, point, matched.as_ref());
-            }
-            result
-        })
-        .collect();
+/// A result in the response.
+pub(crate) struct ShownHit {
+    pub(crate) id: u64,
+    pub(crate) scores: StageScores,
+    pub(crate) json: Value,
+}
+
+impl ShownHit {
+    /// Returns the result for a hit of the photograph, or of a view of it.
+    pub(crate) fn new(
+        features: &QueryFeatures,
+        view: Option<PhotoView>,
+        found: &SearchHit,
+        plan: &SearchPlan,
+    ) -> ShownHit {
+        let SearchHit { hit, point, matched } = found;
+        let mut payload = point.payload.clone();
+        let block = payload.remove(BLOCK).unwrap_or_default();
+        let of = |key: &str| block.get(key).cloned().unwrap_or_default();
+        let mut json = json!({
+            "id": point.id, "score": hit.score, "coarse": hit.coarse, "accepted": hit.score >= plan.threshold,
+            "name": of("name"), "payload": payload, "width": of("width"), "height": of("height"),
+        });
+        if plan.explain {
+            json["pairs"] = pairs(features, view, point, matched.as_ref());
+        }
+        if let Some(view) = view {
+            json["view"] = views::to_json(view);
+        }
+        let scores = StageScores { score: hit.score, coarse: hit.coarse };
+        ShownHit { id: hit.id, scores, json }
+    }
+}
+
+fn answer(found: Found) -> Value {
+    let Found { features, result, views, plan, took } = found;
+    let hits = result.hits.iter();
+    let mut shown: Vec<ShownHit> =
+        hits.map(|hit| ShownHit::new(&features, None, hit, &plan)).collect();
+    let searched = views.as_ref().map_or(0, |views| views.searched);
+    let views_took = views.as_ref().map_or(Duration::ZERO, |views| views.took);
+    let partial = result.partial || views.as_ref().is_some_and(|views| views.partial);
+    if let Some(views) = views {
+        views::add(&mut shown, views.hits, &plan);
+    }
+    let results: Vec<Value> = shown.into_iter().map(|hit| hit.json).collect();
     let stages = &features.stages;
     json!({
         "results": results,
         "query": { "width": features.width as u64, "height": features.height as u64, "keypoints": features.graph.vertices.len() },
-        "compared": found.coverage.compared, "of": found.coverage.of, "partial": found.partial,
+        "compared": result.coverage.compared, "of": result.coverage.of, "partial": partial, "views": searched,
         "stages": {
             "decode_ms": milliseconds(stages.decode), "embed_ms": milliseconds(stages.embed),
             "keypoints_ms": milliseconds(stages.keypoints), "search_ms": milliseconds(took),
+            "views_ms": milliseconds(views_took),
         },
     })
 }
 
 /// Returns the matched keypoints: x and y in the query, then x and y in the found image.
-fn pairs(features: &QueryFeatures, point: &FetchedPoint, matched: Option<&ImageMatch>) -> Value {
+fn pairs(
+    features: &QueryFeatures,
+    view: Option<PhotoView>,
+    point: &FetchedPoint,
+    matched: Option<&ImageMatch>,
+) -> Value {
     let Some(ImageMatch { graph, explanation }) = matched else { return json!([]) };
     let (width, height) = size(point);
     let pairs = explanation.pairs.iter().filter_map(|pair| {
         let probe = at(&features.graph, usize::from(pair.probe), features.width, features.height)?;
+        let probe = view.map_or(probe, |view| view.to_photograph(probe.0, probe.1));
         let record = at(graph, usize::from(pair.record), width, height)?;
         Some([probe.0, probe.1, record.0, record.1])
     });
@@ -393,14 +576,14 @@ fn record(services: &ImageServices, stages: &Stages, search: Duration) {
         ("search", search),
     ];
     for (kind, time) in all {
-        services
-            .requests
-            .metrics
-            .images
-            .search_seconds
-            .get_or_create(&KindLabels { kind })
-            .observe(time.as_secs_f64());
+        observe(services, kind, time);
     }
+}
+
+/// Records the time of a stage.
+fn observe(services: &ImageServices, kind: &'static str, time: Duration) {
+    let seconds = &services.requests.metrics.images.search_seconds;
+    seconds.get_or_create(&KindLabels { kind }).observe(time.as_secs_f64());
 }
 
 #[cfg(test)]
@@ -424,14 +607,10 @@ mod tests {
     }
 
     #[test]
-    fn an_exhaustive_search_is_cut_if_it_leaves_records_out() {
-        let most = FINGERPRINT_CANDIDATES;
-        let cut = |compared: usize, of: usize, exhaustive| {
-            Coverage { compared: compared as u64, of: of as u64 }.is_cut(exhaustive, most)
-        };
-        assert!(cut(most, most + 1, true) && !cut(most, most, true));
-        assert!(!cut(100, 101, true), "one came meanwhile");
-        assert!(!cut(100, most, false), "two stages leave out by design");
+    fn small_collections_of_fingerprints_are_compared_whole() {
+        assert_eq!(prints_compared(10), PRINTS_LEAST);
+        assert_eq!(prints_compared(1_000_000), 10_000);
+        assert!(prints_compared(10_000_000) > PRINT_CANDIDATES_MAX as u64);
     }
 
     #[test]

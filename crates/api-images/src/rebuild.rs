@@ -94,8 +94,7 @@ pub(crate) fn begin(
     all.insert(name.to_owned(), rebuild.clone());
     let answer = rebuild.to_json();
     let stop = Arc::new(AtomicBool::new(false));
-    let wanted =
-        CollectionSpec { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
+    let wanted = CollectionSpec::rebuilt(old.kind, model);
     let job = IngestJob::new(&state.services, wanted, stop);
     let name = name.to_owned();
     let thread = std::thread::Builder::new().name(format!("ingest-in-{}", permit.number));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use api_qdrant::RegistrySource;
 use base::{Error, Result};
-use inference::{InferenceRequest, InferenceService, RequestTicket};
+use inference::{InferenceRequest, InferenceService};
 use metrics::KindLabels;
 use search::registry::Registry;
 use transport::RequestResources;
@@ -66,8 +66,10 @@ impl ImageServices {
             outputs: embedder.outputs(),
             timeout: None,
             priority: 0,
+            // Embeddings of one collection come from one version.
+            rollout: None,
         };
-        let response = self.inference.infer(&RequestTicket::start(PROTOCOL), request).await?;
+        let response = self.inference.infer(&self.inference.start(PROTOCOL), request).await?;
         let embedding = embedder.embeddings(&response.outputs, 1)?.into_iter().next();
         embedding.ok_or_else(|| Error::internal("a model gave no vector"))
     }

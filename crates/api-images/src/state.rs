@@ -10,13 +10,15 @@ use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermit, UploadPermits};
 
 use super::config::ImagesConfig;
+use super::duplicates::DuplicateJobs;
 use super::ingest::Ingest;
 use super::originals::Originals;
 use super::pool::Pool;
 use super::progress::Rebuilds;
 use super::services::ImageServices;
 
-/// Most archives, folders and rebuilds at the same time. A further one is refused.
+/// Most archives, folders, rebuilds and searches for duplicates at the same time. A further one is
+/// refused.
 const BULKS_MAX: usize = 4;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -27,6 +29,7 @@ pub struct ImagesState {
     pub(crate) access: Arc<AccessPolicy>,
     pub(crate) ingest: Ingest,
     pub(crate) rebuilds: Rebuilds,
+    pub(crate) duplicates: DuplicateJobs,
     bulks: Arc<UploadPermits>,
 }
 
@@ -53,6 +56,7 @@ impl ImagesState {
             access,
             ingest: Ingest::default(),
             rebuilds: Rebuilds::default(),
+            duplicates: DuplicateJobs::default(),
             bulks: UploadPermits::new(BULKS_MAX),
         }
     }
@@ -72,7 +76,7 @@ impl ImagesState {
         self.ingest.held_bytes()
     }
 
-    /// Returns a permit for an archive, a folder or a rebuild.
+    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates.
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if all are taken.
@@ -80,7 +84,7 @@ impl ImagesState {
         self.bulks.try_acquire().ok_or_else(|| {
             self.services.count_refusal("images_bulk_max");
             Error::exhausted(
-                "several archives, folders or rebuilds are worked on already; try again later",
+                "several archives, folders, rebuilds or searches for duplicates are worked on already; try again later",
             )
             .with_retry_after(RETRY_AFTER)
         })

@@ -1,0 +1,338 @@
+//! Duplicates of a whole collection: starts, watches and cancels the job
+//! ([`search::duplicates`]), and returns its groups.
+//!
+//! A collection of images is verified by keypoints. Other collections have none, so similarity
+//! alone decides.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, ErrorKind, Result};
+use search::collection::PointParts;
+use search::duplicates::{
+    self, DuplicateControl, DuplicateGroup, DuplicateOptions, DuplicatePair, DuplicateProgress,
+    DuplicateState, DuplicateStore,
+};
+use search::points::{FetchedPoint, PointId};
+use search::registry::NamedCollection;
+use serde_json::{Value, json};
+use transport::UploadPermit;
+use transport::result_stream::ResultWriter;
+
+use super::collection::{ImageCollection, ImageKind};
+use super::features::BLOCK;
+use super::query::accept;
+use super::state::ImagesState;
+
+/// Default threshold of photographs whose keypoints are compared. Embeddings of a crop or a rotated
+/// copy are less similar than those of two versions of one file.
+const THRESHOLD_PHOTO: f32 = 0.75;
+/// Default threshold of fingerprints, whose embeddings say little: the nearest are always compared.
+const THRESHOLD_FINGERPRINT: f32 = -1.0;
+/// Default threshold without keypoints.
+const THRESHOLD_UNVERIFIED: f32 = 0.95;
+/// Default rate in points per second.
+const RATE_DEFAULT: u64 = 5000;
+/// Ids whose names are read at a time.
+const NAMES: usize = 1000;
+
+/// Body of the request.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DuplicatesRequest {
+    /// Least similarity of embeddings.
+    threshold: Option<f32>,
+    /// True to compare keypoints; `None` is true for images.
+    verify: Option<bool>,
+    /// Least score of a verified pair; `None` is that of an accepted search result.
+    score: Option<f32>,
+    /// Most points per second; 0 is no limit.
+    points_per_second: Option<u64>,
+    /// True to discard an earlier result or an unfinished job.
+    #[serde(default)]
+    restart: bool,
+}
+
+/// Jobs since the start of the server, by the collection's own name.
+#[derive(Default)]
+pub(crate) struct DuplicateJobs {
+    all: Mutex<BTreeMap<String, DuplicateJob>>,
+}
+
+#[derive(Clone)]
+struct DuplicateJob {
+    control: Arc<DuplicateControl>,
+    /// Set by the thread at its end.
+    ended: Arc<Mutex<Option<Result<()>>>>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DuplicateJob {
+    fn running(&self) -> bool {
+        held(&self.ended).is_none()
+    }
+}
+
+impl DuplicateJobs {
+    fn running(&self, name: &str) -> Option<DuplicateJob> {
+        held(&self.all).get(name).filter(|job| job.running()).cloned()
+    }
+}
+
+/// Starts or continues the job of a collection, and returns its progress.
+///
+/// # Errors
+/// `AlreadyExists` if it is running, `ResourceExhausted` if too much bulk work is,
+/// `InvalidArgument` for options that cannot work.
+pub(crate) fn begin(
+    state: &Arc<ImagesState>,
+    name: &str,
+    request: &DuplicatesRequest,
+) -> Result<Value> {
+    let named = state.services.registry()?.get(name)?;
+    let options = options(&named, request)?;
+    options.check(named.settings().metric)?;
+    let mut all = held(&state.duplicates.all);
+    if all.get(named.name()).is_some_and(DuplicateJob::running) {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("a search for duplicates of \"{name}\" is running; cancel it first"),
+        ));
+    }
+    all.retain(|_, job| job.running());
+    let permit = state.bulk_permit()?;
+    if request.restart {
+        DuplicateStore::of(&named).remove()?;
+    }
+    let job = DuplicateJob { control: Arc::default(), ended: Arc::default() };
+    all.insert(named.name().to_owned(), job.clone());
+    drop(all);
+    let answer = json!({
+        "state": "running", "done": 0, "total": named.collection().count(), "pairs": 0,
+        "options": options_json(&options),
+    });
+    let ended = job.ended.clone();
+    let thread = std::thread::Builder::new().name("duplicates".to_owned());
+    let spawned = thread.spawn(move || {
+        // Not idle priority, because it takes locks of queries.
+        os::thread::enter_low_priority("finding duplicates");
+        let outcome = duplicates::run(&named, options, &job.control).map(drop);
+        if let Err(error) = &outcome {
+            tracing::error!(collection = named.name(), %error, "a search for duplicates has failed");
+        }
+        *held(&job.ended) = Some(outcome);
+        drop(permit);
+    });
+    if let Err(error) = spawned {
+        let error = Error::exhausted(format!("no thread for the search for duplicates: {error}"));
+        *held(&ended) = Some(Err(error.clone()));
+        return Err(error);
+    }
+    Ok(answer)
+}
+
+fn options(named: &Arc<NamedCollection>, request: &DuplicatesRequest) -> Result<DuplicateOptions> {
+    let kind = ImageCollection::of(named).map(|target| target.kind);
+    let verify = request.verify.unwrap_or(kind.is_some());
+    let accept = match (verify, kind) {
+        (false, _) if request.score.is_some() => {
+            return Err(Error::invalid("\"score\" has no effect without \"verify\""));
+        }
+        (false, _) => None,
+        (true, Some(kind)) => Some(request.score.unwrap_or_else(|| accept(kind))),
+        (true, None) => {
+            return Err(Error::invalid(
+                "\"verify\" needs images with keypoints, and this collection has only vectors",
+            ));
+        }
+    };
+    let usual = match kind {
+        _ if !verify => THRESHOLD_UNVERIFIED,
+        Some(ImageKind::Fingerprint) => THRESHOLD_FINGERPRINT,
+        _ => THRESHOLD_PHOTO,
+    };
+    let cosine = named.settings().metric == search::coarse::Metric::Cosine;
+    if request.threshold.is_none() && !cosine {
+        return Err(Error::invalid(
+            "\"threshold\" is needed: the collection does not compare by cosines; give the least similarity in its metric",
+        ));
+    }
+    Ok(DuplicateOptions {
+        threshold: request.threshold.unwrap_or(usual),
+        accept,
+        points_per_second: request.points_per_second.unwrap_or(RATE_DEFAULT),
+        // Searches keep at least half of the cores.
+        threads: (super::pool::threads() / 2).clamp(1, duplicates::THREADS_MAX),
+    })
+}
+
+/// Returns the progress of a collection's job.
+///
+/// # Errors
+/// `NotFound` if there was none; `DataLoss` if its file is damaged.
+pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
+    let named = state.services.registry()?.get(name)?;
+    let running = state.duplicates.running(named.name());
+    let published = running.as_ref().and_then(|job| job.control.progress());
+    let kept = match published {
+        Some(progress) => Some(progress),
+        None => DuplicateProgress::read(&DuplicateStore::of(&named))?,
+    };
+    match kept {
+        Some(progress) => Ok(progress_json(&progress, running.is_some())),
+        None if running.is_some() => Ok(json!({ "state": "running", "done": 0, "pairs": 0 })),
+        None => Err(never(name)),
+    }
+}
+
+fn never(name: &str) -> Error {
+    Error::not_found(format!(
+        "there was no search for duplicates of \"{name}\"; start one with POST /v1/images/{name}/duplicates"
+    ))
+}
+
+fn options_json(options: &DuplicateOptions) -> Value {
+    json!({
+        "threshold": options.threshold, "verify": options.accept.is_some(), "score": options.accept,
+        "points_per_second": options.points_per_second,
+    })
+}
+
+fn progress_json(progress: &DuplicateProgress, running: bool) -> Value {
+    let state = match progress.state {
+        DuplicateState::Running if running => "running",
+        // The server ended meanwhile.
+        DuplicateState::Running => "interrupted",
+        DuplicateState::Done => "done",
+        DuplicateState::Cancelled => "cancelled",
+        DuplicateState::Failed => "failed",
+    };
+    json!({
+        "state": state, "done": progress.done, "total": progress.total, "candidates": progress.candidates,
+        "refused": progress.refused, "pairs": progress.pairs, "unreadable": progress.unreadable,
+        "seconds": (progress.seconds * 10.0).round() / 10.0, "error": progress.error,
+        "options": options_json(&progress.options),
+    })
+}
+
+/// Cancels a running job, or removes the result of an ended one.
+///
+/// # Errors
+/// `NotFound` if there is neither.
+pub(crate) fn cancel(state: &ImagesState, name: &str) -> Result<Value> {
+    let named = state.services.registry()?.get(name)?;
+    // No job starts meanwhile.
+    let all = held(&state.duplicates.all);
+    if let Some(job) = all.get(named.name()).filter(|job| job.running()) {
+        job.control.stop.store(true, Ordering::Relaxed);
+        return Ok(json!({ "cancelled": name }));
+    }
+    let store = DuplicateStore::of(&named);
+    if DuplicateProgress::read(&store).is_ok_and(|progress| progress.is_none()) {
+        return Err(never(name));
+    }
+    store.remove()?;
+    Ok(json!({ "deleted": name }))
+}
+
+/// Starts a thread that writes the groups of a collection as lines to `writer`. A job that still
+/// runs has the groups that were found so far.
+///
+/// # Errors
+/// `NotFound` if there was no job; `ResourceExhausted` if no thread can be started.
+pub(crate) fn write_groups(
+    state: &Arc<ImagesState>,
+    name: &str,
+    permit: UploadPermit,
+    writer: ResultWriter,
+) -> Result<()> {
+    let named = state.services.registry()?.get(name)?;
+    let store = DuplicateStore::of(&named);
+    let kept = DuplicateProgress::read(&store)?.ok_or_else(|| never(name))?;
+    let body = move || {
+        os::thread::enter_low_priority("writing groups of duplicates");
+        let written = store
+            .pairs(kept.pairs)
+            .and_then(|pairs| GroupWriter { named: &named, writer: &writer }.write(&pairs));
+        writer.end(written);
+        drop(permit);
+    };
+    let spawned = std::thread::Builder::new().name("duplicates-out".to_owned()).spawn(body);
+    spawned
+        .map(drop)
+        .map_err(|error| Error::exhausted(format!("no thread for the groups: {error}")))
+}
+
+/// Images of a group, and its pairs.
+struct GroupLine {
+    images: Vec<Value>,
+    pairs: Vec<Value>,
+}
+
+struct GroupWriter<'a> {
+    named: &'a NamedCollection,
+    writer: &'a ResultWriter,
+}
+
+impl GroupWriter<'_> {
+    /// Writes a line for each group, and a summary as the last line.
+    fn write(&self, pairs: &[DuplicatePair]) -> Result<()> {
+        let (mut groups, mut images) = (0_u64, 0_u64);
+        for group in duplicates::groups(pairs) {
+            // All but one may have been removed since.
+            let Some(line) = self.line(&group)? else { continue };
+            groups += 1;
+            images += line.images.len() as u64;
+            let line = json!({ "images": line.images, "pairs": line.pairs });
+            self.writer.send(format!("{line}\n").into())?;
+        }
+        let summary = json!({ "summary": { "groups": groups, "images": images } });
+        self.writer.send(format!("{summary}\n").into())
+    }
+
+    /// Returns the line of a group; `None` if fewer than two of its images are left.
+    ///
+    /// # Errors
+    /// `Unavailable` while the collection is being opened.
+    fn line(&self, group: &DuplicateGroup) -> Result<Option<GroupLine>> {
+        let mut known: BTreeMap<u64, PointId> = BTreeMap::new();
+        let mut images = Vec::new();
+        for ids in group.ids.chunks(NAMES) {
+            let points = self.named.resolve(ids, PointParts::PAYLOAD);
+            for (id, point) in ids.iter().zip(points) {
+                let point = match point {
+                    Ok(Some(point)) => point,
+                    Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                    // It was removed, or it is damaged and cannot be shown.
+                    Ok(None) | Err(_) => continue,
+                };
+                known.insert(*id, point.id);
+                images.push(image_json(&point));
+            }
+        }
+        if images.len() < 2 {
+            return Ok(None);
+        }
+        let pairs: Vec<Value> = group
+            .pairs
+            .iter()
+            .filter_map(|pair| {
+                Some(json!({
+                    "a": known.get(&pair.a)?, "b": known.get(&pair.b)?, "similarity": pair.similarity,
+                    "score": pair.score,
+                }))
+            })
+            .collect();
+        Ok(Some(GroupLine { images, pairs }))
+    }
+}
+
+fn image_json(point: &FetchedPoint) -> Value {
+    let block = point.payload.get(BLOCK);
+    let of = |key: &str| block.and_then(|block| block.get(key)).cloned().unwrap_or_default();
+    json!({ "id": point.id, "name": of("name"), "width": of("width"), "height": of("height") })
+}

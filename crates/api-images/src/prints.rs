@@ -1,0 +1,137 @@
+//! Fingerprints of requests: pictures and templates, comparison of two, and templates of stored
+//! ones.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use matching::template::{self, TemplateFormat};
+use matching::{Graph, MatchOptions, Probe, Scratch};
+use search::collection::PointParts;
+use search::points::PointId;
+use search::registry::NamedCollection;
+use serde_json::{Value, json};
+use transport::ByteBudget;
+
+use super::collection::{ImageCollection, ImageKind};
+use super::features;
+use super::query::accept;
+use super::services::ImageServices;
+
+/// Minutiae of a file.
+pub(crate) struct FilePrint {
+    pub(crate) graph: Graph,
+    /// Size of the picture in pixels; of a template at 500 dots per inch.
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) decode: Duration,
+    pub(crate) keypoints: Duration,
+}
+
+/// Reads the minutiae of a picture, or of the first view of a template.
+///
+/// # Errors
+/// `InvalidArgument` or `TooLarge` for a file that cannot be read, with `name`; the errors of
+/// [`ByteBudget::reserve`].
+pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result<FilePrint> {
+    let started = Instant::now();
+    if TemplateFormat::of(bytes).is_some() {
+        let views = template::read(bytes).map_err(|error| features::of_image(error, name))?;
+        let graph = views.into_iter().next();
+        let graph = graph.ok_or_else(|| Error::invalid("the template holds no finger view"))?;
+        let (width, height) = (u32::from(graph.width), u32::from(graph.height));
+        let decode = started.elapsed();
+        return Ok(FilePrint { graph, width, height, decode, keypoints: Duration::ZERO });
+    }
+    let memory = features::reserve(budget, ImageKind::Fingerprint, bytes, name)?;
+    let decoded = features::decoded(&memory, bytes, name)?;
+    let after_decode = Instant::now();
+    let graph = features::keypoints(ImageKind::Fingerprint, &decoded)?.graph;
+    Ok(FilePrint {
+        graph,
+        width: decoded.image.width,
+        height: decoded.image.height,
+        decode: after_decode - started,
+        keypoints: after_decode.elapsed(),
+    })
+}
+
+/// A fingerprint to compare.
+pub(crate) enum PrintSource {
+    /// Bytes of a picture or a template.
+    File(Bytes),
+    /// Id of a fingerprint in the collection.
+    Point(PointId),
+}
+
+/// Compares two fingerprints, one to one.
+///
+/// # Errors
+/// `FailedPrecondition` for a collection of photographs; `NotFound` for an unknown id; the errors
+/// of [`read`].
+pub(crate) async fn verify(
+    services: &Arc<ImageServices>,
+    name: &str,
+    threshold: Option<f32>,
+    prints: [PrintSource; 2],
+) -> Result<Value> {
+    let target = prints_of(services, name)?;
+    let threshold = threshold.unwrap_or_else(|| accept(ImageKind::Fingerprint));
+    let budget = services.requests.memory.clone();
+    let work = move || {
+        let [first, second] = prints.map(|print| load(&target.named, &budget, print));
+        let (first, second) = (first?, second?);
+        let probe = Probe::new(&first, MatchOptions::default());
+        let mut record = Vec::new();
+        second.encode(&mut record);
+        let found = matching::explain(&probe, &record, &mut Scratch::new())?;
+        Ok(json!({
+            "score": found.score, "accepted": found.score >= threshold, "threshold": threshold,
+            "pairs": found.pairs.len(),
+            "minutiae": [first.vertices.len(), second.vertices.len()],
+        }))
+    };
+    services.pool.run(work).await
+}
+
+/// Returns the template of a stored fingerprint.
+///
+/// # Errors
+/// As [`verify`]; `InvalidArgument` if the format cannot hold it.
+pub(crate) async fn template(
+    services: &Arc<ImageServices>,
+    name: &str,
+    id: PointId,
+    format: TemplateFormat,
+) -> Result<Vec<u8>> {
+    let target = prints_of(services, name)?;
+    let work = move || template::write(&stored(&target.named, &id)?, format);
+    services.pool.run(work).await
+}
+
+/// Opens a collection of fingerprints.
+pub(crate) fn prints_of(services: &ImageServices, name: &str) -> Result<ImageCollection> {
+    let target = ImageCollection::open(&*services.registry()?, name)?;
+    if target.kind == ImageKind::Fingerprint {
+        return Ok(target);
+    }
+    Err(Error::precondition(format!(
+        "collection \"{name}\" holds photographs; this needs a collection of fingerprints"
+    )))
+}
+
+fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -> Result<Graph> {
+    match print {
+        PrintSource::File(bytes) => Ok(read(budget, &bytes, "")?.graph),
+        PrintSource::Point(id) => stored(named, &id),
+    }
+}
+
+fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {
+    let parts = PointParts { embedding: false, record: true, payload: false };
+    let point = named.resolve(&[named.internal(id)], parts).into_iter().next();
+    let missing = || Error::not_found(format!("there is no image {id}"));
+    let point = point.ok_or_else(missing)??.ok_or_else(missing)?;
+    Graph::decode(&point.record)
+}
