@@ -11,11 +11,12 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use metrics::KindLabels;
-use search::collection::{SearchThread, until};
-use search::registry::{NamedCollection, Registry};
+use search::collection::{SearchThread, SliceOutcome, in_slice};
+use search::registry::{NamedCollection, Registry, TaskProgress};
 use serde::Serialize;
 use tokio::sync::oneshot;
 use transport::Reply;
+use transport::access::KeyGrant;
 
 use crate::json;
 use crate::params::RequestParams;
@@ -42,6 +43,15 @@ pub(crate) struct CallContext {
     pub(crate) deadline: Instant,
     /// Collections of images, whose points this interface does not write.
     pub(crate) images: Arc<dyn ImageCollections>,
+    /// Rights of the request's key; `None` if the server needs no keys.
+    pub(crate) grant: Option<KeyGrant>,
+}
+
+impl CallContext {
+    /// Returns true if the request's key may use the collection `name`.
+    pub(crate) fn sees(&self, name: &str) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
 }
 
 /// A request that is not handled yet.
@@ -68,7 +78,10 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
         let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
         let context = path
             .map_err(|error| Error::invalid(error.body_text()))
-            .and_then(|Path(path)| context(state, path, RequestParams::parse(&parts.uri)?, started))
+            .and_then(|Path(path)| {
+                let grant = parts.extensions.get().cloned();
+                context(state, path, RequestParams::parse(&parts.uri)?, started, grant)
+            })
             .map_err(|error| refuse(&error, started.elapsed()))?;
         Ok(RestCall { state: state.clone(), context, headers: parts.headers, body, started })
     }
@@ -79,6 +92,7 @@ fn context(
     mut path: HashMap<String, String>,
     params: RequestParams,
     started: Instant,
+    grant: Option<KeyGrant>,
 ) -> Result<CallContext> {
     let collection = path.remove("collection").unwrap_or_default();
     if collection.len() > json::NAME_BYTES_MAX {
@@ -90,6 +104,7 @@ fn context(
         item: path.remove("item").unwrap_or_default(),
         deadline: started + params.timeout.map_or(time_max, |timeout| timeout.min(time_max)),
         images: state.images.clone(),
+        grant,
     })
 }
 
@@ -142,16 +157,25 @@ impl RestCall {
         let _admitted = state.requests.admit()?;
         let (sender, receiver) = oneshot::channel();
         let deadline = context.deadline;
+        let mut sender = Some(sender);
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
-            if !sender.is_closed() {
-                let result = check_objects(&body)
-                    .and_then(|()| until(deadline, || handler(named, thread, &context, &body)));
+            // The client may be gone.
+            if sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
+                return TaskProgress::Done;
+            }
+            let answer =
+                || check_objects(&body).and_then(|()| handler(named, thread, &context, &body));
+            let SliceOutcome::Done(result) = in_slice(deadline, answer) else {
+                return TaskProgress::Paused;
+            };
+            if let Some(sender) = sender.take() {
                 // Sending fails if the client is gone, and then the result is not needed.
                 let _ = sender.send(result.and_then(|result| encode(&result)));
             }
+            TaskProgress::Done
         };
         registry
-            .submit(&named, Box::new(job))
+            .submit_sliced(&named, Box::new(job))
             .inspect_err(|error| count_refusal(&state, error, "search_queue"))?;
         await_result(receiver, deadline).await
     }

@@ -12,9 +12,10 @@ use crate::update::{UpdateResponse, updated};
 /// Most fields with an index in one collection.
 const INDEXES_MAX: usize = 1000;
 
-pub(crate) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
-    let names: Vec<Value> =
-        registry.list().into_iter().map(|listed| json!({ "name": listed.name })).collect();
+/// Lists the collections that the request's key may use.
+pub(crate) fn list(registry: &Registry, context: &CallContext) -> Result<Value> {
+    let listed = registry.list().into_iter().filter(|listed| context.sees(&listed.name));
+    let names: Vec<Value> = listed.map(|listed| json!({ "name": listed.name })).collect();
     Ok(json!({ "collections": names }))
 }
 
@@ -146,8 +147,10 @@ pub(crate) fn drop_index(
     Ok(updated(&named))
 }
 
-pub(crate) fn aliases(registry: &Registry, _: &CallContext) -> Result<Value> {
-    Ok(described(registry.aliases()))
+/// Lists the aliases by which the request's key may use a collection.
+pub(crate) fn aliases(registry: &Registry, context: &CallContext) -> Result<Value> {
+    let seen = registry.aliases().into_iter().filter(|(alias, _)| context.sees(alias));
+    Ok(described(seen.collect()))
 }
 
 pub(crate) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {

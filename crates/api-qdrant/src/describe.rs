@@ -2,9 +2,9 @@
 
 use crate::json::distance_name;
 use base::Result;
-use search::collection::{SearchThread, Status};
+use search::collection::{FieldType, IndexedField, SearchThread, Status};
 use search::filter::{Condition, Filter};
-use search::registry::{CollectionSettings, NamedCollection};
+use search::registry::{CollectionSettings, NamedCollection, medium_name};
 use serde_json::{Map, Value, json};
 
 use crate::call::CallContext;
@@ -47,7 +47,7 @@ pub(crate) fn describe(
     let schema = payload_schema(named, &settings)?;
     let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
-        "warnings": warnings(&status, &settings),
+        "warnings": warnings(&status, &settings, unindexed(named)?),
         "status": state,
         "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
         "points_count": status.points,
@@ -67,7 +67,45 @@ pub(crate) fn describe(
     }))
 }
 
-/// Returns the indexed fields, each with the number of points that have a value of it.
+/// Describes the segments, the damage and the memory of a collection. Qdrant has no such call.
+pub(crate) fn segments(
+    named: &NamedCollection,
+    _: &mut SearchThread,
+    _: &CallContext,
+    _: &[u8],
+) -> Result<Value> {
+    let status = named.collection().status();
+    let segments = status.segments.iter().map(|segment| {
+        json!({ "name": segment.name, "rows": segment.rows, "deleted": segment.deleted,
+                "bytes": segment.bytes, "open": segment.open })
+    });
+    let segments: Vec<Value> = segments.collect();
+    let damaged = status
+        .quarantined
+        .iter()
+        .map(|damage| json!({ "file": damage.file, "page": damage.page, "reason": damage.reason }));
+    let damaged: Vec<Value> = damaged.collect();
+    Ok(json!({
+        "medium": medium_name(named.collection().medium_kind()),
+        "segments": segments,
+        "points": status.points,
+        "unflushed_points": status.unflushed,
+        "flushes": status.flushes,
+        "merges": status.merges,
+        "partial": status.partial,
+        "log_damaged": status.log_damaged,
+        "damaged": damaged,
+        "damaged_count": status.quarantined_count,
+        "errors": { "flush": status.flush_error, "merge": status.merge_error,
+                    "disk": status.low_disk, "log": status.write_error },
+        "refused_writes": status.disk_refused,
+        "memory": { "used_bytes": status.memory.used, "peak_bytes": status.memory.peak,
+                    "limit_bytes": status.memory.limit, "refused": status.memory.refused },
+    }))
+}
+
+/// Returns the indexed fields, each with the number of points that have a value of it: fields with
+/// an index that was asked for, and all others that segments index by themselves.
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,
@@ -85,12 +123,36 @@ fn payload_schema(
         }
         fields.insert(field.clone(), described);
     }
+    for field in named.collection().indexed_fields()? {
+        let Some(data_type) = field.data_type.filter(|_| !fields.contains_key(&field.path)) else {
+            continue;
+        };
+        let data_type = match data_type {
+            FieldType::Bool => "bool",
+            FieldType::Integer => "integer",
+            FieldType::Float => "float",
+            FieldType::Datetime => "datetime",
+            FieldType::Keyword => "keyword",
+        };
+        fields.insert(field.path, json!({ "data_type": data_type, "points": field.points }));
+    }
     Ok(fields)
 }
 
-/// Returns warnings: damaged parts by name, reasons for refused writes, and settings without
-/// effect.
-fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
+/// Returns the fields that some segments do not index, with the reason.
+fn unindexed(named: &NamedCollection) -> Result<Vec<String>> {
+    let fields = named.collection().indexed_fields()?.into_iter();
+    let warning = |field: IndexedField| {
+        let reason = field.unindexed?;
+        let path = field.path;
+        Some(format!("\"{path}\" has no index in {reason}; filters on it read payloads"))
+    };
+    Ok(fields.filter_map(warning).collect())
+}
+
+/// Returns warnings: damaged parts by name, reasons for refused writes, settings without effect,
+/// and fields without an index.
+fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<String>) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status
         .mended
@@ -104,12 +166,6 @@ fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
         .filter(|(_, value)| !value.is_null());
     let hints =
         hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
-    let fields = stored(&settings.extra, "payload_schema").into_iter().flatten();
-    let fields = fields.map(|(field, _)| {
-        format!(
-            "the index on \"{field}\" is recorded only: filters read payloads with it as without it"
-        )
-    });
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined
@@ -118,6 +174,6 @@ fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
         .chain(refused)
         .chain(failed)
         .chain(hints)
-        .chain(fields);
+        .chain(unindexed);
     all.map(|message| json!({ "message": message })).collect()
 }

@@ -6,8 +6,8 @@
 //! parameters are refused with 400 and their name. Hints that a collection does not follow (shards
 //! and replicas, parameters of the graph and the optimiser, storage) are accepted and named in the
 //! `warnings` of `GET /collections/NAME`. `wait`, `ordering` and `consistency` have no effect,
-//! because every write is durable before its response. An index on a payload field is recorded and
-//! shown, and does not make filters faster; `warnings` says so.
+//! because every write is durable before its response. Segments index payload
+//! fields by themselves, so an index that a client asks for is recorded and shown only.
 //!
 //! # Threads
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A
@@ -25,6 +25,7 @@ mod query;
 mod retrieve;
 mod routes;
 mod scores;
+mod snapshots;
 mod state;
 #[cfg(test)]
 mod tests;

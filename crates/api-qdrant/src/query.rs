@@ -59,6 +59,14 @@ struct ResolvedQuery {
     examples: Vec<u64>,
 }
 
+/// Query of a batch for the nearest points of a vector, without a filter.
+struct PlainQuery<'a> {
+    embedding: Vec<f32>,
+    count: usize,
+    params: &'a SearchParams,
+    score_threshold: Option<f32>,
+}
+
 /// Limits of a search for the nearest points.
 struct SearchLimits<'a> {
     count: usize,
@@ -82,7 +90,7 @@ pub(crate) fn query(
 ) -> Result<QueryResponse> {
     let request: QueryRequest = json::parse(body)?;
     let run = QueryRun { named, thread, deadline: context.deadline };
-    run.answer(request, &mut ResponseBudget::default())
+    run.answer(request, None, &mut ResponseBudget::default())
 }
 
 /// Answers queries in order. If one fails, the batch fails.
@@ -101,22 +109,26 @@ pub(crate) fn batch(
     let deadline = context.deadline;
     let mut budget = ResponseBudget::default();
     let mut responses = Vec::with_capacity(request.searches.len());
-    for (at, query) in request.searches.into_iter().enumerate() {
+    let mut run = QueryRun { named, thread: &mut *thread, deadline };
+    let shared = run.nearest_together(&request.searches)?;
+    for (at, (query, hits)) in request.searches.into_iter().zip(shared).enumerate() {
         if Instant::now() > deadline {
             return Err(Error::deadline(format!(
                 "searches[{at}]: the time is up; send fewer in one request"
             )));
         }
-        let response = QueryRun { named, thread, deadline }.answer(query, &mut budget);
+        let response = QueryRun { named, thread, deadline }.answer(query, hits, &mut budget);
         responses.push(response.map_err(|error| error.context(format_args!("searches[{at}]")))?);
     }
     Ok(responses)
 }
 
 impl QueryRun<'_> {
+    /// Answers a query, from `hits` if they are known already.
     fn answer(
         mut self,
         mut request: QueryRequest,
+        hits: Option<RankedHits>,
         budget: &mut ResponseBudget,
     ) -> Result<QueryResponse> {
         let limit = request.limit();
@@ -131,10 +143,13 @@ impl QueryRun<'_> {
         );
         let filter =
             request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
-        let mut ranked = match request.query.take() {
-            Some(query) => self.ranked(query, &request, count, filter)?,
-            None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref())?,
-            None => {
+        let mut ranked = match (hits, request.query.take()) {
+            (Some(hits), _) => hits,
+            (None, Some(query)) => self.ranked(query, &request, count, filter)?,
+            (None, None) if request.prefetch.is_empty() => {
+                self.first_points(count, filter.as_ref())?
+            }
+            (None, None) => {
                 return Err(Error::invalid(
                     "query: a query is needed to rank what the prefetches found",
                 ));
@@ -328,6 +343,50 @@ impl QueryRun<'_> {
         let found = self.named.collection().nearest(self.thread, &search)?;
         let hits = found.hits.iter().map(|hit| (hit.id, hit.score));
         Ok(RankedHits { hits: self.scored(hits, score_threshold), partial: found.partial })
+    }
+
+    /// Returns the hits of each query of a batch that asks for the nearest points of a vector
+    /// alone, if such queries can share passes over the codes; `None` for other and failed queries.
+    fn nearest_together(&mut self, searches: &[QueryRequest]) -> Result<Vec<Option<RankedHits>>> {
+        let mut shared: Vec<Option<RankedHits>> = searches.iter().map(|_| None).collect();
+        if searches.len() < 2 || !self.named.collection().shares_scans() {
+            return Ok(shared);
+        }
+        let plain: Vec<(usize, PlainQuery<'_>)> = searches
+            .iter()
+            .enumerate()
+            .filter_map(|(at, request)| Some((at, self.plain(request)?)))
+            .collect();
+        let queries: Vec<CollectionQuery<'_>> = plain
+            .iter()
+            .map(|(_, query)| CollectionQuery {
+                params: effort(query.params, query.count),
+                exact: query.params.exact == Some(true) || reads_vectors(query.params),
+                deadline: Some(self.deadline),
+                ..CollectionQuery::nearest(&query.embedding, query.count)
+            })
+            .collect();
+        let found = self.named.collection().nearest_many(self.thread, &queries)?;
+        for ((at, query), found) in plain.iter().zip(found) {
+            let hits = found.hits.iter().map(|hit| (hit.id, hit.score));
+            let hits = self.scored(hits, query.score_threshold);
+            shared[*at] = Some(RankedHits { hits, partial: found.partial });
+        }
+        Ok(shared)
+    }
+
+    fn plain<'r>(&self, request: &'r QueryRequest) -> Option<PlainQuery<'r>> {
+        let Some(VectorQuery::Nearest(VectorInput::Vector(values))) = &request.query else {
+            return None;
+        };
+        if !request.prefetch.is_empty() || request.filter.is_some() {
+            return None;
+        }
+        self.check_using(&request.using, true).ok()?;
+        let count = self.hits_to_find(request.limit(), request.offset()).ok()?;
+        let embedding = scores::embedding(&self.named.settings(), values.clone()).ok()?;
+        let (params, score_threshold) = (&request.params, request.score_threshold);
+        Some(PlainQuery { embedding, count, params, score_threshold })
     }
 
     /// Turns similarities into scores, and leaves out hits of a worse score than `threshold`.

@@ -11,7 +11,7 @@ use transport::Reply;
 
 use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
-use crate::{collections, describe, json, query, retrieve, update};
+use crate::{collections, describe, json, query, retrieve, snapshots, update};
 
 /// Description of the routes as OpenAPI 3.1. Routes that answer 501 are left out.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -60,12 +60,17 @@ pub fn routes() -> Router<Arc<CollectionsState>> {
             delete(|call: RestCall| call.write(collections::drop_index)),
         )
         .route(
+            "/collections/{collection}/segments",
+            get(|call: RestCall| call.inspect(describe::segments)).fallback(unsupported),
+        )
+        .route(
             "/collections/{collection}/segments/{item}",
             delete(|call: RestCall| call.write(collections::give_up)).fallback(unsupported),
         )
         .route("/collections/{collection}/facet", post(|call: RestCall| call.read(retrieve::facet)))
         .route("/cluster", get(|call: RestCall| call.at_once(collections::cluster)))
         .merge(points())
+        .merge(snapshots::routes())
         .route("/collections/{collection}/{*item}", any(unsupported))
         .route("/snapshots", any(unsupported))
         .route("/snapshots/{*item}", any(unsupported))

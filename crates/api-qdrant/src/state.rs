@@ -3,10 +3,13 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use backup::BackupService;
 use base::Result;
 use search::registry::{NamedCollection, Registry};
-use transport::RequestResources;
+use transport::access::AccessPolicy;
+use transport::{RequestResources, UploadPermits};
 
+use crate::snapshots::SNAPSHOTS_MAX;
 use crate::write_threads::WriteThreads;
 
 /// A future of a trait object's method.
@@ -41,6 +44,9 @@ pub struct CollectionsState {
     pub(crate) registry: Arc<dyn RegistrySource>,
     pub(crate) images: Arc<dyn ImageCollections>,
     pub(crate) write_threads: WriteThreads,
+    pub(crate) access: Arc<AccessPolicy>,
+    pub(crate) backups: Arc<BackupService>,
+    pub(crate) snapshots: Arc<UploadPermits>,
 }
 
 impl CollectionsState {
@@ -49,7 +55,17 @@ impl CollectionsState {
         requests: Arc<RequestResources>,
         registry: Arc<dyn RegistrySource>,
         images: Arc<dyn ImageCollections>,
+        access: Arc<AccessPolicy>,
+        backups: Arc<BackupService>,
     ) -> CollectionsState {
-        CollectionsState { requests, registry, images, write_threads: WriteThreads::default() }
+        CollectionsState {
+            requests,
+            registry,
+            images,
+            write_threads: WriteThreads::default(),
+            access,
+            backups,
+            snapshots: UploadPermits::new(SNAPSHOTS_MAX),
+        }
     }
 }

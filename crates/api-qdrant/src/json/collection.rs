@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 use search::coarse::Metric;
-use search::registry::CollectionSettings;
+use search::registry::{CollectionSettings, MediumChoice};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -38,6 +38,8 @@ pub struct CreateCollection {
     vectors: Option<Value>,
     sparse_vectors: Option<Map<String, Value>>,
     sharding_method: Option<String>,
+    /// Access to the files; Qdrant has no such field.
+    medium: Option<String>,
     /// Members that the client keeps with the collection.
     pub metadata: Option<Map<String, Value>>,
     #[serde(flatten)]
@@ -71,7 +73,9 @@ impl CreateCollection {
             return Err(Error::unimplemented(unsupported("sharding_method other than auto")));
         }
         let (name, params) = self.vector()?;
-        settings(name, &params)
+        let medium = self.medium.as_deref().map(str::parse::<MediumChoice>).transpose();
+        let medium = medium.map_err(|error| error.context("medium"))?;
+        Ok(CollectionSettings { medium, ..settings(name, &params)? })
     }
 
     /// Returns the name and the parameters of the one vector.

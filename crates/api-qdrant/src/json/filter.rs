@@ -1,6 +1,6 @@
 //! Reads Qdrant's JSON of filters into [`Filter`].
 
-use search::filter::{Condition, Filter, Match, Range};
+use search::filter::{Condition, Filter, Match, MinShould, ValueLimits, parse_date};
 use search::points::PointId;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
@@ -45,12 +45,39 @@ fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
             "must" => &mut filter.must,
             "should" => &mut filter.should,
             "must_not" => &mut filter.must_not,
-            "min_should" => return Err(unsupported("min_should in a filter")),
-            other => return Err(format!("{other}: a filter has must, should and must_not")),
+            "min_should" => {
+                filter.min_should = Some(within(name, min_should(value))?);
+                continue;
+            }
+            other => {
+                return Err(format!("{other}: a filter has must, should, must_not and min_should"));
+            }
         };
         *list = within(name, conditions(value))?;
     }
     Ok(filter)
+}
+
+fn min_should(value: &Value) -> Parsed<MinShould> {
+    let fields = object(value)?;
+    let mut parsed = MinShould { conditions: Vec::new(), min_count: 0 };
+    for (name, value) in members(fields) {
+        match name {
+            "conditions" => parsed.conditions = within(name, conditions(value))?,
+            "min_count" => parsed.min_count = within(name, count(value))? as usize,
+            other => return Err(format!("{other}: conditions and min_count are expected")),
+        }
+    }
+    for name in ["conditions", "min_count"] {
+        if !fields.contains_key(name) {
+            return Err(format!("{name} is missing"));
+        }
+    }
+    Ok(parsed)
+}
+
+fn count(value: &Value) -> Parsed<u64> {
+    value.as_u64().ok_or_else(|| "a number of 0 or more is expected".to_owned())
 }
 
 fn conditions(value: &Value) -> Parsed<Vec<Condition>> {
@@ -84,12 +111,17 @@ fn condition(value: &Value) -> Parsed<Condition> {
             let key = object(value).and_then(|object| text(object.get("key"), "key"));
             Ok(Condition::IsEmpty { key: within(name, key)? })
         }
-        "is_null" | "has_vector" | "nested" | "custom" | "slice" => {
+        "is_null" if alone => {
+            let key = object(value).and_then(|object| text(object.get("key"), "key"));
+            Ok(Condition::IsNull { key: within(name, key)? })
+        }
+        "has_vector" | "nested" | "custom" | "slice" => {
             Err(unsupported(format_args!("the condition {name}")))
         }
         "must" | "should" | "must_not" | "min_should" => filter(fields).map(Condition::Nested),
         other => Err(format!(
-            "{other}: no such condition; there are key with match or range, has_id, is_empty, filters"
+            "{other}: no such condition; there are key with match, range or values_count, has_id, is_empty, \
+             is_null, filters"
         )),
     }
 }
@@ -101,7 +133,7 @@ fn text(value: Option<&Value>, name: &str) -> Parsed<String> {
         .ok_or_else(|| format!("{name}: a string is expected"))
 }
 
-/// Reads a condition on a field: one of match, range and is_empty.
+/// Reads a condition on a field: one of match, range, values_count, is_empty and is_null.
 fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
     let path = text(fields.get("key"), "key")?;
     let mut found = None;
@@ -109,13 +141,20 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
         let key = path.clone();
         let condition = match name {
             "match" => Condition::Match { key, matching: within(name, matching(value))? },
-            "range" => Condition::Range { key, range: within(name, range(value))? },
-            "is_empty" => empty(key, value)?,
-            "geo_bounding_box" | "geo_radius" | "geo_polygon" | "values_count" | "is_null" => {
+            "range" => within(name, range(key, value))?,
+            "values_count" => {
+                let range = within(name, limits_of(value, count))?;
+                Condition::ValuesCount { key, range }
+            }
+            "is_empty" => truth(name, Condition::IsEmpty { key }, value)?,
+            "is_null" => truth(name, Condition::IsNull { key }, value)?,
+            "geo_bounding_box" | "geo_radius" | "geo_polygon" => {
                 return Err(unsupported(format_args!("the condition {name}")));
             }
             other => {
-                return Err(format!("{other}: a condition on a field is match, range or is_empty"));
+                return Err(format!(
+                    "{other}: a condition on a field is match, range, values_count, is_empty or is_null"
+                ));
             }
         };
         if found.replace(condition).is_some() {
@@ -131,14 +170,14 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
     })
 }
 
-fn empty(key: String, value: &Value) -> Parsed<Condition> {
+/// Returns the condition if `value` is true, or its opposite if it is false.
+fn truth(name: &str, condition: Condition, value: &Value) -> Parsed<Condition> {
     match value.as_bool() {
-        Some(true) => Ok(Condition::IsEmpty { key }),
-        Some(false) => Ok(Condition::Nested(Filter {
-            must_not: vec![Condition::IsEmpty { key }],
-            ..Filter::default()
-        })),
-        None => Err("is_empty: true or false is expected".to_owned()),
+        Some(true) => Ok(condition),
+        Some(false) => {
+            Ok(Condition::Nested(Filter { must_not: vec![condition], ..Filter::default() }))
+        }
+        None => Err(format!("{name}: true or false is expected")),
     }
 }
 
@@ -173,8 +212,27 @@ fn scalars(value: &Value) -> Parsed<Vec<Value>> {
         .collect()
 }
 
-fn range(value: &Value) -> Parsed<Range> {
-    let mut range = Range::default();
+/// Reads a range of numbers, or of dates if a limit is a text.
+fn range(key: String, value: &Value) -> Parsed<Condition> {
+    let dates = members(object(value)?).any(|(_, limit)| limit.is_string());
+    if dates {
+        let range = limits_of(value, |limit| {
+            let date = limit.as_str().and_then(parse_date);
+            date.ok_or_else(|| "a date as in RFC 3339 is expected".to_owned())
+        })?;
+        return Ok(Condition::DateRange { key, range });
+    }
+    let range = limits_of(value, |limit| {
+        limit.as_f64().ok_or_else(|| "a number or a date is expected".to_owned())
+    })?;
+    Ok(Condition::Range { key, range })
+}
+
+fn limits_of<T: Default>(
+    value: &Value,
+    read: impl Fn(&Value) -> Parsed<T>,
+) -> Parsed<ValueLimits<T>> {
+    let mut range = ValueLimits::default();
     for (name, value) in members(object(value)?) {
         let limit = match name {
             "gt" => &mut range.gt,
@@ -183,10 +241,7 @@ fn range(value: &Value) -> Parsed<Range> {
             "lte" => &mut range.lte,
             other => return Err(format!("{other}: a range has gt, gte, lt and lte")),
         };
-        if value.is_string() {
-            return Err(unsupported(format_args!("{name}: a range of dates")));
-        }
-        *limit = Some(value.as_f64().ok_or_else(|| format!("{name}: a number is expected"))?);
+        *limit = Some(within(name, read(value))?);
     }
     Ok(range)
 }

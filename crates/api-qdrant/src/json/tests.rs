@@ -1,9 +1,9 @@
 use base::ErrorKind;
 use proptest::prelude::*;
 use search::coarse::Metric;
-use search::filter::{Condition, Match, Range};
+use search::filter::{Condition, Match, MinShould, Range, ValueLimits};
 use search::points::{PointId, PointSelection};
-use search::registry::CollectionSettings;
+use search::registry::{CollectionSettings, MediumChoice};
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -133,17 +133,40 @@ fn filters_are_read_in_every_form() {
 }
 
 #[test]
+fn dates_counts_nulls_and_min_should_are_read() {
+    let filter = json!({
+        "must": [{"key": "d", "range": {"gt": "1970-01-01T00:00:01Z", "lte": "1970-01-02"}},
+                 {"key": "c", "values_count": {"gte": 2}},
+                 {"is_null": {"key": "a"}}],
+        "must_not": [{"key": "b", "is_null": false}],
+        "min_should": {"conditions": [{"has_id": [1]}, {"has_id": [2]}], "min_count": 2},
+    });
+    let filter = parse_filter(filter.to_string().as_bytes()).unwrap();
+    let days = ValueLimits { gt: Some(1_000_000), lte: Some(86_400_000_000), ..Default::default() };
+    let counts = ValueLimits { gte: Some(2), ..Default::default() };
+    assert_eq!(
+        filter.must,
+        [
+            Condition::DateRange { key: "d".into(), range: days },
+            Condition::ValuesCount { key: "c".into(), range: counts },
+            Condition::IsNull { key: "a".into() },
+        ]
+    );
+    let Condition::Nested(inner) = &filter.must_not[0] else { unreachable!("{filter:?}") };
+    assert_eq!(inner.must_not, [Condition::IsNull { key: "b".into() }]);
+    let conditions = vec![Condition::HasId(vec![1]), Condition::HasId(vec![2])];
+    assert_eq!(filter.min_should, Some(MinShould { conditions, min_count: 2 }));
+}
+
+#[test]
 fn refused_conditions_are_named() {
     let refusal =
         |condition: Value| refused::<CountRequest>(&json!({"filter": {"must": [condition]}}));
     for condition in [
         json!({"key": "a", "match": {"text": "word"}}),
         json!({"key": "a", "geo_radius": {"center": {"lat": 1, "lon": 2}, "radius": 3}}),
-        json!({"key": "a", "range": {"gt": "2024-01-01T00:00:00Z"}}),
-        json!({"is_null": {"key": "a"}}),
         json!({"nested": {"key": "a", "filter": {}}}),
         json!({"has_vector": "a"}),
-        json!({"min_should": {"conditions": [], "min_count": 1}}),
     ] {
         let (kind, message) = refusal(condition.clone());
         assert_eq!(kind, ErrorKind::Unimplemented, "{condition}: {message}");
@@ -155,6 +178,11 @@ fn refused_conditions_are_named() {
         json!({"key": "a", "match": {"value": 1}, "range": {"gt": 1}}),
         json!({"key": "a", "match": {"any": [[]]}}),
         json!({"key": "a", "range": {"above": 1}}),
+        json!({"key": "a", "range": {"gt": "yesterday"}}),
+        json!({"key": "a", "range": {"gt": "2024-01-01T00:00:00Z", "lt": 1}}),
+        json!({"key": "a", "values_count": {"gt": -1}}),
+        json!({"key": "a", "is_null": 1}),
+        json!({"min_should": {"conditions": []}}),
         json!({"is_empty": "a"}),
         json!({"has_id": [-1]}),
         json!(7),
@@ -284,6 +312,10 @@ fn a_collection_has_one_vector() {
         expected("size")
     );
     let one = json!({"size": 4, "distance": "Dot"});
+    let medium = settings(json!({"vectors": one, "medium": "dram"})).unwrap().medium;
+    assert_eq!(medium, Some(MediumChoice::Dram));
+    let error = settings(json!({"vectors": one, "medium": "tape"})).unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("tape"));
     for (create, word) in [
         (json!({"vectors": {"a": one, "b": one}}), "more than one vector"),
         (json!({"vectors": one, "sparse_vectors": {"s": {}}}), "sparse_vectors"),

@@ -1,0 +1,470 @@
+//! Snapshots of collections: backups in the server's store under Qdrant's routes. A snapshot is
+//! downloaded and uploaded as one file.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Extension, Router};
+use backup::{
+    BackupContext, BackupExtent, BackupId, BackupList, BackupProgress, BackupRequest,
+    BackupService, RestoreTarget, archive_bytes, open_location, read_archive, write_archive,
+};
+use base::{Error, Result};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use metrics::KindLabels;
+use search::registry::CollectionSettings;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use transport::access::{AdminRequest, Caller};
+use transport::result_stream::{ResultWriter, result_channel};
+use transport::upload::{FormFile, UploadLimits, UploadPieces, upload_channel};
+use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_parameters};
+
+use crate::call::refuse;
+use crate::json::envelope;
+use crate::state::CollectionsState;
+
+/// Downloads, uploads and recoveries at the same time.
+pub(crate) const SNAPSHOTS_MAX: usize = 2;
+/// Longest wait for a snapshot or a recovery. The work continues after that.
+const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Maximum bytes of an uploaded snapshot.
+const UPLOAD_BYTES_MAX: u64 = 1 << 40;
+/// Bytes of an answer that are sent at once.
+const PIECE_BYTES: usize = 256 << 10;
+/// End of the name of a snapshot.
+const SUFFIX: &str = ".snapshot";
+/// Retry advice if too many snapshots are transferred.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+type Context = State<Arc<CollectionsState>>;
+/// Receives the report of a restore.
+type RestoreOutcome = oneshot::Receiver<Result<Value>>;
+
+/// Query string of the routes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SnapshotParams {
+    wait: Option<bool>,
+    /// Without effect, because there are no replicas.
+    #[serde(rename = "priority")]
+    _priority: Option<SnapshotPriority>,
+    checksum: Option<String>,
+    timeout: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SnapshotPriority {
+    NoSync,
+    Snapshot,
+    Replica,
+}
+
+/// Body of a recovery.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecoverSnapshot {
+    location: String,
+    /// Without effect, because there are no replicas.
+    #[serde(rename = "priority", default)]
+    _priority: Option<SnapshotPriority>,
+    #[serde(default)]
+    checksum: Option<String>,
+    #[serde(default)]
+    api_key: Option<String>,
+}
+
+/// A snapshot in a response.
+#[derive(Debug, Serialize)]
+struct SnapshotDescription {
+    name: String,
+    creation_time: String,
+    /// Bytes of the file.
+    size: u64,
+}
+
+/// Returns the routes.
+pub(crate) fn routes() -> Router<Arc<CollectionsState>> {
+    const SNAPSHOTS: &str = "/collections/{collection}/snapshots";
+    let at = |rest: &str| format!("{SNAPSHOTS}/{rest}");
+    Router::new()
+        .route(SNAPSHOTS, get(list).post(create))
+        .route(&at("recover"), put(recover))
+        .route(&at("upload"), post(upload))
+        .route(&at("{item}"), get(download).delete(remove))
+}
+
+/// Answers in Qdrant's envelope.
+fn reply(result: Result<impl Serialize>, started: Instant) -> Reply {
+    let encoded = result.and_then(|result| {
+        serde_json::to_vec(&result)
+            .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
+    });
+    match encoded {
+        Ok(result) => Reply::json(envelope(&result, started.elapsed())),
+        Err(error) => refuse(&error, started.elapsed()),
+    }
+}
+
+/// Answers a request whose work continues.
+fn accepted(started: Instant) -> Reply {
+    let body = json!({ "status": "accepted", "time": started.elapsed().as_secs_f64() });
+    Reply::json(body.to_string()).with_status(StatusCode::ACCEPTED)
+}
+
+async fn list(State(state): Context, Path(collection): Path<String>) -> Reply {
+    let started = Instant::now();
+    let listed = async {
+        let collection = state.backups.resolve(&collection)?;
+        let lists = state.backups.lists(&collection).await?;
+        lists.iter().map(describe).collect::<Result<Vec<SnapshotDescription>>>()
+    };
+    reply(listed.await, started)
+}
+
+fn describe(list: &BackupList) -> Result<SnapshotDescription> {
+    Ok(SnapshotDescription {
+        name: format!("{}-{}{SUFFIX}", list.collection, list.id),
+        creation_time: list.id.created().format("%Y-%m-%dT%H:%M:%S").to_string(),
+        size: archive_bytes(list)?,
+    })
+}
+
+/// Returns the backup of a snapshot's name.
+fn id_of(collection: &str, name: &str) -> Result<BackupId> {
+    let missing = || {
+        let shown: String = name.chars().take(80).collect();
+        Error::not_found(format!("there is no snapshot {shown:?} of {collection:?}"))
+    };
+    let id = name.strip_suffix(SUFFIX).and_then(|name| name.strip_prefix(collection));
+    let id = id.and_then(|id| id.strip_prefix('-')).ok_or_else(missing)?;
+    id.parse().map_err(|_| missing())
+}
+
+async fn create(
+    State(state): Context,
+    Path(collection): Path<String>,
+    query: QueryResult<SnapshotParams>,
+) -> Reply {
+    let started = Instant::now();
+    let made = async {
+        let params = query_parameters(query)?;
+        let collection = state.backups.registry()?.get(&collection)?.name().to_owned();
+        let extent = BackupExtent::Missing;
+        let request = BackupRequest::Backup { collection: collection.clone(), extent };
+        let Some(report) = work(&state.backups, request, &params).await? else { return Ok(None) };
+        let id = report.get("backup").and_then(Value::as_str).unwrap_or_default();
+        let list = state.backups.store()?.list(&collection, &id.parse()?).await?;
+        describe(&list).map(Some)
+    };
+    match made.await {
+        Ok(None) => accepted(started),
+        made => reply(made, started),
+    }
+}
+
+/// Submits a request and waits for its report. Returns `None` at once if the client does not wait.
+async fn work(
+    backups: &BackupService,
+    request: BackupRequest,
+    params: &SnapshotParams,
+) -> Result<Option<Value>> {
+    let submitted = backups.submit(request)?;
+    if params.wait == Some(false) {
+        return Ok(None);
+    }
+    wait(submitted.outcome, params).await.map(Some)
+}
+
+async fn wait<T>(outcome: oneshot::Receiver<Result<T>>, params: &SnapshotParams) -> Result<T> {
+    let limit = params.timeout.map_or(WAIT_MAX, Duration::from_secs).min(WAIT_MAX);
+    match tokio::time::timeout(limit, outcome).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(Error::unavailable("the work was given up; try again")),
+        Err(_) => Err(Error::deadline(
+            "it takes longer than the time limit and continues; list the snapshots to see its end",
+        )),
+    }
+}
+
+async fn remove(
+    State(state): Context,
+    Path((collection, name)): Path<(String, String)>,
+    query: QueryResult<SnapshotParams>,
+) -> Reply {
+    let started = Instant::now();
+    let removed = async {
+        let params = query_parameters(query)?;
+        let collection = state.backups.resolve(&collection)?;
+        let backup = id_of(&collection, &name)?;
+        work(&state.backups, BackupRequest::Delete { collection, backup }, &params).await
+    };
+    match removed.await {
+        Ok(None) => accepted(started),
+        removed => reply(removed.map(|_| true), started),
+    }
+}
+
+/// Returns the permit of a transfer.
+fn permit(state: &CollectionsState) -> Result<UploadPermit> {
+    state.snapshots.try_acquire().ok_or_else(|| {
+        let labels = KindLabels { kind: "snapshots_max" };
+        state.requests.metrics.refused.get_or_create(&labels).inc();
+        Error::exhausted(format!("{SNAPSHOTS_MAX} snapshots are being transferred"))
+            .with_retry_after(RETRY_AFTER)
+    })
+}
+
+/// Runs `work` on a thread that may wait for the disk and the network.
+fn on_thread(permit: UploadPermit, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let name = format!("snapshot-{}", permit.number);
+    let run = move || {
+        os::thread::enter_low_priority("transferring a snapshot");
+        work();
+        drop(permit);
+    };
+    let spawned = std::thread::Builder::new().name(name).spawn(run);
+    spawned
+        .map(drop)
+        .map_err(|error| Error::exhausted(format!("no thread for a snapshot: {error}")))
+}
+
+async fn download(
+    State(state): Context,
+    Path((collection, name)): Path<(String, String)>,
+) -> Response {
+    let started = Instant::now();
+    match begin_download(&state, &collection, &name).await {
+        Ok(response) => response,
+        Err(error) => refuse(&error, started.elapsed()).into_response(),
+    }
+}
+
+async fn begin_download(
+    state: &Arc<CollectionsState>,
+    collection: &str,
+    name: &str,
+) -> Result<Response> {
+    let collection = state.backups.resolve(collection)?;
+    let id = id_of(&collection, name)?;
+    let list = state.backups.store()?.list(&collection, &id).await?;
+    let length = archive_bytes(&list)?;
+    let permit = permit(state)?;
+    let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
+    let backups = state.backups.clone();
+    on_thread(permit, move || {
+        let sent = send_archive(&backups, &collection, &list, &writer);
+        if let Err(error) = &sent {
+            tracing::warn!(collection, backup = %list.id, %error, "a download of a snapshot has ended");
+        }
+        writer.end(sent);
+    })?;
+    results.begun().await?;
+    let mut response = Response::new(Body::from_stream(results));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    let disposition = HeaderValue::from_str(&format!("attachment; filename=\"{name}\""));
+    headers.extend(disposition.ok().map(|value| (header::CONTENT_DISPOSITION, value)));
+    Ok(response)
+}
+
+fn send_archive(
+    backups: &BackupService,
+    collection: &str,
+    list: &BackupList,
+    writer: &ResultWriter,
+) -> Result<()> {
+    let store = backups.store()?;
+    let progress = BackupProgress::default();
+    let context = BackupContext { store: &store, pacer: backups.pacer(), progress: &progress };
+    let mut pieces = PieceWriter { writer, piece: Vec::with_capacity(PIECE_BYTES) };
+    backup::block_on(write_archive(&context, collection, list, &mut pieces))
+}
+
+/// Collects bytes to pieces and sends them.
+struct PieceWriter<'a> {
+    writer: &'a ResultWriter,
+    piece: Vec<u8>,
+}
+
+impl Write for PieceWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let count = bytes.len().min(PIECE_BYTES - self.piece.len());
+        self.piece.extend_from_slice(&bytes[..count]);
+        if self.piece.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE_BYTES));
+        self.writer.send(Bytes::from(piece)).map_err(std::io::Error::other)
+    }
+}
+
+async fn recover(
+    State(state): Context,
+    Path(collection): Path<String>,
+    query: QueryResult<SnapshotParams>,
+    peer: Option<Extension<Peer>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let started = Instant::now();
+    let caller = Caller { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+    // The location may be any file of this machine.
+    let call = AdminRequest {
+        calls: "snapshots are recovered from a location",
+        action: "recover snapshot",
+        subject: &collection,
+        caller,
+    };
+    let recovered = async {
+        let params = query_parameters(query)?;
+        let body = state.requests.read_json_body(&headers, body).await?;
+        let request: RecoverSnapshot = crate::json::parse(&body)?;
+        check_unsupported(&params, &request)?;
+        let location = request.location;
+        let options = state.backups.store_options().to_vec();
+        let open = move || open_location(&location, &options);
+        Ok((begin_restore(&state, &collection, open)?, params))
+    };
+    answer(state.access.admin(call, recovered).await, started).await
+}
+
+/// Answers a request that restores a collection.
+async fn answer(begun: Result<(RestoreOutcome, SnapshotParams)>, started: Instant) -> Reply {
+    match begun {
+        Ok((_, params)) if params.wait == Some(false) => accepted(started),
+        Ok((outcome, params)) => reply(wait(outcome, &params).await.map(|_| true), started),
+        Err(error) => refuse(&error, started.elapsed()),
+    }
+}
+
+/// # Errors
+/// `Unimplemented` for a field without effect.
+fn check_unsupported(params: &SnapshotParams, request: &RecoverSnapshot) -> Result<()> {
+    let checksum = params.checksum.as_ref().or(request.checksum.as_ref());
+    if checksum.is_some() {
+        return Err(Error::unimplemented(
+            "\"checksum\" is not supported; each file in a snapshot has its own checksum, which is compared",
+        ));
+    }
+    match &request.api_key {
+        Some(_) => Err(Error::unimplemented(
+            "\"api_key\" is not supported; download the snapshot and send it to snapshots/upload",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Restores the snapshot that `open` returns, on a thread of its own. Replaces the collection.
+fn begin_restore<R: Read>(
+    state: &Arc<CollectionsState>,
+    collection: &str,
+    open: impl FnOnce() -> Result<R> + Send + 'static,
+) -> Result<RestoreOutcome> {
+    let target = RestoreTarget { name: state.backups.resolve(collection)?, replaces: true };
+    let permit = permit(state)?;
+    let (sender, outcome) = oneshot::channel();
+    let backups = state.backups.clone();
+    on_thread(permit, move || {
+        let restored = backups.registry().and_then(|registry| {
+            let check = |settings: &CollectionSettings| {
+                backups.check_originals(&registry, settings, &target)
+            };
+            read_archive(&registry, open()?, &target, check)
+        });
+        let collection = &target.name;
+        match &restored {
+            Ok(report) => {
+                tracing::info!(collection, backup = %report.backup, "a snapshot was restored")
+            }
+            Err(error) => tracing::error!(collection, %error, "a snapshot was not restored"),
+        }
+        // The client may be gone.
+        let _ = sender.send(restored.map(|report| json!(report)));
+    })?;
+    Ok(outcome)
+}
+
+async fn upload(
+    State(state): Context,
+    Path(collection): Path<String>,
+    query: QueryResult<SnapshotParams>,
+    watch: Option<Extension<HeaderTimeout>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let started = Instant::now();
+    let restored = async {
+        let params = query_parameters(query)?;
+        if params.checksum.is_some() {
+            return Err(Error::unimplemented(
+                "\"checksum\" is not supported; each file in a snapshot has its own checksum, which is compared",
+            ));
+        }
+        let limits = UploadLimits {
+            noun: "snapshot",
+            bytes_max: UPLOAD_BYTES_MAX,
+            piece_timeout: state.requests.limits.client_timeout,
+        };
+        // Until the body is complete, its bytes do not belong to a next request.
+        let receiving = watch.map(|Extension(watch)| watch.complete());
+        let pieces = pieces(&headers, body, limits).await?;
+        let (sender, reader, _) = upload_channel(None);
+        let outcome = begin_restore(&state, &collection, move || Ok(reader))?;
+        tokio::spawn(async move {
+            sender.feed(pieces, limits).await;
+            drop(receiving);
+        });
+        Ok((outcome, params))
+    };
+    answer(restored.await, started).await
+}
+
+/// Returns the bytes of the uploaded file, which is the body or the first file of a form.
+async fn pieces(headers: &HeaderMap, body: Body, limits: UploadLimits) -> Result<UploadPieces> {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let Some(form) = content_type.filter(|text| text.starts_with("multipart/form-data")) else {
+        return Ok(UploadPieces::raw(body));
+    };
+    let missing = || {
+        Error::invalid("the form has no file; send the snapshot with -F snapshot=@FILE.snapshot")
+    };
+    FormFile::first(form, body, limits).await?.map(|file| file.pieces).ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_to_backups() {
+        let id = "20260131T235959123Z-0123abcd";
+        assert_eq!(id_of("a-b", &format!("a-b-{id}.snapshot")).unwrap().as_str(), id);
+        for wrong in [
+            "x.snapshot",
+            "a-b.snapshot",
+            "a-b-1.snapshot",
+            "c-20260131T235959123Z-0123abcd.snapshot",
+        ] {
+            assert_eq!(
+                id_of("a-b", wrong).unwrap_err().kind(),
+                base::ErrorKind::NotFound,
+                "{wrong}"
+            );
+        }
+    }
+}
