@@ -4,6 +4,7 @@
 //! nothing for [`VIEWER_STALL_MAX`] is disconnected, so that another can connect.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -31,13 +32,13 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Answers with the stream of events.
 pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Response {
-    match stream(&page, &headers) {
+    match stream(&page, &headers).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
 }
 
-fn stream(page: &Page, headers: &HeaderMap) -> Result<Response> {
+async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
     let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;
     // Subscribed before the history is read, so that no second is missing between them.
@@ -46,7 +47,10 @@ fn stream(page: &Page, headers: &HeaderMap) -> Result<Response> {
         return Err(Error::unavailable("the server is shutting down"));
     }
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
-    let first = first_event(page);
+    let reading = page.clone();
+    // Hundreds of models take milliseconds, so not on a thread that serves connections.
+    let first = tokio::task::spawn_blocking(move || first_event(&reading)).await;
+    let first = first.map_err(|_| Error::internal("the history could not be read"))?;
     tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));

@@ -1,28 +1,45 @@
-//! The live page: its history, its events and its files.
+//! The pages, and what the overview of models shows.
 //!
-//! A task on the connection threads reads the counters of the server once a second and keeps two
-//! minutes of them ([`history`]). Open pages get server-sent events ([`events`]). No request calls
-//! this module.
+//! A task reads the counters of the server once a second ([`history`]), keeps the events of the
+//! server ([`journal`]), and sends open pages what is new ([`events`]). No request calls this
+//! module.
 
+mod detail;
+mod event_list;
 mod events;
 mod files;
 pub(crate) mod history;
+pub(crate) mod journal;
+mod login;
+mod machine;
+mod settings;
+mod shell;
 mod threads;
 mod tick;
+mod trouble;
+mod watch;
+mod window;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::routing::get;
 use bytes::Bytes;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::MissedTickBehavior;
+use transport::RequestResources;
 
+use crate::collections::Collections;
 use crate::core::Core;
 use crate::readiness::Readiness;
-pub(crate) use events::events;
 pub(crate) use files::{page, routes, wants_page};
-use history::{HISTORY_SECONDS_MAX, MODELS_SHOWN_MAX, ModelScan};
-use threads::{ThreadWatch, Threads};
+use history::TrafficHistory;
+use journal::EventJournal;
+pub(crate) use login::login_page;
+use machine::MachineWatch;
+pub(crate) use settings::ShownConfig;
+use watch::ServerWatch;
 
 /// Most open pages. A further one is refused.
 const EVENTS_VIEWERS_MAX: usize = 32;
@@ -45,54 +62,83 @@ enum News {
 pub(crate) struct Page {
     core: Core,
     readiness: Arc<Readiness>,
-    threads: Mutex<ThreadWatch>,
-    news: watch::Sender<News>,
+    history: TrafficHistory,
+    pub(crate) journal: Arc<EventJournal>,
+    machine: MachineWatch,
+    shown: ShownConfig,
+    server_watch: Mutex<ServerWatch>,
+    news: channel::Sender<News>,
     viewers: Arc<Semaphore>,
+    details: Arc<Semaphore>,
 }
 
 impl Page {
-    pub(crate) fn new(core: Core, readiness: Arc<Readiness>) -> Page {
+    pub(crate) fn new(
+        core: Core,
+        readiness: Arc<Readiness>,
+        requests: Arc<RequestResources>,
+        collections: Arc<Collections>,
+        shown: ShownConfig,
+    ) -> Page {
+        let journal = core.journal.clone();
+        let watched = ServerWatch::new(core.metrics.clone(), collections.clone(), journal.clone());
+        let directories = shown.directories.clone();
         Page {
+            machine: MachineWatch::new(core.clone(), requests, collections, directories, shown.gpu),
             core,
             readiness,
-            threads: Mutex::default(),
-            news: watch::Sender::new(News::Quiet),
+            history: TrafficHistory::new(journal.start()),
+            journal,
+            shown,
+            server_watch: Mutex::new(watched),
+            news: channel::Sender::new(News::Quiet),
             viewers: Arc::new(Semaphore::new(EVENTS_VIEWERS_MAX)),
+            details: Arc::new(Semaphore::new(detail::DETAILS_MAX)),
         }
     }
 
-    fn threads(&self, now: Instant) -> Vec<Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).scan(now)
+    /// Adds the second that has ended to the history, and finds new events.
+    fn scan(&self) {
+        let readings = self.core.stats.traffic();
+        let snapshot = self.core.scheduler.snapshot();
+        let now = Instant::now();
+        self.history.scan(now, readings, &snapshot.models);
+        let end = self.history.seconds(now).round() as u64;
+        let mut watched = self.server_watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.scan(&self.core.lifecycle.status(), &self.history, end);
     }
 
-    /// Adds the seconds that have ended to the history.
-    fn scan(&self) {
-        let statuses = self.core.lifecycle.status();
-        let snapshot = self.core.scheduler.snapshot();
-        let scan = |name| ModelScan {
-            model: name,
-            latencies: self.core.stats.known_window(name),
-            counters: snapshot.models.iter().find(|counters| counters.model == *name),
-        };
-        let scans: Vec<ModelScan<'_>> =
-            statuses.iter().take(MODELS_SHOWN_MAX).map(|status| scan(&status.name)).collect();
-        self.core.history.scan(&scans);
+    /// Scans, and tells open pages.
+    fn tick(&self) {
+        self.scan();
+        if self.news.receiver_count() > 0 {
+            self.news.send_replace(News::Tick(events::frame("tick", &tick::tick(self))));
+        }
     }
 }
 
+/// Returns the routes of what the overview shows.
+pub(crate) fn live_routes() -> Router<Arc<Page>> {
+    Router::new()
+        .route("/events", get(events::events))
+        .route("/page/model", get(detail::detail))
+        .route("/v2/events", get(event_list::event_list))
+}
+
 /// Scans once a second until the server stops, then ends the open event streams.
-pub(crate) async fn watch(page: Arc<Page>, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn watch(page: Arc<Page>, mut stop: channel::Receiver<bool>) {
     let mut ticks = tokio::time::interval(TICK);
-    // A late scan reads several seconds at once, so missed scans are not repeated.
+    // After a late scan, the next is a second later: a point is about a second.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             _ = stop.wait_for(|stop| *stop) => break,
         }
-        page.scan();
-        if page.news.receiver_count() > 0 {
-            page.news.send_replace(News::Tick(events::frame("tick", &tick::tick(&page))));
+        let ticking = page.clone();
+        // Hundreds of models take milliseconds, so not on a thread that serves connections.
+        if let Err(error) = tokio::task::spawn_blocking(move || ticking.tick()).await {
+            tracing::error!(%error, "the page's figures could not be read");
         }
     }
     page.news.send_replace(News::End);

@@ -1,6 +1,8 @@
 // The page for audio: sends a recording, draws it, shows its labels as they arrive, and plays it.
 
 import { Wave, clock, peaksOf } from "./page-audio-wave.js";
+import { getJson, request, words } from "./page-api.js";
+import { copyButton, state } from "./page-shell.js";
 import { bytes, el, rows, text } from "./page-dom.js";
 
 // Most listed labels. All are drawn.
@@ -14,11 +16,6 @@ const ARROW_S = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 };
 const $ = (id) => document.getElementById(id);
 const wave = new Wave($("wave")), audio = $("audio"), labels = [];
 let recognisers = [], limits = {}, file = null, running = null, address = null;
-
-function state(name, words) {
-  $("state").dataset.state = name;
-  text($("state"), words);
-}
 
 function problem(words) {
   $("problem").hidden = !words;
@@ -42,21 +39,30 @@ function describe() {
 
 async function load() {
   try {
-    const answer = await fetch("/v1/audio"), found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
-    ({ recognisers, limits } = found);
+    ({ recognisers, limits } = await getJson("/v1/audio"));
   } catch (error) {
-    problem(`The recognisers cannot be listed: ${error.message}`);
+    state("failed", "failed");
+    problem(`The recognisers cannot be listed: ${words(error)}`);
+    usable(false);
     return;
   }
-  const usable = recognisers.filter((entry) => !entry.error), broken = recognisers.filter((entry) => entry.error);
-  recognisers = usable;
-  $("recogniser").replaceChildren(...usable.map((entry) => el("option", { value: entry.name }, entry.title ? `${entry.title} (${entry.name})` : entry.name)));
+  const working = recognisers.filter((entry) => !entry.error), broken = recognisers.filter((entry) => entry.error);
+  recognisers = working;
+  $("recogniser").replaceChildren(...working.map((entry) => el("option", { value: entry.name }, entry.title ? `${entry.title} (${entry.name})` : entry.name)));
   const wanted = new URLSearchParams(location.search).get("recogniser");
-  if (usable.some((entry) => entry.name === wanted)) $("recogniser").value = wanted;
+  if (working.some((entry) => entry.name === wanted)) $("recogniser").value = wanted;
+  else if (wanted && working.length) problem(`No recogniser "${wanted}" is served here. Choose one of the list.`);
   if (broken.length) problem(broken.map((entry) => entry.error).join(" "));
-  $("none").hidden = usable.length + broken.length > 0;
+  $("none").hidden = working.length + broken.length > 0;
+  usable(working.length > 0);
+  if (working.length) state("none", "no file chosen"); else state("none", "no recogniser");
   describe();
+}
+
+// Enables the form if a recogniser can take a file.
+function usable(on) {
+  for (const id of ["recogniser", "file"]) $(id).disabled = !on;
+  $("drop").hidden = !on;
 }
 
 function clear() {
@@ -79,7 +85,7 @@ function choose(found) {
   audio.src = address;
   text($("player-title"), `${file.name} · ${bytes(file.size)}`);
   $("player").hidden = false;
-  state("none", "not listened to yet");
+  state("none", "not labelled yet");
   describe();
   look(file);
 }
@@ -177,22 +183,21 @@ async function start() {
   const work = running = { stop: new AbortController(), done: false };
   enable($("stop"), true);
   describe();
-  state("listening", "listening");
+  state("listening", "labelling");
   progress(0, null);
   // Browsers read a response only after the whole upload, so the server stores the upload first if it fits.
   const query = file.size <= (limits.spool_bytes ?? 0) ? "?spool=1" : "";
   const path = `/v1/audio/${encodeURIComponent($("recogniser").value)}${query}`;
   try {
     const headers = { "Content-Type": file.type.startsWith("audio/") ? file.type : "application/octet-stream" };
-    const answer = await fetch(path, { method: "POST", body: file, headers, signal: work.stop.signal });
-    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `the server answered ${answer.status}`);
+    const answer = await request("POST", path, { body: file, headers, stop: work.stop.signal });
     await read(answer.body);
     if (!work.done) throw new Error("the answer ended early");
   } catch (error) {
     if (running !== work) return;
     if (error.name === "AbortError") { state("none", "stopped"); } else {
       state("failed", "failed");
-      problem(error instanceof TypeError ? "The server did not answer. Is it running?" : `It was not listened to whole: ${error.message}`);
+      problem(labels.length ? `Labels are incomplete: ${words(error)}` : words(error));
     }
   } finally {
     if (running === work) {
@@ -289,6 +294,7 @@ document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("dropping");
   const dropped = event.dataTransfer?.files[0];
-  if (dropped) choose(dropped);
+  if (dropped && !$("file").disabled) choose(dropped);
 });
+$("none-copy").append(copyButton(() => $("none-code").textContent, "the commands"));
 load();

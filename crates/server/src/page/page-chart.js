@@ -1,14 +1,20 @@
-// The chart of a model's last two minutes: percentiles on a logarithmic scale, and requests and queue below on the
-// same time axis.
+// Charts: latency on a logarithmic scale with requests and errors below on the same time axis, and the small chart of
+// a row. Only the last intervals are known for seconds; longer ranges have longer intervals.
 
-import { ms, svg, count } from "./page-dom.js";
+import { clock, count, ms, passed, svg } from "./page-dom.js";
 
-// Indexes in a point: [at, count, p50, p80, p90, p99, p999, max, queued], as in crates/server/src/page/history.rs.
-export const AT = 0, COUNT = 1, MAX = 7, QUEUED = 8;
-export const LINES = [["p50", 2], ["p80", 3], ["p90", 4], ["p99", 5], ["p999", 6]];
+// Places in a point, as in crates/server/src/page/history/range.rs.
+export const AT = 0, REQUESTS = 1, ERRORS = 2, P50 = 3, P90 = 4, P99 = 5, P999 = 6, MAX = 7, QUEUED = 8;
+// Lines of one version: name, place, class.
+export const LINES = [["p50", P50, "p50"], ["p90", P90, "p90"], ["p99", P99, "p99"], ["max", MAX, "max"]];
+// Lines of a comparison: median and tail of each version.
+export const PAIR = [["p50", P50], ["p99", P99]];
 
-const LEFT = 46, RIGHT = 66, TOP = 32, BOTTOM = 18, STRIP = 30, GAP = 20;
+const LEFT = 48, RIGHT = 94, TOP = 34, BOTTOM = 20, STRIP = 44, GAP = 24;
 const LABEL_HEIGHT = 13, MARK_GAP = 6, MARK_CHARACTER = 6.4;
+const SPARK = { width: 150, height: 28 };
+// A range up to this is labelled by the time that has passed, a longer one by the clock.
+const AGO_MAX = 900;
 
 // Returns 1, 2 and 5 times each power of ten, from just below `low` to just above `high`.
 function steps(low, high) {
@@ -21,10 +27,10 @@ function steps(low, high) {
   return all.slice(Math.max(0, first), Math.max(last, first + 3) + 1);
 }
 
-function vertical(points, top, bottom) {
-  const busy = points.filter((point) => point[COUNT] > 0);
-  if (busy.length === 0) return null;
-  const marks = steps(Math.min(...busy.map((point) => point[2])), Math.max(...busy.map((point) => point[6])));
+function vertical(lines, top, bottom) {
+  const values = lines.flatMap(({ points, place }) => points.map((point) => point[place])).filter((value) => value > 0);
+  if (values.length === 0) return null;
+  const marks = steps(Math.min(...values), Math.max(...values));
   const [low, high] = [Math.log(marks[0]), Math.log(marks.at(-1))];
   return { marks, at: (us) => bottom - ((Math.log(us) - low) / (high - low)) * (bottom - top) };
 }
@@ -39,7 +45,7 @@ function label(x, y, words, attributes = {}) {
 
 function grid(scale, frame) {
   const every = scale.marks.length > 10 ? 3 : 1;
-  return scale.marks.flatMap((us, index) => {
+  return scale.marks.flatMap((us) => {
     const y = Math.round(scale.at(us)) + 0.5;
     const parts = [line(frame.left, y, frame.right, y, "grid")];
     const decade = Math.abs(Math.log10(us) % 1) < 1e-9;
@@ -50,103 +56,120 @@ function grid(scale, frame) {
   });
 }
 
-// A second without requests interrupts a line; a single second is a dot.
-function series(points, place, x, scale) {
-  let path = "", last = null;
+// An interval without requests interrupts a line; a single interval is a dot.
+function path(points, place, step, x, scale) {
+  let drawn = "", last = null;
   for (const point of points) {
-    if (point[COUNT] === 0) { last = null; continue; }
-    const joined = last !== null && point[AT] - last === 1;
-    path += `${joined ? "L" : "M"}${x(point[AT]).toFixed(1)} ${scale.at(point[place]).toFixed(1)}${joined ? "" : "h.01"}`;
+    if (point[place] === 0) { last = null; continue; }
+    const joined = last !== null && point[AT] - last <= step;
+    drawn += `${joined ? "L" : "M"}${x(point[AT] - step / 2).toFixed(1)} ${scale.at(point[place]).toFixed(1)}${joined ? "" : "h.01"}`;
     last = point[AT];
   }
-  return path;
+  return drawn;
 }
 
 // Writes the newest values beside their lines, moved apart if they overlap.
-function endLabels(point, scale, frame) {
-  const wanted = LINES.map(([name, place]) => ({ name, y: scale.at(point[place]) + 4, words: `${name} ${ms(point[place])}` }));
+function endLabels(lines, now, step, scale, frame) {
+  const newest = lines.map(({ name, points, place, kind }) => ({ name, kind, point: points.at(-1), place }))
+    .filter(({ point, place }) => point && point[place] > 0 && now - point[AT] <= 3 * step);
+  const wanted = newest.map(({ name, kind, point, place }) => ({ kind, y: scale.at(point[place]) + 4, words: `${name} ${ms(point[place])}` }))
+    .sort((a, b) => b.y - a.y);
   for (let index = 1; index < wanted.length; index++) {
     wanted[index].y = Math.min(wanted[index].y, wanted[index - 1].y - LABEL_HEIGHT);
   }
-  const over = frame.top + 4 - wanted.at(-1).y;
+  const over = wanted.length ? frame.top + 4 - wanted.at(-1).y : 0;
   if (over > 0) {
-    let floor = Infinity;
+    let floor = -Infinity;
     for (const entry of [...wanted].reverse()) {
-      entry.y = floor === Infinity ? entry.y + over : Math.max(entry.y, floor + LABEL_HEIGHT);
+      entry.y = floor === -Infinity ? entry.y + over : Math.max(entry.y, floor + LABEL_HEIGHT);
       floor = entry.y;
     }
   }
-  return wanted.map(({ name, y, words }) => label(frame.right + 5, y, words, { class: `series-label ${name}` }));
+  return wanted.map(({ kind, y, words }) => label(frame.right + 6, y, words, { class: `series-label ${kind}` }));
 }
 
-export function markWords(mark) {
-  if (mark.from === null) return `v${mark.version}`;
-  return mark.from === mark.version ? `v${mark.version} again` : `v${mark.from}→v${mark.version}`;
+// Words of a mark, or null for an event that is not marked.
+export function markWords(event) {
+  if (event.kind === "loaded") return event.from === undefined ? `v${event.version}` : event.from === event.version ? `v${event.version} again` : `v${event.from}→v${event.version}`;
+  if (event.kind === "failed") return `v${event.version} failed`;
+  if (event.kind === "withdrawn") return `v${event.version} withdrawn`;
+  return null;
 }
 
-function marks(list, x, frame) {
+function marks(events, x, frame) {
   const ends = [-Infinity, -Infinity];
-  return list.filter((mark) => x(mark.at) >= frame.left).flatMap((mark) => {
-    const at = Math.round(x(mark.at)) + 0.5, words = markWords(mark), width = words.length * MARK_CHARACTER;
-    const parts = [line(at, TOP - 4, at, frame.end, "mark")];
+  return events.filter((event) => markWords(event) && x(event.at) >= frame.left).flatMap((event) => {
+    const words = markWords(event), at = Math.round(x(event.at)) + 0.5, width = words.length * MARK_CHARACTER;
+    const bad = event.level === "info" ? "" : " bad";
+    const parts = [line(at, TOP - 4, at, frame.end, `mark${bad}`)];
     const start = Math.min(Math.max(at - width / 2, frame.left), frame.right - width);
     const row = ends.findIndex((end) => start >= end);
     if (row >= 0) {
       ends[row] = start + width + MARK_GAP;
-      parts.push(label(start, 24 - row * LABEL_HEIGHT, words, { class: "mark-label" }));
+      parts.push(label(start, 26 - row * LABEL_HEIGHT, words, { class: `mark-label${bad}` }));
     }
     return parts;
   });
 }
 
-// Draws bars of one number per second, with its name at the left and its maximum at the right.
-function strip(points, place, x, frame, top, name) {
-  const most = Math.max(1, ...points.map((point) => point[place])), width = x(1) - x(0);
-  const bars = points.map((point) => {
-    const height = (point[place] / most) * STRIP, left = x(point[AT] - 1).toFixed(1);
-    return height > 0 ? `M${left} ${top + STRIP}v-${Math.max(1, height).toFixed(1)}h${Math.max(1, width - 0.7).toFixed(1)}V${top + STRIP}z` : "";
-  });
-  const words = points.length ? `max ${count(Math.max(...points.map((point) => point[place])))}` : "";
+// Draws the requests of each interval as bars, the failed ones in red at the bottom.
+function bars(points, step, x, frame, top) {
+  const most = Math.max(1, ...points.map((point) => point[REQUESTS])), width = Math.max(1, x(step) - x(0) - 0.7);
+  const bar = (point, number) => {
+    const height = (number / most) * STRIP;
+    return number > 0 ? `M${x(point[AT] - step).toFixed(1)} ${top + STRIP}v-${Math.max(1, height).toFixed(1)}h${width.toFixed(1)}V${top + STRIP}z` : "";
+  };
+  const highest = points.length ? `max ${count(Math.max(...points.map((point) => point[REQUESTS])) / step)}/s` : "";
   return [
-    svg("path", { class: "strip", d: bars.join("") }),
+    svg("path", { class: "strip", d: points.map((point) => bar(point, point[REQUESTS])).join("") }),
+    svg("path", { class: "strip-errors", d: points.map((point) => bar(point, point[ERRORS])).join("") }),
     line(frame.left, top + STRIP + 0.5, frame.right, top + STRIP + 0.5, "axis"),
-    label(frame.left, top - 4, name),
-    label(frame.right + 5, top + STRIP, words),
+    label(frame.left, top - 6, "requests, and errors in red"),
+    label(frame.right + 6, top + STRIP, highest),
   ];
 }
 
-function seconds(x, frame, span) {
-  const times = frame.right - frame.left > 420 ? [120, 90, 60, 30, 0] : [120, 60, 0];
-  return times.filter((ago) => ago <= span).map((ago) => {
-    const words = ago === 0 ? "now" : `−${ago} s`;
-    return label(x(frame.now - ago), frame.end + 13, words, { "text-anchor": ago === 0 ? "end" : ago === span ? "start" : "middle" });
+function times(x, frame, span, now, started) {
+  const few = frame.right - frame.left < 420 ? 2 : 4;
+  return Array.from({ length: few + 1 }, (_, index) => (span * (few - index)) / few).map((ago) => {
+    const words = span <= AGO_MAX ? (ago === 0 ? "now" : `−${passed(ago)}`) : clock(started + (now - ago) * 1000, false);
+    return label(x(now - ago), frame.end + 14, words, { "text-anchor": ago === 0 ? "end" : ago === span ? "start" : "middle" });
   });
 }
 
-// Draws into `chart`. Returns a function from a position to a second.
-export function draw(chart, model, now, span, cursor) {
-  const [width, height] = [Math.max(chart.clientWidth, 240), chart.clientHeight || 300];
-  const end = height - BOTTOM, queue = end - STRIP, requests = queue - GAP - STRIP;
-  const frame = { left: LEFT, right: width - RIGHT, top: TOP, bottom: requests - GAP, end, now };
+// Draws into `chart`. Returns a function from a position to a time, in seconds since the server started.
+//
+// `shown` has lines of latency ({ name, place, kind, points }), points of requests, events, and the range.
+export function draw(chart, shown, cursor) {
+  const { lines, requests, events, now, span, step, started } = shown;
+  const [width, height] = [Math.max(chart.clientWidth, 240), chart.clientHeight || 340];
+  const end = height - BOTTOM, strip = end - STRIP;
+  const frame = { left: LEFT, right: width - RIGHT, top: TOP, bottom: strip - GAP, end };
   const x = (at) => frame.right - ((now - at) / span) * (frame.right - frame.left);
-  const points = model.points.filter((point) => point[AT] > now - span);
-  const scale = vertical(points, frame.top, frame.bottom);
-  const parts = [];
+  const scale = vertical(lines, frame.top, frame.bottom), parts = [];
   if (scale) {
-    parts.push(...grid(scale, frame));
-    for (const [name, place] of LINES) parts.push(svg("path", { class: `series ${name}`, d: series(points, place, x, scale) }));
-    const newest = points.at(-1);
-    if (newest[COUNT] > 0) parts.push(...endLabels(newest, scale, frame));
+    parts.push(...grid(scale, frame), label(frame.left - 6, TOP - 8, "ms", { "text-anchor": "end" }));
+    for (const { points, place, kind } of lines) parts.push(svg("path", { class: `series ${kind}`, d: path(points, place, step, x, scale) }));
+    parts.push(...endLabels(lines, now, step, scale, frame));
   } else {
-    parts.push(label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "no requests in the last two minutes",
-      { class: "nothing", "text-anchor": "middle" }));
+    const words = requests.length ? "no request had a result in this time" : "no requests in this time";
+    parts.push(label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, words, { class: "nothing", "text-anchor": "middle" }));
   }
   parts.push(line(frame.left, frame.bottom + 0.5, frame.right, frame.bottom + 0.5, "axis"));
-  parts.push(...strip(points, COUNT, x, frame, requests, "requests/s"));
-  parts.push(...strip(points, QUEUED, x, frame, queue, "waiting"));
-  parts.push(...marks(model.marks, x, frame), ...seconds(x, frame, span));
-  if (cursor !== null) parts.push(line(x(cursor), frame.top, x(cursor), frame.end, "cursor"));
+  parts.push(...bars(requests, step, x, frame, strip), ...marks(events, x, frame), ...times(x, frame, span, now, started));
+  if (cursor !== null) parts.push(line(x(cursor - step / 2), frame.top, x(cursor - step / 2), frame.end, "cursor"));
   chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
   chart.replaceChildren(...parts);
-  return (place) => Math.round(now - ((frame.right - place) / (frame.right - frame.left)) * span);
+  return (place) => now - ((frame.right - place) / (frame.right - frame.left)) * span;
+}
+
+// Returns a small chart of requests as bars, the failed ones in red. Points are [end, requests, errors, p99].
+export function spark(points, now, span, step) {
+  const { width, height } = SPARK, most = Math.max(1, ...points.map((point) => point[1]));
+  const x = (at) => width - ((now - at) / span) * width, wide = Math.max(1, (step / span) * width - 0.4);
+  const bar = (end, number) => (number > 0 ? `M${Math.max(0, x(end) - wide).toFixed(1)} ${height}v-${Math.max(1.5, (number / most) * (height - 2)).toFixed(1)}h${wide.toFixed(1)}V${height}z` : "");
+  return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true", preserveAspectRatio: "none" },
+    svg("path", { class: "strip", d: points.map(([end, number]) => bar(end, number)).join("") }),
+    svg("path", { class: "strip-errors", d: points.map(([end, , errors]) => bar(end, errors)).join("") }),
+    line(0, height - 0.5, width, height - 0.5, "axis"));
 }

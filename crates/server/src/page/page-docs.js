@@ -75,7 +75,6 @@ async function start() {
     return { section: el("section", { class: "panel api" }, ...head, ...calls.map(({ node }) => node)), calls };
   });
   find("calls").replaceChildren(...groups.map(({ section }) => section));
-  find("version").textContent = described.info.version;
   state.dataset.state = "live";
   state.textContent = `${all.length} calls`;
   find("search").addEventListener("input", () => filter(groups));

@@ -53,6 +53,13 @@ export function age(seconds) {
   return duration(seconds).split(" ").slice(0, 2).join(" ");
 }
 
+// Formats a time that has passed, without parts that are 0.
+export function passed(seconds) {
+  const whole = Math.round(seconds), minutes = Math.floor(whole / 60), rest = whole % 60;
+  if (whole >= 3600) return duration(whole);
+  return [minutes ? `${minutes} min` : "", rest || !minutes ? `${rest} s` : ""].filter(Boolean).join(" ");
+}
+
 export function count(value) {
   if (value >= 100000) return `${Math.round(value / 1000)} k`;
   return value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
@@ -68,4 +75,19 @@ export function gauge(node, label, value, max, words) {
   text(name, label);
   text(amount, words);
   node.querySelector("i").style.width = `${max > 0 ? Math.min(100, (100 * value) / max) : 0}%`;
+}
+
+// Formats a share of 1.
+export function percent(share) {
+  const value = share * 100;
+  if (value === 0) return "0 %";
+  if (value < 0.01) return "<0.01 %";
+  return value >= 10 ? `${Math.round(value)} %` : `${value.toFixed(value >= 1 ? 1 : 2)} %`;
+}
+
+// Formats a time of day; with the day if it is not today.
+export function clock(milliseconds, seconds = true) {
+  const time = new Date(milliseconds), today = time.toDateString() === new Date().toDateString();
+  const words = time.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) });
+  return today ? words : `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${words}`;
 }

@@ -1,6 +1,6 @@
 // Draws two images and a line for each matched pair of keypoints.
 
-import { path, show } from "./page-images-api.js";
+import { path } from "./page-images-api.js";
 import { svg, text } from "./page-dom.js";
 
 // Gap between the images, as a share of their common side.
@@ -38,8 +38,8 @@ export class Match {
     const images = [left, right].map((place) => svg("image", { x: place.x, y: place.y, width: place.width, height: place.height, preserveAspectRatio: "none" }));
     for (const image of images) image.addEventListener("load", () => image.setAttribute("data-loaded", ""));
     const frames = [left, right].map((place) => svg("rect", { class: "frame", x: place.x, y: place.y, width: place.width, height: place.height }));
-    if (query.address) images[0].setAttribute("href", query.address); else if (query.id) show(images[0], "href", thumbnail(collection, query.id));
-    show(images[1], "href", thumbnail(collection, result.id));
+    images[0].setAttribute("href", query.address ?? thumbnail(collection, query.id));
+    images[1].setAttribute("href", thumbnail(collection, result.id));
     const drawn = pairs.filter((_, at) => at % Math.ceil(pairs.length / LINES_MAX) === 0);
     const lines = drawn.map(([xq, yq, xr, yr], at) => line(at, left.at(xq, yq), right.at(xr, yr)));
     const marks = drawn.flatMap(([xq, yq, xr, yr], at) => [mark(at, left.at(xq, yq)), mark(at, right.at(xr, yr))]);

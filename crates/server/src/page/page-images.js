@@ -1,63 +1,56 @@
-// The page for images: finds images by an image, shows the matches, adds and deletes.
+// The page for images: collections and their images; finds images by an image, adds and deletes.
 
 import { Adding, dropped } from "./page-images-add.js";
-import { Refused, get, hasKey, path, post, remove, show, unlock } from "./page-images-api.js";
-import { Match, points } from "./page-images-match.js";
+import { get, path, remove } from "./page-images-api.js";
+import { Duplicates } from "./page-images-duplicates.js";
+import { ImageFilter } from "./page-images-filter.js";
+import { Search } from "./page-images-search.js";
+import { getJson, request, words } from "./page-api.js";
+import { menu } from "./page-menu.js";
+import { ask, copyButton, message, state } from "./page-shell.js";
 import { bytes, count, el, text } from "./page-dom.js";
 
 // Images on one page of the collection.
 const PAGE = 48;
 const TILE_PIXELS = 256;
-const MESSAGE_MS = 8000;
 // Shortest time between two updates of the collection while images are added.
 const LOOK_MS = 1500;
-const NAME_KEY = "image.name";
+const MODEL_CODE = `# In a checkout: MobileNetV2, ready to serve
+make images-model && millpond serve .cache/images/models
+
+# Any ONNX model with a float input [n, 3, height, width] and an output [n, d]
+millpond publish embedder.onnx --to models/embedder && millpond serve models`;
 
 const $ = (id) => document.getElementById(id);
-const match = new Match($("match"));
+const search = new Search({ began: () => { problem("find-problem", null); state("busy", "searching"); }, ended: describe, failed: (error) => failed(error, "find-problem") });
+const filter = new ImageFilter(() => {
+  offsets = [null];
+  list();
+  // The results belong to another filter.
+  $("again").hidden = $("found").hidden;
+});
 const adding = new Adding(
   { list: $("sent"), unlisted: $("unlisted"), progress: $("progress"), halt: $("halt") },
   { done: added, changed: () => { if (performance.now() - looked > LOOK_MS) refresh(); } },
 );
-let collections = [], made = null, filter = null, query = null, results = [], running = null, looked = 0;
+const duplicates = new Duplicates({ deleted: removeImage });
+let collections = [], embedding = {}, models = null, made = null, looked = 0;
 // Offsets of the pages up to the current one, which is the last.
 let offsets = [null], following = null;
 
-function state(name, words) {
-  $("state").dataset.state = name;
-  text($("state"), words);
+function problem(id, ...parts) {
+  $(id).hidden = parts[0] === null;
+  $(id).replaceChildren(...parts.filter((part) => part !== null));
 }
 
-function problem(words) {
-  $("problem").hidden = !words;
-  text($("problem"), words ?? "");
-}
+const enable = (button, on) => button.setAttribute("aria-disabled", String(!on));
+const isOn = (button) => button.getAttribute("aria-disabled") !== "true";
 
-function say(words, bad = false) {
-  const node = el("p", { class: bad ? "message bad" : "message" }, words);
-  $("messages").append(node);
-  setTimeout(() => node.remove(), MESSAGE_MS);
-}
-
-function enable(button, on) {
-  button.setAttribute("aria-disabled", String(!on));
-}
-
-const on = (button) => button.getAttribute("aria-disabled") !== "true";
-
-// Shows an error, and the field for the key if the server needs one.
-function failed(error) {
+// Shows an error beside the action that failed.
+function failed(error, where) {
   if (error.name === "AbortError") return;
-  if (error.status === 401) {
-    $("unlock").hidden = false;
-    $("key").focus();
-    if (hasKey()) unlock(null);
-    state("failed", "locked");
-    problem("This server needs a key for its images.");
-    return;
-  }
   state("failed", "failed");
-  problem(error instanceof Refused ? error.message : String(error));
+  problem(where, words(error));
 }
 
 const chosen = () => $("collection").value || null;
@@ -67,45 +60,77 @@ const entry = () => collections.find(({ name }) => name === chosen()) ?? (made?.
 
 async function load() {
   try {
-    ({ collections } = await get(path(null)));
+    ({ collections, embedding = {} } = await get(path(null)));
   } catch (error) {
-    failed(error);
-    return;
+    failed(error, "problem");
+    return false;
   }
-  $("unlock").hidden = true;
-  problem(null);
+  models = await getJson("/v2/models").then((found) => found.models).catch(() => null);
+  problem("problem", null);
   if (made && collections.some(({ name }) => name === made.name)) made = null;
-  const asked = new URLSearchParams(location.search).get("collection");
+  // An address may have the collection's own name instead of its alias.
+  const named = new URLSearchParams(location.search).get("collection");
+  const asked = collections.find(({ collection }) => collection === named)?.name ?? named;
   const wanted = chosen() ?? asked, known = made ? [...collections, made] : collections;
   $("collection").replaceChildren(...known.map(({ name }) => el("option", { value: name }, name)));
   if (known.some(({ name }) => name === wanted)) $("collection").value = wanted;
   else if (wanted && wanted === asked) {
     // The address names a collection that does not exist, so another one must not be shown instead.
     $("collection").selectedIndex = -1;
-    problem(`There is no collection of images called "${wanted}". Choose or create one.`);
+    await unknown(wanted);
   }
-  $("none").hidden = known.length > 0;
   describe();
+  return true;
+}
+
+async function unknown(name) {
+  const answer = await getJson(`/collections/${encodeURIComponent(name)}/exists`).catch(() => null);
+  if (answer?.result.exists) {
+    const link = el("a", { href: `/vectors?collection=${encodeURIComponent(name)}` }, "Open it in Vectors");
+    problem("problem", `"${name}" is a collection of vectors without images. `, link, ".");
+  } else problem("problem", `There is no collection of images called "${name}". Choose or create one.`);
+  state("failed", "not found");
+}
+
+// Returns why no image can be embedded for the chosen collection, or null.
+function missingModel() {
+  const found = entry();
+  if (found && found !== made && found.model) return models && !models.includes(found.model) ? `The model of this collection, "${found.model}", is not served.` : null;
+  return embedding.error ?? null;
 }
 
 function describe() {
-  const found = entry();
-  enable($("remove"), found && found !== made);
+  const found = entry(), missing = missingModel(), isNone = collections.length === 0 && !made;
+  $("model-none").hidden = !missing || (!found && !isNone);
+  text($("model-why"), missing ? `${missing[0].toUpperCase()}${missing.slice(1)}${/[.!]$/.test(missing) ? "" : "."}` : "");
+  $("none").hidden = !isNone || Boolean(missing);
+  $("find").hidden = !found || found === made || Boolean(missing);
+  enable($("add-open"), !missing);
+  if (missing) toggle("add", false);
+  const items = [{ words: "New collection…", act: make }];
+  if (found && found !== made) {
+    items.push({ words: "Find duplicates…", act: () => duplicates.open(chosen()) });
+    items.push({ words: "Delete collection…", danger: true, act: drop });
+  }
+  $("menu").replaceChildren(menu("collections", items));
   if (!found) {
     text($("about"), "");
-    state("none", "no collection");
+    if ($("problem").hidden) state("none", "no collection");
     return;
   }
   const facts = [found === made ? "created with its first image" : `${count(found.count ?? 0)} ${found.count === 1 ? "image" : "images"}`,
     found.kind === "fingerprint" ? "fingerprints" : "photographs", found.model && `embeddings by ${found.model}`];
   text($("about"), found.reason ?? (found.state === "opening" ? "being opened" : facts.filter(Boolean).join(" · ")));
-  if (found.reason) state("failed", "broken"); else if (found.state === "opening") state("busy", "opening"); else if (!running && !adding.busy) state("ready", "ready");
+  if (found.reason) state("failed", "broken"); else if (found.state === "opening") state("busy", "opening");
+  else if (missing) state("failed", "no model"); else if (!search.busy && !adding.busy) state("ready", "ready");
 }
 
 async function choose() {
   offsets = [null];
   if (chosen()) history.replaceState(null, "", `?collection=${encodeURIComponent(chosen())}`);
-  close();
+  search.close();
+  duplicates.close();
+  for (const id of ["find-problem", "add-problem", "list-problem"]) problem(id, null);
   describe();
   await list();
 }
@@ -120,18 +145,23 @@ async function refresh() {
 
 async function list() {
   const collection = chosen(), found = entry();
-  for (const id of ["all", "only"]) $(id).hidden = !collection;
+  $("all").hidden = !collection || found === made;
   if (!collection || found === made) {
     page([], null);
     return;
   }
+  const wanted = filter.value;
   try {
-    const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: filter && JSON.stringify(filter) }));
+    const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: wanted && JSON.stringify(wanted) }));
     // A point without an image has no name.
     for (const image of answer.images) image.name ??= image.id;
-    if (collection === chosen()) page(answer.images, answer.next ?? null, answer.count);
+    if (collection !== chosen()) return;
+    problem("list-problem", null);
+    page(answer.images, answer.next ?? null, answer.count);
   } catch (error) {
-    failed(error);
+    if (collection !== chosen()) return;
+    page([], null);
+    failed(error, filter.isOpen ? "filter-problem" : "list-problem");
   }
 }
 
@@ -140,20 +170,32 @@ function page(images, next, total) {
   enable($("next"), next !== null);
   enable($("back"), offsets.length > 1);
   const first = (offsets.length - 1) * PAGE, range = images.length ? `${first + 1}–${first + images.length}` : "none";
-  text($("shown"), filter ? `${range}${Number.isInteger(total) ? ` of ${total}` : ""}, filtered` : images.length ? `${range} of ${entry()?.count ?? total ?? images.length}` : "none yet");
-  $("pictures").replaceChildren(...images.map((image) => tile(image, [
-    el("button", { class: "small search", "aria-label": `Find images like ${image.name}` }, "Like this"),
-    el("button", { class: "small delete", "aria-label": `Delete ${image.name}` }, "Delete…"),
-  ])));
+  text($("shown"), filter.value ? `${range}${Number.isInteger(total) ? ` of ${total}` : ""}, filtered` : images.length ? `${range} of ${entry()?.count ?? total ?? images.length}` : "none yet");
+  $("pictures").replaceChildren(...images.map(tile));
 }
 
-function tile(image, below) {
-  const preview = el("img", { alt: "", loading: "lazy", decoding: "async" });
-  show(preview, "src", path(chosen(), `/${image.id}/thumbnail`, { size: TILE_PIXELS }));
+function tile(image) {
+  const preview = el("img", { alt: "", loading: "lazy", decoding: "async", src: path(chosen(), `/${image.id}/thumbnail`, { size: TILE_PIXELS }) });
   const size = `${image.width} × ${image.height}${image.bytes ? ` · ${bytes(image.bytes)}` : ""}`;
-  const item = el("li", { "data-id": image.id }, preview, el("p", { class: "name", title: image.name }, image.name), el("p", { class: "note" }, size), el("div", { class: "buttons" }, ...below));
-  item.image = image;
-  return item;
+  const like = el("button", { class: "small search", "aria-label": `Find images similar to ${image.name}` }, "Find similar");
+  like.addEventListener("click", () => find({ id: image.id, name: image.name, width: image.width, height: image.height }));
+  const more = menu(image.name, [{ words: "Delete image…", danger: true, act: () => removeImage(image) }]);
+  return el("li", { "data-id": image.id }, preview, el("p", { class: "name", title: image.name }, image.name), el("p", { class: "note" }, size), el("div", { class: "buttons" }, like, more));
+}
+
+// Returns true if the image is deleted.
+async function removeImage(image) {
+  if (!(await ask({ title: `Delete ${image.name}?`, words: "The image and its data are removed from the collection.", yes: "Delete" }))) return false;
+  try {
+    await remove(path(chosen(), `/${image.id}`));
+  } catch (error) {
+    message(`${image.name} was not deleted: ${words(error)}`, true);
+    return false;
+  }
+  message(`${image.name} is deleted.`);
+  if (search.results.some(({ id }) => id === image.id)) search.close();
+  await refresh();
+  return true;
 }
 
 function turn(step) {
@@ -161,178 +203,41 @@ function turn(step) {
   list();
 }
 
-$("pictures").addEventListener("click", async (event) => {
-  const image = event.target.closest("li")?.image;
-  if (!image || !event.target.closest("button")) return;
-  if (event.target.closest(".search")) {
-    search({ id: image.id, name: image.name, width: image.width, height: image.height });
-    return;
-  }
-  if (!(await confirmed(`Delete ${image.name}?`, "The image and its data are removed from the collection."))) return;
-  try {
-    await remove(path(chosen(), `/${image.id}`));
-    say(`${image.name} is deleted.`);
-    results = results.filter(({ id }) => id !== image.id);
-    await refresh();
-  } catch (error) {
-    failed(error);
-  }
-});
-
-function confirmed(title, words) {
-  text($("confirm-title"), title);
-  text($("confirm-text"), words);
-  const dialog = $("confirm");
-  dialog.returnValue = "cancel";
-  dialog.showModal();
-  return new Promise((give) => dialog.addEventListener("close", () => give(dialog.returnValue === "delete"), { once: true }));
-}
-
 // ---- search
 
-// Searches by a file, or by an image of the collection.
 function picked(file) {
-  search({ file, name: file.name || "pasted image", address: URL.createObjectURL(file) });
+  find({ file, name: file.name || "pasted image", address: URL.createObjectURL(file) });
 }
 
-async function search(wanted) {
-  const collection = chosen();
-  if (!collection || entry() === made) {
-    problem("There is nothing to search yet: add images first.");
+function find(wanted) {
+  if ($("find").hidden) {
+    message(missingModel() ?? "There is nothing to search yet: add images first.", true);
     return;
   }
-  running?.abort();
-  const work = running = new AbortController();
-  if (query?.address && query !== wanted) URL.revokeObjectURL(query.address);
-  query = wanted;
-  problem(null);
-  state("busy", "searching");
-  const where = path(collection, "/search", { k: $("count").value, explain: 1, filter: filter && JSON.stringify(filter) });
-  try {
-    const answer = await post(where, wanted.file ?? { id: wanted.id }, work.signal);
-    if (collection !== chosen() || running !== work) return;
-    Object.assign(query, { width: answer.query?.width ?? wanted.width, height: answer.query?.height ?? wanted.height });
-    present(answer);
-  } catch (error) {
-    if (running === work) failed(error);
-    return;
-  } finally {
-    if (running === work) running = null;
-  }
-  describe();
+  search.run(chosen(), wanted, filter.value);
 }
-
-function present(answer) {
-  results = answer.results;
-  for (const result of results) result.name ??= result.id;
-  $("found").hidden = false;
-  $("again").hidden = true;
-  text($("found-title"), results.length ? `Like ${query.name}` : `Nothing like ${query.name}`);
-  const stages = Object.entries(answer.stages ?? {}).map(([name, value]) => `${name.replace(/_ms$/, "")} ${value < 10 ? value.toFixed(1) : Math.round(value)} ms`);
-  const compared = Number.isInteger(answer.of) ? `compared ${count(answer.compared)} of ${count(answer.of)}` : null;
-  text($("took"), [...stages, compared, answer.partial ? "partial: something that belongs here may be missing" : null].filter(Boolean).join(" · "));
-  $("results").replaceChildren(...results.map(found));
-  $("match").hidden = results.length === 0;
-  if (results.length) land($("results").firstElementChild, false);
-  $("found").scrollIntoView({ block: "nearest" });
-}
-
-function found(result, rank) {
-  const preview = el("img", { alt: "", loading: "lazy", decoding: "async" });
-  show(preview, "src", path(chosen(), `/${result.id}/thumbnail`, { size: TILE_PIXELS }));
-  const verdict = el("span", { class: "verdict", "data-accepted": String(result.accepted) }, result.accepted ? "accepted" : "only similar");
-  const numbers = el("span", { class: "note" }, `score ${points(result.score)} · coarse ${result.coarse.toFixed(2)}`);
-  const button = el("button", { class: "result", tabindex: rank === 0 ? "0" : "-1" }, preview, el("span", { class: "name" }, result.name), verdict, numbers);
-  const item = el("li", { "data-id": result.id }, button);
-  item.result = result;
-  return item;
-}
-
-function land(item, focus = true) {
-  for (const other of $("results").querySelectorAll("button")) {
-    const here = other.parentNode === item;
-    other.setAttribute("tabindex", here ? "0" : "-1");
-    if (here) other.setAttribute("aria-current", "true"); else other.removeAttribute("aria-current");
-  }
-  if (focus) item.querySelector("button").focus();
-  match.show(chosen(), query, item.result, query.name);
-}
-
-$("results").addEventListener("click", (event) => {
-  const item = event.target.closest("li");
-  if (item) land(item);
-});
-$("results").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], item = event.target.closest("li");
-  if (!step || !item) return;
-  event.preventDefault();
-  const to = step > 0 ? item.nextElementSibling : item.previousElementSibling;
-  if (to) land(to);
-});
-
-function close() {
-  running?.abort();
-  results = [];
-  $("found").hidden = true;
-}
-
-// ---- filter
-
-// Returns the fields as a filter of Qdrant; null if they are empty.
-function wantedFilter() {
-  const where = $("where").value, value = $("value").value.trim(), field = $("field").value.trim();
-  if (!value) return null;
-  if (where === "json") return JSON.parse(value);
-  if (where === "name") return { must: [{ key: NAME_KEY, match: { value } }] };
-  if (!field) throw new Error("Name the field, for example album.");
-  let plain = value;
-  if (value === "true" || value === "false") plain = value === "true"; else if (/^-?\d+$/.test(value)) plain = Number(value);
-  return { must: [{ key: field, match: { value: plain } }] };
-}
-
-async function apply() {
-  try {
-    filter = wantedFilter();
-  } catch (error) {
-    problem(error instanceof SyntaxError ? `The filter is no JSON: ${error.message}` : error.message);
-    return;
-  }
-  problem(null);
-  enable($("unfilter"), filter !== null);
-  offsets = [null];
-  await list();
-  // The results belong to another filter.
-  $("again").hidden = $("found").hidden;
-}
-
-$("where").addEventListener("change", () => {
-  $("field-place").hidden = $("where").value !== "field";
-  $("value").placeholder = $("where").value === "json" ? '{"must":[{"key":"album","match":{"value":"holidays"}}]}' : "";
-});
-$("filter").addEventListener("submit", (event) => { event.preventDefault(); apply(); });
-$("unfilter").addEventListener("click", () => {
-  if (!on($("unfilter"))) return;
-  $("value").value = "";
-  apply();
-});
-$("again").addEventListener("click", () => query && search(query));
 
 // ---- adding
 
+function toggle(id, open) {
+  $(id).hidden = !open;
+  $(`${id}-open`).setAttribute("aria-expanded", String(open));
+}
+
 async function add(files) {
-  if (files.length === 0) return;
+  if (files.length === 0 || missingModel()) return;
   if (adding.busy) {
-    say("Images are being added already. Wait, or stop first.", true);
+    problem("add-problem", "Images are being added already. Wait, or stop first.");
     return;
   }
   if (!chosen() && !(await make())) return;
-  problem(null);
+  problem("add-problem", null);
   state("busy", "adding");
   await adding.add(files, chosen(), entry()?.kind ?? null);
 }
 
 async function added(words, counts) {
-  say(words, counts.failed > 0);
+  message(words, counts.failed > 0);
   await refresh();
 }
 
@@ -346,43 +251,52 @@ function make() {
     if (dialog.returnValue !== "make") return give(false);
     const name = $("name").value;
     if (!collections.some((known) => known.name === name)) made = { name, kind: $("kind").value, count: 0 };
+    // The address may name another collection, or none that exists.
+    history.replaceState(null, "", `?collection=${encodeURIComponent(name)}`);
     await load();
     $("collection").value = name;
     await choose();
+    toggle("add", !missingModel());
     give(true);
   }, { once: true }));
 }
 
+async function drop() {
+  const found = entry();
+  if (!(await ask({ title: `Delete the collection ${found.name}?`, words: `All its ${count(found.count ?? 0)} images are removed with it. This cannot be undone.`, yes: "Delete" }))) return;
+  try {
+    await request("DELETE", path(found.name));
+  } catch (error) {
+    message(`${found.name} was not deleted: ${words(error)}`, true);
+    return;
+  }
+  message(`${found.name} is deleted.`);
+  history.replaceState(null, "", "/images");
+  $("collection").replaceChildren();
+  await load();
+  await choose();
+}
+
 // ---- choosing, dropping, pasting
 
-$("collection").addEventListener("change", () => { problem(null); choose(); });
-$("create").addEventListener("click", make);
+$("collection").addEventListener("change", () => { problem("problem", null); choose(); });
 $("make-cancel").addEventListener("click", () => $("make").close("cancel"));
-$("remove").addEventListener("click", async () => {
-  const found = entry();
-  if (!on($("remove")) || !found) return;
-  if (!(await confirmed(`Delete the collection ${found.name}?`, `All its ${count(found.count ?? 0)} images are removed with it. This cannot be undone.`))) return;
-  try {
-    await remove(path(found.name));
-    say(`${found.name} is deleted.`);
-    history.replaceState(null, "", "/images");
-    await load();
-    await choose();
-  } catch (error) {
-    failed(error);
-  }
-});
-$("unlock").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  unlock($("key").value);
-  $("key").value = "";
-  await refresh();
-});
 $("query").addEventListener("change", () => $("query").files[0] && picked($("query").files[0]));
 $("files").addEventListener("change", () => add([...$("files").files]));
-$("close").addEventListener("click", close);
-$("next").addEventListener("click", () => on($("next")) && turn(1));
-$("back").addEventListener("click", () => on($("back")) && turn(-1));
+$("again").addEventListener("click", () => search.query && find(search.query));
+$("next").addEventListener("click", () => isOn($("next")) && turn(1));
+$("back").addEventListener("click", () => isOn($("back")) && turn(-1));
+$("options-open").addEventListener("click", () => toggle("options", $("options").hidden));
+$("add-open").addEventListener("click", () => {
+  if (!isOn($("add-open"))) return;
+  toggle("add", $("add").hidden);
+  if (!$("add").hidden) $("files").focus();
+});
+$("add-close").addEventListener("click", () => { toggle("add", false); $("add-open").focus(); });
+$("model-again").addEventListener("click", refresh);
+text($("model-code"), MODEL_CODE);
+$("model-copy").append(copyButton(() => MODEL_CODE, "the commands"));
+$("none-copy").append(copyButton(() => $("none-code").textContent, "the command"));
 document.addEventListener("paste", (event) => {
   const pasted = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
   if (!pasted) return;
@@ -402,7 +316,7 @@ document.addEventListener("drop", async (event) => {
   if (toAdd) add(await dropped(event.dataTransfer));
   // Anywhere else, a single image starts a search, which changes nothing.
   else if (files.length === 1) picked(files[0]);
-  else if (files.length) say("Drop several images on \"Add images\". Only one can be searched for.", true);
+  else if (files.length) message('Only one image can be searched for. To add several, open "Add images" and drop them there.', true);
 });
 
 function undrag() {

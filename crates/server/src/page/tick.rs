@@ -1,25 +1,40 @@
-//! JSON of the page's events. `page.js` is its only reader.
+//! JSON of the page's events: the overview of all models and the machine. `page.js` is its only
+//! reader.
 
+use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use engine::ScheduleMode;
 use lifecycle::{ModelStatus, VersionStatus};
-use metrics::KindLabels;
-use schedule::{ClassSnapshot, ModelSnapshot};
 use serde::Serialize;
 
-use super::history::{History, MODELS_SHOWN_MAX, Mark, Point, Window, batch_size_names};
-use super::threads::Threads;
-use super::{HISTORY_SECONDS_MAX, Page};
-use crate::core::Core;
+use super::history::{Histories, HistoryPoint, HistoryRange, STEP_SECONDS, TAIL_REQUESTS_MIN};
+use super::journal::{EventFilter, EventPage, ServerEvent};
+use super::machine::Machine;
+use super::settings::SettingsSection;
+use super::trouble::{self, ModelState, TroubleLevel};
+use super::window::batch_size_names;
+use super::{Page, files};
+use crate::http::openapi;
 
-/// Points of a model in a tick: a viewer that missed a few ticks still gets every second.
-const POINTS_TICK: usize = 5;
+/// Most models on the page, the first by name.
+pub(super) const MODELS_SHOWN_MAX: usize = 1000;
+/// Most versions of a model in the overview, the newest.
+const VERSIONS_SHOWN_MAX: usize = 8;
+/// Seconds of the small charts.
+const SPARK_SECONDS: u64 = 900;
+/// Seconds over which rates are computed.
+const RATE_SECONDS: u64 = 10;
+/// Seconds over which errors and the percentiles of few requests are computed.
+const MINUTE_SECONDS: u64 = 60;
+/// Newest events in a tick: a viewer that missed a few ticks still gets them.
+const EVENTS_TICK_MAX: usize = 20;
 
-/// The first event: constants of the server, and the whole history.
+/// The first event: constants of the server, small charts, and all events.
 #[derive(Serialize)]
 struct Past {
     server: Server,
+    sparks: Vec<Spark>,
+    dropped: u64,
     #[serde(flatten)]
     now: Now,
 }
@@ -29,12 +44,39 @@ struct Server {
     name: &'static str,
     version: &'static str,
     engine: String,
-    /// Length of the history in seconds.
-    seconds: usize,
-    /// Labels of the buckets of `window.batch_sizes`.
+    /// Start in milliseconds since the epoch.
+    started: u64,
+    /// Seconds of an interval of the small charts.
+    spark_step: u64,
+    spark_seconds: u64,
+    /// Labels of the buckets of batch sizes.
     batch_sizes: Vec<String>,
-    /// "dram" (the slot pool) or "heap".
-    home: &'static str,
+    /// Directory in which a model can be published; `None` if there is none.
+    root: Option<String>,
+    settings: Vec<SettingsSection>,
+    /// Paths of all pages.
+    pages: Vec<&'static str>,
+    calls: OfferedCalls,
+}
+
+/// Calls of this server that the page uses if there are.
+#[derive(Clone, Copy, Serialize)]
+struct OfferedCalls {
+    rollout: bool,
+    slow: bool,
+}
+
+static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
+    let document = openapi::document();
+    let offered = |path: &str| document["paths"].get(path).is_some();
+    OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
+});
+
+/// Small chart of a model: end, requests, errors and p99 in microseconds of each interval.
+#[derive(Serialize)]
+struct Spark {
+    name: String,
+    points: Vec<[u64; 4]>,
 }
 
 /// State of the server at one time.
@@ -45,46 +87,40 @@ struct Now {
     /// True if every model that should serve does, and the server is not stopping.
     ready: bool,
     machine: Machine,
-    models: Vec<Model>,
+    models: Vec<ModelRow>,
     /// Number of models beyond [`MODELS_SHOWN_MAX`], which are not shown.
     more: usize,
+    events: Vec<ServerEvent>,
 }
 
+/// A model in the overview.
 #[derive(Serialize)]
-struct Machine {
-    workers: usize,
-    busy: usize,
-    queued: usize,
-    queue_max: usize,
-    threads: Vec<Threads>,
-    connections: [i64; 2],
-    /// Bytes, as are all below.
-    pool_used: u64,
-    pool_backed: u64,
-    pool_max: u64,
-    rss: u64,
-    rss_peak: u64,
-    heap_allocated: Option<u64>,
-    heap_resident: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Model {
+struct ModelRow {
     name: String,
-    error: Option<String>,
-    unloaded: bool,
-    versions: Vec<Version>,
-    points: Vec<Point>,
-    marks: Vec<Mark>,
-    /// Absent before the model's first request.
-    schedule: Option<Schedule>,
+    state: ModelState,
+    level: TroubleLevel,
+    /// Problem of the model, as the page words it; empty if it has none.
+    text: String,
+    versions: Vec<VersionRow>,
+    /// Requests per second.
+    rate: f64,
+    /// Requests and failed requests of the last minute.
+    requests: u64,
+    errors: u64,
+    /// Failed requests of the last minute by status.
+    statuses: Vec<(&'static str, u32)>,
+    /// Microseconds; 0 without requests.
+    p50: u64,
+    p99: u64,
+    queued: u64,
 }
 
 #[derive(Serialize)]
-struct Version {
+struct VersionRow {
     version: u64,
     state: &'static str,
     /// Reason of a failure or a wait, or a note.
+    #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     /// Bytes of its parameters.
     bytes: u64,
@@ -92,107 +128,96 @@ struct Version {
     since: u64,
 }
 
-#[derive(Serialize)]
-struct Schedule {
-    mode: &'static str,
-    queued: usize,
-    queued_by_priority: Vec<usize>,
-    running: usize,
-    window: Window,
-    classes: Vec<Class>,
-}
-
-/// Learned costs of requests of one shape.
-#[derive(Serialize)]
-struct Class {
-    shape: String,
-    runs: u64,
-    best: usize,
-    /// Batch size and microseconds per item.
-    item_us: Vec<(usize, f64)>,
-}
-
 /// Returns the JSON of the `history` event.
 pub(super) fn past(page: &Page) -> String {
-    let server = Server {
+    let now = Instant::now();
+    let statuses = page.core.lifecycle.status();
+    let range = HistoryRange { now: page.history.seconds(now).round() as u64, span: SPARK_SECONDS };
+    let sparks = statuses.iter().take(MODELS_SHOWN_MAX).map(|status| {
+        // Locked for one model at a time, so that the scan is not held up.
+        let records = page.history.lock().records(&status.name, range);
+        let point =
+            |point: HistoryPoint| [point.end, point.requests, point.errors, point.quantiles.p99];
+        let points = records.points().into_iter().map(point).collect();
+        Spark { name: status.name.to_string(), points }
+    });
+    let sparks = sparks.filter(|spark| !spark.points.is_empty()).collect();
+    let EventPage { events, dropped } = page.journal.read(&EventFilter::default());
+    json(&Past { server: server(page), sparks, dropped, now: Now { events, ..read(page) } })
+}
+
+fn server(page: &Page) -> Server {
+    let uptime = page.history.seconds(Instant::now());
+    Server {
         name: crate::NAME,
         version: crate::VERSION,
         engine: page.core.engine_version.clone(),
-        seconds: HISTORY_SECONDS_MAX,
+        started: epoch_ms(SystemTime::now()).saturating_sub((uptime * 1e3) as u64),
+        spark_step: STEP_SECONDS,
+        spark_seconds: SPARK_SECONDS,
         batch_sizes: batch_size_names(),
-        home: if page.core.parameters_in_pool { "dram" } else { "heap" },
-    };
-    json(&Past { server, now: now(page, HISTORY_SECONDS_MAX) })
+        root: page.shown.root.clone(),
+        settings: page.shown.sections.clone(),
+        pages: files::paths(),
+        calls: *CALLS,
+    }
 }
 
 /// Returns the JSON of the `tick` event.
 pub(super) fn tick(page: &Page) -> String {
-    json(&now(page, POINTS_TICK))
+    json(&read(page))
 }
 
 /// Serialises structs with string keys, which cannot fail.
-fn json(value: &impl Serialize) -> String {
+pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| {
         tracing::error!(%error, "the page's figures cannot be written");
         "{}".into()
     })
 }
 
-fn now(page: &Page, points_max: usize) -> Now {
-    let instant = Instant::now();
-    let threads = page.threads(instant);
+fn read(page: &Page) -> Now {
+    let now = Instant::now();
+    let at = page.history.seconds(now);
     let statuses = page.core.lifecycle.status();
-    let history = page.core.history.lock();
+    let newest = EventFilter { limit: Some(EVENTS_TICK_MAX), ..EventFilter::default() };
+    let machine = page.machine.read(now);
+    let histories = page.history.lock();
     let shown = statuses.iter().take(MODELS_SHOWN_MAX);
     Now {
-        at: page.core.history.seconds(instant),
+        at,
         ready: page.readiness.check().is_ok(),
-        models: shown.map(|status| model(status, &history, points_max)).collect(),
+        models: shown.map(|status| model(status, &histories, at.round() as u64)).collect(),
         more: statuses.len().saturating_sub(MODELS_SHOWN_MAX),
-        machine: machine(&page.core, threads),
+        machine,
+        events: page.journal.read(&newest).events,
     }
 }
 
-fn machine(core: &Core, threads: Vec<Threads>) -> Machine {
-    let scheduler = core.scheduler.snapshot();
-    let pool = core.memory.pool().stats();
-    let process = os::process::memory().unwrap_or_default();
-    let heap = os::jemalloc::stats();
-    let connections = |kind| core.metrics.connections.get_or_create(&KindLabels { kind }).get();
-    Machine {
-        workers: scheduler.workers,
-        busy: scheduler.busy,
-        queued: scheduler.queued,
-        queue_max: scheduler.queue_max,
-        threads,
-        connections: [connections("http"), connections("grpc")],
-        pool_used: pool.used,
-        pool_backed: pool.backed,
-        pool_max: pool.bytes_max,
-        rss: process.rss,
-        rss_peak: process.rss_peak,
-        heap_allocated: heap.as_ref().map(|heap| heap.allocated),
-        heap_resident: heap.as_ref().map(|heap| heap.resident),
-    }
-}
-
-fn model(status: &ModelStatus, history: &History, points_max: usize) -> Model {
-    let track = history.track(&status.name);
-    Model {
+fn model(status: &ModelStatus, histories: &Histories, now: u64) -> ModelRow {
+    let recent = histories.recent(&status.name, now.saturating_sub(RATE_SECONDS));
+    let minute = histories.recent(&status.name, now.saturating_sub(MINUTE_SECONDS));
+    let trouble = trouble::of(status, &minute);
+    let timed = if recent.answered() >= TAIL_REQUESTS_MIN { &recent } else { &minute };
+    let quantiles = timed.quantiles();
+    ModelRow {
         name: status.name.to_string(),
-        error: status.error.clone(),
-        unloaded: status.unloaded,
-        versions: status.versions.iter().rev().map(version).collect(),
-        points: track.map(|track| track.points(points_max)).unwrap_or_default(),
-        marks: track.map(|track| track.marks().iter().cloned().collect()).unwrap_or_default(),
-        schedule: track
-            .and_then(|track| track.window())
-            .map(|(window, counters)| schedule(window, counters)),
+        state: trouble.state,
+        level: trouble.level,
+        text: trouble.text,
+        versions: status.versions.iter().rev().take(VERSIONS_SHOWN_MAX).map(version).collect(),
+        rate: recent.requests() as f64 / now.clamp(1, RATE_SECONDS) as f64,
+        requests: minute.requests(),
+        errors: minute.errors(),
+        statuses: minute.failures(),
+        p50: quantiles.p50,
+        p99: quantiles.p99,
+        queued: recent.queued.into(),
     }
 }
 
-fn version(status: &VersionStatus) -> Version {
-    Version {
+fn version(status: &VersionStatus) -> VersionRow {
+    VersionRow {
         version: status.version,
         state: status.state.name(),
         reason: status.reason.clone().or_else(|| status.note.clone()),
@@ -201,26 +226,6 @@ fn version(status: &VersionStatus) -> Version {
     }
 }
 
-fn epoch_ms(time: SystemTime) -> u64 {
+pub(super) fn epoch_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
-}
-
-fn schedule(window: Window, counters: &ModelSnapshot) -> Schedule {
-    let class = |class: &ClassSnapshot| Class {
-        shape: class.shape.clone(),
-        runs: class.runs,
-        best: class.best,
-        item_us: class.item_us.clone(),
-    };
-    Schedule {
-        mode: match counters.mode {
-            ScheduleMode::Sync => "sync",
-            ScheduleMode::Async => "async",
-        },
-        queued: counters.queued,
-        queued_by_priority: counters.queued_by_priority.clone(),
-        running: counters.running,
-        window,
-        classes: counters.classes.iter().map(class).collect(),
-    }
 }

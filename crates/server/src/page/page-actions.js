@@ -1,0 +1,81 @@
+// The actions of a model: load, unload, roll back and promote, each after a question.
+
+import { menu } from "./page-menu.js";
+import { ask, message } from "./page-shell.js";
+
+const UP = ["admitted", "loading", "warming", "ready", "draining"];
+
+export class Actions {
+  // Puts the menu in the place of an element.
+  constructor(place, name, done) {
+    Object.assign(this, { menu: menu(name, [], "Actions"), name, done, busy: false, shown: null });
+    place.replaceWith(this.menu);
+  }
+
+  show(model, server) {
+    this.menu.hidden = !model;
+    if (!model) return;
+    Object.assign(this, { model, server });
+    const up = model.versions.some((version) => UP.includes(version.state));
+    const serving = model.versions.find((version) => version.state === "ready")?.version;
+    const older = model.versions.filter(({ version, state }) => serving !== undefined && version < serving && state !== "ready").slice(0, 5);
+    const rolls = server.calls.rollout && older.length > 0;
+    const key = JSON.stringify([this.busy, up, serving, older.map(({ version }) => version), rolls]);
+    if (key === this.shown) return;
+    this.shown = key;
+    const item = (words, act, disabled = false) => ({ words, act, disabled: disabled || this.busy });
+    this.menu.show([
+      item(up ? "Reload" : "Load", () => this.call("load", null, {
+        title: up ? `Reload ${this.name}?` : `Load ${this.name}?`, yes: up ? "Reload" : "Load", danger: false,
+        words: "It reads the model's directory again and loads the versions that should serve. A version that serves goes on serving until the new one is ready.",
+      })),
+      ...(rolls ? [item("Roll back…", () => this.rollout("rollback", serving))] : []),
+      ...older.map(({ version }) => item(`Serve v${version} too…`, () => this.call("load", version, {
+        title: `Serve version ${version} of ${this.name} too?`, yes: `Load version ${version}`, danger: false,
+        words: `Version ${version} is loaded and answers requests that name it. Version ${serving} still answers requests that name no version.`,
+      }))),
+      item("Unload…", () => this.call("unload", null, {
+        title: `Unload ${this.name}?`, words: "It answers no requests until it is loaded again.", yes: "Unload",
+      }), !up),
+    ], this.busy ? "Working…" : "Actions");
+  }
+
+  // Ends a rollout, or withdraws the version that serves.
+  rollout(action, version) {
+    const path = `/v2/models/${encodeURIComponent(this.name)}/rollout`, back = action === "rollback";
+    return this.post(path, { action }, back ? "rolled back" : "promoted", {
+      title: back ? `Roll back ${this.name}?` : `Promote version ${version} of ${this.name}?`, yes: back ? "Roll back" : "Promote", danger: back,
+      words: back ? `Version ${version} is withdrawn. The version before it is loaded, if it does not serve already, and takes all requests.`
+        : `Version ${version} takes all requests that name no version.`,
+    });
+  }
+
+  call(verb, version, question) {
+    const body = version === null ? null : { parameters: { version } };
+    return this.post(`/v2/repository/models/${encodeURIComponent(this.name)}/${verb}`, body, `${verb}ed`, question);
+  }
+
+  async post(path, body, did, question) {
+    if (this.busy || !(await ask(question))) return;
+    this.working(true);
+    try {
+      const answer = await fetch(path, { method: "POST", body: body && JSON.stringify(body) });
+      if (answer.ok) {
+        message(`${this.name} is ${did}.`);
+      } else {
+        const found = await answer.json().catch(() => ({}));
+        message(`${this.name} was not ${did}: ${found.error ?? `the server answered ${answer.status}`}`, true);
+      }
+    } catch {
+      message(`${this.name}: the server did not answer. Is it running?`, true);
+    } finally {
+      this.working(false);
+      this.done();
+    }
+  }
+
+  working(busy) {
+    this.busy = busy;
+    this.show(this.model, this.server);
+  }
+}

@@ -1,0 +1,51 @@
+// Requests of the pages to their own server. The cookie of a login goes with them.
+
+// An answer that is an error. `status` is 0 if there was no answer.
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// Leads to the login, and back to this page afterwards.
+function toLogin() {
+  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+}
+
+// Sends a request. Throws `Refused` with the server's own words, and `AbortError` after `stop`. Leads to the login if
+// the session has ended.
+export async function request(method, where, { body, type, headers = {}, stop } = {}) {
+  const sent = { ...headers };
+  if (type) sent["Content-Type"] = type;
+  let answer;
+  try {
+    answer = await fetch(where, { method, body, headers: sent, signal: stop });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The server did not answer. Is it running?");
+  }
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => ({}));
+  // Qdrant's envelope has the words in `status`.
+  const refused = new Refused(answer.status, said.error ?? said.status?.error ?? `the server answered ${answer.status}`);
+  if (answer.status === 401) toLogin();
+  refused.wait = Number(answer.headers.get("retry-after")) * 1000;
+  throw refused;
+}
+
+export const getJson = async (where, stop) => (await request("GET", where, { stop })).json();
+export const sendJson = async (method, where, value, stop) =>
+  (await request(method, where, { body: JSON.stringify(value), type: "application/json", stop })).json();
+
+// Returns true if this server answers 401 to requests without a key or a session.
+export async function needsKey(where) {
+  try {
+    return (await fetch(where, { credentials: "omit" })).status === 401;
+  } catch {
+    return false;
+  }
+}
+
+// Returns what to tell the user about an error.
+export const words = (error) => String(error.message ?? error);

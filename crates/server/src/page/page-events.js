@@ -1,0 +1,70 @@
+// The list of events, for the server or one model.
+
+import { clock, count, el, rows, text } from "./page-dom.js";
+
+// Events before a button shows the others.
+const SHOWN_MAX = 8;
+const $ = (id) => document.getElementById(id);
+
+function item(event, withModel) {
+  const place = [event.model && withModel ? el("a", { href: `#model=${encodeURIComponent(event.model)}` }, event.model) : "",
+    event.version !== undefined ? ` v${event.version}` : ""];
+  const times = event.count > 1 ? el("span", { class: "count" }, `${count(event.count)}×`) : "";
+  const text = event.from !== undefined ? `replaced v${event.from}: ${event.text}` : event.text;
+  const time = el("time", { datetime: new Date(event.time_ms).toISOString() }, clock(event.time_ms));
+  return el("li", { "data-level": event.level }, time, el("p", {}, el("strong", {}, ...place), place.some(Boolean) ? " " : "", text, " ", times));
+}
+
+// Draws events, newest first.
+export function list(node, events, withModel) {
+  const key = events.map((event) => event.id).join();
+  rows(node, key || "none", () => events.length ? events.map((event) => item(event, withModel))
+    : [el("li", { class: "none" }, "No events yet.")]);
+}
+
+export class Events {
+  constructor() {
+    this.all = [];
+    this.whole = false;
+    $("events-all").addEventListener("click", () => {
+      this.whole = !this.whole;
+      this.show();
+    });
+  }
+
+  reset(server, events, dropped) {
+    this.server = server;
+    this.all = events;
+    this.dropped = dropped;
+  }
+
+  // An event that changed comes again with a higher number.
+  add(events) {
+    const last = this.all.at(-1)?.id ?? 0;
+    for (const event of events.filter(({ id }) => id > last)) {
+      const same = (other) => other.kind === event.kind && other.model === event.model && other.version === event.version && other.text === event.text;
+      if (event.count > 1 || event.from !== undefined) {
+        const index = this.all.findLastIndex(same);
+        if (index >= 0) this.all.splice(index, 1);
+      }
+      this.all.push(event);
+    }
+    // Releases are part of the swap that follows them.
+    const swaps = this.all.filter((event) => event.from !== undefined);
+    this.all = this.all.filter((event) => event.kind !== "released"
+      || !swaps.some((swap) => swap.model === event.model && swap.from === event.version && swap.id > event.id));
+  }
+
+  of(model) {
+    return this.all.filter((event) => event.model === model);
+  }
+
+  show() {
+    const newest = [...this.all].reverse();
+    list($("events"), this.whole ? newest : newest.slice(0, SHOWN_MAX), true);
+    $("events-all").hidden = newest.length <= SHOWN_MAX;
+    $("events-all").setAttribute("aria-expanded", String(this.whole));
+    text($("events-all"), this.whole ? "Show fewer" : `Show all ${newest.length}`);
+    text($("events-note"), `since the server started ${clock(this.server.started)}`);
+  }
+}

@@ -1,0 +1,132 @@
+//! Finds events in counters that others keep: refused requests, full disks, models that fail many
+//! requests.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use lifecycle::ModelStatus;
+use metrics::{KindLabels, Metrics};
+use search::registry::ListedState;
+
+use super::history::TrafficHistory;
+use super::journal::{EventJournal, EventLevel, NewEvent};
+use super::trouble;
+use crate::collections::Collections;
+
+/// Refused requests of [`REFUSED_SECONDS`] that are an event.
+const REFUSED_MIN: u64 = 10;
+/// Seconds over which refused requests are counted, and between two reads of the disks' counters.
+const REFUSED_SECONDS: u64 = 10;
+/// Seconds over which failed requests are counted.
+const FAILED_SECONDS: u64 = 60;
+
+/// Kinds of refused requests, and the reason and remedy for people.
+const REFUSALS: [(&str, &str); 10] = [
+    ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
+    ("requests_max", "too many requests were in flight; see --max-requests"),
+    ("request_memory", "requests in flight used up their memory; see --request-memory"),
+    ("receiving_max", "too many requests were being received; see --max-requests"),
+    ("connections_max", "there were too many connections; see --max-connections"),
+    ("descriptors", "the limit of open files was reached; raise it with ulimit -n"),
+    ("slow_reader", "clients read their answers too slowly"),
+    ("key_rate", "a key made more requests than its limit"),
+    ("images_queue_max", "too many images waited to be decoded"),
+    ("recordings_max", "too many recordings were in progress; see --recordings"),
+];
+
+/// Counters at the last look.
+pub(super) struct ServerWatch {
+    metrics: Arc<Metrics>,
+    collections: Arc<Collections>,
+    journal: Arc<EventJournal>,
+    refused: BTreeMap<&'static str, u64>,
+    disk_refused: HashMap<String, u64>,
+    /// Models in whose last look many requests failed.
+    failing: HashMap<Arc<str>, bool>,
+}
+
+impl ServerWatch {
+    pub(super) fn new(
+        metrics: Arc<Metrics>,
+        collections: Arc<Collections>,
+        journal: Arc<EventJournal>,
+    ) -> ServerWatch {
+        ServerWatch {
+            metrics,
+            collections,
+            journal,
+            refused: BTreeMap::new(),
+            disk_refused: HashMap::new(),
+            failing: HashMap::new(),
+        }
+    }
+
+    /// Adds the events of the time since the last call. `end` is in seconds since the start.
+    pub(super) fn scan(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
+        if !end.is_multiple_of(REFUSED_SECONDS) {
+            return;
+        }
+        self.refusals();
+        self.disks();
+        self.failures(statuses, history, end);
+    }
+
+    fn refusals(&mut self) {
+        for (kind, reason) in REFUSALS {
+            let now = self.metrics.refused.get_or_create(&KindLabels { kind }).get();
+            let before = self.refused.insert(kind, now).unwrap_or(0);
+            let refused = now.saturating_sub(before);
+            if refused >= REFUSED_MIN {
+                let text = format!("requests were refused: {reason}");
+                self.journal
+                    .add_or_count(server_event("refused", EventLevel::Warning, text), refused);
+            }
+        }
+    }
+
+    fn disks(&mut self) {
+        let Some(registry) = self.collections.opened() else { return };
+        for listed in registry.list() {
+            let ListedState::Ready(named) = listed.state else { continue };
+            let now = named.collection().status().disk_refused;
+            let before = self.disk_refused.insert(listed.name.clone(), now).unwrap_or(0);
+            if now > before {
+                let text = format!(
+                    "writes to the collection {} were refused: its disk is full; free space, or see \
+                     --search-disk-reserve",
+                    listed.name
+                );
+                self.journal
+                    .add_or_count(server_event("disk_full", EventLevel::Error, text), now - before);
+            }
+        }
+    }
+
+    /// Adds an event when a model begins to fail many requests, and one when it stops.
+    fn failures(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
+        for status in statuses {
+            let minute = history.lock().recent(&status.name, end.saturating_sub(FAILED_SECONDS));
+            let trouble = trouble::errors(&minute);
+            let was = self.failing.insert(status.name.clone(), trouble.is_some()) == Some(true);
+            let new = |level, text| NewEvent {
+                kind: "request_errors",
+                level,
+                model: Some(status.name.clone()),
+                version: None,
+                text,
+            };
+            match trouble {
+                Some((_, text)) if !was => self.journal.add(new(EventLevel::Error, text)),
+                None if was => {
+                    self.journal.add(new(EventLevel::Info, "requests succeed again".to_owned()));
+                }
+                _ => {}
+            }
+        }
+        self.failing.retain(|name, _| statuses.iter().any(|status| status.name == *name));
+    }
+}
+
+fn server_event(kind: &'static str, level: EventLevel, text: String) -> NewEvent {
+    NewEvent { kind, level, model: None, version: None, text }
+}
