@@ -79,28 +79,24 @@ pub(crate) struct AccessFiles {
 }
 
 impl AccessFiles {
-    /// Returns the files of a server; `None` if it has none.
+    /// Returns the files of a server, which may be none: SIGHUP then does nothing, where it would
+    /// end the process without a handler.
     ///
     /// # Errors
     /// `Internal` if the system refuses the handler of SIGHUP.
-    pub(crate) fn of(
-        tls: &Option<Arc<TlsIdentity>>,
-        server: &Server,
-    ) -> Result<Option<AccessFiles>> {
+    pub(crate) fn of(tls: &Option<Arc<TlsIdentity>>, server: &Server) -> Result<AccessFiles> {
         let mut files = Vec::new();
         if let Some(tls) = tls.clone() {
             let paths = tls.files().clone();
             files.push(ReloadedFiles::new("certificates", &paths.paths(), move || tls.reload()));
         }
-        if let Some(keys) = server.access.keys.clone() {
-            let path = keys.path().to_owned();
+        if let Some(keys) = server.access.keys.clone()
+            && let Some(path) = keys.path().map(Path::to_owned)
+        {
             files.push(ReloadedFiles::new("keys", &[&path], move || keys.reload()));
         }
-        if files.is_empty() {
-            return Ok(None);
-        }
         let hangups = reconfigure::hangups()?;
-        Ok(Some(AccessFiles { files, hangups, metrics: server.core.metrics.clone() }))
+        Ok(AccessFiles { files, hangups, metrics: server.core.metrics.clone() })
     }
 
     /// Follows the files until `stopped` is true.

@@ -3,20 +3,45 @@
 use std::time::Duration;
 
 use base::{Error, Result};
-use lifecycle::{Lifecycle, LoadSpec};
+use lifecycle::{Lifecycle, LoadSpec, RolloutAction};
 use tokio::sync::oneshot;
+use transport::access::{AdminRequest, Caller};
+
+use crate::models::ModelsState;
 
 /// Describes these calls in the errors of the access check.
-pub(crate) const ADMIN_CALL: &str = "models are loaded and unloaded";
+const ADMIN_CALL: &str = "models are loaded and unloaded";
+
+/// Describes the change of a rollout in the errors of the access check.
+pub(crate) const ROLLOUT_CALL: &str = "rollouts are changed";
 
 /// Longest wait for a load or unload. The work itself continues after that.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Loads or reloads a model and waits until it serves.
+/// Longest wait for a listing of the stores, and for the copies of what has changed there.
+const LISTING_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Returns the request for `action` on `model`.
+pub(crate) fn request<'a>(action: &'a str, model: &'a str, caller: Caller<'a>) -> AdminRequest<'a> {
+    AdminRequest { calls: ADMIN_CALL, action, subject: model, caller }
+}
+
+/// Loads or reloads a model and waits until it serves. Models in object stores are listed first, so
+/// that a version which was just uploaded is found.
 ///
 /// # Errors
 /// Returns the errors of the load, with its reason. Earlier versions then continue to serve.
-pub(crate) async fn load(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> Result<()> {
+pub(crate) async fn load(state: &ModelsState, name: &str, spec: LoadSpec) -> Result<()> {
+    // If a store is slow, the load goes on with the copies that there are.
+    let _ = state.listings.list(LISTING_WAIT_MAX).await;
+    load_copied(&state.lifecycle, name, spec).await
+}
+
+/// Loads or reloads a model without a listing of its store.
+///
+/// # Errors
+/// Returns the errors of [`load`].
+pub(crate) async fn load_copied(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));
     outcome(receiver).await
@@ -29,6 +54,21 @@ pub(crate) async fn load(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> R
 pub(crate) async fn unload(lifecycle: &Lifecycle, name: &str) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     lifecycle.unload(name, Box::new(move |result| drop(sender.send(result))));
+    outcome(receiver).await
+}
+
+/// Starts, promotes or withdraws a version, and waits until it has its new role.
+///
+/// # Errors
+/// `NotFound` for an unknown model or version, `InvalidArgument` and `FailedPrecondition` for a
+/// request that the state of the model does not allow; the errors of a load.
+pub(crate) async fn rollout(
+    lifecycle: &Lifecycle,
+    name: &str,
+    action: RolloutAction,
+) -> Result<()> {
+    let (sender, receiver) = oneshot::channel();
+    lifecycle.rollout(name, action, Box::new(move |result| drop(sender.send(result))));
     outcome(receiver).await
 }
 

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, ErrorKind, Result};
+use os::Rate;
+use search::collection::Merging;
 use search::registry::{Registry, RegistryOptions};
 
 use crate::config::SearchConfig;
@@ -85,6 +87,15 @@ impl Collections {
             memory_bytes: config.memory_bytes,
             cache_bytes: config.cache_bytes,
             threads: config.threads,
+            medium: config.medium,
+            memory_node: config.memory_node,
+            build_threads: config.build_threads,
+            background_rate: Rate::per_second(config.background_rate),
+            merging: Merging {
+                fan_in: config.merge_segments,
+                rows_max: config.segment_rows,
+                ..Merging::default()
+            },
             collections_max: config.collections_max,
             disk_reserve: config.disk_reserve,
             ..RegistryOptions::new(directory)
@@ -102,6 +113,16 @@ impl api_qdrant::RegistrySource for Collections {
     }
 
     fn opened(&self) -> Option<Arc<Registry>> {
+        self.opened()
+    }
+}
+
+impl backup::RegistryAccess for Collections {
+    fn open_registry(&self) -> Result<Arc<Registry>> {
+        self.registry()
+    }
+
+    fn open_already(&self) -> Option<Arc<Registry>> {
         self.opened()
     }
 }

@@ -6,19 +6,24 @@ use std::time::Duration;
 use api_audio::AudioState;
 use api_images::{ImageRemoval, ImagesState};
 use api_qdrant::CollectionsState;
+use backup::BackupService;
 use inference::{InferenceService, RequestObserver};
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
+use crate::MetricNames;
 use crate::collections::Collections;
 use crate::config::Config;
 use crate::core::Core;
 use crate::exporter::Exporter;
+use crate::first_copies::FirstCopies;
 use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
-use crate::page::Page;
+use crate::page::{Page, ShownConfig};
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
+use crate::stores::StoreLinks;
+use crate::traces::{RequestStarter, TraceSettings};
 
 /// A running server without its listeners. Each router gets its own state only.
 pub(crate) struct Server {
@@ -31,6 +36,7 @@ pub(crate) struct Server {
     pub(crate) audio: Arc<AudioState>,
     pub(crate) images: Arc<ImagesState>,
     pub(crate) qdrant: Arc<CollectionsState>,
+    pub(crate) backups: Arc<BackupService>,
     pub(crate) page: Arc<Page>,
     pub(crate) exporter: Arc<Exporter>,
     pub(crate) http_options: HttpOptions,
@@ -39,21 +45,24 @@ pub(crate) struct Server {
 /// Settings of the HTTP routes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HttpOptions {
-    /// Let pages of other sites use the API.
-    pub(crate) cors: bool,
     /// Path of the metrics under TensorFlow Serving's names.
     pub(crate) tfs_metrics: Option<String>,
+    /// Other servers whose names `/metrics` has too.
+    pub(crate) metric_names: MetricNames,
     /// Filter of the program's log.
     pub(crate) log: Option<Arc<dyn LogFilter>>,
+    /// True if the HTTP port is encrypted.
+    pub(crate) encrypted: bool,
 }
 
 impl HttpOptions {
     fn of(config: &Config) -> HttpOptions {
         let listeners = &config.listeners;
         HttpOptions {
-            cors: listeners.cors,
             tfs_metrics: listeners.tfs_metrics.clone(),
+            metric_names: listeners.metric_names,
             log: config.log.clone(),
+            encrypted: listeners.tls.is_some() && !listeners.plain_http,
         }
     }
 }
@@ -67,22 +76,76 @@ fn inference(core: &Core, request_timeout: Duration) -> Arc<InferenceService> {
         request_timeout,
     );
     let observer = core.request_log.clone().map(|log| log as Arc<dyn RequestObserver>);
-    Arc::new(service.with_observer(observer))
+    Arc::new(service.with_observer(observer).with_sink(Some(core.slow.clone())))
+}
+
+fn requests(config: &Config, core: &Core) -> Arc<RequestResources> {
+    Arc::new(RequestResources::new(
+        config.listeners.request_limits(),
+        config.listeners.request_memory(),
+        core.metrics.clone(),
+    ))
+}
+
+fn readiness(config: &Config, core: &Core, copies: FirstCopies) -> Arc<Readiness> {
+    let policy = config.listeners.readiness;
+    Arc::new(Readiness::new(core.lifecycle.clone(), policy, copies))
+}
+
+fn page(
+    core: &Core,
+    readiness: &Arc<Readiness>,
+    requests: &Arc<RequestResources>,
+    collections: &Arc<Collections>,
+    config: &Config,
+) -> Arc<Page> {
+    Arc::new(Page::new(
+        core.clone(),
+        readiness.clone(),
+        requests.clone(),
+        collections.clone(),
+        ShownConfig::of(config),
+    ))
+}
+
+fn backups(config: &Config, core: &Core, collections: &Arc<Collections>) -> Arc<BackupService> {
+    let settings = config.search.backups();
+    Arc::new(BackupService::new(settings, collections.clone(), core.metrics.clone()))
+}
+
+fn qdrant(
+    requests: &Arc<RequestResources>,
+    collections: &Arc<Collections>,
+    removal: Arc<ImageRemoval>,
+    access: &Arc<AccessPolicy>,
+    backups: &Arc<BackupService>,
+) -> Arc<CollectionsState> {
+    let (requests, registry) = (requests.clone(), collections.clone());
+    Arc::new(CollectionsState::new(requests, registry, removal, access.clone(), backups.clone()))
+}
+
+fn starter(config: &Config, core: &Core, inference: &Arc<InferenceService>) -> RequestStarter {
+    let tls = config.listeners.tls.is_some() && !config.listeners.plain_http;
+    RequestStarter::new(inference.clone(), core.tracer.clone(), tls)
+}
+
+fn configurator(config: &Config, core: &Core) -> Arc<ModelConfigurator> {
+    let (lifecycle, metrics) = (core.lifecycle.clone(), core.metrics.clone());
+    Arc::new(ModelConfigurator::new(lifecycle, metrics, &config.models))
 }
 
 impl Server {
     /// Composes the state of all routers.
-    pub(crate) fn new(config: &Config, core: Core, access: AccessPolicy) -> Server {
-        let limits = config.listeners.request_limits();
-        let requests = Arc::new(RequestResources::new(
-            limits,
-            config.listeners.request_memory(),
-            core.metrics.clone(),
-        ));
-        let access = Arc::new(access);
-        let inference = inference(&core, limits.request_timeout);
-        let readiness =
-            Arc::new(Readiness::new(core.lifecycle.clone(), config.listeners.readiness));
+    pub(crate) fn new(
+        config: &Config,
+        core: Core,
+        access: AccessPolicy,
+        links: StoreLinks,
+    ) -> Server {
+        let requests = requests(config, &core);
+        let access = Arc::new(AccessPolicy { metrics: core.metrics.clone(), ..access });
+        let inference = inference(&core, config.listeners.request_limits().request_timeout);
+        let readiness = readiness(config, &core, links.copies);
         let collections = Arc::new(Collections::new(config.search.clone()));
         let audio = Arc::new(AudioState::new(
             config.audio.clone(),
@@ -98,26 +161,25 @@ impl Server {
             inference.clone(),
             collections.clone(),
         ));
-        let qdrant = Arc::new(CollectionsState::new(
-            requests.clone(),
-            collections.clone(),
-            Arc::new(ImageRemoval::new(&images)),
-        ));
-        let (lifecycle, metrics) = (core.lifecycle.clone(), core.metrics.clone());
-        let configurator = Arc::new(ModelConfigurator::new(lifecycle, metrics, &config.models));
+        let backups = backups(config, &core, &collections);
+        let removal = Arc::new(ImageRemoval::new(&images));
+        let qdrant = qdrant(&requests, &collections, removal, &access, &backups);
         let models = Arc::new(ModelsState {
             requests: requests.clone(),
             access: access.clone(),
+            starter: starter(config, &core, &inference),
+            traces: TraceSettings::new(core.tracer.clone()),
+            log: config.log.clone(),
             inference,
             lifecycle: core.lifecycle.clone(),
+            listings: links.listings,
             readiness: readiness.clone(),
             watchers: ReadinessWatchers::new(core.changes.clone()),
-            configurator,
+            configurator: configurator(config, &core),
             engine_version: core.engine_version.clone(),
             tfs_tensor_content: config.listeners.tfs_tensor_content,
             tfs_method_check: config.listeners.tfs_method_check,
             rest_timeout: config.listeners.rest_timeout,
-            metrics: core.metrics.clone(),
         });
         let exporter = Arc::new(Exporter::new(
             core.clone(),
@@ -125,9 +187,10 @@ impl Server {
             audio.clone(),
             images.clone(),
             collections.clone(),
+            access.clone(),
         ));
         Server {
-            page: Arc::new(Page::new(core.clone(), readiness.clone())),
+            page: page(&core, &readiness, &requests, &collections, config),
             core,
             requests,
             access,
@@ -137,6 +200,7 @@ impl Server {
             audio,
             images,
             qdrant,
+            backups,
             exporter,
             http_options: HttpOptions::of(config),
         }
@@ -145,11 +209,17 @@ impl Server {
     /// Ends the background work. Called after the listeners have ended.
     pub(crate) fn shutdown(&self) {
         self.audio.wait_ended();
+        // Before the collections, which it uses.
+        self.backups.shutdown();
         self.collections.close();
         self.core.scheduler.shutdown();
         if let Some(log) = &self.core.request_log {
             log.shutdown();
         }
         self.core.lifecycle.shutdown();
+        // After all that ends with a trace.
+        if let Some(tracer) = &self.core.tracer {
+            tracer.shutdown();
+        }
     }
 }

@@ -7,15 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::log_filter::LogFilter;
+use crate::metric_names::MetricNames;
 use crate::model_list::ModelListRules;
 use crate::readiness::ReadinessPolicy;
 use crate::request_log::RequestLogConfig;
+use crate::traces::TraceConfig;
 use api_audio::AudioConfig;
 use base::Result;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
-use transport::access::{AccessPolicy, KeyRing, Secret};
+use search::registry::MediumChoice as SearchMedium;
+use transport::access::{AccessPolicy, CorsPolicy, KeyRing, KeySources, Secret};
 use transport::{ByteBudget, ConnectionLimits, RequestLimits, TlsFiles};
 
 /// The configuration of `millpond serve`.
@@ -39,12 +42,17 @@ pub struct Config {
     pub audio: AudioConfig,
     /// Collections and images.
     pub search: SearchConfig,
+    /// Export of traces; `None` makes none.
+    pub traces: Option<TraceConfig>,
     /// Filter of the program's log; `None` if it cannot change.
     pub log: Option<Arc<dyn LogFilter>>,
 }
 
 /// Path of TensorFlow Serving's metrics.
 pub const TFS_METRICS: &str = "/monitoring/prometheus/metrics";
+
+/// Default of [`ListenerConfig::socket_mode`]: only this process's user can connect.
+const SOCKET_MODE: u32 = 0o600;
 
 /// Default of [`ListenerConfig::drain_time`]: a busy connection has a request every few
 /// milliseconds.
@@ -59,19 +67,27 @@ pub struct ListenerConfig {
     pub http_port: Option<u16>,
     /// gRPC port; 0 picks a free one, and `None` offers no gRPC over TCP.
     pub grpc_port: Option<u16>,
-    /// Path of a Unix socket for gRPC, which only this process's user can open.
+    /// Port of HTTP for admin calls, metrics and pages, which the other ports then do not offer.
+    pub admin_port: Option<u16>,
+    /// Address of the admin port; `None` is `host`.
+    pub admin_host: Option<IpAddr>,
+    /// Path of a Unix socket for HTTP.
+    pub http_socket: Option<PathBuf>,
+    /// Path of a Unix socket for gRPC.
     pub grpc_socket: Option<PathBuf>,
+    /// Mode of the files of the Unix sockets.
+    pub socket_mode: u32,
     /// Certificates of both ports; `None` serves plain text.
     pub tls: Option<TlsFiles>,
     /// Serve HTTP in plain text although there are certificates, as TensorFlow Serving does.
     pub plain_http: bool,
-    /// File of keys; `None` needs keys for few calls.
+    /// File of keys. If there is any key, every call but health checks needs one.
     pub keys: Option<PathBuf>,
     /// Names of this server in requests, besides `localhost` and the name of the machine.
     pub allowed_hosts: Vec<String>,
     /// Accept admin calls from other machines if they show the admin key.
     pub allow_remote_admin: bool,
-    /// Key of admin calls. Without it, other machines are refused.
+    /// Key of an administrator.
     pub admin_key: Option<Secret>,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
@@ -91,10 +107,12 @@ pub struct ListenerConfig {
     pub listen_when_settled: bool,
     /// Models that must serve for the server to be ready.
     pub readiness: ReadinessPolicy,
-    /// Let pages of other sites use the HTTP API (CORS).
-    pub cors: bool,
+    /// Origins whose pages may use the HTTP API.
+    pub cors: CorsPolicy,
     /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
     pub tfs_metrics: Option<String>,
+    /// Other servers whose names `/metrics` has beside Millpond's.
+    pub metric_names: MetricNames,
     /// Longest time for the headers of a request, and between two pieces of its body.
     pub client_timeout: Duration,
     /// Time in which a client must read at least 256 KiB of a large answer.
@@ -119,7 +137,11 @@ impl Default for ListenerConfig {
             host: IpAddr::from([127, 0, 0, 1]),
             http_port: Some(8501),
             grpc_port: Some(8500),
+            admin_port: None,
+            admin_host: None,
+            http_socket: None,
             grpc_socket: None,
+            socket_mode: SOCKET_MODE,
             tls: None,
             plain_http: false,
             keys: None,
@@ -134,8 +156,9 @@ impl Default for ListenerConfig {
             rest_timeout: None,
             listen_when_settled: false,
             readiness: ReadinessPolicy::All,
-            cors: false,
+            cors: CorsPolicy::Closed,
             tfs_metrics: Some(TFS_METRICS.to_owned()),
+            metric_names: MetricNames::default(),
             client_timeout: Duration::from_secs(10),
             answer_window: transport::ANSWER_WINDOW,
             shutdown_grace: Duration::from_secs(30),
@@ -148,6 +171,24 @@ impl Default for ListenerConfig {
 }
 
 impl ListenerConfig {
+    /// Returns the address of the admin port.
+    pub(crate) fn admin_host(&self) -> IpAddr {
+        self.admin_host.unwrap_or(self.host)
+    }
+
+    /// Returns the address that the most machines reach.
+    pub(crate) fn widest_host(&self) -> IpAddr {
+        let admin = self.admin_port.map(|_| self.admin_host());
+        let hosts = [self.host].into_iter().chain(admin);
+        hosts.into_iter().find(|host| !host.is_loopback()).unwrap_or(self.host)
+    }
+
+    /// Returns the number of listeners.
+    pub(crate) fn count(&self) -> usize {
+        let ports = [self.http_port, self.grpc_port, self.admin_port].into_iter().flatten().count();
+        ports + [&self.http_socket, &self.grpc_socket].into_iter().flatten().count()
+    }
+
     /// Returns the limits of the connections of one listener.
     pub(crate) fn connection_limits(&self) -> ConnectionLimits {
         ConnectionLimits {
@@ -184,15 +225,18 @@ impl Config {
     /// # Errors
     /// Returns the errors of the file of keys.
     pub(crate) fn access_policy(&self) -> Result<AccessPolicy> {
-        let admin_key = self.listeners.admin_key.as_ref().map(|Secret(key)| key.as_str());
-        let read = |path: &PathBuf| KeyRing::read(path, self.search.api_key.as_deref(), admin_key);
+        let sources = KeySources {
+            file: self.listeners.keys.as_deref(),
+            api_key: self.search.api_key.as_deref(),
+            admin_key: self.listeners.admin_key.as_ref().map(|Secret(key)| key.as_str()),
+        };
         Ok(AccessPolicy {
-            keys: self.listeners.keys.as_ref().map(read).transpose()?.map(Arc::new),
-            host: self.listeners.host,
+            keys: KeyRing::read(sources)?.map(Arc::new),
+            host: self.listeners.widest_host(),
             allowed_hosts: self.listeners.allowed_hosts.clone(),
             allow_remote_admin: self.listeners.allow_remote_admin,
-            admin_key: self.listeners.admin_key.clone(),
-            api_key: self.search.api_key.clone().map(Secret),
+            cors: self.listeners.cors.clone(),
+            metrics: Arc::default(),
         })
     }
 }
@@ -301,11 +345,14 @@ pub struct StoresConfig {
     pub options: Vec<(String, String)>,
     /// Most bytes of local copies.
     pub cache_bytes_max: u64,
+    /// True if a store has no complete copy yet, so the first load is not finished before there is
+    /// one. The server sets it.
+    pub awaits_copies: bool,
 }
 
 impl Default for StoresConfig {
     fn default() -> Self {
-        StoresConfig { options: Vec::new(), cache_bytes_max: 32 * GIB }
+        StoresConfig { options: Vec::new(), cache_bytes_max: 32 * GIB, awaits_copies: false }
     }
 }
 
@@ -319,8 +366,12 @@ impl std::fmt::Debug for StoresConfig {
     }
 }
 
+/// Default directory of backups, in that of the collections. No collection has a name that starts
+/// with a dot.
+const BACKUPS_DIRECTORY: &str = ".backups";
+
 /// Collections and images: directories and limits.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq)]
 pub struct SearchConfig {
     /// Directory of the collections; `None` serves none.
     pub directory: Option<PathBuf>,
@@ -336,6 +387,18 @@ pub struct SearchConfig {
     pub disk_reserve: Option<u64>,
     /// Threads that search; 0 is one per core.
     pub threads: usize,
+    /// Access to the files of collections that do not choose themselves.
+    pub medium: SearchMedium,
+    /// NUMA node of files in DRAM; any if `None`.
+    pub memory_node: Option<u32>,
+    /// Threads that build the index of a segment.
+    pub build_threads: usize,
+    /// Bytes per second that flushes and merges read and write together; 0 is no limit.
+    pub background_rate: u64,
+    /// Segments of similar size that are merged into one.
+    pub merge_segments: usize,
+    /// Most live rows of a merged segment.
+    pub segment_rows: u32,
     /// Directory or URL of the original images; `None` is a directory beside the collections.
     pub originals: Option<String>,
     /// Options of that URL: names and values of the provider's own variables, in lower case.
@@ -344,13 +407,47 @@ pub struct SearchConfig {
     pub embedding_model: Option<String>,
     /// Most collections.
     pub collections_max: usize,
-    /// Key of the routes of collections and images; `None` needs no key.
+    /// Key that writes, or an administrator's if there is no other; signs tokens.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
     pub gpu: Option<search::coarse::device::GpuOptions>,
+    /// Backups of collections.
+    pub backups: BackupSettings,
+}
+
+/// Backups of collections: their store, rate and schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackupSettings {
+    /// Directory or URL of the store; `None` is a directory in that of the collections.
+    pub place: Option<String>,
+    /// Options of that URL: names and values of the provider's own variables, in lower case.
+    pub options: Vec<(String, String)>,
+    /// Limit of the bytes per second that backups read and send.
+    pub rate: os::Rate,
+    /// Interval of backups of all collections; `None` makes none.
+    pub every: Option<Duration>,
+    /// Newest backups of a collection that stay after one of the schedule; `None` keeps all.
+    pub keep_newest: Option<usize>,
+}
+
+impl Default for BackupSettings {
+    fn default() -> Self {
+        let rate = backup::BackupConfig::default().rate;
+        BackupSettings { place: None, options: Vec::new(), rate, every: None, keep_newest: None }
+    }
 }
 
 impl SearchConfig {
+    /// Returns the settings of backups.
+    pub(crate) fn backups(&self) -> backup::BackupConfig {
+        let BackupSettings { place, options, rate, every, keep_newest } = self.backups.clone();
+        let beside = self.directory.as_ref().map(|directory| directory.join(BACKUPS_DIRECTORY));
+        let place = place.or_else(|| beside.map(|directory| directory.display().to_string()));
+        let keep = backup::RetentionPolicy { newest: keep_newest, age_max: None };
+        let originals = api_images::originals_space;
+        backup::BackupConfig { place, options, rate, every, keep, originals, ..Default::default() }
+    }
+
     /// Returns the settings of image collections.
     pub(crate) fn images(&self) -> api_images::ImagesConfig {
         api_images::ImagesConfig {
@@ -373,10 +470,17 @@ impl std::fmt::Debug for SearchConfig {
             .field("cache_bytes", &self.cache_bytes)
             .field("disk_reserve", &self.disk_reserve)
             .field("threads", &self.threads)
+            .field("medium", &self.medium)
+            .field("memory_node", &self.memory_node)
+            .field("build_threads", &self.build_threads)
+            .field("background_rate", &self.background_rate)
+            .field("merge_segments", &self.merge_segments)
+            .field("segment_rows", &self.segment_rows)
             .field("originals", &self.originals)
             .field("embedding_model", &self.embedding_model)
             .field("collections_max", &self.collections_max)
             .field("gpu", &self.gpu)
+            .field("backups", &self.backups.place)
             .field("api_key", &self.api_key.as_ref().map(|_| "..."))
             .finish()
     }
@@ -384,6 +488,7 @@ impl std::fmt::Debug for SearchConfig {
 
 impl Default for SearchConfig {
     fn default() -> Self {
+        let merging = search::collection::Merging::default();
         SearchConfig {
             directory: None,
             required: false,
@@ -391,12 +496,19 @@ impl Default for SearchConfig {
             cache_bytes: 256 * MIB,
             disk_reserve: None,
             threads: 0,
+            medium: SearchMedium::Auto,
+            memory_node: None,
+            build_threads: 1,
+            background_rate: 64 * MIB,
+            merge_segments: merging.fan_in,
+            segment_rows: merging.rows_max,
             originals: None,
             originals_options: Vec::new(),
             embedding_model: None,
             collections_max: crate::descriptors::COLLECTIONS_MAX,
             api_key: None,
             gpu: None,
+            backups: BackupSettings::default(),
         }
     }
 }

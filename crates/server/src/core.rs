@@ -9,19 +9,21 @@ use engine::{Engine, LibrarySearch};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
-use inference::InferenceStats;
+use inference::{InferenceStats, SlowLog};
 use isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
 use lifecycle::{Lifecycle, LifecycleConfig, ParameterPlacement};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
+use telemetry::Tracer;
 use tokio::sync::watch;
 
 use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
-use crate::page::history::PageHistory;
+use crate::page::journal::EventJournal;
 use crate::request_log::RequestLog;
+use crate::traces::{self, LoadTraces};
 use crate::warmup::RecordedRequests;
 
 /// Default limit of the slot pool as a share of the machine's memory.
@@ -36,16 +38,18 @@ const HUNG_RUN_TIME_MIN: Duration = Duration::from_secs(30);
 /// Models, workers, and their metrics.
 #[derive(Clone)]
 pub(crate) struct Core {
+    pub(crate) slow: Arc<SlowLog>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
-    pub(crate) history: Arc<PageHistory>,
+    pub(crate) journal: Arc<EventJournal>,
     /// Changes with the status of any model.
     pub(crate) changes: watch::Receiver<()>,
     pub(crate) memory: Arc<ParameterStore>,
     pub(crate) isolation: Arc<Isolation>,
     pub(crate) request_log: Option<Arc<RequestLog>>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
     /// True if parameters live in the slot pool, false if in malloc.
@@ -111,13 +115,14 @@ impl Core {
         let request_log = config.data.request_log.as_ref();
         let request_log =
             request_log.map(|log| RequestLog::start(log, metrics.clone())).transpose()?;
+        let tracer = traces::start(config.traces.as_ref(), &metrics)?;
         let isolation = Isolation::new(isolation_config(config), metrics.clone())?;
         let isolating = |engine| -> Arc<dyn Engine> {
             Arc::new(IsolatingEngine::new(engine, isolation.clone()))
         };
         let engines: Vec<_> = engines.into_iter().map(isolating).collect();
         let stats = Arc::new(InferenceStats::default());
-        let history = Arc::new(PageHistory::default());
+        let journal = Arc::new(EventJournal::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
             workers: config.data.workers,
             queue_max: config.data.queue_max,
@@ -128,9 +133,10 @@ impl Core {
         let observer = Arc::new(MetricsObserver {
             metrics: metrics.clone(),
             stats: stats.clone(),
-            history: history.clone(),
+            journal: journal.clone(),
             changed,
             engines: engines.iter().map(|engine| engine.name()).collect(),
+            loads: tracer.clone().map(LoadTraces::new),
         });
         let lifecycle = Lifecycle::start(
             lifecycle_config(config, run_threads_max),
@@ -139,16 +145,19 @@ impl Core {
             Arc::new(RecordedRequests),
             observer,
         )?;
+        let slow = SlowLog::start(metrics.clone(), lifecycle.activity().clone())?;
         Ok(Core {
+            slow,
             lifecycle,
             scheduler,
             metrics,
             stats,
-            history,
+            journal,
             changes,
             memory: store,
             isolation,
             request_log: request_log.map(Arc::new),
+            tracer,
             engine_version,
             parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
         })
@@ -238,6 +247,7 @@ fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> Lifecycl
         roots: models.roots.clone(),
         poll: models.poll,
         poll_once: models.poll_once,
+        awaits_sources: models.stores.awaits_copies,
         load_threads: models.load_threads,
         unload_threads: models.unload_threads,
         retries: models.load_retries,
@@ -245,7 +255,10 @@ fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> Lifecycl
         swap_reserve: config.memory.swap_reserve,
         placement: config.memory.placement,
         background: models.background,
+        workers: config.data.workers.max(1),
         threads_max: run_threads_max.unwrap_or(usize::MAX),
+        withdrawn_file: Some(models.cache_dir.with_file_name("withdrawn.toml")),
+        rollouts_file: Some(models.cache_dir.with_file_name("rollouts.toml")),
         ..LifecycleConfig::new(models.cache_dir.clone(), converter)
     }
 }

@@ -17,12 +17,13 @@ pub struct DescriptorPlan {
     pub collections_max: usize,
 }
 
-/// Shares `limit` descriptors among the server itself, its collections and the connections of both
-/// listeners, of which each may have `connections_max`.
-pub fn plan(limit: u64, connections_max: usize) -> DescriptorPlan {
+/// Shares `limit` descriptors among the server itself, its collections and the connections of
+/// `listeners` listeners, of which each may have `connections_max`.
+pub fn plan(limit: u64, listeners: usize, connections_max: usize) -> DescriptorPlan {
     let left = limit - OWN_MAX.min(limit / 4);
     let collections = (COLLECTIONS_MAX as u64 * PER_COLLECTION).min(left / 4);
-    let room = usize::try_from((left - collections) / 2).unwrap_or(usize::MAX);
+    let room =
+        usize::try_from((left - collections) / listeners.max(1) as u64).unwrap_or(usize::MAX);
     DescriptorPlan {
         connections_max: connections_max.min(room).max(1),
         collections_max: usize::try_from(collections / PER_COLLECTION)
@@ -37,14 +38,17 @@ mod tests {
 
     #[test]
     fn all_descriptors_are_shared() {
-        let plenty = plan(1 << 20, 16_384);
+        let plenty = plan(1 << 20, 2, 16_384);
         assert_eq!((plenty.connections_max, plenty.collections_max), (16_384, 1000));
         for limit in [0, 3, 64, 256, 1024, 4096, 20_000] {
-            let DescriptorPlan { connections_max, collections_max } = plan(limit, 16_384);
+            let DescriptorPlan { connections_max, collections_max } = plan(limit, 2, 16_384);
             let used = 2 * connections_max as u64 + PER_COLLECTION * collections_max as u64;
             assert!(limit < 64 || used + OWN_MAX.min(limit / 4) <= limit, "{limit}: {used}");
         }
-        assert_eq!(plan(256, 16_384), DescriptorPlan { connections_max: 72, collections_max: 12 });
-        assert_eq!(plan(u64::MAX, 5).connections_max, 5);
+        assert_eq!(
+            plan(256, 2, 16_384),
+            DescriptorPlan { connections_max: 72, collections_max: 12 }
+        );
+        assert_eq!(plan(u64::MAX, 5, 5).connections_max, 5);
     }
 }

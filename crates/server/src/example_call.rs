@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::Result;
+use base::{Moment, Result};
 use engine::Servable;
 use inference::{InferenceRequest, RequestTicket};
+use lifecycle::RolloutPart;
 use protocol::tfs::{self, ExampleResult, Examples};
 use transport::{CodecStep, INLINE_BYTES_MAX, Reservation};
 
@@ -18,6 +19,8 @@ pub(crate) struct ExampleCall<'a> {
     pub(crate) ticket: &'a RequestTicket,
     /// The version under its default signature.
     pub(crate) servable: Arc<Servable>,
+    /// Its part in a rollout. All runs of a request have the same.
+    pub(crate) rollout: Option<RolloutPart>,
     pub(crate) examples: Arc<Examples>,
     pub(crate) timeout: Option<Duration>,
     /// True if the examples are too many for a connection's thread.
@@ -50,12 +53,14 @@ impl ExampleCall<'_> {
             .await
             .map_err(|error| error.context(id))
             .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
+        ticket.mark(Moment::Decoded);
         let call = InferenceRequest {
             servable,
             inputs,
             outputs: plan.outputs(),
             timeout: self.timeout,
             priority: 0,
+            rollout: self.rollout.clone(),
         };
         let answer = state.inference.infer(ticket, call).await?;
         let bytes = tfs::result_bytes_max(answer.outputs.iter().map(|output| &output.tensor));

@@ -5,20 +5,21 @@ use std::time::Instant;
 
 use api_audio::AudioState;
 use api_images::ImagesState;
-use engine::ScheduleMode;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
-    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, ProcessMetrics,
-    QuantileLabels, SchedulingMetrics, StateLabels,
+    BytesLabels, KeyMetrics, KeyOutcomeLabels, KindLabels, ModelKindLabels, ModelLabels,
+    PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
 use transport::RequestResources;
+use transport::access::{AccessPolicy, KeyRing};
 
+use crate::MetricNames;
 use crate::collections::Collections;
 use crate::core::Core;
-use crate::threads;
+use crate::{metric_names, threads};
 
 /// Content type of OpenMetrics.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,13 +28,13 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 pub(crate) const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns true if a scraper accepts the older text format and not OpenMetrics.
-pub(crate) fn wants_classic(accept: &str) -> bool {
+fn wants_classic(accept: &str) -> bool {
     accept.contains("text/plain") && !accept.contains("openmetrics-text")
 }
 
 /// Converts OpenMetrics to the older text format: counters are declared by the names of their
 /// samples, and units and exemplars are left out.
-pub(crate) fn classic(exposition: &str) -> String {
+fn classic(exposition: &str) -> String {
     let mut text = String::with_capacity(exposition.len());
     let mut help = None;
     for line in exposition.lines() {
@@ -69,6 +70,7 @@ pub(crate) struct Exporter {
     audio: Arc<AudioState>,
     images: Arc<ImagesState>,
     collections: Arc<Collections>,
+    access: Arc<AccessPolicy>,
     /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
     scrape: Mutex<()>,
 }
@@ -80,8 +82,9 @@ impl Exporter {
         audio: Arc<AudioState>,
         images: Arc<ImagesState>,
         collections: Arc<Collections>,
+        access: Arc<AccessPolicy>,
     ) -> Exporter {
-        Exporter { core, requests, audio, images, collections, scrape: Mutex::new(()) }
+        Exporter { core, requests, audio, images, collections, access, scrape: Mutex::new(()) }
     }
 }
 
@@ -110,6 +113,9 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
     }
     metrics.recordings.active.set(exporter.audio.active() as i64);
     collections(exporter);
+    if let Some(ring) = &exporter.access.keys {
+        keys(&metrics.keys, ring);
+    }
     let snapshot = core.scheduler.snapshot();
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
@@ -118,17 +124,30 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
     metrics.encode()
 }
 
+/// Returns the current metrics and those under the `names` of other servers, in the format that a
+/// scraper with the header `accept` prefers, with its content type.
+pub(crate) fn preferred(exporter: &Exporter, names: MetricNames, accept: &str) -> Exposition {
+    let text = exposition(exporter);
+    let added = metric_names::exposition(names, &exporter.core);
+    match wants_classic(accept) {
+        true => Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added },
+        false if added.is_empty() => Exposition { content_type: CONTENT_TYPE, text },
+        false => {
+            Exposition { content_type: CONTENT_TYPE, text: metric_names::append(&text, &added) }
+        }
+    }
+}
+
+/// Metrics in one of the two formats.
+pub(crate) struct Exposition {
+    pub(crate) content_type: &'static str,
+    pub(crate) text: String,
+}
+
 /// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
 /// format.
 pub(crate) fn tfs_exposition(exporter: &Exporter) -> String {
-    let core = &exporter.core;
-    let mut text = core.metrics.tfs.encode();
-    let merging = core.scheduler.snapshot().models;
-    let merging = merging.iter().filter(|model| model.mode == ScheduleMode::Async);
-    let runs: u64 = merging.map(|model| model.batches).sum();
-    let name = ":tensorflow:serving:batching_session:wrapped_run_count";
-    text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {runs}\n"));
-    text + &classic(&exposition(exporter))
+    metric_names::tfs(&exporter.core) + &classic(&exposition(exporter))
 }
 
 /// Sets the gauges of images, and of collections if they are open.
@@ -139,6 +158,8 @@ fn collections(exporter: &Exporter) {
     let gpu = search::coarse::device::counters();
     level(&images.gpu, "queries", gpu.queries);
     level(&images.gpu, "fallbacks", gpu.fallbacks);
+    level(&images.gpu, "limited", gpu.limited);
+    level(&images.gpu, "passes", gpu.passes);
     level(&images.gpu, "device_bytes", gpu.device_bytes);
     level(&images.gpu, "pinned_bytes", gpu.pinned_bytes);
     images.collection.clear();
@@ -153,14 +174,23 @@ fn collections(exporter: &Exporter) {
     level(&images.queries, "max", stats.queue_max as u64);
     level(&images.queries, "done", stats.done);
     level(&images.queries, "refused", stats.refused);
+    level(&images.queries, "helped", stats.helped);
     level(&images.writes, "waiting", stats.stalls.waiting as u64);
     level(&images.writes, "waited", stats.stalls.waited);
     level(&images.writes, "refused", stats.stalls.refused);
     level(&images.writes, "slowed", stats.stalls.slowed);
     level(&images.writes, "hurried", stats.stalls.escalated.into());
+    level(&images.filters, "indexed", stats.filters.indexed);
+    level(&images.filters, "verified", stats.filters.verified);
+    level(&images.filters, "scanned", stats.filters.scanned);
+    level(&images.filters, "paused", stats.filters.paused);
+    level(&images.filters, "late", stats.filters.late);
     search_cache(&images.cache, &stats);
+    images.media.clear();
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };
+        let kind = search::registry::medium_name(named.collection().medium_kind());
+        images.media.get_or_create(&KindLabels { kind }).inc();
         let status = named.collection().status();
         let set = |kind: &'static str, value: u64| {
             let labels = ModelKindLabels { model: listed.name.as_str().into(), kind };
@@ -191,6 +221,22 @@ fn search_cache(
     level(cache, "blocks_out", blocks.evicted);
     level(cache, "blocks", blocks.blocks);
     level(cache, "blocks_max", blocks.blocks_max);
+}
+
+/// Rebuilds the metrics of keys, so that a removed key leaves no series.
+fn keys(metrics: &KeyMetrics, ring: &KeyRing) {
+    metrics.clear();
+    for usage in ring.usage() {
+        let count = |outcome: &'static str, value: u64| {
+            let labels = KeyOutcomeLabels { key: usage.name.clone(), outcome };
+            SchedulingMetrics::count(&metrics.requests.get_or_create(&labels), value);
+        };
+        count("accepted", usage.accepted);
+        count("refused_rate", usage.refused_requests);
+        count("refused_cpu", usage.refused_cpu);
+        metrics.set_cpu_seconds(&usage.name, usage.cpu.as_secs_f64());
+    }
+    metrics.sessions.set(ring.sessions() as i64);
 }
 
 /// Rebuilds the metrics of the scheduler, so that a removed model leaves no series.

@@ -15,41 +15,52 @@ pub mod descriptors;
 mod example_call;
 mod examples;
 mod exporter;
+mod first_copies;
+mod golden;
 mod grpc;
 mod http;
+mod listeners;
 pub mod local;
 mod log_filter;
 #[cfg(test)]
 mod loopback;
+mod metric_names;
 mod model_list;
 mod models;
 mod observer;
 mod page;
 mod readiness;
 mod reconfigure;
+mod request_key;
 mod request_log;
 mod run;
 mod signatures;
 mod stores;
+mod surface;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod traces;
 mod view;
 mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
 pub use config::{
-    Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, StoresConfig,
-    TFS_METRICS,
+    BackupSettings, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
+    StoresConfig, TFS_METRICS,
 };
 pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
-pub use model_list::ModelListRules;
+pub use metric_names::MetricNames;
+pub use model_list::{ModelListRules, StoreCopies};
 pub use readiness::ReadinessPolicy;
 pub use reconfigure::{ConfigSource, ConfigWatch};
-pub use request_log::RequestLogConfig;
+pub use request_log::{RequestLogConfig, RequestLogFormat};
 pub use run::run;
-pub use transport::access::Secret;
+pub use search::registry::{MediumChoice as SearchMedium, probe_dax};
+pub use telemetry::{SamplingRates, TraceExportConfig};
+pub use traces::TraceConfig;
+pub use transport::access::{CorsPolicy, Secret};
 pub use transport::{PemSource, TlsFiles};
 
 /// The server's name in the protocols' metadata.

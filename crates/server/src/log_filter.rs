@@ -2,6 +2,11 @@
 
 use base::Result;
 
+/// Describes changes of the log in the errors of the access check.
+pub(crate) const LOG_ADMIN_CALL: &str = "the log is changed";
+/// The call in the log of admin calls.
+pub(crate) const LOG_ADMIN_ACTION: &str = "change the log's filter";
+
 /// Longest filter in bytes.
 pub const LOG_FILTER_BYTES_MAX: usize = 4096;
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use api_audio::AudioConfig;
 use engine::Engine;
 use lifecycle::{ModelRoot, ParameterPlacement};
+use model_store::ListingRequests;
 use serde_json::Value;
 use tokio::sync::watch;
 use transport::{HttpVersion, ListenSocket, Listener};
@@ -16,6 +17,9 @@ use transport::{HttpVersion, ListenSocket, Listener};
 use crate::compose::Server;
 use crate::config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 use crate::core::Core;
+use crate::first_copies::FirstCopies;
+use crate::stores::StoreLinks;
+use crate::surface::Surface;
 use crate::{grpc, http};
 
 /// Longest wait of a test.
@@ -68,6 +72,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         tensorflow: engine::LibrarySearch::default(),
         audio: AudioConfig::default(),
         search: SearchConfig::default(),
+        traces: None,
         log: None,
     }
 }
@@ -75,9 +80,20 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
 impl Loopback {
     /// Starts a server and waits until every model is loaded or has failed.
     pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
+        Loopback::start_with(config, engine, Surface::Whole)
+    }
+
+    /// Starts a server whose ports offer `surface`.
+    pub(crate) fn start_with(
+        config: &Config,
+        engine: Arc<dyn Engine>,
+        surface: Surface,
+    ) -> Loopback {
         let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
-        let server = Server::new(config, core, config.access_policy().unwrap());
+        let access = config.access_policy().unwrap();
+        let links = StoreLinks { copies: FirstCopies::none(), listings: ListingRequests::none() };
+        let server = Server::new(config, core, access, links);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -92,7 +108,7 @@ impl Loopback {
             name: "http",
             version: HttpVersion::Http1,
             socket: ListenSocket::Tcp(http),
-            service: http::service(&server),
+            service: http::service(&server, surface),
             metrics: server.core.metrics.clone(),
             limits,
             threads: None,
@@ -103,7 +119,7 @@ impl Loopback {
             name: "grpc",
             version: HttpVersion::Http2,
             socket: ListenSocket::Tcp(grpc),
-            service: grpc::service(server.models.clone(), stopped.clone()),
+            service: grpc::service(server.models.clone(), stopped.clone(), surface),
             metrics: server.core.metrics.clone(),
             limits,
             threads: None,
@@ -150,7 +166,10 @@ impl Drop for Loopback {
 /// Status, head and body of a complete answer. A chunked body is joined.
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// In lower case.
     pub(crate) head: String,
+    /// The `Set-Cookie` header as it was sent.
+    pub(crate) cookie: Option<String>,
     pub(crate) body: Vec<u8>,
 }
 
@@ -169,11 +188,15 @@ impl Answer {
     pub(crate) fn parse(bytes: &[u8]) -> Answer {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let end = end.unwrap_or_else(|| panic!("no head: {}", String::from_utf8_lossy(bytes))) + 4;
-        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+        let sent = String::from_utf8_lossy(&bytes[..end]);
+        let head = sent.to_ascii_lowercase();
+        let cookie = sent.lines().zip(head.lines()).find_map(|(sent, lower)| {
+            lower.starts_with("set-cookie: ").then(|| sent["set-cookie: ".len()..].to_owned())
+        });
         let status = head[9..12].parse().unwrap();
         let mut rest = &bytes[end..];
         if !head.contains("transfer-encoding: chunked") {
-            return Answer { status, head, body: rest.to_vec() };
+            return Answer { status, head, cookie, body: rest.to_vec() };
         }
         let mut body = Vec::new();
         loop {
@@ -184,7 +207,7 @@ impl Answer {
             let length =
                 usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
             if length == 0 {
-                return Answer { status, head, body };
+                return Answer { status, head, cookie, body };
             }
             body.extend_from_slice(&rest[line + 2..line + 2 + length]);
             rest = &rest[line + 4 + length..];

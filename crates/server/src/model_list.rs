@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use base::{Error, Result};
 use lifecycle::{Catalog, ModelConfig, VersionPolicy};
+use model_store::{StorePlace, watched_dir};
 use protocol::tensorflow::serving as pb;
 
 use pb::file_system_storage_path_source_config::servable_version_policy::PolicyChoice;
@@ -20,11 +22,43 @@ pub struct ModelListRules {
     pub template: ModelConfig,
     /// Accept labels of versions that are not ready, unless the label has another version already.
     pub labels_of_missing_versions: bool,
+    /// Copies of models in object stores; `None` refuses URLs of stores.
+    pub stores: Option<StoreCopies>,
+}
+
+/// Copies of models in object stores that a list names by URL.
+#[derive(Clone)]
+pub struct StoreCopies {
+    /// Directory of the copies.
+    pub cache_dir: PathBuf,
+    /// Names and values of the providers' own variables, in lower case.
+    pub options: Vec<(String, String)>,
+}
+
+/// Place of a model's versions.
+struct BasePath {
+    dir: PathBuf,
+    /// URL of the object store that `dir` mirrors.
+    store: Option<Arc<str>>,
+}
+
+impl std::fmt::Debug for StoreCopies {
+    /// Leaves out the options, which hold credentials.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("StoreCopies")
+            .field("cache_dir", &self.cache_dir)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for ModelListRules {
     fn default() -> Self {
-        ModelListRules { template: ModelConfig::new("", ""), labels_of_missing_versions: false }
+        ModelListRules {
+            template: ModelConfig::new("", ""),
+            labels_of_missing_versions: false,
+            stores: None,
+        }
     }
 }
 
@@ -60,14 +94,40 @@ impl ModelListRules {
 
     fn model(&self, model: &pb::ModelConfig, base: &ModelConfig) -> Result<ModelConfig> {
         check_platform(model)?;
+        let BasePath { dir, store } = self.base_path(model)?;
         Ok(ModelConfig {
             name: model.name.as_str().into(),
-            base_path: base_path(model)?,
+            base_path: dir,
+            store,
             policy: policy(model)?,
             labels: labels(model)?,
             request_log_rate: log_rate(model)?.or(base.request_log_rate),
             ..base.clone()
         })
+    }
+
+    fn base_path(&self, model: &pb::ModelConfig) -> Result<BasePath> {
+        let (name, path) = (&model.name, &model.base_path);
+        let local = path.strip_prefix("file://").unwrap_or(path);
+        if let Some((scheme, _)) = local.split_once("://") {
+            let Some(StoreCopies { cache_dir, options }) = &self.stores else {
+                return Err(Error::invalid(format!(
+                    "model {name}: {scheme}:// is not a directory of this machine; copy or mount the \
+                     model and give that path"
+                )));
+            };
+            StorePlace::open(path, options)
+                .map_err(|error| error.context(format_args!("model {name}")))?;
+            let dir = watched_dir(cache_dir, path, Some(name));
+            return Ok(BasePath { dir, store: Some(path.as_str().into()) });
+        }
+        let dir = PathBuf::from(local);
+        match dir.is_absolute() {
+            true => Ok(BasePath { dir, store: None }),
+            false => Err(Error::invalid(format!(
+                "Expected model {name} to have an absolute path or URI; got base_path()={path}"
+            ))),
+        }
     }
 
     /// Checks that the labels of `models` name ready versions, in TensorFlow Serving's words.
@@ -124,24 +184,6 @@ fn check_platform(model: &pb::ModelConfig) -> Result<()> {
             PLATFORMS.join(", ")
         ))),
     }
-}
-
-fn base_path(model: &pb::ModelConfig) -> Result<PathBuf> {
-    let (name, path) = (&model.name, &model.base_path);
-    let local = path.strip_prefix("file://").unwrap_or(path);
-    if let Some((scheme, _)) = local.split_once("://") {
-        return Err(Error::invalid(format!(
-            "model {name}: {scheme}:// is not a directory of this machine; copy or mount the model \
-             and give that path"
-        )));
-    }
-    let local = PathBuf::from(local);
-    if !local.is_absolute() {
-        return Err(Error::invalid(format!(
-            "Expected model {name} to have an absolute path or URI; got base_path()={path}"
-        )));
-    }
-    Ok(local)
 }
 
 fn policy(model: &pb::ModelConfig) -> Result<VersionPolicy> {
@@ -227,6 +269,29 @@ mod tests {
             (&VersionPolicy::All, Some(0.25))
         );
         assert!(list("").unwrap().is_empty(), "an empty list unloads all");
+    }
+
+    #[test]
+    fn urls_of_stores_are_mirrored() {
+        let copies = StoreCopies { cache_dir: "/cache".into(), options: Vec::new() };
+        let rules = ModelListRules { stores: Some(copies), ..ModelListRules::default() };
+        let list = |url: &str| {
+            let text = format!(
+                "model_config_list {{ config {{ name: 'a' base_path: '{url}' model_platform: 'onnx' }} }}"
+            );
+            rules.models(&text::parse(&text).unwrap(), &[])
+        };
+        let error = list("ftp://host/a").unwrap_err();
+        assert!(
+            error.message().starts_with("model a: ftp://host/a: \"ftp\" is no kind"),
+            "{error}"
+        );
+        let models = list("s3://bucket/models/a");
+        // Without the feature `object-storage`, the error names it.
+        let Ok(models) = models else { return };
+        assert_eq!(models[0].store.as_deref(), Some("s3://bucket/models/a"));
+        assert!(models[0].base_path.starts_with("/cache/stores"));
+        assert!(models[0].base_path.ends_with("models/a"));
     }
 
     #[test]

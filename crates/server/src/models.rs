@@ -4,21 +4,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, ErrorKind};
 use inference::InferenceService;
 use lifecycle::Lifecycle;
-use metrics::{KindLabels, Metrics};
+use model_store::ListingRequests;
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
+use crate::log_filter::LogFilter;
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
+use crate::traces::{RequestStarter, TraceSettings};
 
 pub(crate) struct ModelsState {
     pub(crate) requests: Arc<RequestResources>,
     pub(crate) access: Arc<AccessPolicy>,
     pub(crate) inference: Arc<InferenceService>,
+    pub(crate) starter: RequestStarter,
+    pub(crate) traces: TraceSettings,
+    /// Filter of the program's log.
+    pub(crate) log: Option<Arc<dyn LogFilter>>,
     pub(crate) lifecycle: Arc<Lifecycle>,
+    /// Asks for a listing of the models' stores.
+    pub(crate) listings: ListingRequests,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) watchers: ReadinessWatchers,
     pub(crate) configurator: Arc<ModelConfigurator>,
@@ -30,14 +37,4 @@ pub(crate) struct ModelsState {
     pub(crate) tfs_method_check: bool,
     /// Deadline of requests to TensorFlow Serving's REST API, besides the server's.
     pub(crate) rest_timeout: Option<Duration>,
-    pub(crate) metrics: Arc<Metrics>,
-}
-
-impl ModelsState {
-    /// Counts a request that was refused because its key has made too many.
-    pub(crate) fn count_refusal(&self, error: &Error) {
-        if error.kind() == ErrorKind::ResourceExhausted {
-            self.metrics.refused.get_or_create(&KindLabels { kind: "key_rate" }).inc();
-        }
-    }
 }

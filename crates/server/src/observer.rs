@@ -4,39 +4,49 @@ use std::sync::Arc;
 
 use base::VersionId;
 use inference::InferenceStats;
-use lifecycle::{LifecycleEvent, LifecycleState, Observer, SwapReport};
-use metrics::{Metrics, ModelLabels, SwapLabels};
+use lifecycle::{LifecycleEvent, LifecycleState, Observer, StateChange, SwapReport};
+use metrics::{Metrics, ModelKindLabels, ModelLabels, SwapLabels};
 use tokio::sync::watch;
 
-use crate::page::history::PageHistory;
+use crate::page::journal::{EventJournal, EventLevel, NewEvent};
+use crate::traces::LoadTraces;
 
 /// Counts loads, swaps and their costs.
 pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
-    pub(crate) history: Arc<PageHistory>,
+    pub(crate) journal: Arc<EventJournal>,
     /// Notified of each report of the status of models.
     pub(crate) changed: watch::Sender<()>,
     /// Names of the engines.
     pub(crate) engines: Vec<&'static str>,
+    /// Traces of loads.
+    pub(crate) loads: Option<LoadTraces>,
 }
 
 impl Observer for MetricsObserver {
     fn event(&self, event: &LifecycleEvent) {
+        self.journal(event);
+        if let Some(loads) = &self.loads {
+            loads.event(event);
+        }
         match event {
             LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Released => {
                 self.metrics.forget_version(&change.model, change.version);
                 self.stats
                     .forget(&VersionId { model: change.model.clone(), version: change.version });
             }
-            LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Failed => {
+            // A withdrawn version fails after it was released; its load did not.
+            LifecycleEvent::StateChanged(change)
+                if change.to == LifecycleState::Failed
+                    && change.from != Some(LifecycleState::Released) =>
+            {
                 self.metrics
                     .load_failures
                     .get_or_create(&ModelLabels { model: change.model.clone() })
                     .inc();
             }
             LifecycleEvent::Loaded { model, version, cost } => {
-                self.history.loaded(&VersionId { model: model.clone(), version: *version });
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
                 metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
@@ -52,9 +62,17 @@ impl Observer for MetricsObserver {
                     .get_or_create(&ModelLabels { model: model.clone() })
                     .inc();
             }
+            LifecycleEvent::RolloutStarted { model, .. } => {
+                let labels = ModelLabels { model: model.clone() };
+                self.metrics.rollouts.running.get_or_create(&labels).set(1);
+            }
+            LifecycleEvent::RolloutEnded { model, promoted, reason } => {
+                self.rollout_ended(model, *promoted, reason);
+            }
             LifecycleEvent::Swapped(report) => self.swapped(report),
             LifecycleEvent::Forgotten { model } => {
                 self.metrics.tfs.forget_model(model, &self.engines);
+                self.metrics.rollouts.running.remove(&ModelLabels { model: model.clone() });
             }
             LifecycleEvent::Reported => self.changed.send_replace(()),
             _ => {}
@@ -63,8 +81,30 @@ impl Observer for MetricsObserver {
 }
 
 impl MetricsObserver {
+    /// Adds the event to those for people.
+    fn journal(&self, event: &LifecycleEvent) {
+        if let LifecycleEvent::Swapped(report) = event {
+            self.journal.replaced(&report.model, report.from, report.to);
+        }
+        if let Some(new) = for_people(event) {
+            self.journal.add_or_count(new, 1);
+        }
+    }
+
+    fn rollout_ended(&self, model: &Arc<str>, promoted: bool, reason: &'static str) {
+        let labels = ModelLabels { model: model.clone() };
+        let rollouts = &self.metrics.rollouts;
+        rollouts.running.get_or_create(&labels).set(0);
+        match promoted {
+            true => rollouts.promotions.get_or_create(&labels).inc(),
+            false => {
+                let labels = ModelKindLabels { model: model.clone(), kind: reason };
+                rollouts.rollbacks.get_or_create(&labels).inc()
+            }
+        };
+    }
+
     fn swapped(&self, report: &SwapReport) {
-        self.history.swapped(report);
         self.metrics.swaps.get_or_create(&ModelLabels { model: report.model.clone() }).inc();
         let steps = [
             ("load", report.load_seconds),
@@ -77,5 +117,127 @@ impl MetricsObserver {
             self.metrics.swap_last_seconds.get_or_create(&labels).set(seconds);
             self.metrics.swap_seconds.get_or_create(&labels).inc_by(seconds);
         }
+    }
+}
+
+/// Returns the event as people read it; `None` if it says nothing to them.
+fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
+    let of = |kind, level, model: &Arc<str>, version: Option<u64>, text: &str| {
+        Some(NewEvent { kind, level, model: Some(model.clone()), version, text: text.to_owned() })
+    };
+    let info = EventLevel::Info;
+    match event {
+        LifecycleEvent::StateChanged(change) => state_for_people(change),
+        LifecycleEvent::Loaded { model, version, cost } => {
+            let (load, warm) = (cost.load_seconds, cost.warm_seconds);
+            let text = format!("ready, loaded in {load:.2} s and warmed up in {warm:.2} s");
+            of("loaded", info, model, Some(*version), &text)
+        }
+        LifecycleEvent::Settled { model, version } => {
+            of("settings", info, model, Some(*version), "took over the changed settings")
+        }
+        LifecycleEvent::DrainSlow { model, version } => {
+            let text = "still has requests, although it should be released";
+            of("drain_slow", EventLevel::Warning, model, Some(*version), text)
+        }
+        LifecycleEvent::RolloutStarted { model, candidate } => {
+            of("rollout_started", info, model, Some(*candidate), "a rollout began")
+        }
+        LifecycleEvent::RolloutEnded { model, promoted, reason } => {
+            let outcome = if *promoted { "promoted" } else { "withdrawn" };
+            let text = format!("the rollout ended: the new version is {outcome} ({reason})");
+            let level = if *promoted { info } else { EventLevel::Warning };
+            of("rollout_ended", level, model, None, &text)
+        }
+        LifecycleEvent::Forgotten { model } => {
+            of("removed", info, model, None, "removed: its directory is gone")
+        }
+        _ => None,
+    }
+}
+
+fn state_for_people(change: &StateChange) -> Option<NewEvent> {
+    let reason = change.reason.as_deref().unwrap_or("no reason is known");
+    let (kind, level, text) = match change.to {
+        // A withdrawn version fails after it was released; its load did not.
+        LifecycleState::Failed if change.from == Some(LifecycleState::Released) => {
+            ("withdrawn", EventLevel::Warning, format!("withdrawn: {reason}"))
+        }
+        LifecycleState::Failed => ("failed", EventLevel::Error, format!("failed: {reason}")),
+        LifecycleState::Released => ("released", EventLevel::Info, "released".to_owned()),
+        _ => return None,
+    };
+    let (model, version) = (Some(change.model.clone()), Some(change.version));
+    Some(NewEvent { kind, level, model, version, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::page::journal::EventFilter;
+
+    /// The version that fails after its release.
+    const WITHDRAWN: u64 = 4;
+
+    fn changed(version: u64, to: LifecycleState, reason: Option<&str>) -> LifecycleEvent {
+        LifecycleEvent::StateChanged(StateChange {
+            model: "m".into(),
+            version,
+            from: (version == WITHDRAWN).then_some(LifecycleState::Released),
+            to,
+            reason: reason.map(str::to_owned),
+            at: SystemTime::now(),
+        })
+    }
+
+    #[test]
+    fn events_of_versions_are_in_the_journal() {
+        let journal = Arc::new(EventJournal::default());
+        let observer = MetricsObserver {
+            metrics: Arc::default(),
+            stats: Arc::default(),
+            journal: journal.clone(),
+            changed: watch::Sender::new(()),
+            engines: Vec::new(),
+            loads: None,
+        };
+        let loaded = |version| LifecycleEvent::Loaded {
+            model: "m".into(),
+            version,
+            cost: lifecycle::LoadCost::default(),
+        };
+        for event in [
+            loaded(1),
+            changed(2, LifecycleState::Failed, Some("no such file")),
+            changed(2, LifecycleState::Failed, Some("no such file")),
+            changed(3, LifecycleState::Warming, None),
+            loaded(3),
+            changed(1, LifecycleState::Released, None),
+            LifecycleEvent::DrainSlow { model: "m".into(), version: 1 },
+            changed(WITHDRAWN, LifecycleState::Failed, Some("p99 1.8 times higher")),
+            LifecycleEvent::RolloutEnded { model: "m".into(), promoted: false, reason: "latency" },
+            LifecycleEvent::Forgotten { model: "m".into() },
+        ] {
+            observer.event(&event);
+        }
+        let events = journal.read(&EventFilter::default()).events;
+        let seen: Vec<_> =
+            events.iter().map(|event| (event.kind, event.version, event.count)).collect();
+        assert_eq!(
+            seen,
+            [
+                ("loaded", Some(1), 1),
+                ("failed", Some(2), 2),
+                ("loaded", Some(3), 1),
+                ("released", Some(1), 1),
+                ("drain_slow", Some(1), 1),
+                ("withdrawn", Some(WITHDRAWN), 1),
+                ("rollout_ended", None, 1),
+                ("removed", None, 1),
+            ]
+        );
+        assert!(events[1].text.contains("no such file"), "{}", events[1].text);
     }
 }

@@ -7,6 +7,8 @@ use base::{Error, Result};
 use lifecycle::Lifecycle;
 use tokio::sync::{Semaphore, watch};
 
+use crate::first_copies::FirstCopies;
+
 /// Most clients that follow the readiness at the same time. Each is a task until its client
 /// disconnects.
 pub(crate) const WATCHERS_MAX: usize = 1024;
@@ -27,6 +29,7 @@ pub enum ReadinessPolicy {
 pub(crate) struct Readiness {
     lifecycle: Arc<Lifecycle>,
     policy: ReadinessPolicy,
+    copies: FirstCopies,
     stopping: AtomicBool,
 }
 
@@ -39,8 +42,12 @@ pub(crate) struct Unready {
 }
 
 impl Readiness {
-    pub(crate) fn new(lifecycle: Arc<Lifecycle>, policy: ReadinessPolicy) -> Readiness {
-        Readiness { lifecycle, policy, stopping: AtomicBool::new(false) }
+    pub(crate) fn new(
+        lifecycle: Arc<Lifecycle>,
+        policy: ReadinessPolicy,
+        copies: FirstCopies,
+    ) -> Readiness {
+        Readiness { lifecycle, policy, copies, stopping: AtomicBool::new(false) }
     }
 
     /// Checks that the models of the policy serve, and that the server is not stopping. A model
@@ -68,7 +75,8 @@ impl Readiness {
             ReadinessPolicy::Any | ReadinessPolicy::All => {}
         }
         if !self.lifecycle.settled() {
-            let reason = "the first load is not finished".to_owned();
+            let copies = self.copies.reason();
+            let reason = copies.unwrap_or_else(|| "the first load is not finished".to_owned());
             return Some(Unready { reason, models: catalog.missing() });
         }
         let models = catalog.failures();

@@ -1,28 +1,24 @@
 //! Starts the server, serves, and stops.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
 use os::ServiceManager;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use transport::{
-    ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener, TlsIdentity,
-    UnixSocket, bind,
-};
+use transport::{ConnectionThreads, TlsIdentity};
 
 use crate::access_files::AccessFiles;
 use crate::compose::Server;
-use crate::config::{Config, ListenerConfig};
+use crate::config::Config;
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
+use crate::first_copies::FirstCopies;
+use crate::listeners::{BoundSockets, ListenOptions, Listening, listen};
+use crate::page;
 use crate::reconfigure::{self, ConfigWatch, ReloadSignal};
 use crate::stores::ModelStores;
-use crate::{grpc, http, page};
 
 /// Time between two looks at the first load.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
@@ -32,26 +28,24 @@ const SETTLED_POLL: Duration = Duration::from_millis(20);
 /// of reloads, and of the stop.
 ///
 /// # Errors
-/// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
-/// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error
-/// here: its state gives the reason.
+/// `Unavailable` if a port is taken or a store that was never copied cannot be listed, `NotFound`
+/// or `FailedPrecondition` if ONNX Runtime or that store cannot be used, `InvalidArgument` for
+/// contradicting settings. A model that fails to load is not an error here: its state gives the
+/// reason.
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
     let access = config.access_policy()?;
     let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose()?;
-    let mut stores = ModelStores::open(&config, watch.is_some())?;
-    let mut sockets = BoundSockets::bind(&config.listeners)?;
+    let stores = ModelStores::open(&config)?;
+    let links = stores.links();
+    config.models.stores.awaits_copies = links.copies.are_missing();
+    let sockets = BoundSockets::bind(&config.listeners)?;
     warn_if_open(&config);
-    if stores.needs_first_sync() {
-        // The ports are free, so the server may start. Clients are refused until it has models.
-        drop(sockets);
-        stores.first_sync()?;
-        sockets = BoundSockets::bind(&config.listeners)?;
-    }
-    let server = Server::new(&config, Core::compose(&config)?, access);
+    let server = Server::new(&config, Core::compose(&config)?, access, links.clone());
     start_gpu(&config);
     server.collections.start()?;
+    server.backups.start()?;
     let stores = stores.follow(&server)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.listeners.threads)
@@ -60,7 +54,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let follow = Following { watch, manager, tls };
+    let follow = Following { watch, manager, tls, copies: links.copies };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -82,31 +76,13 @@ fn start_gpu(config: &Config) {
     }
 }
 
-/// Bound sockets of a server.
-struct BoundSockets {
-    http: Option<std::net::TcpListener>,
-    grpc: Option<std::net::TcpListener>,
-    /// Path of a Unix socket, which is bound last.
-    grpc_path: Option<PathBuf>,
-}
-
-impl BoundSockets {
-    fn bind(config: &ListenerConfig) -> Result<BoundSockets> {
-        let port =
-            |port: Option<u16>, flag| port.map(|port| bind(config.host, port, flag)).transpose();
-        Ok(BoundSockets {
-            http: port(config.http_port, "--http-port")?,
-            grpc: port(config.grpc_port, "--grpc-port")?,
-            grpc_path: config.grpc_socket.clone(),
-        })
-    }
-}
-
 /// Configuration to follow while serving, and who is notified of it.
 struct Following {
     watch: Option<ConfigWatch>,
     manager: ServiceManager,
     tls: Option<Arc<TlsIdentity>>,
+    /// The server ends if a store can never be copied.
+    copies: FirstCopies,
 }
 
 async fn serve(
@@ -116,7 +92,7 @@ async fn serve(
     mut sockets: BoundSockets,
     follow: Following,
 ) -> Result<()> {
-    let Following { watch, manager, tls } = follow;
+    let Following { watch, manager, tls, copies } = follow;
     let mut signals = EndSignals::install()?;
     let hangups = watch.is_some().then(reconfigure::hangups).transpose()?;
     if config.listeners.listen_when_settled {
@@ -125,6 +101,7 @@ async fn serve(
         tokio::select! {
             () = settled(server) => {}
             () = signals.wait() => return Ok(()),
+            error = copies.clone().failed() => return Err(error),
         }
         sockets = BoundSockets::bind(&config.listeners)?;
     }
@@ -135,10 +112,8 @@ async fn serve(
         http_tls: tls.clone().filter(|_| !config.listeners.plain_http),
         tls,
     };
-    let (listeners, addresses) = listen(server, &options, sockets, &stopped)?;
-    if let Some(files) = AccessFiles::of(&options.tls, server)? {
-        tokio::spawn(files.follow(stopped.clone()));
-    }
+    let Listening { tasks, addresses } = listen(server, &options, sockets, &stopped)?;
+    tokio::spawn(AccessFiles::of(&options.tls, server)?.follow(stopped.clone()));
     tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
     if let (Some(watch), Some(hangups)) = (watch, hangups) {
         let reloads = ReloadSignal { hangups, manager: manager.clone() };
@@ -147,24 +122,27 @@ async fn serve(
     announce(&format!("serving {addresses}"));
     let engine = &server.core.engine_version;
     tracing::info!(%addresses, %engine, "serving");
-    tokio::select! {
-        () = signals.wait() => {}
-        () = settled(server) => {
-            manager.ready(&format!("serving {addresses}"));
-            signals.wait().await;
-        }
-    }
+    let ready = async {
+        settled(server).await;
+        manager.ready(&format!("serving {addresses}"));
+        std::future::pending::<()>().await;
+    };
+    let result = tokio::select! {
+        () = signals.wait() => Ok(()),
+        error = copies.failed() => Err(error),
+        () = ready => Ok(()),
+    };
     manager.stopping();
     tracing::info!("stopping: no new connections; requests in flight are finished");
     server.readiness.stop();
     // Fails only if all listeners have ended already.
     let _ = stop.send(true);
-    for listener in listeners {
+    for listener in tasks {
         if let Err(error) = listener.await {
             tracing::error!(%error, "a listener ended by panic");
         }
     }
-    Ok(())
+    result
 }
 
 /// Waits until the first load is finished.
@@ -172,84 +150,6 @@ async fn settled(server: &Server) {
     while !server.core.lifecycle.settled() {
         tokio::time::sleep(SETTLED_POLL).await;
     }
-}
-
-/// Settings that all listeners share.
-struct ListenOptions {
-    limits: ConnectionLimits,
-    threads: Arc<ConnectionThreads>,
-    /// Certificates of HTTP.
-    http_tls: Option<Arc<TlsIdentity>>,
-    /// Certificates of gRPC.
-    tls: Option<Arc<TlsIdentity>>,
-}
-
-/// Starts the listeners. Returns their tasks and addresses.
-fn listen(
-    server: &Server,
-    options: &ListenOptions,
-    sockets: BoundSockets,
-    stopped: &watch::Receiver<bool>,
-) -> Result<(Vec<JoinHandle<()>>, String)> {
-    let ListenOptions { limits, threads, http_tls, tls } = options;
-    let mut addresses = Vec::new();
-    let mut listeners = Vec::new();
-    if let Some(http) = sockets.http {
-        let listener = Listener {
-            name: "http",
-            version: HttpVersion::Http1,
-            socket: tcp(http, scheme(["http", "https"], http_tls), &mut addresses)?,
-            service: http::service(server),
-            metrics: server.core.metrics.clone(),
-            limits: *limits,
-            threads: None,
-            tls: http_tls.clone(),
-        };
-        listeners.push(tokio::spawn(listener.serve(stopped.clone())));
-    }
-    let mut grpc = Vec::new();
-    if let Some(socket) = sockets.grpc {
-        let scheme = scheme(["grpc", "grpcs"], tls);
-        grpc.push(("grpc", tcp(socket, scheme, &mut addresses)?));
-    }
-    if let Some(path) = sockets.grpc_path {
-        grpc.push(("grpc-unix", ListenSocket::Unix(UnixSocket::bind(&path)?)));
-        addresses.push(format!("unix:{}", path.display()));
-    }
-    for (name, socket) in grpc {
-        // Clients of a Unix socket are on this machine.
-        let tls = tls.clone().filter(|_| socket.is_tcp());
-        let listener = Listener {
-            name,
-            version: HttpVersion::Http2,
-            socket,
-            service: grpc::service(server.models.clone(), stopped.clone()),
-            metrics: server.core.metrics.clone(),
-            limits: *limits,
-            threads: Some(threads.clone()),
-            tls,
-        };
-        listeners.push(tokio::spawn(listener.serve(stopped.clone())));
-    }
-    Ok((listeners, addresses.join(" ")))
-}
-
-/// Returns the scheme of an address: the first in plain text, the second with TLS.
-fn scheme(schemes: [&'static str; 2], tls: &Option<Arc<TlsIdentity>>) -> &'static str {
-    schemes[usize::from(tls.is_some())]
-}
-
-/// Registers a bound port, and adds its address to `addresses`.
-fn tcp(
-    socket: std::net::TcpListener,
-    scheme: &str,
-    addresses: &mut Vec<String>,
-) -> Result<ListenSocket> {
-    let failed = |error: std::io::Error| Error::internal(format!("listener: {error}"));
-    let socket = TcpListener::from_std(socket).map_err(failed)?;
-    let address = socket.local_addr().map_err(failed)?;
-    addresses.push(format!("{scheme}://{address}"));
-    Ok(ListenSocket::Tcp(socket))
 }
 
 /// Prints the line with the ports for the program that started the server. A closed output is not
@@ -264,7 +164,7 @@ fn announce(line: &str) {
 fn share_descriptors(config: &mut Config) {
     let limit = transport::descriptors::raise();
     let DescriptorPlan { connections_max, collections_max } =
-        descriptors::plan(limit, config.listeners.connections_max);
+        descriptors::plan(limit, config.listeners.count(), config.listeners.connections_max);
     if connections_max < config.listeners.connections_max
         || collections_max < config.search.collections_max
     {
@@ -280,14 +180,17 @@ fn share_descriptors(config: &mut Config) {
     config.search.collections_max = config.search.collections_max.min(collections_max);
 }
 
-/// Warns if other machines reach the server and there is no API key.
+/// Warns if other machines reach the server and there is no key.
 fn warn_if_open(config: &Config) {
-    let host = config.listeners.host;
-    if !host.is_loopback() && config.search.api_key.is_none() && config.listeners.keys.is_none() {
+    let host = config.listeners.widest_host();
+    let keyless = config.search.api_key.is_none()
+        && config.listeners.keys.is_none()
+        && config.listeners.admin_key.is_none();
+    if !host.is_loopback() && keyless {
         tracing::warn!(
             %host,
             "anyone who reaches this address can run models, read metrics, images and collections, and change and \
-             delete collections: no API key is set; give --keys FILE, --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
+             delete collections: no key is set; give --keys FILE, --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
         );
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 use engine::{NamedSignature, Servable};
 use inference::InferenceService;
-use lifecycle::Catalog;
+use lifecycle::{Catalog, RequestKey, Route};
 use protocol::tfs::{self, SignatureInfo};
 
 /// Number that OpenVINO's clients send for the latest version.
@@ -30,16 +30,36 @@ pub(crate) fn find(
     label: Option<&str>,
 ) -> Result<Arc<Servable>> {
     let number = version(inference.catalog(), model, requested);
-    inference.find(model, number, label).map_err(|error| {
-        let request = match number {
-            Some(number) => format!("Specific({model}, {number})"),
-            None => format!("Latest({model})"),
-        };
-        match label {
-            Some(_) => error,
-            None => error.context(format!("Servable not found for request: {request}")),
-        }
-    })
+    let found = inference.find(model, number, label);
+    found.map_err(|error| not_found(error, model, number, label))
+}
+
+/// Finds the version that runs a request, as [`find`] does. Without number and label, a running
+/// rollout chooses by `key`.
+///
+/// # Errors
+/// As [`find`].
+pub(crate) fn route(
+    inference: &InferenceService,
+    model: &str,
+    requested: Option<u64>,
+    label: Option<&str>,
+    key: Option<&RequestKey>,
+) -> Result<Route> {
+    let number = version(inference.catalog(), model, requested);
+    let found = inference.route(model, number, label, key);
+    found.map_err(|error| not_found(error, model, number, label))
+}
+
+fn not_found(error: Error, model: &str, number: Option<u64>, label: Option<&str>) -> Error {
+    let request = match number {
+        Some(number) => format!("Specific({model}, {number})"),
+        None => format!("Latest({model})"),
+    };
+    match label {
+        Some(_) => error,
+        None => error.context(format!("Servable not found for request: {request}")),
+    }
 }
 
 /// Returns all signatures of a version, for its metadata.
@@ -69,6 +89,25 @@ pub(crate) fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable
         "" => Ok(servable),
         name => servable.with_signature(name),
     }
+}
+
+/// Returns the version that runs a decoded request, under its signature `name`. `found` is the
+/// version that decoded it; if the request did not name it, a running rollout chooses by `key`.
+///
+/// # Errors
+/// `FailedPrecondition` if there is no such signature; the errors of [`InferenceService::route`].
+pub(crate) fn assign(
+    inference: &InferenceService,
+    found: &Arc<Servable>,
+    version: Option<u64>,
+    key: Option<&RequestKey>,
+    name: &str,
+) -> Result<Route> {
+    let route = match version {
+        Some(_) => Route { servable: found.clone(), rollout: None },
+        None => inference.route(&found.id.model, None, None, key)?,
+    };
+    Ok(Route { servable: select(route.servable, name)?, ..route })
 }
 
 /// Returns the version under a signature as [`select`] does, for Predict. If `check_method` is set,

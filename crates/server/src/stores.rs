@@ -5,33 +5,38 @@ use std::time::Duration;
 
 use base::Result;
 use lifecycle::{ConfigSet, LifecycleState};
-use model_store::{MirrorConfig, MirrorThread, StoreMirror, StoreSource};
+use model_store::{
+    ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, StoreMirror, StoreSource,
+};
 
 use crate::compose::Server;
 use crate::config::Config;
+use crate::first_copies::FirstCopies;
 
 /// Time for which the listing of a version without a manifest must stay the same.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// The stores of a server that has not started yet.
+/// The stores of a server that has not started yet. Their thread runs even without stores, since a
+/// changed configuration can add some.
 pub(crate) struct ModelStores {
-    /// `None` if there are no stores and there can be none later.
-    mirror: Option<StoreMirror>,
+    mirror: StoreMirror,
+}
+
+/// Connections of a server with the thread of its stores.
+#[derive(Clone)]
+pub(crate) struct StoreLinks {
+    pub(crate) copies: FirstCopies,
+    pub(crate) listings: ListingRequests,
 }
 
 impl ModelStores {
-    /// Opens the stores of the configuration. Does not connect. `may_change` is true if the
-    /// configuration can get stores while serving.
+    /// Opens the stores of the configuration. Does not connect.
     ///
     /// # Errors
     /// Returns the errors of [`StoreMirror::open`].
-    pub(crate) fn open(config: &Config, may_change: bool) -> Result<ModelStores> {
+    pub(crate) fn open(config: &Config) -> Result<ModelStores> {
         let models = &config.models;
         let set = ConfigSet { models: models.models.clone(), roots: models.roots.clone() };
-        let sources = sources(&set);
-        if sources.is_empty() && !may_change {
-            return Ok(ModelStores { mirror: None });
-        }
         let mirror = MirrorConfig {
             options: models.stores.options.clone(),
             poll: models.poll,
@@ -39,27 +44,23 @@ impl ModelStores {
             bytes_max: models.stores.cache_bytes_max,
             rate: config.memory.load_rate,
         };
-        Ok(ModelStores { mirror: Some(StoreMirror::open(mirror, &sources)?) })
+        Ok(ModelStores { mirror: StoreMirror::open(mirror, &sources(&set))? })
     }
 
-    /// Returns true if a store must be copied before the start.
-    pub(crate) fn needs_first_sync(&self) -> bool {
-        self.mirror.as_ref().is_some_and(StoreMirror::needs_first_sync)
+    /// Returns the connections with the thread that [`ModelStores::follow`] starts.
+    pub(crate) fn links(&self) -> StoreLinks {
+        StoreLinks {
+            copies: FirstCopies::new(self.mirror.first_copy()),
+            listings: self.mirror.listing_requests(),
+        }
     }
 
-    /// Copies the stores that were never copied.
-    ///
-    /// # Errors
-    /// Returns the errors of [`StoreMirror::first_sync`].
-    pub(crate) fn first_sync(&mut self) -> Result<()> {
-        self.mirror.as_mut().map_or(Ok(()), StoreMirror::first_sync)
-    }
-
-    /// Follows the stores of the server's current configuration.
+    /// Copies the stores that were never copied, then follows those of the server's current
+    /// configuration.
     ///
     /// # Errors
     /// `ResourceExhausted` if the thread cannot be started.
-    pub(crate) fn follow(self, server: &Server) -> Result<Option<MirrorThread>> {
+    pub(crate) fn follow(self, server: &Server) -> Result<MirrorThread> {
         let configurator = server.models.configurator.clone();
         let lifecycle = server.core.lifecycle.clone();
         let in_use = move |model: &str, version: u64| {
@@ -70,11 +71,13 @@ impl ModelStores {
                 !matches!(version.state, Discovered | Released | Failed)
             })
         };
-        let sources = move || sources(&configurator.current());
-        let metrics = server.core.metrics.stores.clone();
-        let follow =
-            |mirror: StoreMirror| mirror.follow(Box::new(sources), Box::new(in_use), metrics);
-        self.mirror.map(follow).transpose()
+        let lifecycle = server.core.lifecycle.clone();
+        let hooks = MirrorHooks {
+            sources: Box::new(move || sources(&configurator.current())),
+            in_use: Box::new(in_use),
+            report: Box::new(move |report| lifecycle.report_sources(report)),
+        };
+        self.mirror.follow(hooks, server.core.metrics.stores.clone())
     }
 }
 

@@ -1,7 +1,9 @@
 //! Requests recorded for warm-up: TensorFlow Serving's file, or Open Inference Protocol bodies.
 //!
 //! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of
-//! PredictionLog) or a folder `warmup` of `.json` files, each the body of an infer request.
+//! PredictionLog) or a folder `warmup` of `.json` files, each the body of an infer request, and of
+//! `.jsonl` files, each line of which is one: the files of a request log in JSON. If it holds
+//! neither, the folder `warmup` of the model's directory is used for all its versions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,16 +12,21 @@ use base::units::MIB;
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
 use engine::Servable;
-use lifecycle::{RecordedRequest, WarmupCall, WarmupSet, WarmupSource};
+use lifecycle::{GoldenCase, RecordedRequest, WarmupCall, WarmupSet, WarmupSource};
+use protocol::oip;
 use protocol::tfs::Examples;
 use protocol::tfs::warmup::{ExampleTask, WarmupRecord};
 
 use crate::examples::{ExamplePlan, plan_tasks};
+use crate::golden;
 
 /// Path of TensorFlow Serving's recorded requests in a version directory.
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
-/// Path of Open Inference Protocol bodies in a version directory.
+/// Path of Open Inference Protocol bodies in the directory of a version or a model.
 const JSON_DIR: &str = "warmup";
+/// Ends of the names of files with one body, and with one body on each line.
+const BODY: &str = "json";
+const LINES: &str = "jsonl";
 /// Most requests that are read; TensorFlow Serving's limit.
 const REQUESTS_MAX: usize = 1000;
 /// Most bytes that one file of recorded requests may have.
@@ -37,12 +44,17 @@ impl WarmupSource for RecordedRequests {
                 .map_err(|error| error.context(records.display()))?;
             return Ok(replayed(servable, records));
         }
-        let files = json_files(&version_dir.join(JSON_DIR))?;
-        let request = |(number, path): (usize, &PathBuf)| RecordedRequest {
-            number,
-            call: request(path, servable),
-        };
-        Ok(WarmupSet { requests: files.iter().enumerate().map(request).collect(), note: None })
+        let own = recorded_bodies(&version_dir.join(JSON_DIR), servable)?;
+        match model_dir(version_dir) {
+            Some(model) if own.requests.is_empty() => {
+                recorded_bodies(&model.join(JSON_DIR), servable)
+            }
+            _ => Ok(own),
+        }
+    }
+
+    fn golden(&self, file: &Path, servable: &Servable) -> Result<Vec<GoldenCase>> {
+        golden::read_cases(file, servable)
     }
 
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
@@ -84,7 +96,7 @@ fn replayed(servable: &Servable, records: Vec<Result<WarmupRecord>>) -> WarmupSe
 }
 
 /// Adds the axes that a recorded Predict request may lack, as for a client's request.
-fn predict(servable: &Servable, mut call: WarmupCall) -> WarmupCall {
+pub(crate) fn predict(servable: &Servable, mut call: WarmupCall) -> WarmupCall {
     let name = if call.signature.is_empty() { servable.signature_name() } else { &call.signature };
     if let Ok(run) = servable.signature_servable(name) {
         protocol::tfs::adapt_ranks(run.signature(), &mut call.inputs);
@@ -120,14 +132,71 @@ fn example_calls(
     plans.iter().map(call).collect()
 }
 
-fn request(path: &Path, servable: &Servable) -> Result<WarmupCall> {
-    let parsed = protocol::oip::json::parse_infer(read(path)?, None, servable.signature());
-    parsed
-        .map(|request| WarmupCall { inputs: request.inputs, ..WarmupCall::default() })
-        .map_err(|error| error.context(path.display()))
+/// Returns the directory of the model, if `version_dir` is named by the version's number.
+fn model_dir(version_dir: &Path) -> Option<&Path> {
+    let name = version_dir.file_name()?.to_str()?;
+    name.parse::<u64>().ok()?;
+    version_dir.parent()
 }
 
-fn read(path: &Path) -> Result<Bytes> {
+/// Reads the bodies in a folder, which may be missing.
+fn recorded_bodies(dir: &Path, servable: &Servable) -> Result<WarmupSet> {
+    let mut set = WarmupSet::default();
+    let mut unanswered = 0;
+    for path in body_files(dir)? {
+        let room = REQUESTS_MAX - set.requests.len().min(REQUESTS_MAX);
+        let first = set.requests.len();
+        if path.extension().is_some_and(|extension| extension == LINES) {
+            let lines = recorded_lines(&path, room)?;
+            unanswered += lines.unanswered;
+            set.requests.extend(lines.calls.into_iter().zip(first..).map(|(call, number)| {
+                let call = call.map_err(|error| error.context(path.display()));
+                RecordedRequest { number, call }
+            }));
+        } else if room > 0 {
+            set.requests.push(RecordedRequest { number: first, call: request(&path, servable) });
+        }
+    }
+    if unanswered > 0 {
+        set.note = Some(format!(
+            "{unanswered} requests of the request log are not replayed, because they had failed"
+        ));
+    }
+    Ok(set)
+}
+
+/// The requests of a file with one on each line.
+struct RecordedLines {
+    calls: Vec<Result<WarmupCall>>,
+    /// Requests that had failed when they were recorded.
+    unanswered: usize,
+}
+
+fn recorded_lines(path: &Path, room: usize) -> Result<RecordedLines> {
+    let mut rest = read(path)?;
+    let mut lines = RecordedLines { calls: Vec::new(), unanswered: 0 };
+    while lines.calls.len() < room
+        && let Some(line) = oip::json::next_line(&mut rest)
+    {
+        match oip::json::parse_record(line) {
+            Ok(record) if !record.answered() => lines.unanswered += 1,
+            record => lines.calls.push(record.map(|record| call(record.request))),
+        }
+    }
+    Ok(lines)
+}
+
+fn request(path: &Path, servable: &Servable) -> Result<WarmupCall> {
+    let parsed = oip::json::parse_infer(read(path)?, None, servable.signature());
+    parsed.map(call).map_err(|error| error.context(path.display()))
+}
+
+fn call(request: oip::json::RestInferRequest) -> WarmupCall {
+    let outputs = request.outputs.into_iter().map(|output| output.name).collect();
+    WarmupCall { signature: request.signature, inputs: request.inputs, outputs }
+}
+
+pub(crate) fn read(path: &Path) -> Result<Bytes> {
     let length = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
     if length > FILE_BYTES_MAX {
         return Err(Error::invalid(format!(
@@ -138,7 +207,7 @@ fn read(path: &Path) -> Result<Bytes> {
     std::fs::read(path).map(Bytes::from).map_err(|e| Error::io(path, &e))
 }
 
-fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
+fn body_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -147,7 +216,7 @@ fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
+        if path.extension().is_some_and(|extension| extension == BODY || extension == LINES) {
             files.push(path);
         }
     }

@@ -1,22 +1,34 @@
 //! The right that each call needs, if the server has a file of keys. A call's model is in its
 //! message, so it is checked once that is decoded.
 
-use base::Result;
+use base::{Error, Result};
 use http::HeaderValue;
 use protocol::grpc::health::v1 as health;
 use protocol::inference as oip;
 use protocol::tensorflow::serving as tfs;
-use transport::access::{KeyGrant, KeyRefusal, KeyRole, Operation};
+use transport::Peer;
+use transport::access::{Caller, KeyGrant, KeyRefusal, KeyRole, Operation};
 
 use super::Request;
 use super::response::{self, Response};
 use super::status::GRPC_STATUS;
 use crate::models::ModelsState;
+use crate::surface::Surface;
 
 /// gRPC's code for a call without valid credentials.
 const UNAUTHENTICATED: u32 = 16;
 
-/// Returns the least role for the method at `path`; `None` for a health check.
+/// Services whose methods run models or describe them, if they are in no other list.
+const INFER: [&str; 5] = [
+    "/inference.GRPCInferenceService/",
+    "/tensorflow.serving.PredictionService/",
+    "/tensorflow.serving.ModelService/",
+    "/grpc.reflection.v1.ServerReflection/",
+    "/grpc.reflection.v1alpha.ServerReflection/",
+];
+
+/// Returns the least role for the method at `path`; `None` for a health check. A method that is not
+/// known here needs an administrator's key.
 fn role(path: &str) -> Option<KeyRole> {
     match path {
         "/inference.GRPCInferenceService/ServerLive"
@@ -24,24 +36,44 @@ fn role(path: &str) -> Option<KeyRole> {
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => None,
         "/inference.GRPCInferenceService/RepositoryModelLoad"
         | "/inference.GRPCInferenceService/RepositoryModelUnload"
+        | "/inference.GRPCInferenceService/TraceSetting"
+        | "/inference.GRPCInferenceService/LogSettings"
         | "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => Some(KeyRole::Admin),
         "/inference.GRPCInferenceService/RepositoryIndex" | "/grpc.health.v1.Health/List" => {
             Some(KeyRole::Read)
         }
-        _ => Some(KeyRole::Infer),
+        _ if INFER.iter().any(|service| path.starts_with(service)) => Some(KeyRole::Infer),
+        _ => Some(KeyRole::Admin),
     }
 }
 
-/// Checks the key of a call, and adds its rights to the request.
+/// Checks that a call may be made on `surface` and with its key, and adds the key's rights to the
+/// request.
 ///
 /// # Errors
-/// The answer to a call whose key is not accepted.
+/// The answer to a call that is not accepted.
 pub(super) fn authorize(
     state: &ModelsState,
+    surface: Surface,
     mut request: Request,
 ) -> std::result::Result<Request, Box<Response>> {
     let Some(role) = role(request.uri().path()) else { return Ok(request) };
-    match state.access.authorize(request.headers(), &Operation::new(role)) {
+    if let (KeyRole::Admin, Some(port)) = (role, surface.elsewhere()) {
+        return Err(Box::new(response::failed(&Error::unimplemented(format!(
+            "admin calls are not at this port: load and unload models over HTTP at the admin port, {port}, or over gRPC \
+             at the Unix socket of --grpc-socket"
+        )))));
+    }
+    let peer = request.extensions().get::<Peer>().copied();
+    let caller = Caller { peer, headers: request.headers() };
+    // No page of this server calls gRPC, so cookies do not count.
+    let admitted = state.access.authorize(caller, false, &Operation::new(role));
+    if role == KeyRole::Admin
+        && let Err(KeyRefusal::Unauthenticated(error) | KeyRefusal::Refused(error)) = &admitted
+    {
+        state.access.log_refused_admin(caller, request.uri().path(), error);
+    }
+    match admitted {
         Ok(None) => {}
         Ok(Some(grant)) => drop(request.extensions_mut().insert(grant)),
         Err(KeyRefusal::Unauthenticated(error)) => {
@@ -49,10 +81,7 @@ pub(super) fn authorize(
             response.headers_mut().insert(GRPC_STATUS, HeaderValue::from(UNAUTHENTICATED));
             return Err(Box::new(response));
         }
-        Err(KeyRefusal::Refused(error)) => {
-            state.count_refusal(&error);
-            return Err(Box::new(response::failed(&error)));
-        }
+        Err(KeyRefusal::Refused(error)) => return Err(Box::new(response::failed(&error))),
     }
     Ok(request)
 }
@@ -89,6 +118,7 @@ names! {
     oip::ModelStatisticsRequest: name,
     oip::RepositoryModelLoadRequest: model_name,
     oip::RepositoryModelUnloadRequest: model_name,
+    oip::TraceSettingRequest: model_name,
 }
 
 macro_rules! specs {
@@ -123,7 +153,7 @@ macro_rules! nameless {
 }
 nameless! {
     oip::ServerLiveRequest, oip::ServerReadyRequest, oip::ServerMetadataRequest,
-    oip::RepositoryIndexRequest, tfs::ReloadConfigRequest, health::HealthListRequest,
+    oip::RepositoryIndexRequest, oip::LogSettingsRequest, tfs::ReloadConfigRequest, health::HealthListRequest,
     // Needs no key.
     health::HealthCheckRequest,
 }

@@ -3,19 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, Moment, Result};
 use http::HeaderMap;
 use inference::RequestTicket;
+use lifecycle::RequestKey;
 use protocol::Message;
 use protocol::weigh::{EXPANSION_MAX, Weighed};
 use tokio::sync::OwnedSemaphorePermit;
-use transport::access::KeyGrant;
+use transport::access::{Caller, KeyGrant};
 use transport::{Peer, RequestBody, Reservation};
 
 use super::authorize::{NamesModels, check_models};
 use super::messages::{self, Decoded};
 use super::response::{self, Response};
 use crate::models::ModelsState;
+use crate::request_key;
+use crate::traces::TracedCall;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
 const SMALL_BYTES_MAX: usize = 4 << 20;
@@ -26,6 +29,8 @@ pub(super) struct InferenceCall<M> {
     pub(super) decoded: Decoded<M>,
     /// The client's deadline.
     pub(super) timeout: Option<Duration>,
+    /// The key for rollouts.
+    pub(super) key: Option<RequestKey>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -42,20 +47,25 @@ impl<M: Weighed + NamesModels + Send + 'static> InferenceCall<M> {
         request: http::Request<RequestBody>,
     ) -> Result<InferenceCall<M>> {
         let (head, body) = request.into_parts();
+        let call = || TracedCall::Grpc { path: head.uri.path().to_owned() };
+        let ticket = state.starter.start(protocol, &head.headers, call);
         let frame =
             messages::frame(&state.requests, body, state.requests.limits.body_bytes_max).await;
-        let ticket = RequestTicket::start(protocol);
+        ticket.mark(Moment::BodyComplete);
+        let ticket = ticket.counted_from_now();
         let read = async {
             let message =
                 messages::message(&state.requests, messages::coding(&head.headers)?, frame?)
                     .await?;
             let decoded: Decoded<M> = messages::decode(&state.requests, message).await?;
             check_models(head.extensions.get::<KeyGrant>(), &decoded.message)?;
-            Ok((decoded, state.requests.admit()?))
+            let key = request_key::of_headers(&head.headers)?;
+            Ok((decoded, key, state.requests.admit()?))
         };
-        let (decoded, permit) =
+        let (decoded, key, permit) =
             read.await.inspect_err(|error| state.inference.reject(&ticket, error))?;
-        Ok(InferenceCall { ticket, decoded, timeout: timeout(&head.headers), _permit: permit })
+        let timeout = timeout(&head.headers);
+        Ok(InferenceCall { ticket, decoded, timeout, key, _permit: permit })
     }
 
     /// Sets the method of TensorFlow Serving's API, if it is not Predict.
@@ -69,6 +79,13 @@ pub(super) struct SmallCall<M> {
     pub(super) message: M,
     pub(super) headers: HeaderMap,
     pub(super) peer: Option<Peer>,
+}
+
+impl<M> SmallCall<M> {
+    /// Returns the sender of the call.
+    pub(super) fn caller(&self) -> Caller<'_> {
+        Caller { peer: self.peer, headers: &self.headers }
+    }
 }
 
 impl<M: Message + Default + NamesModels> SmallCall<M> {
@@ -109,7 +126,7 @@ where
         let (call, reservation) = SmallCall::read(&state, request).await?;
         Ok((handle(call).await?, reservation))
     };
-    response::single(&state.requests, answered.await)
+    response::single(&state.requests, answered.await, None)
 }
 
 /// Returns the client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u,

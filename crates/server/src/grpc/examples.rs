@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use inference::RequestTicket;
+use lifecycle::{RequestKey, Route};
 use protocol::tensorflow::serving as pb;
 use protocol::tfs::warmup::ExampleTask;
 use protocol::tfs::{self, ExampleResult, Examples};
@@ -12,7 +13,7 @@ use transport::{RequestBody, Reservation};
 
 use super::call::InferenceCall;
 use super::response::{self, Response};
-use super::tfs::{PROTOCOL, find};
+use super::tfs::{PROTOCOL, route};
 use crate::example_call::ExampleCall;
 use crate::examples::{ExampleMethod, ExamplePlan, plan_tasks};
 use crate::models::ModelsState;
@@ -23,6 +24,7 @@ struct ExampleRequest {
     input: Option<pb::Input>,
     reservation: Reservation,
     timeout: Option<Duration>,
+    key: Option<RequestKey>,
     large: bool,
 }
 
@@ -33,11 +35,12 @@ fn found<'a>(
     target: &tfs::grpc::PredictTarget,
     request: ExampleRequest,
 ) -> Result<(ExampleCall<'a>, Reservation)> {
-    let servable = find(state, target)?;
+    let Route { servable, rollout } = route(state, target, request.key.as_ref())?;
     let call = ExampleCall {
         state,
         ticket,
         servable,
+        rollout,
         examples: Arc::new(Examples::from_message(request.input)?),
         timeout: request.timeout,
         large: request.large,
@@ -74,18 +77,23 @@ pub(super) async fn classify(
     state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
 ) -> Response {
+    let call: InferenceCall<pb::ClassificationRequest> =
+        match InferenceCall::read(&state, PROTOCOL, request).await {
+            Ok(call) => call.for_method("Classify"),
+            Err(error) => return response::failed(&error),
+        };
+    let ticket = call.ticket;
     let answered = async {
-        let call: InferenceCall<pb::ClassificationRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("Classify");
         let message = call.decoded.message;
         let request = ExampleRequest {
             spec: message.model_spec,
             input: message.input,
             reservation: call.decoded.reservation,
             timeout: call.timeout,
+            key: call.key,
             large: call.decoded.large,
         };
-        match run(&state, &call.ticket, request, ExampleMethod::Classify).await? {
+        match run(&state, &ticket, request, ExampleMethod::Classify).await? {
             (ExampleResult::Classes(result), spec, reservation) => {
                 let response =
                     pb::ClassificationResponse { result: Some(result), model_spec: Some(spec) };
@@ -94,25 +102,31 @@ pub(super) async fn classify(
             _ => Err(mismatch()),
         }
     };
-    response::single(&state.requests, answered.await)
+    let answered = answered.await;
+    response::single(&state.requests, answered, Some(ticket))
 }
 
 pub(super) async fn regress(
     state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
 ) -> Response {
+    let call: InferenceCall<pb::RegressionRequest> =
+        match InferenceCall::read(&state, PROTOCOL, request).await {
+            Ok(call) => call.for_method("Regress"),
+            Err(error) => return response::failed(&error),
+        };
+    let ticket = call.ticket;
     let answered = async {
-        let call: InferenceCall<pb::RegressionRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("Regress");
         let message = call.decoded.message;
         let request = ExampleRequest {
             spec: message.model_spec,
             input: message.input,
             reservation: call.decoded.reservation,
             timeout: call.timeout,
+            key: call.key,
             large: call.decoded.large,
         };
-        match run(&state, &call.ticket, request, ExampleMethod::Regress).await? {
+        match run(&state, &ticket, request, ExampleMethod::Regress).await? {
             (ExampleResult::Values(result), spec, reservation) => {
                 let response =
                     pb::RegressionResponse { result: Some(result), model_spec: Some(spec) };
@@ -121,22 +135,28 @@ pub(super) async fn regress(
             _ => Err(mismatch()),
         }
     };
-    response::single(&state.requests, answered.await)
+    let answered = answered.await;
+    response::single(&state.requests, answered, Some(ticket))
 }
 
 pub(super) async fn multi_inference(
     state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
 ) -> Response {
+    let call: InferenceCall<pb::MultiInferenceRequest> =
+        match InferenceCall::read(&state, PROTOCOL, request).await {
+            Ok(call) => call.for_method("MultiInference"),
+            Err(error) => return response::failed(&error),
+        };
+    let ticket = call.ticket;
     let answered = async {
-        let call: InferenceCall<pb::MultiInferenceRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("MultiInference");
-        let (ticket, message) = (&call.ticket, call.decoded.message);
+        let (ticket, message) = (&ticket, call.decoded.message);
         let request = ExampleRequest {
             spec: None,
             input: message.input,
             reservation: call.decoded.reservation,
             timeout: call.timeout,
+            key: call.key,
             large: call.decoded.large,
         };
         let planned = common_target(&message.tasks).and_then(|target| {
@@ -161,7 +181,8 @@ pub(super) async fn multi_inference(
         }
         Ok((pb::MultiInferenceResponse { results }, reservation))
     };
-    response::single(&state.requests, answered.await)
+    let answered = answered.await;
+    response::single(&state.requests, answered, Some(ticket))
 }
 
 /// Returns the version that all tasks name.

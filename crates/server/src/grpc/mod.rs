@@ -13,6 +13,7 @@ mod messages;
 mod oip;
 mod reflection;
 mod response;
+mod settings;
 mod status;
 mod stream;
 #[cfg(test)]
@@ -26,23 +27,30 @@ use std::task::{Context, Poll};
 
 use base::Error;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use os::CpuAccount;
 use protocol::inference as pb;
 use tokio::sync::watch;
 use transport::RequestBody;
+use transport::access::KeyGrant;
 
 use self::authorize::NamesModels;
 pub(crate) use self::call::timeout;
 use self::call::{SmallCall, answer};
 use self::response::Response;
 use crate::models::ModelsState;
+use crate::surface::Surface;
 
 type Request = http::Request<RequestBody>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Returns the service of all calls. Once `stopped` is true, streams end after their current
 /// request.
-pub(crate) fn service(state: Arc<ModelsState>, stopped: watch::Receiver<bool>) -> GrpcService {
-    GrpcService { state, stopped }
+pub(crate) fn service(
+    state: Arc<ModelsState>,
+    stopped: watch::Receiver<bool>,
+    surface: Surface,
+) -> GrpcService {
+    GrpcService { state, stopped, surface }
 }
 
 /// Answers calls, routed by service and method.
@@ -50,6 +58,7 @@ pub(crate) fn service(state: Arc<ModelsState>, stopped: watch::Receiver<bool>) -
 pub(crate) struct GrpcService {
     state: Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
+    surface: Surface,
 }
 
 impl tower::Service<Request> for GrpcService {
@@ -65,10 +74,21 @@ impl tower::Service<Request> for GrpcService {
         if !is_grpc(request.headers()) {
             return unsupported_media_type();
         }
-        let request = match authorize::authorize(&self.state, request) {
+        let request = match authorize::authorize(&self.state, self.surface, request) {
             Ok(request) => request,
             Err(refused) => return boxed(std::future::ready(*refused)),
         };
+        let Some(account) = request.extensions().get().map(KeyGrant::cpu_account) else {
+            return self.answer(request);
+        };
+        let response = CpuAccount::scope(Some(account.clone()), || self.answer(request));
+        Box::pin(account.wrap(response))
+    }
+}
+
+impl GrpcService {
+    /// Answers a call that its key permits.
+    fn answer(&self, request: Request) -> ResponseFuture {
         match request.uri().path() {
             "/inference.GRPCInferenceService/ModelInfer" => {
                 self.inference(request, oip::model_infer)
@@ -127,15 +147,19 @@ impl tower::Service<Request> for GrpcService {
             "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => {
                 boxed(tfs::reload_config(self.state.clone(), request))
             }
-            _ => self.grpc_own(request),
+            _ => self.other(request),
         }
     }
-}
 
-impl GrpcService {
-    /// Answers a call of gRPC's own services.
-    fn grpc_own(&self, request: Request) -> ResponseFuture {
+    /// Answers a call of gRPC's own services, or of Triton's settings.
+    fn other(&self, request: Request) -> ResponseFuture {
         match request.uri().path() {
+            "/inference.GRPCInferenceService/TraceSetting" => {
+                boxed(settings::trace(self.state.clone(), request))
+            }
+            "/inference.GRPCInferenceService/LogSettings" => {
+                boxed(settings::log(self.state.clone(), request))
+            }
             "/grpc.health.v1.Health/Check" => self.small(request, health::check),
             "/grpc.health.v1.Health/List" => self.small(request, health::list),
             "/grpc.health.v1.Health/Watch" => {

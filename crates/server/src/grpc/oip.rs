@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, Moment, Result};
 use bytes::Bytes;
+use http::{HeaderMap, HeaderName, header};
 use inference::{InferenceRequest, RequestTicket};
-use lifecycle::LoadSpec;
+use lifecycle::{LoadSpec, RequestKey};
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::watch;
@@ -18,9 +19,12 @@ use super::messages::{self, Decoded};
 use super::response::{self, Response};
 use super::stream;
 use crate::models::ModelsState;
-use crate::{admin, signatures, view};
+use crate::traces::TracedCall;
+use crate::{admin, request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-grpc";
+/// Path of the method with a stream of requests.
+const STREAM_METHOD: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Triton's parameter that marks the last streamed answer to a request. Every request has one
 /// answer here.
 const FINAL_RESPONSE: &str = "triton_final_response";
@@ -40,29 +44,37 @@ async fn infer(
     ticket: &RequestTicket,
     decoded: Decoded<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
+    key: Option<RequestKey>,
 ) -> Result<(pb::ModelInferResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
-    let found = parse_version(&request.model_version)
-        .and_then(|version| state.inference.find(&request.model_name, version, None));
-    let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let found = parse_version(&request.model_version).and_then(|version| {
+        Ok((state.inference.find(&request.model_name, version, None)?, version))
+    });
+    let (servable, version) = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let strings = oip::grpc::strings_bytes_max(&request);
     let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
-    let model = servable.clone();
     let decode = move || {
         reservation.cover(strings)?;
         let decoded = oip::grpc::decode_request(request)?;
-        Ok((signatures::select(model, &decoded.signature)?, decoded, reservation))
+        Ok((decoded, reservation))
     };
-    let (run, decoded, reservation) = state
-        .requests
-        .codec
-        .run_if(large, CodecStep::Decode, decode)
-        .await
+    let decoded = state.requests.codec.run_if(large, CodecStep::Decode, decode).await.and_then(
+        |(decoded, reservation)| {
+            let key = request_key::of_parameter(&decoded.request_key, key)?;
+            let name = &decoded.signature;
+            let route =
+                signatures::assign(&state.inference, &servable, version, key.as_ref(), name)?;
+            Ok((route, decoded, reservation))
+        },
+    );
+    let (route, decoded, reservation) = decoded
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
+    ticket.mark(Moment::Decoded);
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
     let call = InferenceRequest {
-        servable: run,
+        servable: route.servable,
+        rollout: route.rollout,
         inputs: decoded.inputs,
         outputs: decoded.outputs,
         timeout,
@@ -76,11 +88,12 @@ pub(super) async fn model_infer(
     state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
 ) -> Response {
-    let answer = match InferenceCall::read(&state, PROTOCOL, request).await {
-        Ok(call) => infer(&state, &call.ticket, call.decoded, call.timeout).await,
-        Err(error) => Err(error),
+    let call = match InferenceCall::read(&state, PROTOCOL, request).await {
+        Ok(call) => call,
+        Err(error) => return response::failed(&error),
     };
-    response::single(&state.requests, answer)
+    let answer = infer(&state, &call.ticket, call.decoded, call.timeout, call.key).await;
+    response::single(&state.requests, answer, Some(call.ticket))
 }
 
 pub(super) fn model_stream_infer(
@@ -91,6 +104,8 @@ pub(super) fn model_stream_infer(
     let call = Arc::new(StreamCall {
         state: state.clone(),
         grant: request.extensions().get::<KeyGrant>().cloned(),
+        headers: traced_headers(request.headers()),
+        key: request_key::of_headers(request.headers()),
     });
     stream::respond(state, stopped, request, move |message| {
         let call = call.clone();
@@ -103,29 +118,43 @@ struct StreamCall {
     state: Arc<ModelsState>,
     /// Rights of the call's key.
     grant: Option<KeyGrant>,
+    /// Headers of the call that its requests' traces need.
+    headers: HeaderMap,
+    /// Key for rollouts of requests that have none of their own.
+    key: Result<Option<RequestKey>>,
+}
+
+/// Returns the headers that traces need.
+fn traced_headers(headers: &HeaderMap) -> HeaderMap {
+    let names = ["traceparent", "tracestate", header::USER_AGENT.as_str()];
+    let found = names
+        .into_iter()
+        .filter_map(|name| Some((HeaderName::from_static(name), headers.get(name)?.clone())));
+    found.collect()
 }
 
 impl StreamCall {
     /// Checks a request against the call's key, which counts each request of a stream.
     fn check(&self, request: &pb::ModelInferRequest) -> Result<()> {
         check_models(self.grant.as_ref(), request)?;
-        let counted = self.grant.as_ref().map_or(Ok(()), KeyGrant::count_request);
-        counted.inspect_err(|error| self.state.count_refusal(error))
+        self.grant.as_ref().map_or(Ok(()), |grant| self.state.access.count_request(grant))
     }
 
     /// Answers one request. Its error does not end the stream.
     async fn infer(&self, request: Bytes) -> Result<ResponseBody> {
         let state = &self.state;
-        let ticket = RequestTicket::start(PROTOCOL);
+        let call = || TracedCall::Grpc { path: STREAM_METHOD.to_owned() };
+        let ticket = state.starter.start(PROTOCOL, &self.headers, call);
+        ticket.mark(Moment::BodyComplete);
         let admitted = async {
             let permit = state.requests.admit()?;
             let decoded: Decoded<pb::ModelInferRequest> =
                 messages::decode(&state.requests, request).await?;
             self.check(&decoded.message)?;
-            Ok((permit, decoded))
+            Ok((permit, decoded, self.key.clone()?))
         };
         let answer = match admitted.await {
-            Ok((_permit, decoded)) => infer(state, &ticket, decoded, None).await,
+            Ok((_permit, decoded, key)) => infer(state, &ticket, decoded, None, key).await,
             Err(error) => {
                 state.inference.reject(&ticket, &error);
                 Err(error)
@@ -139,6 +168,7 @@ impl StreamCall {
             };
             response::encode(&state.requests, &answer, reservation)
         });
+        let answer = answer.map(|body| body.with_clock(Some(ticket.into_encoded())));
         answer.or_else(|error| {
             let answer = pb::ModelStreamInferResponse {
                 error_message: error.to_string(),
@@ -216,10 +246,14 @@ pub(super) fn repository_index(
 
 pub(super) async fn load(state: Arc<ModelsState>, request: http::Request<RequestBody>) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelLoadRequest>| {
-        state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
-        let version = oip::grpc::load_version(&call.message.parameters)?;
-        let spec = LoadSpec { version, ..LoadSpec::default() };
-        admin::load(&state.lifecycle, &call.message.model_name, spec).await?;
+        let model = &call.message.model_name;
+        let request = admin::request("load model", model, call.caller());
+        let loaded = async {
+            let version = oip::grpc::load_version(&call.message.parameters)?;
+            let spec = LoadSpec { version, ..LoadSpec::default() };
+            admin::load(&state, model, spec).await
+        };
+        state.access.admin(request, loaded).await?;
         Ok(pb::RepositoryModelLoadResponse {})
     })
     .await
@@ -230,8 +264,9 @@ pub(super) async fn unload(
     request: http::Request<RequestBody>,
 ) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelUnloadRequest>| {
-        state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
-        admin::unload(&state.lifecycle, &call.message.model_name).await?;
+        let model = &call.message.model_name;
+        let request = admin::request("unload model", model, call.caller());
+        state.access.admin(request, admin::unload(&state.lifecycle, model)).await?;
         Ok(pb::RepositoryModelUnloadResponse {})
     })
     .await

@@ -8,6 +8,7 @@ use base::{Error, Result};
 use bytes::{BufMut, Bytes};
 use http::{HeaderMap, HeaderValue, header};
 use hyper::body::Frame;
+use inference::RequestTicket;
 use protocol::Message;
 use tokio::sync::mpsc;
 use transport::{RequestResources, Reservation, ResponseBody};
@@ -20,14 +21,19 @@ pub(super) const CONTENT_TYPE: &str = "application/grpc";
 
 pub(super) type Response = http::Response<ResponseFrames>;
 
-/// Returns the response with one message or an error. The reservation is that of the call.
+/// Returns the response with one message or an error. The reservation is that of the call, the
+/// ticket that of a request that ran a model.
 pub(super) fn single<M: Message>(
     requests: &RequestResources,
     answer: Result<(M, Reservation)>,
+    ticket: Option<RequestTicket>,
 ) -> Response {
     match answer.and_then(|(message, reservation)| encode(requests, &message, reservation)) {
         Err(error) => failed(&error),
-        Ok(frame) => respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() }),
+        Ok(frame) => {
+            let frame = frame.with_clock(ticket.map(RequestTicket::into_encoded));
+            respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() })
+        }
     }
 }
 

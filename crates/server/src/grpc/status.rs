@@ -2,6 +2,7 @@
 
 use base::{Error, ErrorKind};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use protocol::status_details::{STATUS_DETAILS, retry_details};
 
 /// Longest message in a gRPC status, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2048;
@@ -11,8 +12,9 @@ const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encodin
 /// Compressions that [`super::messages::coding`] accepts.
 const ACCEPTED_ENCODINGS: &str = "identity,gzip,deflate";
 
-/// Returns the headers that end a failed call: its code and its message. Retry advice is added in
-/// milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's own retry design uses.
+/// Returns the headers that end a failed call: its code and its message. Retry advice is added as
+/// `google.rpc.RetryInfo`, and in milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's
+/// own retry design uses.
 pub(super) fn status_headers(error: &Error) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     headers.insert(GRPC_STATUS, HeaderValue::from(error.kind().grpc_code()));
@@ -21,6 +23,10 @@ pub(super) fn status_headers(error: &Error) -> HeaderMap {
     }
     if let Some(after) = error.retry_after() {
         headers.insert("grpc-retry-pushback-ms", HeaderValue::from(after.as_millis() as u64));
+        let details = retry_details(error.kind().grpc_code(), &cut(error.message()), after);
+        if let Ok(details) = HeaderValue::try_from(details) {
+            headers.insert(STATUS_DETAILS, details);
+        }
     }
     if error.kind() == ErrorKind::Unimplemented {
         // gRPC requires the list if the compression of the request is the reason.

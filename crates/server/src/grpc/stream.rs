@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use os::CpuAccount;
 use tokio::sync::{mpsc, watch};
 use transport::{RequestBody, ResponseBody};
 
@@ -14,7 +15,7 @@ use crate::models::ModelsState;
 /// Most unread answers of one stream.
 const STREAM_ANSWERS_MAX: usize = 8;
 
-/// Answers the messages of a call in turn by `answer`.
+/// Answers the messages of a call in turn by `answer`, for the current caller.
 pub(super) fn respond<F, A>(
     state: &Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
@@ -32,7 +33,11 @@ where
     };
     let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
     let state = state.clone();
-    tokio::spawn(async move { converse(&state, messages, &sender, stopped, answer).await });
+    let conversation = async move { converse(&state, messages, &sender, stopped, answer).await };
+    match CpuAccount::current() {
+        Some(account) => drop(tokio::spawn(account.wrap(conversation))),
+        None => drop(tokio::spawn(conversation)),
+    }
     response::stream(receiver)
 }
 

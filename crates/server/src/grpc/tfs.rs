@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::Result;
+use base::{Moment, Result};
 use engine::Servable;
 use inference::{InferenceRequest, RequestTicket};
+use lifecycle::{RequestKey, Route};
 use protocol::tensorflow::serving as pb;
 use protocol::tfs;
+use transport::access::AdminRequest;
 use transport::{CodecStep, RequestBody, Reservation};
 
 use super::call::{InferenceCall, SmallCall, answer};
@@ -30,20 +32,32 @@ pub(super) fn find(
     signatures::find(&state.inference, &target.name, target.version, target.label.as_deref())
 }
 
+/// Finds the version that runs a request.
+pub(super) fn route(
+    state: &ModelsState,
+    target: &tfs::grpc::PredictTarget,
+    key: Option<&RequestKey>,
+) -> Result<Route> {
+    let tfs::grpc::PredictTarget { name, version, label, .. } = target;
+    signatures::route(&state.inference, name, *version, label.as_deref(), key)
+}
+
 async fn run(
     state: &ModelsState,
     ticket: &RequestTicket,
     decoded: Decoded<pb::PredictRequest>,
     timeout: Option<Duration>,
+    key: Option<RequestKey>,
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
-        let servable = find(state, &target)?;
+        let Route { servable, rollout } = route(state, &target, key.as_ref())?;
         let id = servable.id.clone();
         signatures::for_predict(servable, &target.signature, state.tfs_method_check)
+            .map(|servable| (servable, rollout))
             .map_err(|error| error.context(id))
     });
-    let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let (servable, rollout) = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let filled = tfs::grpc::filled_bytes_max(&request);
     let large = large || filled > INLINE_FILLED_BYTES_MAX;
     let decode = move || {
@@ -57,6 +71,7 @@ async fn run(
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
+    ticket.mark(Moment::Decoded);
     let ranks = tfs::adapt_ranks(servable.signature(), &mut decoded.inputs);
     let call = InferenceRequest {
         servable: servable.clone(),
@@ -64,6 +79,7 @@ async fn run(
         outputs: decoded.outputs,
         timeout,
         priority: 0,
+        rollout,
     };
     let mut answer = state.inference.infer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
@@ -80,11 +96,12 @@ pub(super) async fn predict(
     state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
 ) -> Response {
-    let answer = match InferenceCall::read(&state, PROTOCOL, request).await {
-        Ok(call) => run(&state, &call.ticket, call.decoded, call.timeout).await,
-        Err(error) => Err(error),
+    let call = match InferenceCall::read(&state, PROTOCOL, request).await {
+        Ok(call) => call,
+        Err(error) => return response::failed(&error),
     };
-    response::single(&state.requests, answer)
+    let answer = run(&state, &call.ticket, call.decoded, call.timeout, call.key).await;
+    response::single(&state.requests, answer, Some(call.ticket))
 }
 
 pub(super) fn model_metadata(
@@ -102,15 +119,20 @@ pub(super) async fn reload_config(
     request: http::Request<RequestBody>,
 ) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::ReloadConfigRequest>| {
-        state.access.check_admin(RELOAD_CALL, call.peer, &call.headers)?;
-        let pb::ReloadConfigRequest { config, metric_names } = call.message;
-        state.configurator.replace_list(&config.unwrap_or_default()).await?;
+        let request = AdminRequest {
+            calls: RELOAD_CALL,
+            action: "replace the list of models",
+            subject: "",
+            caller: call.caller(),
+        };
+        let list = call.message.config.clone().unwrap_or_default();
+        state.access.admin(request, state.configurator.replace_list(&list)).await?;
         // TensorFlow Serving reports an increase of 0 for names that it does not know, and its
         // counters of loads are not known here.
         let metric = |name| pb::ReloadedMetric { name, int64_value_increase: 0 };
         Ok(pb::ReloadConfigResponse {
             status: Some(pb::StatusProto::default()),
-            metric: metric_names.into_iter().map(metric).collect(),
+            metric: call.message.metric_names.into_iter().map(metric).collect(),
         })
     })
     .await

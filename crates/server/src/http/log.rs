@@ -1,5 +1,6 @@
-//! `/v1/log`: shows and changes the filter of the log.
+//! `/v1/log`, and Triton's `/v2/logging`: show and change the filter of the log.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -8,14 +9,13 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use base::{Error, Result};
 use http::HeaderMap;
-use transport::access::AccessPolicy;
+use protocol::oip::settings::{LogSettingValue, changed_log, log_settings};
+use serde_json::{Map, Value};
+use transport::access::{AccessPolicy, AdminRequest, Caller};
 use transport::{Peer, Reply, RequestResources, Shared};
 
 use crate::compose::Server;
-use crate::log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
-
-/// Describes these calls in the errors of the access check.
-const ADMIN_CALL: &str = "the log is changed";
+use crate::log_filter::{LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LOG_FILTER_BYTES_MAX, LogFilter};
 
 struct LogState {
     requests: Arc<RequestResources>,
@@ -30,13 +30,39 @@ impl LogState {
     }
 }
 
+impl LogState {
+    /// Reads the body of an administrator's call.
+    async fn admin_body<T: serde::de::DeserializeOwned + Send + 'static>(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<T> {
+        self.access.check_admin_page(headers)?;
+        let body = self.requests.read_json_body(headers, body).await?;
+        self.requests.parse_json(body).await
+    }
+}
+
+/// Returns a call that changes the log, for its check.
+fn admin_request(peer: Peer, headers: &HeaderMap) -> AdminRequest<'_> {
+    AdminRequest {
+        calls: LOG_ADMIN_CALL,
+        action: LOG_ADMIN_ACTION,
+        subject: "",
+        caller: Caller { peer: Some(peer), headers },
+    }
+}
+
 pub(super) fn routes(server: &Server) -> Router {
     let state = LogState {
         requests: server.requests.clone(),
         access: server.access.clone(),
         filter: server.http_options.log.clone(),
     };
-    Router::new().route("/v1/log", get(show).put(change)).with_state(Arc::new(state))
+    Router::new()
+        .route("/v1/log", get(show).put(change))
+        .route("/v2/logging", get(show_triton).post(change_triton))
+        .with_state(Arc::new(state))
 }
 
 #[derive(serde::Deserialize)]
@@ -55,12 +81,10 @@ async fn change(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
+    let request = admin_request(peer, &headers);
     let changed = async {
-        state.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
-        state.access.check_admin_page(&headers)?;
         let filter = state.filter()?;
-        let body = state.requests.read_json_body(&headers, body).await?;
-        let settings: LogSettings = state.requests.parse_json(body).await?;
+        let settings: LogSettings = state.admin_body(&headers, body).await?;
         if settings.filter.len() > LOG_FILTER_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the filter has more than {LOG_FILTER_BYTES_MAX} bytes"
@@ -70,9 +94,60 @@ async fn change(
         tracing::info!(filter = settings.filter, "an administrator changed the log's filter");
         Ok(reply(filter))
     };
-    Reply::of(changed.await)
+    Reply::of(state.access.admin(request, changed).await)
 }
 
 fn reply(filter: &dyn LogFilter) -> Reply {
     Reply::json(serde_json::json!({ "filter": filter.get() }).to_string())
+}
+
+async fn show_triton(State(state): Shared<LogState>) -> Reply {
+    Reply::of(state.filter().map(triton_reply))
+}
+
+async fn change_triton(
+    State(state): Shared<LogState>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let request = admin_request(peer, &headers);
+    let changed = async {
+        let filter = state.filter()?;
+        let settings: BTreeMap<String, Value> = state.admin_body(&headers, body).await?;
+        let settings = settings.into_iter().map(setting).collect::<Result<_>>()?;
+        filter.set(&changed_log(&filter.get(), &settings)?)?;
+        tracing::info!(filter = filter.get(), "an administrator changed the log's filter");
+        Ok(triton_reply(filter))
+    };
+    Reply::of(state.access.admin(request, changed).await)
+}
+
+fn setting(entry: (String, Value)) -> Result<(String, LogSettingValue)> {
+    let (name, value) = entry;
+    let value = match &value {
+        Value::Bool(flag) => Some(LogSettingValue::Flag(*flag)),
+        Value::Number(number) => {
+            let number = number.as_u64().and_then(|number| u32::try_from(number).ok());
+            number.map(LogSettingValue::Number)
+        }
+        Value::String(text) => Some(LogSettingValue::Text(text.clone())),
+        _ => None,
+    };
+    let value =
+        value.ok_or_else(|| Error::invalid(format!("the value of {name} has the wrong type")))?;
+    Ok((name, value))
+}
+
+fn triton_reply(filter: &dyn LogFilter) -> Reply {
+    let value = |(name, value)| {
+        let value = match value {
+            LogSettingValue::Flag(flag) => Value::from(flag),
+            LogSettingValue::Number(number) => Value::from(number),
+            LogSettingValue::Text(text) => Value::from(text),
+        };
+        (name, value)
+    };
+    let settings: Map<String, Value> = log_settings(&filter.get()).into_iter().map(value).collect();
+    Reply::json(Value::from(settings).to_string())
 }

@@ -1,43 +1,53 @@
 //! The routes over HTTP/1.1: the Open Inference Protocol under `/v2`, TensorFlow Serving's API
 //! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
+mod backups;
 mod health;
 mod log;
+mod login;
+mod moved;
 mod oip;
 pub(crate) mod openapi;
 mod operations;
 mod repository;
+mod rollout;
+mod slow;
 mod tensors;
 #[cfg(test)]
 mod tests;
 mod tfs;
+mod trace;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::middleware::Next;
+use axum::extract::State;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use base::Error;
 use http::{HeaderMap, StatusCode, Uri, header};
+use transport::access::{KeyGrant, OperationGuard};
 use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 
+use crate::MetricNames;
 use crate::compose::Server;
 use crate::config::TFS_METRICS;
 use crate::exporter::Exporter;
 use crate::models::ModelsState;
+use crate::surface::Surface;
+use crate::traces::trace_call;
 use crate::{exporter, page};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
 
-/// Returns the service of all routes.
-pub(crate) fn service(server: &Server) -> HttpService {
+/// Returns the service of the routes of `surface`.
+pub(crate) fn service(server: &Server, surface: Surface) -> HttpService {
     HttpService {
-        router: router(server),
+        router: router(server, surface),
         requests: server.requests.clone(),
         tfs_metrics: server.http_options.tfs_metrics.as_deref().map(Arc::from),
     }
@@ -100,37 +110,50 @@ fn with_plain_case(mut request: http::Request<RequestBody>) -> http::Request<Req
     request
 }
 
-pub(crate) fn router(server: &Server) -> Router {
+pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let access = &server.access;
+    let traced = |routes: Router| {
+        routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
+    };
     let images = api_images::routes().with_state(server.images.clone());
     let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
-    let collections =
-        access.guard_pages(images.merge(qdrant), "collections and images are changed");
-    let mut models = models().with_state(server.models.clone());
-    if server.http_options.tfs_metrics.is_some() {
-        let metrics = get(tfs_exposition).with_state(server.exporter.clone());
-        models = models.route(TFS_METRICS, metrics);
-    }
-    let routes = models
-        .route("/events", get(page::events).with_state(server.page.clone()))
-        .merge(page::routes())
+    let backups = backups::routes().with_state(server.backups.clone());
+    let collections = traced(images.merge(qdrant).merge(backups));
+    let collections = access.guard_pages(collections, "collections and images are changed");
+    let routes = models()
+        .with_state(server.models.clone())
         .route("/openapi.json", get(openapi::openapi))
-        .route(METRICS, get(exposition).with_state(server.exporter.clone()))
-        .merge(api_audio::routes().with_state(server.audio.clone()))
-        .merge(access.guard_key(collections))
-        .merge(health::routes(server))
-        .merge(log::routes(server));
-    let models = server.models.clone();
-    let refused = move |error: &Error| models.count_refusal(error);
-    let routes = access
-        .guard_operations(routes, operations::operation, refused)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method);
-    let routes = match server.http_options.cors {
-        true => routes.layer(axum::middleware::from_fn(cors)),
-        false => routes,
+        .merge(traced(api_audio::routes().with_state(server.audio.clone())))
+        .merge(collections)
+        .merge(health::routes(server));
+    let routes =
+        moved::callers(surface, routes).merge(moved::operators(surface, operators(server)));
+    let guard = OperationGuard {
+        operation: operations::operation,
+        unauthenticated: login::unauthenticated,
     };
-    access.guard_hosts(routes)
+    let routes = access
+        .guard_operations(routes, guard)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(Extension(surface));
+    access.guard_hosts(access.cors.guard(routes, is_api))
+}
+
+/// Returns the routes that the admin port offers in place of the others: metrics, log and pages.
+fn operators(server: &Server) -> Router {
+    let routes = page::routes()
+        .merge(page::live_routes().with_state(server.page.clone()))
+        .route(METRICS, get(exposition).with_state(server.exporter.clone()))
+        .layer(Extension(server.http_options.metric_names))
+        .merge(login::routes(server))
+        .merge(log::routes(server))
+        .merge(slow::routes(server))
+        .merge(trace::routes().with_state(server.models.clone()));
+    match server.http_options.tfs_metrics.is_some() {
+        true => routes.route(TFS_METRICS, get(tfs_exposition).with_state(server.exporter.clone())),
+        false => routes,
+    }
 }
 
 /// Returns the routes of models, and the front page.
@@ -149,6 +172,7 @@ fn models() -> Router<Arc<ModelsState>> {
         .route("/v2/models/{model}/config", get(oip::config))
         .route("/v2/models/{model}/stats", get(oip::stats))
         .route("/v2/models/{model}/infer", post(oip::infer))
+        .route("/v2/models/{model}/rollout", get(rollout::show).post(rollout::change))
         .route("/v2/models/{model}/versions/{version}", get(oip::metadata))
         .route("/v2/models/{model}/versions/{version}/ready", get(oip::ready))
         .route("/v2/models/{model}/versions/{version}/config", get(oip::config))
@@ -161,7 +185,11 @@ fn models() -> Router<Arc<ModelsState>> {
 }
 
 /// Answers browsers with the page, and other clients with a few lines of text.
-async fn front(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
+async fn front(
+    State(state): Shared<ModelsState>,
+    Extension(surface): Extension<Surface>,
+    headers: HeaderMap,
+) -> Reply {
     if page::wants_page(&headers) {
         return page::page();
     }
@@ -174,65 +202,67 @@ async fn front(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
     for name in state.lifecycle.catalog().names() {
         text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
     }
-    text.push_str("\nmetrics: /metrics    health: /v2/health/ready    all calls: /openapi.json (page: /docs)\n");
+    text.push_str(&match surface.elsewhere() {
+        None => "\nmetrics: /metrics    health: /v2/health/ready    all calls: /openapi.json (page: /docs)\n".to_owned(),
+        Some(port) => format!(
+            "\nhealth: /v2/health/ready    all calls: /openapi.json    admin calls, metrics and pages: port {port}\n"
+        ),
+    });
     Reply::text(text).with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
-async fn exposition(State(exporter): Shared<Exporter>, headers: HeaderMap) -> Reply {
-    let text = exporter::exposition(&exporter);
+async fn exposition(
+    State(exporter): Shared<Exporter>,
+    Extension(names): Extension<MetricNames>,
+    headers: HeaderMap,
+) -> Reply {
     let accept =
         headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let reply = match exporter::wants_classic(accept) {
-        true => Reply::body(exporter::CLASSIC_TYPE, exporter::classic(&text)),
-        false => Reply::body(exporter::CONTENT_TYPE, text),
-    };
-    reply.with_header(header::VARY, http::HeaderValue::from_static("accept"))
+    let exposition = exporter::preferred(&exporter, names, accept);
+    Reply::body(exposition.content_type, exposition.text)
+        .with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
 async fn tfs_exposition(State(exporter): Shared<Exporter>) -> Reply {
     Reply::body(exporter::CLASSIC_TYPE, exporter::tfs_exposition(&exporter))
 }
 
-/// Lets pages of other sites use the routes of models, as TensorFlow Serving does: every answer
-/// carries the headers, and the question before a request is answered here.
-async fn cors(request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    if !path.starts_with("/v1/models") && !path.starts_with("/v2") {
-        return next.run(request).await;
-    }
-    let asks =
-        request.method() == http::Method::OPTIONS && request.headers().contains_key(header::ORIGIN);
-    let mut response = match asks {
-        true => StatusCode::OK.into_response(),
-        false => next.run(request).await,
+/// Returns true for the paths that pages of other origins may use, if any may: the API, without
+/// metrics and pages.
+fn is_api(path: &str) -> bool {
+    let below = |start: &str| {
+        path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    for (name, value) in [
-        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "POST, GET"),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, "Content-Type"),
-    ] {
-        response.headers_mut().insert(name, http::HeaderValue::from_static(value));
-    }
-    response
+    ["/v1", "/v2", "/collections", "/openapi.json"].into_iter().any(below)
 }
 
-/// Lists the names of the models as KServe's `/v1/models` and `/v2/models` do.
-async fn model_names(State(state): Shared<ModelsState>) -> Reply {
+/// Lists the names of the models that the request's key may use, as KServe's `/v1/models` and
+/// `/v2/models` do.
+async fn model_names(
+    State(state): Shared<ModelsState>,
+    grant: Option<Extension<KeyGrant>>,
+) -> Reply {
     let names = state.lifecycle.catalog().names();
-    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let seen = |name: &&str| grant.as_ref().is_none_or(|grant| grant.sees_model(name));
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).filter(seen).collect();
     Reply::json(serde_json::json!({ "models": names }).to_string())
 }
 
-async fn unknown(uri: Uri) -> Reply {
+async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) -> Reply {
     if let Some(what) = oip::not_offered(uri.path()) {
         return Reply::error(&Error::unimplemented(format!(
             "{} is not offered: {what}",
             uri.path()
         )));
     }
+    let others = match surface.elsewhere() {
+        None => "metrics are at /metrics, pages at /, /try, /images, /vectors, /audio and /docs"
+            .to_owned(),
+        Some(port) => format!("admin calls, metrics and pages are at port {port}"),
+    };
     Reply::error(&Error::not_found(format!(
-        "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, metrics are at \
-         /metrics, pages at /, /audio, /images and /docs, all calls in /openapi.json",
+        "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, {others}, all calls \
+         in /openapi.json",
         uri.path()
     )))
 }

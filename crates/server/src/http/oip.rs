@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use base::{Error, Result};
+use base::{Error, Moment, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use protocol::oip;
@@ -13,7 +13,8 @@ use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
 use crate::models::ModelsState;
-use crate::{signatures, view};
+use crate::traces::TracedCall;
+use crate::{request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-http";
 /// Header with the length of the JSON before raw tensors in a body.
@@ -31,6 +32,21 @@ impl ModelPath {
         self.version.as_deref().map(parse_version).transpose()
     }
 
+    /// Returns the infer call to this model for its trace.
+    fn traced(&self) -> TracedCall {
+        let ModelPath { model, version } = self;
+        match version {
+            None => TracedCall::Http {
+                route: "/v2/models/{model}/infer",
+                path: format!("/v2/models/{model}/infer"),
+            },
+            Some(version) => TracedCall::Http {
+                route: "/v2/models/{model}/versions/{version}/infer",
+                path: format!("/v2/models/{model}/versions/{version}/infer"),
+            },
+        }
+    }
+
     fn find(&self, state: &ModelsState) -> Result<Arc<engine::Servable>> {
         state.inference.find(&self.model, self.version()?, None)
     }
@@ -42,15 +58,10 @@ pub(super) fn not_offered(path: &str) -> Option<&'static str> {
     let first = rest.split('/').next().unwrap_or_default();
     match first {
         "systemsharedmemory" | "cudasharedmemory" => return Some("send tensors in the request"),
-        "trace" => return Some("read /metrics"),
-        "logging" => return Some("PUT /v1/log changes the level"),
         _ => {}
     }
     if first != "models" {
         return None;
-    }
-    if rest.ends_with("/trace/setting") {
-        return Some("read /metrics");
     }
     let generates = rest.ends_with("/generate") || rest.ends_with("/generate_stream");
     generates.then_some("use infer")
@@ -134,8 +145,9 @@ pub(super) async fn infer(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let ticket = RequestTicket::start(PROTOCOL);
-    Reply::of(answer(&state, &ticket, &target, &headers, body).await)
+    let ticket = state.starter.start(PROTOCOL, &headers, || target.traced());
+    let answered = answer(&state, &ticket, &target, &headers, body).await;
+    Reply::of(answered.map(|reply| reply.with_clock(ticket.into_encoded())))
 }
 
 async fn answer(
@@ -148,26 +160,34 @@ async fn answer(
     let admitted = async {
         state.requests.check_room()?;
         let servable = target.find(state)?;
+        let key = request_key::of_headers(headers)?;
         let header_length = header_length(headers)?;
         let body = state.requests.read_body(headers, body).await?;
+        ticket.mark(Moment::BodyComplete);
         let permit = state.requests.admit()?;
-        Ok((permit, servable, header_length, body))
+        Ok((permit, servable, key, header_length, body))
     };
-    let (_permit, servable, header_length, body) =
+    let (_permit, servable, key, header_length, body) =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();
-    let parse = move |body| {
-        let request = oip::json::parse_infer(body, header_length, model.signature())?;
-        Ok((signatures::select(model, &request.signature)?, request))
-    };
-    let ((run, request), held) = parse_tensors(&state.requests, tensors, parse)
-        .await
+    let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
+    let parsed = parse_tensors(&state.requests, tensors, parse).await;
+    let (route, request, held) = parsed
+        .and_then(|(request, held)| {
+            let key = request_key::of_parameter(&request.request_key, key)?;
+            let (version, name) = (target.version()?, &request.signature);
+            let route =
+                signatures::assign(&state.inference, &servable, version, key.as_ref(), name)?;
+            Ok((route, request, held))
+        })
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
+    ticket.mark(Moment::Decoded);
     let (id, encoding) = (request.id.clone(), request.encoding());
     let call = InferenceRequest {
-        servable: run,
+        servable: route.servable,
+        rollout: route.rollout,
         inputs: request.inputs,
         outputs: request.outputs.iter().map(|output| output.name.clone()).collect(),
         timeout: request.timeout,

@@ -9,12 +9,13 @@ use serde_json::{Map, Value, json};
 use transport::Reply;
 
 /// A description per API, in the order of the page.
-pub(crate) const DESCRIPTIONS: [&str; 6] = [
+pub(crate) const DESCRIPTIONS: [&str; 7] = [
     include_str!("openapi/oip.json"),
     include_str!("openapi/tfs.json"),
     api_audio::OPENAPI,
     api_images::OPENAPI,
     api_qdrant::OPENAPI,
+    include_str!("openapi/backups.json"),
     include_str!("openapi/server.json"),
 ];
 

@@ -3,13 +3,30 @@
 use axum::extract::{MatchedPath, RawPathParams};
 use http::Method;
 use http::request::Parts;
-use transport::access::{KeyRole, Operation};
+use transport::access::{CollectionScope, KeyRole, Operation};
 
-/// Routes of health checks, which need no key.
-const OPEN: [&str; 5] = ["/v2/health/live", "/v2/health/ready", "/healthz", "/livez", "/readyz"];
+/// Routes that need no key: health checks, the login, and the files of its page.
+const OPEN: [&str; 12] = [
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/healthz",
+    "/livez",
+    "/readyz",
+    "/login",
+    "/logout",
+    "/session",
+    "/page.css",
+    "/page-login.css",
+    "/page-icon.svg",
+    "/favicon.ico",
+];
+/// Routes whose answers list the collections that the key may use.
+const LISTS: [&str; 4] = ["/", "/collections", "/aliases", "/v1/images"];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 9] = [
+const SEARCHES: [&str; 11] = [
     "/v1/images/{collection}/search",
+    "/v1/images/{collection}/identify",
+    "/v1/images/{collection}/verify",
     "/v1/images/{collection}/missing",
     "/collections/{collection}/facet",
     "/collections/{collection}/points",
@@ -38,9 +55,38 @@ pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operati
     Some(Operation {
         role: role(&request.method, route),
         model,
-        collection: parameter("collection"),
-        any_collection: route == "/collections/aliases",
+        collections: collections(&request.method, route, parameter("collection")),
     })
+}
+
+/// Returns true for a request that only an administrator may make.
+pub(super) fn is_admin_call(method: &Method, route: &str) -> bool {
+    !OPEN.contains(&route) && role(method, route) == KeyRole::Admin
+}
+
+/// Returns the collections that a request uses; `name` is the one in its path.
+fn collections(method: &Method, route: &str, name: Option<String>) -> CollectionScope {
+    match name {
+        Some(name) if changes_whole(method, route) => CollectionScope::Whole(name),
+        Some(name) => CollectionScope::Points(name),
+        None if route == "/collections/aliases" => CollectionScope::Any,
+        None if LISTS.contains(&route) => CollectionScope::Names,
+        None => CollectionScope::Server,
+    }
+}
+
+/// Returns true if a request creates, removes or changes a collection as a whole.
+fn changes_whole(method: &Method, route: &str) -> bool {
+    match route {
+        "/collections/{collection}" => !method.is_safe(),
+        "/v1/images/{collection}" => method == Method::DELETE,
+        "/collections/{collection}/segments/{item}"
+        | "/v1/images/{collection}/rebuild"
+        | "/collections/{collection}/snapshots/recover"
+        | "/collections/{collection}/snapshots/upload" => !method.is_safe(),
+        _ if route.starts_with("/v1/collections/{collection}/") => !method.is_safe(),
+        _ => false,
+    }
 }
 
 /// Returns the name in the rest of a path of TensorFlow Serving's API.
@@ -54,10 +100,18 @@ fn role(method: &Method, route: &str) -> KeyRole {
     let reads = method.is_safe();
     match route {
         "/v2/models/stats" => KeyRole::Read,
+        "/v2/models/{model}/rollout" if reads => KeyRole::Read,
+        "/v2/models/{model}/rollout" => KeyRole::Admin,
         "/v2" | "/v2/" | "/v2/models" | "/v1/models" | "/v1/models/{*rest}" => KeyRole::Infer,
-        _ if route.starts_with("/v2/models/{model}") => KeyRole::Infer,
+        "/v2/models/{model}/trace/setting" if reads => KeyRole::Read,
+        "/v2/models/{model}/trace/setting" => KeyRole::Admin,
+        _ if route.starts_with("/v2/models/{model}") && (reads || route.ends_with("/infer")) => {
+            KeyRole::Infer
+        }
         _ if route.starts_with("/v1/audio") && (reads || post) => KeyRole::Infer,
         _ if reads || (post && SEARCHES.contains(&route)) => KeyRole::Read,
+        // The location may be any file of the machine.
+        "/collections/{collection}/snapshots/recover" => KeyRole::Admin,
         _ if route.starts_with("/v1/images/{collection}") => KeyRole::Write,
         _ if route.starts_with("/collections/") => KeyRole::Write,
         _ => KeyRole::Admin,
@@ -78,20 +132,59 @@ mod tests {
             (Method::PUT, "/v1/audio/{recogniser}/speakers/{speaker}", Admin),
             (Method::GET, "/metrics", Read),
             (Method::GET, "/v2/models/stats", Read),
+            (Method::GET, "/v2/events", Read),
+            (Method::GET, "/v2/slow", Read),
             (Method::POST, "/v2/repository/index", Read),
+            (Method::GET, "/v2/models/{model}/rollout", Read),
+            (Method::POST, "/v2/models/{model}/rollout", Admin),
             (Method::POST, "/v2/repository/models/{model}/load", Admin),
             (Method::POST, "/collections/{collection}/points/query", Read),
             (Method::PUT, "/collections/{collection}/points", Write),
             (Method::POST, "/collections/{collection}/points/delete", Write),
             (Method::DELETE, "/collections/{collection}", Write),
             (Method::POST, "/collections/aliases", Write),
+            (Method::GET, "/collections/{collection}/snapshots/{item}", Read),
+            (Method::POST, "/collections/{collection}/snapshots", Write),
+            (Method::PUT, "/collections/{collection}/snapshots/recover", Admin),
+            (Method::GET, "/v1/collections/{collection}/backups", Read),
+            (Method::POST, "/v1/collections/{collection}/backups", Admin),
+            (Method::POST, "/v1/collections/{collection}/restore", Admin),
             (Method::POST, "/v1/images/{collection}/search", Read),
+            (Method::POST, "/v1/images/{collection}/identify", Read),
+            (Method::POST, "/v1/images/{collection}/verify", Read),
             (Method::PUT, "/v1/images/{collection}", Write),
             (Method::DELETE, "/v1/images/{collection}/{id}", Write),
-            (Method::PUT, "/v2/log", Admin),
+            (Method::PUT, "/v1/log", Admin),
+            (Method::POST, "/v2/logging", Admin),
+            (Method::PUT, "/v1/trace", Admin),
+            (Method::GET, "/v1/trace", Read),
+            (Method::GET, "/v2/models/{model}/trace/setting", Read),
+            (Method::POST, "/v2/models/{model}/trace/setting", Admin),
         ] {
             assert_eq!(role(&method, route), wanted, "{method} {route}");
         }
+    }
+
+    #[test]
+    fn collections_of_routes() {
+        let scope = |method: Method, route: &str| {
+            let name = route.contains("{collection}").then(|| "c".to_owned());
+            collections(&method, route, name)
+        };
+        let (points, whole) =
+            (CollectionScope::Points("c".into()), CollectionScope::Whole("c".into()));
+        assert_eq!(scope(Method::GET, "/collections/{collection}"), points);
+        assert_eq!(scope(Method::PUT, "/collections/{collection}/points"), points);
+        assert_eq!(scope(Method::PUT, "/collections/{collection}/index"), points);
+        for method in [Method::PUT, Method::PATCH, Method::DELETE] {
+            assert_eq!(scope(method, "/collections/{collection}"), whole);
+        }
+        assert_eq!(scope(Method::DELETE, "/v1/images/{collection}"), whole);
+        assert_eq!(scope(Method::POST, "/collections/{collection}/snapshots/upload"), whole);
+        assert_eq!(scope(Method::POST, "/v1/collections/{collection}/restore"), whole);
+        assert_eq!(scope(Method::POST, "/collections/aliases"), CollectionScope::Any);
+        assert_eq!(scope(Method::GET, "/collections"), CollectionScope::Names);
+        assert_eq!(scope(Method::GET, "/metrics"), CollectionScope::Server);
     }
 
     #[test]

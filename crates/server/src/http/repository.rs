@@ -9,6 +9,7 @@ use base::Result;
 use http::HeaderMap;
 use lifecycle::LoadSpec;
 use protocol::oip;
+use transport::access::Caller;
 use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
@@ -55,15 +56,17 @@ pub(super) async fn load(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    let request = admin::request("load model", &target.model, caller);
     let loaded = async {
-        state.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
         state.access.check_admin_page(&headers)?;
-        let request = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
-        request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
-        let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
-        admin::load(&state.lifecycle, &target.model, spec).await
+        let message = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
+        message.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
+        let spec = LoadSpec { version: message.parameters.version, ..LoadSpec::default() };
+        admin::load(&state, &target.model, spec).await
     };
-    Reply::of(loaded.await.map(|()| Reply::json("{}")))
+    let loaded = state.access.admin(request, loaded).await;
+    Reply::of(loaded.map(|()| Reply::json("{}")))
 }
 
 pub(super) async fn unload(
@@ -72,12 +75,14 @@ pub(super) async fn unload(
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Reply {
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    let request = admin::request("unload model", &target.model, caller);
     let unloaded = async {
-        state.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
         state.access.check_admin_page(&headers)?;
         admin::unload(&state.lifecycle, &target.model).await
     };
-    Reply::of(unloaded.await.map(|()| Reply::json("{}")))
+    let unloaded = state.access.admin(request, unloaded).await;
+    Reply::of(unloaded.map(|()| Reply::json("{}")))
 }
 
 async fn json_or_default<T>(state: &ModelsState, headers: &HeaderMap, body: Body) -> Result<T>

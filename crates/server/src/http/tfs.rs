@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use base::{Error, ErrorKind, Result};
+use base::{Error, ErrorKind, Moment, Result};
 use bytes::Bytes;
 use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+use lifecycle::{RequestKey, RolloutPart, Route};
 use protocol::tfs;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
@@ -18,7 +19,8 @@ use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write
 use crate::example_call::ExampleCall;
 use crate::examples::{ExampleMethod, ExamplePlan};
 use crate::models::ModelsState;
-use crate::{grpc, signatures, view};
+use crate::traces::TracedCall;
+use crate::{grpc, request_key, signatures, view};
 
 const PROTOCOL: &str = "tfs-http";
 /// Header for the time limit of a request.
@@ -45,6 +47,10 @@ enum ServingVerb {
 impl ServingPath<'_> {
     fn find(&self, state: &ModelsState) -> Result<Arc<Servable>> {
         signatures::find(&state.inference, self.model, self.version, self.label)
+    }
+
+    fn route(&self, state: &ModelsState, key: Option<&RequestKey>) -> Result<Route> {
+        signatures::route(&state.inference, self.model, self.version, self.label, key)
     }
 }
 
@@ -136,18 +142,31 @@ pub(super) async fn run(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let mut ticket = RequestTicket::start(PROTOCOL);
+    let mut ticket = state.starter.start(PROTOCOL, &headers, || traced(&rest));
     if let Ok(ServingPath { verb: Some(ServingVerb::Examples(method)), .. }) = parse(&rest) {
         ticket = ticket.for_method(match method {
             ExampleMethod::Classify => "Classify",
             ExampleMethod::Regress => "Regress",
         });
     }
-    let reply = reply(answer(&state, &ticket, &rest, &headers, body).await);
+    let answered = answer(&state, &ticket, &rest, &headers, body).await;
+    let reply = reply(answered.map(|reply| reply.with_clock(ticket.into_encoded())));
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
         _ => reply,
     }
+}
+
+/// Returns the call to the path behind `/v1/models/` for its trace.
+fn traced(rest: &str) -> TracedCall {
+    let verb = parse(rest).ok().and_then(|target| target.verb);
+    let route = match verb {
+        Some(ServingVerb::Predict) => "/v1/models/{model}:predict",
+        Some(ServingVerb::Examples(ExampleMethod::Classify)) => "/v1/models/{model}:classify",
+        Some(ServingVerb::Examples(ExampleMethod::Regress)) => "/v1/models/{model}:regress",
+        None => "/v1/models/{model}",
+    };
+    TracedCall::Http { route, path: format!("/v1/models/{rest}") }
 }
 
 /// Returns the reply of `result`. TensorFlow Serving answers 400 if the state of a model forbids a
@@ -183,10 +202,12 @@ async fn answer(
             )));
         };
         let timeout = timeout(headers, state.rest_timeout)?;
-        let servable = target.find(state)?;
+        let key = request_key::of_headers(headers)?;
+        let Route { servable, rollout } = target.route(state, key.as_ref())?;
         let body = state.requests.read_body(headers, body).await?;
+        ticket.mark(Moment::BodyComplete);
         let permit = state.requests.admit()?;
-        Ok((RestCall { state, ticket, servable, timeout, body }, verb, permit))
+        Ok((RestCall { state, ticket, servable, rollout, timeout, body }, verb, permit))
     };
     let (call, verb, _permit) =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
@@ -219,6 +240,7 @@ struct RestCall<'a> {
     ticket: &'a RequestTicket,
     /// The version under its default signature.
     servable: Arc<Servable>,
+    rollout: Option<RolloutPart>,
     timeout: Option<Duration>,
     body: Bytes,
 }
@@ -244,7 +266,8 @@ impl RestCall<'_> {
         };
         let parsed = parse_tensors(&state.requests, tensors, parse).await;
         let ((servable, mut request), held) = self.refuse(parsed)?;
-        let timeout = self.timeout;
+        let (timeout, rollout) = (self.timeout, self.rollout.clone());
+        ticket.mark(Moment::Decoded);
         // The tensors share what they need of the body.
         drop(self);
         let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
@@ -254,6 +277,7 @@ impl RestCall<'_> {
             outputs: Vec::new(),
             timeout,
             priority: 0,
+            rollout,
         };
         let mut answer = state.inference.infer(ticket, call).await?;
         ranks.restore(servable.signature(), &mut answer.outputs);
@@ -280,9 +304,10 @@ impl RestCall<'_> {
             state.tfs_method_check,
         ))?;
         let (servable, timeout) = (self.servable.clone(), self.timeout);
+        let rollout = self.rollout.clone();
         drop(self);
         let examples = Arc::new(examples);
-        let call = ExampleCall { state, ticket, servable, examples, timeout, large };
+        let call = ExampleCall { state, ticket, servable, rollout, examples, timeout, large };
         let (result, held) = call.run(plan, held).await?;
         drop(call);
         let text = tfs::json::result_text_bytes_max(&result);

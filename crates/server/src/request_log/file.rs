@@ -11,7 +11,7 @@ use base::units::MIB;
 use base::{Error, Result};
 use protocol::tfs::warmup::{RECORDS_MAX, append, record_bytes};
 
-use super::RequestLogConfig;
+use super::{RequestLogConfig, RequestLogFormat};
 
 /// Most bytes of a file. A file ends before the record that exceeds them.
 const FILE_BYTES_MAX: u64 = 64 * MIB;
@@ -19,8 +19,8 @@ const FILE_BYTES_MAX: u64 = 64 * MIB;
 const FILES_MAX: usize = 1000;
 /// Most models with an open file.
 const OPEN_MAX: usize = 64;
-/// End of the files' names.
-const EXTENSION: &str = ".tfrecord";
+/// Bytes that are read at a time to find the end of the last whole line.
+const PIECE_BYTES: usize = 8192;
 /// Beginning of the files' names.
 const STEM: &str = "requests-";
 
@@ -28,6 +28,8 @@ const STEM: &str = "requests-";
 pub(super) struct LogFiles {
     dir: PathBuf,
     bytes_max: u64,
+    /// Format of new files.
+    format: RequestLogFormat,
     /// Open files by model.
     open: BTreeMap<Arc<str>, OpenFile>,
     /// Closed files, oldest first, and their bytes.
@@ -57,9 +59,11 @@ impl LogFiles {
         for entry in std::fs::read_dir(&dir).map_err(|e| Error::io(&dir, &e))? {
             let entry = entry.map_err(|e| Error::io(&dir, &e))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with(STEM) && name.ends_with(EXTENSION) {
+            let formats = [RequestLogFormat::TfRecord, RequestLogFormat::Json];
+            let format = formats.into_iter().find(|format| name.ends_with(format.extension()));
+            if let Some(format) = format.filter(|_| name.starts_with(STEM)) {
                 let path = entry.path();
-                let bytes = repair(&path)?;
+                let bytes = repair(&path, format)?;
                 let changed = entry.metadata().and_then(|meta| meta.modified());
                 closed.push((changed.unwrap_or(SystemTime::UNIX_EPOCH), path, bytes));
             }
@@ -67,7 +71,8 @@ impl LogFiles {
         closed.sort();
         let closed = closed.into_iter().map(|(_, path, bytes)| (path, bytes)).collect();
         let bytes_max = config.bytes_max;
-        Ok(LogFiles { dir, bytes_max, open: BTreeMap::new(), closed, number: 0 })
+        let format = config.format;
+        Ok(LogFiles { dir, bytes_max, format, open: BTreeMap::new(), closed, number: 0 })
     }
 
     /// Appends a record of `model` with one write, so that a crash leaves whole records.
@@ -76,7 +81,10 @@ impl LogFiles {
     /// Errors of the file system. The file then ends after the last whole record.
     pub(super) fn append(&mut self, model: &Arc<str>, record: &[u8]) -> Result<()> {
         let mut framed = Vec::with_capacity(record.len() + 16);
-        append(&mut framed, record);
+        match self.format {
+            RequestLogFormat::TfRecord => append(&mut framed, record),
+            RequestLogFormat::Json => framed.extend_from_slice(record),
+        }
         let length = framed.len() as u64;
         let full = |open: &OpenFile| {
             open.records == RECORDS_MAX || open.bytes + length > FILE_BYTES_MAX.min(self.bytes_max)
@@ -112,7 +120,8 @@ impl LogFiles {
         let seconds = now.map_or(0, |since| since.as_secs());
         let (pid, number) = (std::process::id(), self.number);
         self.number += 1;
-        let name = format!("{STEM}{model}-{seconds}-{pid}-{number}{EXTENSION}");
+        let extension = self.format.extension();
+        let name = format!("{STEM}{model}-{seconds}-{pid}-{number}{extension}");
         let path = self.dir.join(name.replace('/', "_"));
         let mut options = os::private::options();
         let file = options.write(true).create_new(true).open(&path);
@@ -159,26 +168,53 @@ fn remove(path: &Path) {
 }
 
 /// Cuts an incomplete record off the end of a file, and returns the bytes that stay.
-fn repair(path: &Path) -> Result<u64> {
+fn repair(path: &Path, format: RequestLogFormat) -> Result<u64> {
     let io = |e: std::io::Error| Error::io(path, &e);
     let mut file = File::options().read(true).write(true).open(path).map_err(io)?;
     let length = file.metadata().map_err(io)?.len();
-    let mut whole = 0;
-    let mut header = [0; 8];
-    while whole + 8 <= length {
-        file.seek(SeekFrom::Start(whole)).map_err(io)?;
-        file.read_exact(&mut header).map_err(io)?;
-        match whole.checked_add(record_bytes(u64::from_le_bytes(header))) {
-            Some(end) if end <= length => whole = end,
-            _ => break,
-        }
-    }
+    let whole = match format {
+        RequestLogFormat::TfRecord => whole_records(&mut file, length),
+        RequestLogFormat::Json => whole_lines(&mut file, length),
+    };
+    let whole = whole.map_err(io)?;
     if whole < length {
         let (file_name, cut) = (path.display(), length - whole);
         tracing::warn!(file = %file_name, "cut {cut} bytes of an incomplete record off its end");
         file.set_len(whole).map_err(io)?;
     }
     Ok(whole)
+}
+
+/// Returns the bytes of the whole records at the start of a TFRecord file.
+fn whole_records(file: &mut File, length: u64) -> std::io::Result<u64> {
+    let mut whole = 0;
+    let mut header = [0; 8];
+    while whole + 8 <= length {
+        file.seek(SeekFrom::Start(whole))?;
+        file.read_exact(&mut header)?;
+        match whole.checked_add(record_bytes(u64::from_le_bytes(header))) {
+            Some(end) if end <= length => whole = end,
+            _ => break,
+        }
+    }
+    Ok(whole)
+}
+
+/// Returns the bytes of the whole lines at the start of a file, which it searches from its end.
+fn whole_lines(file: &mut File, length: u64) -> std::io::Result<u64> {
+    let mut piece = [0; PIECE_BYTES];
+    let mut end = length;
+    while end > 0 {
+        let start = end.saturating_sub(PIECE_BYTES as u64);
+        let piece = &mut piece[..(end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(piece)?;
+        if let Some(at) = piece.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
 }
 
 #[cfg(test)]
@@ -232,6 +268,27 @@ mod tests {
                 .map(|name| std::fs::metadata(dir.path().join(name)).unwrap().len())
                 .sum();
             assert!(bytes <= 1000, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_cut_line_is_removed_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = RequestLogConfig {
+            format: RequestLogFormat::Json,
+            ..RequestLogConfig::new(dir.path())
+        };
+        let mut log = LogFiles::open(&config).unwrap();
+        let long = [vec![b'x'; 2 * PIECE_BYTES], b"\n".to_vec()].concat();
+        log.append(&"m".into(), b"{}\n").unwrap();
+        log.append(&"m".into(), &long).unwrap();
+        let path = dir.path().join(&names(dir.path())[0]);
+        assert!(path.to_str().unwrap().ends_with(".jsonl"));
+        let whole = std::fs::read(&path).unwrap();
+        for (cut, left) in [(0, whole.len()), (1, 3), (long.len() - 1, 3), (long.len() + 1, 0)] {
+            std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
+            drop(LogFiles::open(&config).unwrap());
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), left as u64, "{cut}");
         }
     }
 

@@ -1,7 +1,7 @@
-//! The request log: a sample of the answered requests of every protocol, in the form that warm-up
-//! reads (TFRecord of `PredictionLog`).
+//! The request log: a sample of the requests of every protocol, in a form that warm-up reads:
+//! TFRecord of `PredictionLog`, or lines of JSON.
 //!
-//! A request is sampled where it is answered. A bounded queue takes it to the thread `request-log`,
+//! A request is sampled where it ends. A bounded queue takes it to the thread `request-log`,
 //! which encodes and writes it. If the thread falls behind, records are dropped and counted; no
 //! request waits.
 
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::units::{GIB, MIB};
 use base::{Error, NamedTensor, Result, VersionId};
@@ -20,7 +20,9 @@ use engine::Servable;
 use inference::{ObservedRequest, RequestObserver};
 use metrics::{KindLabels, Metrics};
 use parking_lot::Mutex;
+use protocol::oip::json::{InferRecord, encode_record};
 use protocol::tfs::warmup::encode_log;
+use telemetry::TraceId;
 
 use self::file::LogFiles;
 
@@ -39,6 +41,26 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Multiplier that spreads consecutive numbers evenly: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// Format of the files of the request log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RequestLogFormat {
+    /// TensorFlow Serving's `PredictionLog` as TFRecord. Holds answered requests only.
+    #[default]
+    TfRecord,
+    /// One line of JSON a request, with its outcome. Holds failed requests too.
+    Json,
+}
+
+impl RequestLogFormat {
+    /// Returns the end of the files' names.
+    pub(crate) fn extension(self) -> &'static str {
+        match self {
+            RequestLogFormat::TfRecord => ".tfrecord",
+            RequestLogFormat::Json => ".jsonl",
+        }
+    }
+}
+
 /// The settings of the request log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestLogConfig {
@@ -48,18 +70,22 @@ pub struct RequestLogConfig {
     pub rate: f64,
     /// Most bytes of all files. The oldest files are removed.
     pub bytes_max: u64,
+    /// Format of new files.
+    pub format: RequestLogFormat,
 }
 
 impl RequestLogConfig {
     /// Returns the default settings for a directory: 1 % of the requests, 1 GiB.
     pub fn new(dir: impl Into<PathBuf>) -> RequestLogConfig {
-        RequestLogConfig { dir: dir.into(), rate: RATE, bytes_max: BYTES_MAX }
+        let format = RequestLogFormat::default();
+        RequestLogConfig { dir: dir.into(), rate: RATE, bytes_max: BYTES_MAX, format }
     }
 }
 
 /// Samples requests and sends them to the thread that writes.
 pub(crate) struct RequestLog {
     rate: f64,
+    format: RequestLogFormat,
     /// Requests seen, which select the sampled ones.
     seen: AtomicU64,
     queue: Sender<LogMessage>,
@@ -75,12 +101,51 @@ enum LogMessage {
 /// A request without its version, which could otherwise not be unloaded before it is written.
 struct LoggedRequest {
     id: VersionId,
+    protocol: &'static str,
     signature: String,
     inputs: Vec<NamedTensor>,
     requested: Vec<Arc<str>>,
-    outputs: Vec<NamedTensor>,
+    outcome: Result<Vec<NamedTensor>>,
+    trace: Option<TraceId>,
+    /// Time of its end.
+    ended: SystemTime,
+    total: Duration,
     /// Bytes of the tensors.
     bytes: u64,
+}
+
+impl LoggedRequest {
+    /// Encodes the request for a file; `None` if its format does not have such a request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a tensor has no form in JSON.
+    fn encode(&self, format: RequestLogFormat) -> Result<Option<Vec<u8>>> {
+        match (format, &self.outcome) {
+            (RequestLogFormat::Json, _) => self.encode_json().map(Some),
+            (RequestLogFormat::TfRecord, Err(_)) => Ok(None),
+            (RequestLogFormat::TfRecord, Ok(outputs)) => {
+                let LoggedRequest { id, signature, inputs, requested, .. } = self;
+                Ok(Some(encode_log(id, signature, inputs, requested, outputs.clone())))
+            }
+        }
+    }
+
+    fn encode_json(&self) -> Result<Vec<u8>> {
+        let error = self.outcome.as_ref().err();
+        encode_record(&InferRecord {
+            time: self.ended.checked_sub(self.total).unwrap_or(self.ended),
+            duration: self.total,
+            id: &self.id,
+            protocol: self.protocol,
+            status: error.map_or("ok", |error| error.kind().name()),
+            error: error.map(Error::message),
+            trace_id: self.trace.map(|trace| trace.to_string()),
+            signature: (self.signature != engine::DEFAULT_SIGNATURE).then_some(&*self.signature),
+            inputs: &self.inputs,
+            requested: &self.requested,
+            outputs: self.outcome.as_deref().unwrap_or_default(),
+        })
+    }
 }
 
 /// State that the log shares with its thread.
@@ -110,13 +175,15 @@ impl RequestLog {
         let files = LogFiles::open(config)?;
         let state = Arc::new(LogState { queued_bytes: AtomicU64::new(0), metrics });
         let (queue, messages) = bounded(QUEUE_MAX);
-        let writer = LogWriter { files, state: state.clone(), reported: None };
+        let format = config.format;
+        let writer = LogWriter { files, format, state: state.clone(), reported: None };
         let writer = std::thread::Builder::new()
             .name("request-log".into())
             .spawn(move || writer.run(&messages))
             .map_err(|e| Error::exhausted(format!("the thread of the request log: {e}")))?;
         let writer = Mutex::new(Some(writer));
-        Ok(RequestLog { rate: config.rate, seen: AtomicU64::new(0), queue, state, writer })
+        let (rate, seen) = (config.rate, AtomicU64::new(0));
+        Ok(RequestLog { rate, format, seen, queue, state, writer })
     }
 
     /// Waits until all sampled requests are written. Later ones are dropped.
@@ -143,13 +210,29 @@ impl RequestObserver for RequestLog {
         rate > 0.0 && samples(self.seen.fetch_add(1, Ordering::Relaxed), rate)
     }
 
-    fn answered(&self, request: ObservedRequest) {
-        let ObservedRequest { servable, inputs, requested, outputs } = request;
-        let tensors = inputs.iter().chain(&outputs);
+    fn ended(&self, request: ObservedRequest) {
+        if request.outcome.is_err() && self.format == RequestLogFormat::TfRecord {
+            return;
+        }
+        let ObservedRequest { servable, protocol, inputs, requested, trace, outcome, total } =
+            request;
+        let tensors = inputs.iter().chain(outcome.iter().flatten());
         let bytes = tensors.map(|named| named.tensor.byte_len() as u64).sum();
         let queued = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let (id, signature) = (servable.id.clone(), servable.signature_name().to_owned());
-        let logged = LoggedRequest { id, signature, inputs, requested, outputs, bytes };
+        let ended = SystemTime::now();
+        let logged = LoggedRequest {
+            id,
+            protocol,
+            signature,
+            inputs,
+            requested,
+            outcome,
+            trace,
+            ended,
+            total,
+            bytes,
+        };
         if queued + bytes > QUEUE_BYTES_MAX
             || self.queue.try_send(LogMessage::Request(Box::new(logged))).is_err()
         {
@@ -161,6 +244,7 @@ impl RequestObserver for RequestLog {
 
 struct LogWriter {
     files: LogFiles,
+    format: RequestLogFormat,
     state: Arc<LogState>,
     /// Time of the last line about a failure.
     reported: Option<Instant>,
@@ -170,15 +254,21 @@ impl LogWriter {
     fn run(mut self, messages: &Receiver<LogMessage>) {
         os::thread::enter_low_priority("logging requests");
         while let Ok(LogMessage::Request(request)) = messages.recv() {
-            let LoggedRequest { id, signature, inputs, requested, outputs, bytes } = *request;
-            let record = encode_log(&id, &signature, &inputs, &requested, outputs);
-            let written = self.files.append(&id.model, &record);
-            self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let written = self.write(&request);
+            self.state.queued_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
             match written {
-                Ok(()) => self.state.count("written"),
+                Ok(true) => self.state.count("written"),
+                Ok(false) => {}
                 Err(error) => self.failed(&error),
             }
         }
+    }
+
+    /// Writes a request. Returns false if the format does not have such a request.
+    fn write(&mut self, request: &LoggedRequest) -> Result<bool> {
+        let Some(record) = request.encode(self.format)? else { return Ok(false) };
+        self.files.append(&request.id.model, &record)?;
+        Ok(true)
     }
 
     fn failed(&mut self, error: &Error) {

@@ -308,13 +308,14 @@ fn a_private_server_answers_to_its_own_names_only() {
 fn a_server_with_a_key_answers_to_any_name() {
     let dir = tempfile::tempdir().unwrap();
     let keyed = served(dir.path(), |config| config.search.api_key = Some("s3cret".into()));
-    assert_eq!(status_as(&keyed, "GET", "/v2", "mill.example"), "200");
+    // The name is accepted, and a key is required.
+    assert_eq!(status_as(&keyed, "GET", "/v2", "mill.example"), "401");
     drop(keyed);
     let named = served(dir.path(), |config| {
         config.search.api_key = Some("s3cret".into());
         config.listeners.allowed_hosts = vec!["mill.example".into()];
     });
-    assert_eq!(status_as(&named, "GET", "/v2", "mill.example"), "200");
+    assert_eq!(status_as(&named, "GET", "/v2", "mill.example"), "401");
     assert_eq!(status_as(&named, "GET", "/v2", "evil.example"), "403");
 }
 
@@ -367,12 +368,27 @@ fn admin_calls_must_show_the_key() {
     });
     let load = |headers: &str| served.ask("POST", LOAD, headers, b"").status;
     let remote = "X-Forwarded-For: 192.0.2.1\r\n";
-    assert_eq!((load(""), load("api-key: other\r\n")), (403, 403));
-    assert_eq!((load("api-key: s3cret\r\n"), load("Authorization: Bearer adm1n\r\n")), (200, 200));
-    assert_eq!((load(remote), load(&format!("{remote}api-key: s3cret\r\n"))), (403, 403));
+    assert_eq!((load(""), load("api-key: other\r\n")), (401, 401));
+    assert_eq!((load("api-key: s3cret\r\n"), load("Authorization: Bearer adm1n\r\n")), (403, 200));
+    assert_eq!((load(remote), load(&format!("{remote}api-key: s3cret\r\n"))), (401, 403));
     assert_eq!(load(&format!("{remote}api-key: adm1n\r\n")), 200);
-    assert_eq!(load_by_grpc(&served, "x-other", "1"), Code::PermissionDenied);
+    assert_eq!(load_by_grpc(&served, "x-other", "1"), Code::Unauthenticated);
+    assert_eq!(load_by_grpc(&served, "authorization", "Bearer s3cret"), Code::PermissionDenied);
+    assert_eq!(load_by_grpc(&served, "authorization", "Bearer adm1n"), Code::Ok);
+    let enrol = served.ask("DELETE", "/v1/audio/voice/speakers/Eve", "api-key: s3cret\r\n", b"");
+    assert!(enrol.status == 403 && enrol.text().contains("admin"), "{}", enrol.text());
+}
+
+#[test]
+fn the_only_key_may_do_everything_on_this_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search.api_key = Some("s3cret".into()));
+    let load = |headers: &str| served.ask("POST", LOAD, headers, b"").status;
+    assert_eq!((load(""), load("api-key: s3cret\r\n")), (401, 200));
+    assert_eq!(load("api-key: s3cret\r\nX-Forwarded-For: 192.0.2.1\r\n"), 403);
     assert_eq!(load_by_grpc(&served, "authorization", "Bearer s3cret"), Code::Ok);
-    let enrol = served.ask("DELETE", "/v1/audio/voice/speakers/Eve", "", b"");
-    assert!(enrol.status == 403 && enrol.text().contains("key"), "{}", enrol.text());
+    for path in ["/", "/metrics", "/v2/models/echo", "/collections", "/events"] {
+        assert_eq!(served.ask("GET", path, "", b"").status, 401, "{path}");
+    }
+    assert_eq!(served.ask("GET", "/v2/health/ready", "", b"").status, 200);
 }

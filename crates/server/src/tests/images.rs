@@ -25,15 +25,15 @@ const CLASSES: &str =
     "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 
 /// A server in a directory that outlives it.
-struct Served(Loopback);
+pub(super) struct Served(Loopback);
 
-fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
+pub(super) fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     publish(&dir.join("models/colour/1"), COLOUR, &[]).unwrap();
     serve(dir, change)
 }
 
 /// Starts a server with the models in `dir`.
-fn serve(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
+pub(super) fn serve(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     let root = dir.join("models");
     let mut config = loopback::configuration(dir, &root);
     config.search = SearchConfig {
@@ -59,7 +59,7 @@ impl std::ops::Deref for Served {
 }
 
 /// Checks of an answer.
-trait Expected {
+pub(super) trait Expected {
     fn good(&self) -> Value;
     fn bad(&self, status: u16, words: &str);
     fn good_bytes(&self);
@@ -100,7 +100,7 @@ impl Expected for Answer {
 }
 
 impl Served {
-    fn put(&self, path: &str, body: &[u8]) -> Answer {
+    pub(super) fn put(&self, path: &str, body: &[u8]) -> Answer {
         self.ask("PUT", path, "Content-Type: image/jpeg\r\n", body)
     }
 
@@ -108,15 +108,15 @@ impl Served {
         self.ask("PUT", path, "Content-Type: application/zip\r\n", body)
     }
 
-    fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub(super) fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
         self.ask(method, path, "Content-Type: application/json\r\n", body.to_string().as_bytes())
     }
 
-    fn search(&self, path: &str, body: &[u8]) -> Answer {
+    pub(super) fn search(&self, path: &str, body: &[u8]) -> Answer {
         self.ask("POST", path, "Content-Type: image/jpeg\r\n", body)
     }
 
-    fn get(&self, path: &str) -> Answer {
+    pub(super) fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", b"")
     }
 
@@ -126,7 +126,7 @@ impl Served {
 }
 
 /// Returns a JPEG file of rectangles on a ground, different for each seed.
-fn picture(seed: u64) -> Vec<u8> {
+pub(super) fn picture(seed: u64) -> Vec<u8> {
     let (width, height) = (160_u32, 120_u32);
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut random = move |below: u32| {
@@ -514,11 +514,15 @@ fn a_classifier_is_no_embedding_model_unless_it_is_named() {
     publish(&dir.path().join("models/classes/1"), CLASSES, &[]).unwrap();
     let served = serve(dir.path(), |_| {});
     served.put("/v1/images/photos", &picture(0)).bad(409, "(classes) give fewer than 16 values");
+    let reason = served.get("/v1/images").good()["embedding"]["error"].to_string();
+    assert!(reason.contains("(classes) give fewer than 16 values"), "{reason}");
     served.put("/v1/images/classes?model=classes", &picture(0)).good();
     drop(served);
     let served = self::served(dir.path(), |_| {});
     served.put("/v1/images/photos", &picture(0)).good();
-    assert_eq!(served.get("/v1/images").good()["collections"][1]["model"], "colour");
+    let listed = served.get("/v1/images").good();
+    assert_eq!(listed["collections"][1]["model"], "colour");
+    assert_eq!(listed["embedding"], json!({ "model": "colour" }));
 }
 
 #[test]

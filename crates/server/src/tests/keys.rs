@@ -22,12 +22,13 @@ use crate::loopback::{self, Loopback};
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
-const KEYS: [(&str, &str); 5] = [
+const KEYS: [(&str, &str); 6] = [
     ("ranker", "role = \"infer\"\nmodels = [\"rank*\"]"),
     ("reader", "role = \"read\"\nmodels = []\ncollections = [\"pub*\"]"),
     ("writer", "role = \"write\"\ncollections = [\"pub*\"]"),
     ("root", "role = \"admin\""),
     ("slow", "role = \"infer\"\nrequests-per-second = 0.001"),
+    ("metered", "role = \"infer\"\ncpu-seconds-per-minute = 0.000001"),
 ];
 
 fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Loopback {
@@ -109,17 +110,11 @@ fn roles_hold_over_http() {
 }
 
 #[test]
-fn flags_count_as_keys_and_browsers_can_log_in() {
+fn flags_count_as_keys() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.search.api_key = Some("s3cret".into()));
     assert_eq!(status(&served, "s3cret", "GET", "/collections", b""), 200);
     assert_eq!(status(&served, "s3cret", "POST", "/v2/repository/models/echo/load", b""), 403);
-    let refused = served.ask("GET", "/", "Accept: text/html\r\n", b"");
-    assert!(
-        refused.status == 401 && refused.head.contains("www-authenticate: basic"),
-        "{}",
-        refused.head
-    );
     // "me:reader"
     let page =
         served.ask("GET", "/", "Accept: text/html\r\nAuthorization: Basic bWU6cmVhZGVy\r\n", b"");
@@ -138,6 +133,76 @@ fn a_key_waits_for_its_next_request() {
     let counter =
         served.server.core.metrics.refused.get_or_create(&KindLabels { kind: "key_rate" }).get();
     assert_eq!(counter, 1);
+}
+
+#[test]
+fn browsers_log_in_with_a_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let refused = served.ask("GET", "/images?a=b", "Accept: text/html\r\n", b"");
+    let head = refused.head.to_ascii_lowercase();
+    assert!(
+        refused.status == 303 && head.contains("location: /login?next=%2fimages%3fa%3db"),
+        "{head}"
+    );
+    assert_eq!(served.ask("GET", "/", "", b"").status, 401, "programs are not redirected");
+    let form = served.ask("GET", "/login?next=%2Fimages%22%3E", "", b"");
+    assert!(form.text().contains("value=\"/images&quot;&gt;\""), "{}", form.text());
+
+    let log_in = |key: &str, headers: &str| {
+        let body = format!("key={key}&next=%2Fimages");
+        served.ask("POST", "/login", headers, body.as_bytes())
+    };
+    let wrong = log_in("other", "");
+    assert!(wrong.status == 401 && wrong.text().contains("role=\"alert\""), "{}", wrong.text());
+    let large = served.ask("POST", "/login", "", &[b'a'; (16 << 10) + 1]);
+    assert_eq!(large.status, 413);
+    let foreign = "Origin: http://evil.example\r\n";
+    assert_eq!(log_in("root", foreign).status, 403);
+    let done = log_in("root", "");
+    assert!(done.status == 303 && done.head.contains("location: /images\r\n"), "{}", done.head);
+    let cookie = done.cookie.unwrap();
+    assert!(
+        cookie.ends_with("; HttpOnly; SameSite=Strict") && !cookie.contains("root"),
+        "{cookie}"
+    );
+    let session = cookie.split(';').next().unwrap();
+
+    let own = format!("Cookie: {session}\r\n");
+    let page = format!("{own}Origin: http://{}\r\n", served.address);
+    let load =
+        |headers: &str| served.ask("POST", "/v2/repository/models/echo/load", headers, b"").status;
+    assert_eq!(served.ask("GET", "/metrics", &own, b"").status, 200);
+    let state = served.ask("GET", "/session", &own, b"").json();
+    assert_eq!((&state["name"], &state["role"]), (&"root".into(), &"admin".into()));
+    assert_eq!(load(&page), 200);
+    assert_eq!(load(&own), 401, "a change needs the page's origin");
+    assert_eq!(load(&format!("{own}{foreign}")), 401);
+    assert_eq!(load(&format!("{own}Sec-Fetch-Site: cross-site\r\n")), 401);
+
+    assert_eq!(served.ask("POST", "/logout", &format!("{own}{foreign}"), b"").status, 403);
+    assert_eq!(served.ask("POST", "/logout", &page, b"").status, 303);
+    assert_eq!(served.ask("GET", "/metrics", &own, b"").status, 401);
+    let state = served.ask("GET", "/session", &own, b"").json();
+    assert_eq!((&state["keys"], &state["name"]), (&true.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn lists_show_what_a_key_may_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let get = |key: &str, path: &str| {
+        served.ask("GET", path, &format!("api-key: {key}\r\n"), b"").json().to_string()
+    };
+    let collection = br#"{"vectors":{"size":4,"distance":"Dot"}}"#;
+    for name in ["pub1", "secret"] {
+        let created = status(&served, "root", "PUT", &format!("/collections/{name}"), collection);
+        assert_eq!(created, 200);
+    }
+    let (all, some) = (get("root", "/collections"), get("reader", "/collections"));
+    assert!(all.contains("secret") && some.contains("pub1") && !some.contains("secret"), "{some}");
+    let (all, some) = (get("root", "/v2/models"), get("ranker", "/v2/models"));
+    assert!(all.contains("echo") && some.contains("rank1") && !some.contains("echo"), "{some}");
 }
 
 /// Every documented call without a key is refused, except health checks.
@@ -163,6 +228,31 @@ fn every_documented_call_needs_a_key() {
         }
     }
     assert!(checked > 30, "{checked}");
+}
+
+#[test]
+fn a_key_pays_for_its_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let infer = |key: &str| {
+        served.ask("POST", "/v2/models/echo/infer", &format!("api-key: {key}\r\n"), INPUT)
+    };
+    // The first run uses up the quota of a minute.
+    assert_eq!(infer("metered").status, 200);
+    let refused = infer("metered");
+    assert!(refused.status == 429 && refused.head.contains("retry-after: "), "{}", refused.head);
+    assert!(refused.text().contains("CPU seconds a minute"), "{}", refused.text());
+    assert_eq!(infer("root").status, 200);
+    let metrics = served.ask("GET", "/metrics", "api-key: root\r\n", b"").text();
+    for line in [
+        "millpond_key_requests_total{key=\"metered\",outcome=\"accepted\"} 1",
+        "millpond_key_requests_total{key=\"metered\",outcome=\"refused_cpu\"} 1",
+        "millpond_refused_total{kind=\"key_cpu\"} 1",
+        "millpond_key_cpu_seconds_total{key=\"root\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line} not in\n{metrics}");
+    }
+    assert!(!metrics.contains("millpond_key_cpu_seconds_total{key=\"metered\"} 0.0\n"));
 }
 
 fn call<T>(request: T, key: &str) -> tonic::Request<T> {

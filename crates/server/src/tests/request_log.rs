@@ -13,17 +13,22 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::KindLabels;
 use protocol::Message;
 use protocol::tfs::grpc::{PredictTarget, encode_request};
+use serde_json::Value;
 
 use crate::loopback::{self, Answer, Loopback};
-use crate::request_log::RequestLogConfig;
+use crate::request_log::{RequestLogConfig, RequestLogFormat};
 
 const PREDICT: &str = "/v1/models/half:predict";
 const WARMUP: &str = "assets.extra/tf_serving_warmup_requests";
 
 fn served(dir: &Path) -> (Loopback, Arc<FakeEngine>) {
+    served_as(dir, RequestLogFormat::TfRecord)
+}
+
+fn served_as(dir: &Path, format: RequestLogFormat) -> (Loopback, Arc<FakeEngine>) {
     let mut config = loopback::configuration(dir, &dir.join("models"));
     config.data.request_log =
-        Some(RequestLogConfig { rate: 1.0, ..RequestLogConfig::new(dir.join("log")) });
+        Some(RequestLogConfig { rate: 1.0, format, ..RequestLogConfig::new(dir.join("log")) });
     let engine = Arc::new(FakeEngine::new());
     (Loopback::start(&config, engine.clone()), engine)
 }
@@ -86,6 +91,55 @@ fn a_logged_file_warms_the_next_version() {
     assert_eq!((engine.counters().runs(), status.versions[0].version), (12, 2));
     let answer = post(&second, PREDICT, br#"{"instances": [4]}"#);
     assert_eq!(answer.json()["predictions"][0], 2.0);
+}
+
+/// Serves requests of three protocols and one that fails, and returns their log.
+fn json_log(dir: &Path) -> PathBuf {
+    affine(&dir.join("models/half/1"), 0.5, 2.0).unwrap();
+    let (first, _engine) = served_as(dir, RequestLogFormat::Json);
+    assert_eq!(post(&first, PREDICT, br#"{"instances": [1, 2]}"#).status, 200);
+    let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}],"outputs":[{"name":"y"}]}"#;
+    assert_eq!(post(&first, "/v2/models/half/infer", body).status, 200);
+    let wrong = br#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[3]}]}"#;
+    assert_eq!(post(&first, "/v2/models/half/infer", wrong).status, 400);
+    predict(&first);
+    drop(first);
+    let [path] = &logged(dir)[..] else { panic!("one file") };
+    path.clone()
+}
+
+#[test]
+fn a_log_in_json_has_outcomes() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(json_log(dir.path())).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| lines.iter().map(|line| line[name].clone()).collect::<Vec<_>>();
+    assert_eq!(of("protocol"), ["tfs-http", "oip-http", "oip-http", "tfs-grpc"]);
+    assert_eq!(of("status"), ["ok", "ok", "invalid_argument", "ok"]);
+    assert_eq!(of("model_name"), ["half"; 4]);
+    assert_eq!(of("model_version"), ["1"; 4]);
+    assert!(lines.iter().all(|line| line["duration_us"].is_u64() && line["time"].is_string()));
+    assert_eq!(lines[1]["inputs"][0]["data"], serde_json::json!([3.0]));
+    assert_eq!(lines[1]["response"]["outputs"][0]["data"], serde_json::json!([3.5]));
+    assert!(lines[2]["error"].is_string() && lines[2]["response"].is_null());
+}
+
+#[test]
+fn a_log_in_json_warms_a_version_or_all_of_a_model() {
+    for place in ["models/half/2/warmup", "models/half/warmup"] {
+        let dir = tempfile::tempdir().unwrap();
+        let log = json_log(dir.path());
+        affine(&dir.path().join("models/half/2"), 0.25, 1.0).unwrap();
+        std::fs::create_dir(dir.path().join(place)).unwrap();
+        std::fs::copy(log, dir.path().join(place).join("log.jsonl")).unwrap();
+        let (second, engine) = served(dir.path());
+        let status = &second.server.core.lifecycle.status()[0];
+        assert!(status.ready(), "{place}: {status:?}");
+        // Four rounds of the three requests that were answered.
+        assert_eq!((engine.counters().runs(), status.versions[0].version), (12, 2), "{place}");
+        let note = status.versions[0].note.clone().unwrap_or_default();
+        assert!(note.contains("1 requests of the request log"), "{place}: {note}");
+    }
 }
 
 #[test]

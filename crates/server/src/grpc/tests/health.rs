@@ -65,7 +65,7 @@ fn watch_follows_unload_load_and_stop() {
         unload(&served).await;
         assert_eq!(next(&mut watched).await.unwrap(), ServingStatus::NotServing);
         let spec = lifecycle::LoadSpec::default();
-        crate::admin::load(lifecycle, "echo", spec).await.unwrap();
+        crate::admin::load_copied(lifecycle, "echo", spec).await.unwrap();
         assert_eq!(next(&mut watched).await.unwrap(), ServingStatus::Serving);
         served.stop();
         assert_eq!(next(&mut watched).await.unwrap(), ServingStatus::NotServing);

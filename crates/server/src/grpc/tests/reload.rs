@@ -104,6 +104,6 @@ fn only_an_administrator_replaces_the_list() {
     });
     run(async {
         let error = reload(&served, &list(dir.path(), &[("a", "")])).await.unwrap_err();
-        assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+        assert_eq!(error.code(), Code::Unauthenticated, "{error}");
     });
 }

@@ -1,0 +1,258 @@
+//! Backups of collections over HTTP. Requests that take long are queued; the answer has the number
+//! of the job, whose state is read at `/v1/backups/jobs/NUMBER`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, State};
+use axum::routing::{delete, get, post};
+use axum::{Extension, Router};
+use backup::{
+    BackupExtent, BackupId, BackupJob, BackupJobState, BackupList, BackupRequest, BackupService,
+    RestoreTarget, RetentionPolicy,
+};
+use base::{Error, Result};
+use http::StatusCode;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use transport::access::KeyGrant;
+use transport::{Reply, Shared};
+
+/// Maximum bytes of a body.
+const BODY_BYTES_MAX: usize = 16 << 10;
+/// Seconds of a day.
+const DAY_SECONDS: f64 = 86_400.0;
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CreateBackup {
+    /// Upload files again that the store has.
+    full: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ChosenBackup {
+    backup: Option<BackupId>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PruneBackups {
+    keep: Option<usize>,
+    keep_days: Option<f64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RestoreBackup {
+    backup: Option<BackupId>,
+    to: Option<String>,
+    replace: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CloneCollection {
+    to: String,
+}
+
+pub(super) fn routes() -> Router<Arc<BackupService>> {
+    const COLLECTION: &str = "/v1/collections/{collection}";
+    let at = |rest: &str| format!("{COLLECTION}/{rest}");
+    Router::new()
+        .route("/v1/backups", get(overview))
+        .route("/v1/backups/jobs/{job}", get(job))
+        .route(&at("backups"), get(list).post(create))
+        .route(&at("backups/{backup}"), delete(remove))
+        .route(&at("backups/verify"), post(verify))
+        .route(&at("backups/prune"), post(prune))
+        .route(&at("restore"), post(restore))
+        .route(&at("clone"), post(clone))
+}
+
+/// Describes the store: its collections, and jobs.
+async fn overview(
+    State(backups): Shared<BackupService>,
+    grant: Option<Extension<KeyGrant>>,
+) -> Reply {
+    let described = async {
+        let store = backups.store()?;
+        let sees = |name: &str| grant.as_ref().is_none_or(|grant| grant.sees_collection(name));
+        let mut collections = store.collections().await?;
+        collections.retain(|stored| sees(&stored.collection));
+        let mut jobs = backups.jobs();
+        jobs.retain(|job| sees(job.request.collection()));
+        let jobs: Vec<Value> = jobs.iter().map(describe_job).collect();
+        let body = json!({ "store": store.shown(), "collections": collections, "jobs": jobs });
+        Ok(Reply::json(body.to_string()))
+    };
+    Reply::of(described.await)
+}
+
+async fn job(State(backups): Shared<BackupService>, Path(job): Path<u64>) -> Reply {
+    Reply::of(backups.job(job).map(|job| Reply::json(describe_job(&job).to_string())))
+}
+
+fn describe_job(job: &BackupJob) -> Value {
+    let BackupJob { number, request, state, progress } = job;
+    let mut body = json!({
+        "job": number,
+        "work": request.work(),
+        "collection": request.collection(),
+        "bytes_total": progress.bytes_total(),
+        "bytes_done": progress.bytes_done(),
+        "bytes_moved": progress.bytes_moved(),
+    });
+    match state {
+        BackupJobState::Waiting => body["state"] = json!("waiting"),
+        BackupJobState::Running => body["state"] = json!("running"),
+        BackupJobState::Ended(Ok(report)) => {
+            body["state"] = json!("done");
+            body["report"] = report.clone();
+        }
+        BackupJobState::Ended(Err(error)) => {
+            body["state"] = json!("failed");
+            body["error"] = json!(error.message());
+        }
+    }
+    body
+}
+
+async fn list(State(backups): Shared<BackupService>, Path(collection): Path<String>) -> Reply {
+    let listed = async {
+        let collection = backups.resolve(&collection)?;
+        let lists = backups.lists(&collection).await?;
+        let listed: Vec<Value> = lists.iter().map(describe).collect();
+        Ok(Reply::json(json!({ "collection": collection, "backups": listed }).to_string()))
+    };
+    Reply::of(listed.await)
+}
+
+fn describe(list: &BackupList) -> Value {
+    json!({
+        "backup": list.id,
+        "created": list.id.created().format("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "points": list.points,
+        "files": list.files.len(),
+        "bytes": list.bytes(),
+    })
+}
+
+/// Reads a JSON body; an empty one is the default.
+async fn parse<T: DeserializeOwned>(body: Body) -> Result<T> {
+    let body = to_bytes(body, BODY_BYTES_MAX).await;
+    let body = body
+        .map_err(|_| Error::too_large(format!("the body has more than {BODY_BYTES_MAX} bytes")))?;
+    let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
+    serde_json::from_slice(text).map_err(|error| Error::invalid(format!("the body: {error}")))
+}
+
+/// Queues a request and answers with the job's number.
+fn submit(backups: &BackupService, request: BackupRequest) -> Result<Reply> {
+    let number = backups.submit(request)?.number;
+    Ok(Reply::json(json!({ "job": number }).to_string()).with_status(StatusCode::ACCEPTED))
+}
+
+async fn create(
+    State(backups): Shared<BackupService>,
+    Path(collection): Path<String>,
+    body: Body,
+) -> Reply {
+    let queued = async {
+        let CreateBackup { full } = parse(body).await?;
+        backups.store()?;
+        // An unknown collection is an error at once.
+        let collection = backups.registry()?.get(&collection)?.name().to_owned();
+        let extent = if full { BackupExtent::All } else { BackupExtent::Missing };
+        submit(&backups, BackupRequest::Backup { collection, extent })
+    };
+    Reply::of(queued.await)
+}
+
+async fn remove(
+    State(backups): Shared<BackupService>,
+    Path((collection, backup)): Path<(String, String)>,
+) -> Reply {
+    let queued = || {
+        let collection = backups.resolve(&collection)?;
+        submit(&backups, BackupRequest::Delete { collection, backup: backup.parse()? })
+    };
+    Reply::of(queued())
+}
+
+async fn verify(
+    State(backups): Shared<BackupService>,
+    Path(collection): Path<String>,
+    body: Body,
+) -> Reply {
+    let queued = async {
+        let ChosenBackup { backup } = parse(body).await?;
+        let collection = backups.resolve(&collection)?;
+        submit(&backups, BackupRequest::Verify { collection, backup })
+    };
+    Reply::of(queued.await)
+}
+
+async fn prune(
+    State(backups): Shared<BackupService>,
+    Path(collection): Path<String>,
+    body: Body,
+) -> Reply {
+    let queued = async {
+        let PruneBackups { keep, keep_days } = parse(body).await?;
+        let age_max = keep_days.map(age_of).transpose()?;
+        let policy = RetentionPolicy { newest: keep, age_max };
+        policy.check()?;
+        let collection = backups.resolve(&collection)?;
+        submit(&backups, BackupRequest::Prune { collection, policy })
+    };
+    Reply::of(queued.await)
+}
+
+fn age_of(days: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(days * DAY_SECONDS)
+        .map_err(|error| Error::invalid(format!("\"keep_days\" {days}: {error}")))
+}
+
+async fn restore(
+    State(backups): Shared<BackupService>,
+    Path(collection): Path<String>,
+    grant: Option<Extension<KeyGrant>>,
+    body: Body,
+) -> Reply {
+    let queued = async {
+        let RestoreBackup { backup, to, replace } = parse(body).await?;
+        let collection = backups.resolve(&collection)?;
+        let name = to.unwrap_or_else(|| collection.clone());
+        check_seen(grant.as_deref(), &name)?;
+        let target = RestoreTarget { name, replaces: replace };
+        submit(&backups, BackupRequest::Restore { collection, backup, target })
+    };
+    Reply::of(queued.await)
+}
+
+async fn clone(
+    State(backups): Shared<BackupService>,
+    Path(collection): Path<String>,
+    grant: Option<Extension<KeyGrant>>,
+    body: Body,
+) -> Reply {
+    let queued = async {
+        let CloneCollection { to } = parse(body).await?;
+        check_seen(grant.as_deref(), &to)?;
+        let collection = backups.registry()?.get(&collection)?.name().to_owned();
+        submit(&backups, BackupRequest::Clone { collection, to })
+    };
+    Reply::of(queued.await)
+}
+
+/// Checks that the request's key may use a collection that the path does not name.
+fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
+    match grant.is_none_or(|grant| grant.sees_collection(name)) {
+        true => Ok(()),
+        false => Err(Error::denied(format!("the key may not use the collection {name:?}"))),
+    }
+}

@@ -1,0 +1,235 @@
+//! Metrics under the names of Triton and TensorFlow Serving, beside Millpond's own and from the
+//! same counters. A figure that Millpond does not have exactly is left out.
+
+use std::fmt::Write as _;
+
+use base::VersionId;
+use engine::ScheduleMode;
+use metrics::{Metrics, PROTOCOLS, RequestLabels, STATUSES};
+
+use crate::core::Core;
+use crate::view::ready_versions;
+
+/// Servers whose names are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MetricNames {
+    /// Triton's `nv_inference_*`.
+    pub triton: bool,
+    /// TensorFlow Serving's `:tensorflow:serving:*`.
+    pub tfs: bool,
+}
+
+/// Returns the added metrics in the older text format.
+pub(crate) fn exposition(names: MetricNames, core: &Core) -> String {
+    let mut text = String::new();
+    if names.triton {
+        triton(core, &mut text);
+    }
+    if names.tfs {
+        text += &tfs(core);
+    }
+    text
+}
+
+/// Adds metrics in the older text format to an exposition in OpenMetrics. Their counters have no
+/// type there, since its counters end in `_total`.
+pub(crate) fn append(openmetrics: &str, added: &str) -> String {
+    const END: &str = "# EOF\n";
+    let start = openmetrics.strip_suffix(END).unwrap_or(openmetrics);
+    let mut text = String::with_capacity(start.len() + added.len() + END.len());
+    text.push_str(start);
+    for line in added.lines() {
+        let counter = line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_suffix(" counter"));
+        match counter {
+            // Writing to a string cannot fail.
+            Some(name) => drop(writeln!(text, "# TYPE {name} unknown")),
+            None => drop(writeln!(text, "{line}")),
+        }
+    }
+    text + END
+}
+
+/// Returns the metrics under TensorFlow Serving's names.
+pub(crate) fn tfs(core: &Core) -> String {
+    let mut text = core.metrics.tfs.encode();
+    let merging = core.scheduler.snapshot().models;
+    let merging = merging.iter().filter(|model| model.mode == ScheduleMode::Async);
+    let runs: u64 = merging.map(|model| model.batches).sum();
+    let name = ":tensorflow:serving:batching_session:wrapped_run_count";
+    text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {runs}\n"));
+    text
+}
+
+/// A metric of Triton, and its figure of one version.
+struct TritonMetric {
+    name: &'static str,
+    help: &'static str,
+    figure: fn(&VersionFigures) -> u64,
+}
+
+/// Figures of a version that serves.
+struct VersionFigures {
+    requests: u64,
+    items: u64,
+    executions: u64,
+    total_us: u64,
+    queue_us: u64,
+    compute_us: u64,
+}
+
+const TRITON: [TritonMetric; 6] = [
+    TritonMetric {
+        name: "nv_inference_request_success",
+        help: "Number of successful inference requests, all batch sizes",
+        figure: |figures| figures.requests,
+    },
+    TritonMetric {
+        name: "nv_inference_count",
+        help: "Number of inferences performed: a batch of n counts n",
+        figure: |figures| figures.items,
+    },
+    TritonMetric {
+        name: "nv_inference_exec_count",
+        help: "Number of model executions performed",
+        figure: |figures| figures.executions,
+    },
+    TritonMetric {
+        name: "nv_inference_request_duration_us",
+        help: "Cumulative inference request duration in microseconds",
+        figure: |figures| figures.total_us,
+    },
+    TritonMetric {
+        name: "nv_inference_queue_duration_us",
+        help: "Cumulative inference queuing duration in microseconds",
+        figure: |figures| figures.queue_us,
+    },
+    TritonMetric {
+        name: "nv_inference_compute_infer_duration_us",
+        help: "Cumulative compute inference duration in microseconds",
+        figure: |figures| figures.compute_us,
+    },
+];
+
+/// Triton's reasons of failures.
+const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
+
+/// Returns Triton's reason for an outcome, one of [`STATUSES`]; `None` for a success.
+fn reason(status: &str) -> Option<&'static str> {
+    match status {
+        "ok" => None,
+        // Triton rejects what waits for too long; its own full queue is OTHER.
+        "deadline_exceeded" => Some("REJECTED"),
+        "cancelled" => Some("CANCELED"),
+        "internal" | "data_loss" => Some("BACKEND"),
+        _ => Some("OTHER"),
+    }
+}
+
+fn labels(id: &VersionId) -> String {
+    let model = id.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("model=\"{model}\",version=\"{}\"", id.version)
+}
+
+fn header(text: &mut String, name: &str, help: &str, kind: &str) {
+    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+}
+
+fn triton(core: &Core, text: &mut String) {
+    let catalog = core.lifecycle.catalog();
+    let mut versions = Vec::new();
+    for model in catalog.names() {
+        for version in ready_versions(catalog, &model) {
+            let id = VersionId { model: model.clone(), version };
+            versions.push((labels(&id), figures(core, &id), id));
+        }
+    }
+    for TritonMetric { name, help, figure } in TRITON {
+        header(text, name, help, "counter");
+        for (labels, figures, _) in &versions {
+            text.push_str(&format!("{name}{{{labels}}} {}\n", figure(figures)));
+        }
+    }
+    let name = "nv_inference_request_failure";
+    header(text, name, "Number of failed inference requests, all batch sizes", "counter");
+    for (labels, _, id) in &versions {
+        for (reason, count) in REASONS.into_iter().zip(failures(&core.metrics, id)) {
+            text.push_str(&format!("{name}{{{labels},reason=\"{reason}\"}} {count}\n"));
+        }
+    }
+    let name = "nv_inference_pending_request_count";
+    header(text, name, "Instantaneous number of pending requests awaiting execution", "gauge");
+    let queued = core.scheduler.snapshot().models;
+    for (labels, _, id) in &versions {
+        // The versions of a model share one queue.
+        let alone = versions.iter().filter(|(_, _, other)| other.model == id.model).count() == 1;
+        if let Some(model) = queued.iter().find(|model| alone && model.model == id.model) {
+            text.push_str(&format!("{name}{{{labels}}} {}\n", model.queued));
+        }
+    }
+}
+
+fn figures(core: &Core, id: &VersionId) -> VersionFigures {
+    let stats = core.stats.version(id);
+    let runs = stats.runs();
+    VersionFigures {
+        requests: stats.success.count(),
+        items: runs.items,
+        executions: runs.runs,
+        total_us: stats.success.nanos() / 1000,
+        queue_us: stats.queue.nanos() / 1000,
+        compute_us: stats.compute.nanos() / 1000,
+    }
+}
+
+/// Returns the failed requests of a version by [`REASONS`].
+fn failures(metrics: &Metrics, id: &VersionId) -> [u64; REASONS.len()] {
+    let mut counts = [0; REASONS.len()];
+    for protocol in PROTOCOLS {
+        for status in STATUSES {
+            let (model, version) = (id.model.clone(), id.version);
+            let labels = RequestLabels { model, version, protocol, status };
+            let at = reason(status).and_then(|reason| REASONS.iter().position(|r| *r == reason));
+            if let (Some(at), Some(counter)) = (at, metrics.requests.get(&labels)) {
+                counts[at] += counter.get();
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_have_tritons_reasons() {
+        let metrics = Metrics::default();
+        let id = VersionId { model: "m".into(), version: 2 };
+        for (version, status) in
+            [(2, "ok"), (2, "invalid_argument"), (2, "cancelled"), (2, "internal"), (1, "internal")]
+        {
+            let protocol = PROTOCOLS[version as usize];
+            let labels = RequestLabels { model: "m".into(), version, protocol, status };
+            metrics.requests.get_or_create(&labels).inc();
+        }
+        assert_eq!(failures(&metrics, &id), [0, 1, 1, 1]);
+        let text = metrics.encode();
+        assert!(!text.contains("deadline_exceeded"), "reading makes no series");
+    }
+
+    #[test]
+    fn counters_have_no_type_in_openmetrics() {
+        let added = "# TYPE nv_a counter\nnv_a{model=\"m\"} 1\n# TYPE nv_b gauge\nnv_b 2\n";
+        let text = append("# TYPE a counter\na_total 1\n# EOF\n", added);
+        assert_eq!(
+            text,
+            "# TYPE a counter\na_total 1\n# TYPE nv_a unknown\nnv_a{model=\"m\"} 1\n# TYPE nv_b gauge\nnv_b 2\n# EOF\n"
+        );
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        let id = VersionId { model: "a\"b\\c".into(), version: 1 };
+        assert_eq!(labels(&id), "model=\"a\\\"b\\\\c\",version=\"1\"");
+    }
+}

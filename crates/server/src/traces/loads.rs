@@ -1,0 +1,127 @@
+//! The trace of each load of a version: its states from the start of the load until it serves or
+//! has failed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::VersionId;
+use lifecycle::{LifecycleEvent, LifecycleState, StateChange};
+use parking_lot::Mutex;
+use telemetry::{Attribute, LoadTraceIds, Span, SpanKind, Trace, Tracer};
+
+/// Most loads that are traced at the same time.
+const LOADS_MAX: usize = 256;
+
+/// The traces of loads in progress. Called on the lifecycle's thread only.
+pub(crate) struct LoadTraces {
+    tracer: Arc<Tracer>,
+    loads: Mutex<HashMap<VersionId, LoadTrace>>,
+}
+
+struct LoadTrace {
+    ids: LoadTraceIds,
+    start: Instant,
+    /// Stages that were begun, in order.
+    stages: Vec<LoadStage>,
+    attributes: Vec<Attribute>,
+}
+
+struct LoadStage {
+    name: &'static str,
+    start: Instant,
+}
+
+impl LoadTraces {
+    pub(crate) fn new(tracer: Arc<Tracer>) -> LoadTraces {
+        LoadTraces { tracer, loads: Mutex::default() }
+    }
+
+    /// Takes an event of the lifecycle.
+    pub(crate) fn event(&self, event: &LifecycleEvent) {
+        match event {
+            LifecycleEvent::StateChanged(change) => self.changed(change),
+            LifecycleEvent::Loaded { model, version, cost } => {
+                let id = VersionId { model: model.clone(), version: *version };
+                let attributes = vec![
+                    Attribute::new("millpond.load.read_bytes", cost.bytes_read),
+                    Attribute::new("millpond.load.shared_bytes", cost.bytes_shared),
+                    Attribute::new("millpond.load.cpu_seconds", cost.loader_cpu_seconds),
+                    Attribute::new("millpond.load.escalated", cost.escalated),
+                ];
+                self.finish(&id, attributes, None);
+            }
+            _ => {}
+        }
+    }
+
+    fn changed(&self, change: &StateChange) {
+        let id = VersionId { model: change.model.clone(), version: change.version };
+        let now = Instant::now();
+        match change.to {
+            LifecycleState::Loading | LifecycleState::Warming => {
+                let name = if change.to == LifecycleState::Loading { "load" } else { "warm up" };
+                self.begin(&id, now);
+                if let Some(load) = self.loads.lock().get_mut(&id) {
+                    load.stages.push(LoadStage { name, start: now });
+                }
+            }
+            LifecycleState::Failed => {
+                let reason = change.reason.clone().unwrap_or_else(|| "the load failed".to_owned());
+                // A version can fail before its load begins, as files of an unknown kind do.
+                self.begin(&id, now);
+                self.finish(&id, Vec::new(), Some(reason));
+            }
+            // A load that was stopped or put off. `Loaded` follows `Ready`.
+            LifecycleState::Ready => {}
+            _ => self.finish(&id, vec![Attribute::new("millpond.load.stopped", true)], None),
+        }
+    }
+
+    /// Begins the trace of a load, if it has not begun and there are not too many.
+    fn begin(&self, id: &VersionId, now: Instant) {
+        let mut loads = self.loads.lock();
+        if loads.len() < LOADS_MAX && !loads.contains_key(id) {
+            let ids = self.tracer.begin_load(now);
+            let load = LoadTrace { ids, start: now, stages: Vec::new(), attributes: Vec::new() };
+            loads.insert(id.clone(), load);
+        }
+    }
+
+    fn finish(&self, id: &VersionId, attributes: Vec<Attribute>, error: Option<String>) {
+        let Some(load) = self.loads.lock().remove(id) else { return };
+        let end = Instant::now();
+        self.tracer.end_load(load.ids.span, end);
+        self.tracer.finish(self.trace(id, LoadTrace { attributes, ..load }, end, error));
+    }
+
+    fn trace(&self, id: &VersionId, load: LoadTrace, end: Instant, error: Option<String>) -> Trace {
+        let LoadTrace { ids, start, stages, mut attributes } = load;
+        attributes.push(Attribute::new("millpond.model.name", id.model.clone()));
+        attributes.push(Attribute::new("millpond.model.version", id.version));
+        let root = Span {
+            name: "load version".into(),
+            id: ids.span,
+            parent: None,
+            kind: SpanKind::Internal,
+            start,
+            end,
+            attributes,
+            error: error.map(Into::into),
+        };
+        let ends = stages.iter().skip(1).map(|stage| stage.start).chain([end]).collect::<Vec<_>>();
+        let stage = |(stage, end): (&LoadStage, Instant)| Span {
+            name: stage.name.into(),
+            id: self.tracer.span_id(),
+            parent: Some(ids.span),
+            kind: SpanKind::Internal,
+            start: stage.start,
+            end,
+            attributes: Vec::new(),
+            error: None,
+        };
+        let stages: Vec<Span> = stages.iter().zip(ends).map(stage).collect();
+        let spans = std::iter::once(root).chain(stages).collect();
+        Trace { id: ids.trace, state: None, spans, batch: None }
+    }
+}

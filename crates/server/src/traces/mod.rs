@@ -1,0 +1,147 @@
+//! Traces of requests and loads: which calls begin one, and the spans that it has.
+
+mod calls;
+mod loads;
+mod settings;
+mod spans;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use base::{RequestTimeline, TimelineSink};
+use http::{HeaderMap, header};
+use inference::{InferenceService, RequestTicket};
+use metrics::Metrics;
+use telemetry::{RequestTrace, SamplingRates, TraceExportConfig, Tracer};
+
+pub(crate) use calls::trace_call;
+pub(crate) use loads::LoadTraces;
+pub(crate) use settings::{
+    ADMIN_ACTION as TRACE_ADMIN_ACTION, ADMIN_CALL as TRACE_ADMIN_CALL, RateChange, TraceSettings,
+};
+
+/// Settings of traces.
+#[derive(Clone, Debug)]
+pub struct TraceConfig {
+    /// The collector.
+    pub export: TraceExportConfig,
+    /// Requests that are traced.
+    pub rates: SamplingRates,
+}
+
+/// Starts requests, traced or not.
+#[derive(Clone)]
+pub(crate) struct RequestStarter {
+    inference: Arc<InferenceService>,
+    tracer: Option<Arc<Tracer>>,
+    /// Scheme of HTTP requests.
+    scheme: &'static str,
+}
+
+/// A call, as its span shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TracedCall {
+    /// A request over HTTP.
+    Http {
+        /// Route with names in place of values.
+        route: &'static str,
+        /// Path of the request.
+        path: String,
+    },
+    /// A gRPC call.
+    Grpc {
+        /// Path of the method, `/package.Service/Method`.
+        path: String,
+    },
+}
+
+/// Starts the tracer, if a collector is configured.
+///
+/// # Errors
+/// `InvalidArgument` for a malformed address, header or rate.
+pub(crate) fn start(
+    config: Option<&TraceConfig>,
+    metrics: &Arc<Metrics>,
+) -> base::Result<Option<Arc<Tracer>>> {
+    let start = |config: &TraceConfig| {
+        Tracer::start(config.export.clone(), config.rates.clone(), metrics.clone()).map(Arc::new)
+    };
+    config.map(start).transpose()
+}
+
+impl RequestStarter {
+    pub(crate) fn new(
+        inference: Arc<InferenceService>,
+        tracer: Option<Arc<Tracer>>,
+        tls: bool,
+    ) -> RequestStarter {
+        RequestStarter { inference, tracer, scheme: if tls { "https" } else { "http" } }
+    }
+
+    /// Starts a request of `protocol` with the given headers. `call` is asked for only if the
+    /// request may be traced.
+    pub(crate) fn start(
+        &self,
+        protocol: &'static str,
+        headers: &HeaderMap,
+        call: impl FnOnce() -> TracedCall,
+    ) -> RequestTicket {
+        let Some(tracer) = &self.tracer else { return self.inference.start(protocol) };
+        let text = |name: &'static str| header_text(headers, name);
+        let Some(trace) = tracer.begin(text) else { return self.inference.start(protocol) };
+        let sink = TracedRequest {
+            next: self.inference.sink(),
+            tracer: tracer.clone(),
+            trace: trace.clone(),
+            call: call(),
+            scheme: self.scheme,
+            user_agent: text(header::USER_AGENT.as_str()).map(shortened),
+        };
+        self.inference.start_traced(protocol, trace, Arc::new(sink))
+    }
+}
+
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Most bytes of a client's name in a span.
+const USER_AGENT_BYTES_MAX: usize = 200;
+
+fn shortened(text: &str) -> Arc<str> {
+    let end = (0..=USER_AGENT_BYTES_MAX.min(text.len())).rev();
+    let end = end.into_iter().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text[..end].into()
+}
+
+/// Receiver of the timeline of one traced request.
+struct TracedRequest {
+    next: Option<Arc<dyn TimelineSink>>,
+    tracer: Arc<Tracer>,
+    trace: Arc<RequestTrace>,
+    call: TracedCall,
+    scheme: &'static str,
+    user_agent: Option<Arc<str>>,
+}
+
+impl TimelineSink for TracedRequest {
+    fn ended(&self, timeline: &RequestTimeline) {
+        if let Some(next) = &self.next {
+            next.ended(timeline);
+        }
+        let model = timeline.version.as_ref().map_or("", |version| &version.model);
+        if self.trace.sampled(model) {
+            self.tracer.finish(spans::of_request(self, timeline));
+        }
+    }
+}
+
+impl TracedCall {
+    /// Returns the name of the span.
+    fn name(&self) -> Cow<'static, str> {
+        match self {
+            TracedCall::Http { route, .. } => format!("POST {route}").into(),
+            TracedCall::Grpc { path } => path.trim_start_matches('/').to_owned().into(),
+        }
+    }
+}
