@@ -14,11 +14,12 @@ use http::{Method, Request, Response, Uri, Version};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 
 use base::{Error, ErrorKind, Result};
 
-use crate::port::{Spoken, spoken};
+pub use crate::endpoint::{ApiKey, Endpoint, Link, Transport, other_protocol};
 
 /// Size from which a response counts as failed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -33,49 +34,10 @@ const GRPC_PREFIX_BYTES: usize = 5;
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
 
-/// Protocol of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// gRPC over cleartext HTTP/2.
-    Grpc,
-    /// HTTP/1.1.
-    Http,
-}
-
-/// A server's address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Protocol of the server.
-    pub transport: Transport,
-    /// "host:port".
-    pub authority: String,
-}
-
-impl Endpoint {
-    /// Parses `grpc://host:port` or `http://host:port`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for anything else.
-    pub fn parse(url: &str) -> Result<Endpoint> {
-        let wanted =
-            || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
-        let (scheme, rest) = url.split_once("://").ok_or_else(wanted)?;
-        let transport = match scheme {
-            "grpc" => Transport::Grpc,
-            "http" => Transport::Http,
-            _ => return Err(wanted()),
-        };
-        let authority = rest.trim_end_matches('/');
-        let port = authority.rsplit_once(':').and_then(|(host, port)| {
-            (!host.is_empty() && !authority.contains('/')).then(|| port.parse::<u16>().ok())?
-        });
-        port.map(|_| Endpoint { transport, authority: authority.into() }).ok_or_else(wanted)
-    }
-}
-
 /// Method, path and headers that all requests of a run share.
 #[derive(Clone, Debug)]
 pub struct Template {
+    method: Method,
     uri: Uri,
     headers: HeaderMap,
     transport: Transport,
@@ -85,13 +47,17 @@ impl Template {
     /// Builds calls of the gRPC method `path` ("/package.Service/Method").
     ///
     /// # Errors
-    /// `InvalidArgument` if endpoint and path make no URI.
+    /// `InvalidArgument` if endpoint and path make no URI, or the endpoint's key has unprintable
+    /// characters.
     pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+        add_key(&mut headers, endpoint)?;
+        let scheme = if endpoint.is_tls() { "https" } else { "http" };
         Ok(Template {
-            uri: uri(&format!("http://{}{path}", endpoint.authority))?,
+            method: Method::POST,
+            uri: uri(&format!("{scheme}://{}{path}", endpoint.authority))?,
             headers,
             transport: Transport::Grpc,
         })
@@ -106,22 +72,29 @@ impl Template {
         path: &str,
         extra: &[(&'static str, String)],
     ) -> Result<Template> {
-        let mut headers = HeaderMap::new();
-        let value = |text: &str| {
-            HeaderValue::from_str(text)
-                .map_err(|_| Error::invalid(format!("\"{text}\" cannot be a header value")))
-        };
-        headers.insert(HOST, value(&endpoint.authority)?);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let mut template = Template::get(endpoint, path)?;
+        template.method = Method::POST;
+        template.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, text) in extra {
-            headers.insert(HeaderName::from_static(name), value(text)?);
+            template.headers.insert(HeaderName::from_static(name), header_value(text)?);
         }
-        Ok(Template { uri: uri(path)?, headers, transport: Transport::Http })
+        Ok(template)
+    }
+
+    /// Builds a request for the page at `path`.
+    ///
+    /// # Errors
+    /// As [`Template::post`].
+    pub fn get(endpoint: &Endpoint, path: &str) -> Result<Template> {
+        let host = header_value(&endpoint.authority)?;
+        let mut headers = HeaderMap::from_iter([(HOST, host)]);
+        add_key(&mut headers, endpoint)?;
+        Ok(Template { method: Method::GET, uri: uri(path)?, headers, transport: Transport::Http })
     }
 
     fn request<B>(&self, body: B) -> Request<B> {
         let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
+        *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
         if self.transport == Transport::Grpc {
@@ -129,6 +102,21 @@ impl Template {
         }
         request
     }
+}
+
+/// Adds the header for the key of `endpoint`.
+fn add_key(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<()> {
+    let Some(key) = &endpoint.key else { return Ok(()) };
+    let mut value = HeaderValue::from_str(key.as_str())
+        .map_err(|_| Error::invalid("the API key has characters that no header may have"))?;
+    value.set_sensitive(true);
+    headers.insert(HeaderName::from_static("api-key"), value);
+    Ok(())
+}
+
+fn header_value(text: &str) -> Result<HeaderValue> {
+    HeaderValue::from_str(text)
+        .map_err(|_| Error::invalid(format!("\"{text}\" cannot be a header value")))
 }
 
 fn uri(text: &str) -> Result<Uri> {
@@ -169,12 +157,30 @@ pub struct Grpc {
 
 impl Connection {
     /// Connects. The connection's own task runs on the current runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if no server answers, or the error of the TLS handshake.
     pub async fn open(endpoint: &Endpoint) -> Result<Connection> {
-        let refused = |e: &dyn std::fmt::Display| {
-            Error::unavailable(format!("cannot connect to {}: {e}", endpoint.authority))
-        };
-        let stream = TcpStream::connect(&endpoint.authority).await.map_err(|e| refused(&e))?;
-        stream.set_nodelay(true).map_err(|e| refused(&e))?;
+        match &endpoint.link {
+            Link::Tcp => Connection::on(endpoint, tcp(endpoint).await?).await,
+            Link::Tls(tls) => {
+                let stream = tls.connect(&endpoint.authority, tcp(endpoint).await?).await?;
+                Connection::on(endpoint, stream).await
+            }
+            Link::Unix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(|error| {
+                    Error::unavailable(format!("cannot connect to {}: {error}", path.display()))
+                })?;
+                Connection::on(endpoint, stream).await
+            }
+        }
+    }
+
+    /// Starts the protocol on an open stream.
+    async fn on<S>(endpoint: &Endpoint, stream: S) -> Result<Connection>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
         match endpoint.transport {
             Transport::Grpc => {
                 let (sender, driver) = h2::client::Builder::new()
@@ -182,7 +188,7 @@ impl Connection {
                     .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
                     .handshake(stream)
                     .await
-                    .map_err(|e| refused(&e))?;
+                    .map_err(|e| refused(endpoint, &e))?;
                 let open = Arc::new(AtomicBool::new(true));
                 let ended = open.clone();
                 tokio::spawn(async move {
@@ -194,8 +200,9 @@ impl Connection {
             }
             Transport::Http => {
                 let io = TokioIo::new(stream);
-                let (sender, driver) =
-                    hyper::client::conn::http1::handshake(io).await.map_err(|e| refused(&e))?;
+                let (sender, driver) = hyper::client::conn::http1::handshake(io)
+                    .await
+                    .map_err(|e| refused(endpoint, &e))?;
                 tokio::spawn(driver);
                 Ok(Connection::Http(sender))
             }
@@ -236,6 +243,17 @@ impl Connection {
     }
 }
 
+fn refused(endpoint: &Endpoint, error: &dyn std::fmt::Display) -> Error {
+    Error::unavailable(format!("cannot connect to {}: {error}", endpoint.authority))
+}
+
+async fn tcp(endpoint: &Endpoint) -> Result<TcpStream> {
+    let stream =
+        TcpStream::connect(&endpoint.authority).await.map_err(|e| refused(endpoint, &e))?;
+    stream.set_nodelay(true).map_err(|e| refused(endpoint, &e))?;
+    Ok(stream)
+}
+
 impl Grpc {
     async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
         let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
@@ -264,29 +282,23 @@ pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Resul
     });
     answer.map_err(|error| match error.kind() {
         ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => {
-            other_protocol(endpoint).unwrap_or(error)
+            other_protocol(endpoint).unwrap_or_else(|| with_remedy(endpoint, error))
         }
         _ => error,
     })
 }
 
-/// Returns an error that names the other protocol if the port speaks it.
-pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
-    let authority = &endpoint.authority;
-    let message = match (endpoint.transport, spoken(authority)?) {
-        (Transport::Grpc, Spoken::Http1) => {
-            format!(
-                "{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)"
-            )
-        }
-        (Transport::Http, Spoken::Http2) => {
-            format!(
-                "{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)"
-            )
-        }
-        _ => return None,
-    };
-    Some(Error::invalid(message))
+/// Adds what may be wrong if a connection with TLS ends without an answer. A server of TLS 1.3
+/// refuses a client without a certificate only after the client's handshake.
+fn with_remedy(endpoint: &Endpoint, error: Error) -> Error {
+    match &endpoint.link {
+        Link::Tls(tls) if !tls.is_identified => Error::unavailable(format!(
+            "{}; if {} requires a certificate of its clients, give --cert FILE and --key FILE",
+            error.message(),
+            endpoint.authority
+        )),
+        _ => error,
+    }
 }
 
 async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> {
@@ -400,21 +412,6 @@ fn clip(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn urls() {
-        let endpoint = Endpoint::parse("grpc://127.0.0.1:8500/").unwrap();
-        assert_eq!(
-            endpoint,
-            Endpoint { transport: Transport::Grpc, authority: "127.0.0.1:8500".into() }
-        );
-        assert_eq!(Endpoint::parse("http://[::1]:1").unwrap().authority, "[::1]:1");
-        for wrong in
-            ["127.0.0.1:8500", "https://a:1", "grpc://a", "grpc://:1", "http://a:b", "http://a:1/x"]
-        {
-            assert!(Endpoint::parse(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn frames_and_clips() {

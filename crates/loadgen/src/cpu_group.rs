@@ -18,6 +18,14 @@ const CORES_MIN: f64 = 0.01;
 #[derive(Debug)]
 pub struct CpuGroup {
     dirs: Vec<PathBuf>,
+    limit: LimitFile,
+}
+
+/// File that holds the limit.
+#[derive(Clone, Copy, Debug)]
+enum LimitFile {
+    Version1,
+    Version2,
 }
 
 impl CpuGroup {
@@ -26,13 +34,10 @@ impl CpuGroup {
     /// # Errors
     /// If this process may not create one, or `cores` is out of range.
     pub fn new(cores: f64) -> Result<CpuGroup> {
-        if !(CORES_MIN..=1e4).contains(&cores) {
-            return Err(Error::invalid(format!("a limit is {CORES_MIN} to 10000 cores")));
-        }
+        let quota = quota_us(cores)?;
         let name = format!("millpond-bench-{}", std::process::id());
-        let quota = (cores * PERIOD_US).round();
         let version_1 = Path::new(VERSION_1);
-        let (dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
+        let (limit, dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
             // Processor time is counted in a hierarchy of its own, often by another name for the
             // same one.
             let account = Path::new(VERSION_1).with_file_name("cpuacct");
@@ -40,14 +45,19 @@ impl CpuGroup {
                 ("cpu.cfs_period_us", format!("{PERIOD_US}")),
                 ("cpu.cfs_quota_us", format!("{quota}")),
             ];
-            (vec![version_1.join(&name), account.join(&name)], settings.to_vec())
+            (
+                LimitFile::Version1,
+                vec![version_1.join(&name), account.join(&name)],
+                settings.to_vec(),
+            )
         } else {
             (
+                LimitFile::Version2,
                 vec![Path::new(VERSION_2).join(&name)],
                 vec![("cpu.max", format!("{quota} {PERIOD_US}"))],
             )
         };
-        let group = CpuGroup { dirs };
+        let group = CpuGroup { dirs, limit };
         for dir in &group.dirs {
             std::fs::create_dir_all(dir).map_err(|e| refused(dir, &e))?;
         }
@@ -58,6 +68,20 @@ impl CpuGroup {
         Ok(group)
     }
 
+    /// Changes the time to that of `cores` cores.
+    ///
+    /// # Errors
+    /// If the system refuses, or `cores` is out of range.
+    pub fn limit(&self, cores: f64) -> Result<()> {
+        let quota = quota_us(cores)?;
+        let (name, value) = match self.limit {
+            LimitFile::Version1 => ("cpu.cfs_quota_us", format!("{quota}")),
+            LimitFile::Version2 => ("cpu.max", format!("{quota} {PERIOD_US}")),
+        };
+        let path = self.dirs[0].join(name);
+        std::fs::write(&path, value).map_err(|e| refused(&path, &e))
+    }
+
     /// Returns a command that runs `program` in this group from its first instruction.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("/bin/sh");
@@ -66,6 +90,14 @@ impl CpuGroup {
         command.args(self.dirs.iter().map(|dir| dir.join("cgroup.procs"))).arg("--").arg(program);
         command
     }
+}
+
+/// Returns the quota of `cores` cores in microseconds.
+fn quota_us(cores: f64) -> Result<f64> {
+    if !(CORES_MIN..=1e4).contains(&cores) {
+        return Err(Error::invalid(format!("a limit is {CORES_MIN} to 10000 cores")));
+    }
+    Ok((cores * PERIOD_US).round())
 }
 
 fn refused(path: &Path, error: &std::io::Error) -> Error {

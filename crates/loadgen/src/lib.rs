@@ -25,6 +25,7 @@ pub mod cache;
 pub mod connection;
 pub mod cpu_group;
 pub mod drive;
+pub mod endpoint;
 pub mod machine;
 pub mod measure;
 pub mod port;
@@ -38,6 +39,7 @@ pub mod settings;
 pub mod settle;
 pub mod stats;
 mod timer;
+pub mod tls;
 pub mod wire;
 
 use std::path::PathBuf;

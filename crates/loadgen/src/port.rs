@@ -11,6 +11,14 @@ const HTTP2_PREFACE: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 /// Offset and value of a SETTINGS frame's type, with which an HTTP/2 server begins.
 const SETTINGS: (usize, u8) = (3, 4);
+/// A whole GOAWAY frame's bytes up to its error code, and their type, offset and value for
+/// INADEQUATE_SECURITY: a server answers so that takes encrypted connections only.
+const GO_AWAY_BYTES: usize = 17;
+const GO_AWAY: u8 = 7;
+const GO_AWAY_CODE: usize = 16;
+const INADEQUATE_SECURITY: u8 = 0xc;
+/// Type of the TLS record with which a server refuses bytes that are no TLS.
+const TLS_ALERT: u8 = 0x15;
 /// Length of an HTTP/2 frame's head.
 const FRAME_HEAD_BYTES: usize = 9;
 
@@ -21,13 +29,21 @@ pub enum Spoken {
     Http1,
     /// HTTP/2 from the first byte: a gRPC port.
     Http2,
+    /// TLS only.
+    Tls,
 }
 
 /// Returns what the server at `authority` ("host:port") speaks, or `None` if it is unknown.
 pub fn spoken(authority: &str) -> Option<Spoken> {
     let frame = ask(authority, HTTP2_PREFACE)?;
-    if frame.len() == FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
-        return Some(Spoken::Http2);
+    if frame.first() == Some(&TLS_ALERT) {
+        return Some(Spoken::Tls);
+    }
+    if frame.len() >= FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
+        let (_, next) = frame.split_at(FRAME_HEAD_BYTES);
+        let refused = next.get(SETTINGS.0) == Some(&GO_AWAY)
+            && next.get(GO_AWAY_CODE) == Some(&INADEQUATE_SECURITY);
+        return Some(if refused { Spoken::Tls } else { Spoken::Http2 });
     }
     let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
     ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
@@ -42,7 +58,11 @@ fn ask(authority: &str, said: &[u8]) -> Option<Vec<u8>> {
     stream.write_all(said).ok()?;
     let mut head = Vec::new();
     // A reset after some bytes still leaves those bytes.
-    let _ = stream.take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head);
+    let _ = Read::by_ref(&mut stream).take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head);
+    // Only settings without a payload can be followed by that frame at once.
+    if head.starts_with(&[0, 0, 0, SETTINGS.1]) {
+        let _ = stream.take(GO_AWAY_BYTES as u64).read_to_end(&mut head);
+    }
     Some(head)
 }
 
@@ -78,6 +98,9 @@ mod tests {
             Some(Spoken::Http2),
         );
         check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(Spoken::Http1));
+        let refused = b"\0\0\0\x04\0\0\0\0\0\0\0\x0c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0ctext";
+        check(refused, 1, Some(Spoken::Tls));
+        check(b"\x15\x03\x01\x00\x02\x02\x46", 1, Some(Spoken::Tls));
         check(b"220 mail ready\r\n", 2, None);
         check(b"", 2, None);
     }

@@ -10,15 +10,17 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use bytes::Bytes;
 use engine_onnx::OnnxEngine;
 use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
 
 use crate::BenchEnv;
-use crate::connection::{Endpoint, Transport};
+use crate::connection::{Endpoint, Template, call_once};
 use crate::cpu_group::CpuGroup;
 use crate::machine::{Usage, usage_of};
 use crate::scrape::Scrape;
+use crate::tls::TlsArgs;
 
 /// Timeout of a start: the server converts, reads and warms models first.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -48,8 +50,12 @@ pub struct ServerPlan {
     pub program: Option<PathBuf>,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
+    /// Environment besides that of this process.
+    pub variables: Vec<(&'static str, String)>,
     /// Preferred ports. Other free ports replace ports that are in use.
     pub ports: Option<ServerPorts>,
+    /// Certificate of its issuer, if `args` let it speak TLS.
+    pub ca: Option<PathBuf>,
 }
 
 impl ServerPlan {
@@ -61,7 +67,9 @@ impl ServerPlan {
             detached: false,
             program: None,
             malloc_conf: None,
+            variables: Vec::new(),
             ports: None,
+            ca: None,
         }
     }
 }
@@ -79,7 +87,8 @@ pub struct ServerPorts {
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    ports: ServerPorts,
+    http: Endpoint,
+    grpc: Endpoint,
     log: PathBuf,
     pages: ureq::Agent,
 }
@@ -101,23 +110,24 @@ impl ServerProcess {
     ) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let ports = free_ports(plan.ports.unwrap_or_default())?;
+        let [http, grpc] = endpoints(plan, ports)?;
         let program = plan.program.as_ref().unwrap_or(&env.millpond);
         let command = group.map_or_else(|| Command::new(program), |group| group.command(program));
         let child = spawn(command, env, plan, &log, ports)?;
         end_with_us(child.id());
-        let mut server = ServerProcess { child, ports, log, pages: agent() };
+        let mut server = ServerProcess { child, http, grpc, log, pages: agent() };
         server.wait_ready()?;
         Ok(server)
     }
 
     /// Returns the address of its gRPC endpoints.
     pub fn grpc(&self) -> Endpoint {
-        Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.ports.grpc) }
+        self.grpc.clone()
     }
 
     /// Returns the address of its HTTP endpoints.
     pub fn http(&self) -> Endpoint {
-        Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.ports.http) }
+        self.http.clone()
     }
 
     /// Returns the path of its log file.
@@ -148,7 +158,12 @@ impl ServerProcess {
     /// # Errors
     /// If it does not answer or answers with an error status.
     pub fn page(&self, path: &str) -> Result<String> {
-        page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.ports.http))
+        if !self.http.is_tls() {
+            return page(&self.pages, &format!("http://{}{path}", self.http.authority));
+        }
+        // The client of pages has no TLS.
+        let answer = call_once(&self.http, &Template::get(&self.http, path)?, Bytes::new())?;
+        Ok(String::from_utf8_lossy(&answer.body).into_owned())
     }
 
     /// Shuts the server down and waits for its end.
@@ -257,6 +272,7 @@ fn spawn(
     if let Some(settings) = plan.malloc_conf {
         command.env("MALLOC_CONF", settings);
     }
+    command.envs(plan.variables.iter().map(|(name, value)| (name, value)));
     if plan.detached {
         command.process_group(0);
     }
@@ -275,6 +291,16 @@ fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     let (http, grpc) =
         pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
     Ok(ServerPorts { http: http.0, grpc: grpc.0 })
+}
+
+/// Returns the addresses of HTTP and gRPC.
+fn endpoints(plan: &ServerPlan, ports: ServerPorts) -> Result<[Endpoint; 2]> {
+    let tls = TlsArgs { ca: plan.ca.clone(), ..TlsArgs::default() };
+    let endpoint = |scheme: &str, port: u16| {
+        let suffix = if plan.ca.is_some() { "s" } else { "" };
+        Endpoint::parse(&format!("{scheme}{suffix}://127.0.0.1:{port}"), &tls)
+    };
+    Ok([endpoint("http", ports.http)?, endpoint("grpc", ports.grpc)?])
 }
 
 /// Returns a client for pages, with limits.

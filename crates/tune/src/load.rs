@@ -19,8 +19,11 @@ use loadgen::random::RandomSequence;
 use loadgen::report::{StepProgress, TextTable, ms, write_file, write_json};
 use loadgen::schedule::Arrivals;
 use loadgen::stats::LatencySummary;
+use loadgen::tls::TlsArgs;
 use loadgen::wire::{Api, ModelEndpoint, from_json};
 use loadgen::{print, println};
+
+use crate::requests::from_files;
 
 /// Number of different generated requests.
 const REQUESTS: u64 = 64;
@@ -37,13 +40,20 @@ const INDEX_MAX: u64 = 2;
 /// With --rate the loop is open: requests are sent on schedule regardless of the server, so a stall
 /// shows as the latency of every request that was due in it. With --clients it is closed: each
 /// client waits for its answer, and the figure of interest is the number of answers per second.
-/// Requests are made up from the model's own metadata unless --request gives one.
+/// Requests are made up from the model's own metadata unless --request or --requests gives some.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct BenchLoadArgs {
-    /// Address of the server: grpc://HOST:PORT or http://HOST:PORT
+    /// Address of the server: grpc://HOST:PORT or http://HOST:PORT; grpcs:// or https:// with TLS;
+    /// unix:PATH (gRPC) or http+unix:PATH for a Unix socket
     #[arg(long)]
     pub url: String,
+    /// Certificates.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// The server's API key, if it has one [default: MILLPOND_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
     /// API of the server: oip (Open Inference Protocol v2) or tfs (TensorFlow Serving)
     #[arg(long, value_enum, default_value = "oip")]
     pub api: Api,
@@ -79,6 +89,10 @@ pub struct BenchLoadArgs {
     /// "data"}]}
     #[arg(long, value_name = "FILE")]
     pub request: Option<PathBuf>,
+    /// Send these requests in turn instead of generated ones: files or directories of .json files
+    /// with one each, or .jsonl files with one on each line, such as a request log in JSON
+    #[arg(long, value_name = "FILE|DIR", num_args = 1.., conflicts_with = "request")]
+    pub requests: Vec<PathBuf>,
     /// Connections [default: 8 for --rate, one a client for --clients]
     #[arg(long)]
     pub connections: Option<usize>,
@@ -141,7 +155,8 @@ impl Judge for StatusOnly {
 /// If the server cannot be reached, the arguments make no request, every request failed, or a file
 /// cannot be written.
 pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
-    let endpoint = Endpoint::parse(&args.url)?;
+    let endpoint = Endpoint::parse(&args.url, &args.tls)?.with_key(args.api_key.clone());
+    args.tls.check_used(endpoint.is_tls())?;
     let target = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
     let encoded = target.encode(&requests(args, &target)?)?;
     let pace = pace(args)?;
@@ -240,6 +255,9 @@ fn print_table(report: &LoadReport) {
 }
 
 fn requests(args: &BenchLoadArgs, target: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {
+    if !args.requests.is_empty() {
+        return from_files(&args.requests);
+    }
     if let Some(path) = &args.request {
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);

@@ -7,7 +7,7 @@ use toml::Table;
 
 use crate::load::{Shapes, generate};
 use loadgen::random::RandomSequence;
-use loadgen::wire::from_json;
+use loadgen::wire::{from_json, from_json_lines};
 
 /// Number of different made-up requests, and the maximum of their bytes.
 const MADE_UP: usize = 64;
@@ -17,6 +17,11 @@ const MADE_UP_MIN: usize = 4;
 /// Maximum number of files, and of their bytes together.
 const FILES_MAX: usize = 1024;
 const FILES_BYTES_MAX: u64 = 256 << 20;
+/// Maximum number of requests in all files.
+const REQUESTS_MAX: usize = 100_000;
+/// Ends of the names of files with one request, and with one on each line.
+const BODY: &str = "json";
+const LINES: &str = "jsonl";
 
 /// Arguments for requests.
 pub(super) struct RequestSettings<'a> {
@@ -127,14 +132,20 @@ fn filled_by_server(settings: &Table) -> Vec<String> {
         .collect()
 }
 
-fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
+/// Reads requests from files with one, from files with one on each line (`.jsonl`), and from
+/// directories of both.
+///
+/// # Errors
+/// `InvalidArgument` if a file is no request, or if there is none; `TooLarge` for too many; and if
+/// a file cannot be read.
+pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
     let mut paths = Vec::new();
     for path in given {
         let meta = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
         if meta.is_dir() { paths.extend(json_files(path)?) } else { paths.push(path.clone()) }
     }
     if paths.is_empty() {
-        return Err(Error::invalid("--requests: the directory has no .json file"));
+        return Err(Error::invalid("--requests: the directory has no .json or .jsonl file"));
     }
     if paths.len() > FILES_MAX {
         return Err(Error::invalid(format!(
@@ -143,23 +154,37 @@ fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
         )));
     }
     let mut left = FILES_BYTES_MAX;
-    let mut read = |path: &PathBuf| {
+    let mut requests = Vec::new();
+    for path in &paths {
         let bytes = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
         left = left.checked_sub(bytes).ok_or_else(|| {
             Error::too_large(format!("--requests: more than {} MiB in all", FILES_BYTES_MAX >> 20))
         })?;
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
-        from_json(&text).map_err(|e| e.context(path.display()))
-    };
-    paths.iter().map(&mut read).collect()
+        let read = match has_extension(path, LINES) {
+            true => from_json_lines(text.into(), REQUESTS_MAX - requests.len()),
+            false => from_json(&text).map(|request| vec![request]),
+        };
+        requests.extend(read.map_err(|e| e.context(path.display()))?);
+    }
+    match requests.is_empty() {
+        true => Err(Error::invalid(
+            "--requests: no request in the files was answered when it was logged",
+        )),
+        false => Ok(requests),
+    }
 }
 
-/// Returns the `.json` files of a directory by name.
+fn has_extension(path: &Path, wanted: &str) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
+}
+
+/// Returns the `.json` and `.jsonl` files of a directory by name.
 fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+        if has_extension(&path, BODY) || has_extension(&path, LINES) {
             paths.push(path);
         }
     }
@@ -206,7 +231,7 @@ mod tests {
             )
         };
         let files = [dir.path().to_owned()];
-        assert!(from_files(&files).unwrap_err().message().contains("no .json file"));
+        assert!(from_files(&files).unwrap_err().message().contains("no .json or .jsonl file"));
         for (name, value) in [("b.json", 2), ("a.json", 1), ("notes.txt", 9)] {
             std::fs::write(dir.path().join(name), request(value)).unwrap();
         }
@@ -214,6 +239,9 @@ mod tests {
         let values: Vec<f32> =
             read.iter().flat_map(|r| r[0].tensor.to_vec::<f32>().unwrap()).collect();
         assert_eq!(values, [1.0, 2.0]);
+        let lines = format!("{}\n{}\n", request(3), request(4));
+        std::fs::write(dir.path().join("bb.jsonl"), lines).unwrap();
+        assert_eq!(from_files(&files).unwrap().len(), 4);
         std::fs::write(dir.path().join("c.json"), "{}").unwrap();
         assert!(from_files(&files).unwrap_err().message().contains("c.json"));
     }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::connection::{Endpoint, RawResponse, Template, Transport};
 
 pub use oip::{Outputs, read_answer};
-pub use values::from_json;
+pub use values::{from_json, from_json_lines};
 
 /// API of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -79,12 +79,9 @@ impl ModelEndpoint {
 
     /// Gets a JSON page of the server.
     fn json_page(&self, path: &str) -> Result<serde_json::Value> {
-        let text = crate::process::page(
-            &crate::process::agent(),
-            &format!("http://{}{path}", self.endpoint.authority),
-        )
-        .map_err(|error| crate::connection::other_protocol(&self.endpoint).unwrap_or(error))?;
-        serde_json::from_str(&text).map_err(|e| Error::data_loss(format!("{path}: {e}")))
+        let template = Template::get(&self.endpoint, path)?;
+        let page = crate::connection::call_once(&self.endpoint, &template, Bytes::new())?;
+        serde_json::from_slice(&page.body).map_err(|e| Error::data_loss(format!("{path}: {e}")))
     }
 }
 
@@ -102,10 +99,15 @@ fn spec(name: &str, dtype: base::DType, shape: impl IntoIterator<Item = i64>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::TlsArgs;
     use base::Tensor;
 
     fn target(url: &str, api: Api) -> ModelEndpoint {
-        ModelEndpoint { endpoint: Endpoint::parse(url).unwrap(), api, model: "m".into() }
+        ModelEndpoint {
+            endpoint: Endpoint::parse(url, &TlsArgs::default()).unwrap(),
+            api,
+            model: "m".into(),
+        }
     }
 
     fn request() -> Vec<NamedTensor> {

@@ -2,6 +2,7 @@
 
 use base::{DType, Data, Error, NamedTensor, Result, Tensor};
 use bytes::Bytes;
+use protocol::oip::json::{next_line, parse_record};
 use serde_json::Value;
 
 /// Calls `$then::<T>` for the Rust type of a dtype.
@@ -59,69 +60,38 @@ pub(super) fn nested(tensor: &Tensor) -> Result<Value> {
     }
 }
 
-fn parse<T: base::Element + serde::de::DeserializeOwned>(
-    shape: &[usize],
-    values: &[Value],
-) -> Result<Tensor> {
-    let element = |value: &Value| {
-        serde_json::from_value::<T>(value.clone())
-            .map_err(|e| Error::invalid(format!("{value} does not fit: {e}")))
-    };
-    Tensor::from_vec(shape, values.iter().map(element).collect::<Result<Vec<T>>>()?)
-}
-
-fn flatten(value: &Value, into: &mut Vec<Value>) {
-    match value {
-        Value::Array(items) => items.iter().for_each(|item| flatten(item, into)),
-        other => into.push(other.clone()),
-    }
-}
-
 /// Parses the inputs of a request in the Open Inference Protocol's JSON form, in which `bench load
 /// --request` files are written for any API.
 ///
 /// # Errors
 /// `InvalidArgument` if a field is missing or a value does not fit its type.
 pub fn from_json(text: &[u8]) -> Result<Vec<NamedTensor>> {
-    let root: Value =
-        serde_json::from_slice(text).map_err(|e| Error::invalid(format!("not JSON: {e}")))?;
-    let wanted =
-        || Error::invalid("wanted {\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}");
-    root["inputs"].as_array().ok_or_else(wanted)?.iter().map(input).collect()
+    Ok(parse_record(Bytes::copy_from_slice(text))?.request.inputs)
 }
 
-fn input(value: &Value) -> Result<NamedTensor> {
-    let missing = |what: &str| Error::invalid(format!("an input has no usable \"{what}\""));
-    let name = value["name"].as_str().ok_or_else(|| missing("name"))?;
-    let dtype =
-        super::names::from_oip(value["datatype"].as_str().ok_or_else(|| missing("datatype"))?)?;
-    let shape = value["shape"].as_array().ok_or_else(|| missing("shape"))?;
-    let size = |size: &Value| size.as_u64().and_then(|size| usize::try_from(size).ok());
-    let shape: Vec<usize> =
-        shape.iter().map(size).collect::<Option<_>>().ok_or_else(|| missing("shape"))?;
-    let mut elements = Vec::new();
-    flatten(&value["data"], &mut elements);
-    let tensor = match dtype {
-        DType::String => strings(&shape, &elements),
-        DType::Bool => {
-            let bit = |value: &Value| value.as_bool().map(u8::from).ok_or_else(|| missing("data"));
-            let bits: Vec<u8> = elements.iter().map(bit).collect::<Result<_>>()?;
-            Tensor::from_bytes(DType::Bool, shape.as_slice(), Bytes::from(bits))
+/// Parses a file with such a request on each line, as a request log in JSON has them. Leaves out
+/// requests that had failed when they were logged.
+///
+/// # Errors
+/// `InvalidArgument` with the line's number if a line is no request; `TooLarge` for more than `max`
+/// requests.
+pub fn from_json_lines(text: Bytes, max: usize) -> Result<Vec<Vec<NamedTensor>>> {
+    let mut rest = text;
+    let mut requests = Vec::new();
+    let mut number = 0;
+    while let Some(line) = next_line(&mut rest) {
+        number += 1;
+        let record =
+            parse_record(line).map_err(|error| error.context(format_args!("request {number}")))?;
+        if !record.answered() {
+            continue;
         }
-        dtype => by_type!(dtype, parse, &shape, &elements),
-    };
-    tensor
-        .map(|tensor| NamedTensor::new(name, tensor))
-        .map_err(|e| e.context(format!("input \"{name}\"")))
-}
-
-fn strings(shape: &[usize], values: &[Value]) -> Result<Tensor> {
-    let text = |value: &Value| {
-        let text = value.as_str().ok_or_else(|| Error::invalid(format!("{value} is no string")))?;
-        Ok(Bytes::copy_from_slice(text.as_bytes()))
-    };
-    let strings: Vec<Bytes> = values.iter().map(text).collect::<Result<_>>()?;
-    Tensor::from_strings(shape, strings)
+        if requests.len() == max {
+            return Err(Error::too_large(format!("more than {max} requests")));
+        }
+        requests.push(record.request.inputs);
+    }
+    Ok(requests)
 }
 
 #[cfg(test)]
@@ -144,9 +114,26 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_a_log_become_requests() {
+        let line = |status: &str, value: u32| {
+            format!(
+                "{{\"status\":\"{status}\",\"inputs\":[{{\"name\":\"x\",\"datatype\":\"FP32\",\"shape\":[1],\"data\":[{value}]}}]}}\n"
+            )
+        };
+        let text = [line("ok", 1), line("internal", 2), "\n".to_owned(), line("ok", 3)].concat();
+        let requests = from_json_lines(text.clone().into(), 2).unwrap();
+        let values = |inputs: &Vec<NamedTensor>| inputs[0].tensor.to_vec::<f32>().unwrap()[0];
+        assert_eq!(requests.iter().map(values).collect::<Vec<_>>(), [1.0, 3.0]);
+        assert!(from_json_lines(text.clone().into(), 1).is_err());
+        let error = from_json_lines((text + "{}").into(), 9).unwrap_err();
+        assert!(error.message().contains("request 4"), "{error}");
+    }
+
+    #[test]
     fn faults_are_named() {
         let error = |text: &str| from_json(text.as_bytes()).unwrap_err().message().to_owned();
-        assert!(error("[]").contains("inputs"));
+        assert!(error("[]").contains("expected"));
+        assert!(error("{}").contains("inputs"));
         assert!(
             error(r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}"#)
                 .contains("300")

@@ -1,0 +1,253 @@
+//! TLS of a client: its settings, and connections by them.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{Error, Result};
+use clap::Args;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::BuilderVerifierExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::connection::Transport;
+
+/// Certificates of a client.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsArgs {
+    /// Certificates of issuers that https:// and grpcs:// trust (PEM) [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Certificate of this client (PEM), for a server that requires one
+    #[arg(long, value_name = "FILE", alias = "client-cert")]
+    pub cert: Option<PathBuf>,
+    /// Private key of --cert (PEM) [default: it is in the file of --cert]
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// Checks that no flag is set in vain: without a connection that uses TLS.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the flag.
+    pub fn check_used(&self, by_tls: bool) -> Result<()> {
+        let flags = [("--ca", &self.ca), ("--cert", &self.cert), ("--key", &self.key)];
+        match flags.iter().find(|(_, value)| value.is_some()) {
+            Some((flag, _)) if !by_tls => Err(Error::invalid(format!(
+                "{flag} has no effect without TLS: give an address that begins with https:// or grpcs://"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the certificates of issuers; `None` for those of the system.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the file has no certificate in PEM form, or the error of the read.
+    pub fn issuers(&self) -> Result<Option<Vec<CertificateDer<'static>>>> {
+        self.ca.as_deref().map(|path| certificates("--ca", path)).transpose()
+    }
+
+    /// Returns the certificates and the key of this client, if it has them.
+    ///
+    /// # Errors
+    /// As [`TlsArgs::issuers`], and if there is no key.
+    pub fn identity(
+        &self,
+    ) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>> {
+        let Some(cert) = self.cert.as_deref() else { return Ok(None) };
+        let chain = certificates("--cert", cert)?;
+        let (flag, path) = self.key_file(cert);
+        let text = read(flag, path)?;
+        let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+            PemError::NoItemsFound => {
+                wrong(flag, path, &"no private key in PEM form is in it; give it with --key FILE")
+            }
+            error => wrong(flag, path, &error),
+        })?;
+        Ok(Some((chain, key)))
+    }
+
+    /// Returns the text of the file that holds the key of this client, if it has one.
+    ///
+    /// # Errors
+    /// The error of the read, with the flag.
+    pub fn key_text(&self) -> Result<Option<Vec<u8>>> {
+        let file = self.cert.as_deref().map(|cert| self.key_file(cert));
+        file.map(|(flag, path)| read(flag, path)).transpose()
+    }
+
+    /// Returns the file of the key, and its flag.
+    fn key_file<'a>(&'a self, cert: &'a Path) -> (&'static str, &'a Path) {
+        self.key.as_deref().map_or(("--cert", cert), |key| ("--key", key))
+    }
+}
+
+fn wrong(flag: &str, path: &Path, why: &dyn Display) -> Error {
+    Error::invalid(format!("{flag} {}: {why}", path.display()))
+}
+
+fn read(flag: &str, path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| wrong(flag, path, &error))
+}
+
+fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let text = read(flag, path)?;
+    let found: std::result::Result<Vec<_>, PemError> =
+        CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) | Err(PemError::NoItemsFound) => {
+            Err(wrong(flag, path, &"no certificate in PEM form is in it"))
+        }
+        Err(error) => Err(wrong(flag, path, &error)),
+    }
+}
+
+/// The side of a client in handshakes with one server.
+#[derive(Clone, Debug)]
+pub struct TlsClient {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    /// True if it shows a certificate.
+    pub(crate) is_identified: bool,
+}
+
+impl PartialEq for TlsClient {
+    fn eq(&self, other: &TlsClient) -> bool {
+        Arc::ptr_eq(&self.config, &other.config) && self.name == other.name
+    }
+}
+
+impl Eq for TlsClient {}
+
+impl TlsClient {
+    /// Reads the certificates of `args` for a server at `authority` ("host:port").
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the flag or the address.
+    pub(crate) fn new(args: &TlsArgs, transport: Transport, authority: &str) -> Result<TlsClient> {
+        let failed = |error: rustls::Error| Error::invalid(format!("TLS: {error}"));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?;
+        let builder = match args.issuers()? {
+            None => builder.with_platform_verifier().map_err(failed)?,
+            Some(issuers) => {
+                let mut roots = RootCertStore::empty();
+                for issuer in issuers {
+                    roots.add(issuer).map_err(|error| Error::invalid(format!("--ca: {error}")))?;
+                }
+                builder.with_root_certificates(roots)
+            }
+        };
+        let mut config = match args.identity()? {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| Error::invalid(format!("--cert: {error}")))?,
+        };
+        config.alpn_protocols = vec![match transport {
+            Transport::Grpc => b"h2".to_vec(),
+            Transport::Http => b"http/1.1".to_vec(),
+        }];
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            Error::invalid(format!("\"{host}\" is no name that a certificate can have"))
+        })?;
+        Ok(TlsClient { config: Arc::new(config), name, is_identified: args.cert.is_some() })
+    }
+
+    /// Runs the handshake.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the other side speaks no TLS or another protocol, or if its certificate
+    /// is not trusted; else `Unavailable`.
+    pub(crate) async fn connect(
+        &self,
+        authority: &str,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>> {
+        let connector = TlsConnector::from(self.config.clone());
+        connector.connect(self.name.clone(), stream).await.map_err(|error| {
+            let text = error.to_string();
+            match explanation(authority, &text) {
+                Some(why) => Error::invalid(why),
+                None => Error::unavailable(format!("no TLS handshake with {authority}: {text}")),
+            }
+        })
+    }
+}
+
+/// Returns what a client can do about a failure of TLS with the text `error`, if that is known.
+pub fn explanation(authority: &str, error: &str) -> Option<String> {
+    if let Some((_, reason)) = error.split_once("invalid peer certificate: ") {
+        return Some(format!(
+            "the certificate of {authority} is not trusted: {reason}; give its issuer's certificate (PEM) with --ca FILE \
+             or MILLPOND_CA, and an address that it names"
+        ));
+    }
+    if error.contains("InvalidContentType") {
+        return Some(format!(
+            "{authority} does not speak TLS; give its address as http://{authority} or grpc://{authority}"
+        ));
+    }
+    if error.contains("NoApplicationProtocol") {
+        return Some(format!(
+            "{authority} speaks another protocol; grpcs:// is for gRPC ports (8500 by default), https:// for HTTP ports \
+             (8501)"
+        ));
+    }
+    if error.contains("CertificateRequired") {
+        return Some(format!(
+            "{authority} requires a certificate of its clients: give --cert FILE and --key FILE"
+        ));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_without_tls_are_refused() {
+        let args = TlsArgs { ca: Some("ca.pem".into()), ..TlsArgs::default() };
+        assert!(args.check_used(true).is_ok() && TlsArgs::default().check_used(false).is_ok());
+        assert!(args.check_used(false).unwrap_err().message().starts_with("--ca has no effect"));
+    }
+
+    #[test]
+    fn files_without_certificates_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+        let args = TlsArgs { ca: Some(empty.clone()), cert: Some(empty), key: None };
+        for error in [args.issuers().unwrap_err(), args.identity().unwrap_err()] {
+            assert!(error.message().contains("empty.pem: no certificate in PEM form"), "{error}");
+        }
+        let missing = TlsArgs { ca: Some(dir.path().join("none")), ..TlsArgs::default() };
+        assert!(missing.issuers().unwrap_err().message().starts_with("--ca "));
+    }
+
+    #[test]
+    fn failures_are_explained() {
+        for (error, wanted) in [
+            ("invalid peer certificate: UnknownIssuer", "not trusted: UnknownIssuer; give"),
+            ("received corrupt message of type InvalidContentType", "does not speak TLS"),
+            ("received fatal alert: NoApplicationProtocol", "another protocol"),
+            ("received fatal alert: CertificateRequired", "--cert FILE"),
+        ] {
+            let text = explanation("h:1", error).unwrap();
+            assert!(text.contains(wanted) && text.contains("h:1"), "{text}");
+        }
+        assert_eq!(explanation("h:1", "connection reset"), None);
+    }
+}
