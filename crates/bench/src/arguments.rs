@@ -9,20 +9,27 @@ use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
 use crate::audio::BenchAudioArgs;
+use crate::backup::BackupBenchArgs;
 use crate::batch::BatchArgs;
 use crate::crash::CrashArgs;
+use crate::duplicates::BenchDuplicatesArgs;
+use crate::filter::FilterArgs;
 use crate::fingerprints::MatchArgs;
+use crate::fingerprints::identify::{self, IdentifyArgs};
+use crate::gpu::GpuBenchArgs;
 use crate::images::BenchImagesArgs;
 use crate::ingest::IngestArgs;
 use crate::overhead::OverheadArgs;
 use crate::overload::OverloadArgs;
+use crate::rollout::RolloutBenchArgs;
+use crate::slow::SlowArgs;
 use crate::soak::SoakArgs;
 use crate::swap::SwapArgs;
 use crate::tiers::TiersArgs;
 use crate::vectors::VectorsArgs;
 use crate::{
-    audio, batch, crash, fingerprints, images, ingest, overhead, overload, soak, swap, tiers,
-    vectors,
+    audio, batch, crash, duplicates, filter, fingerprints, gpu, images, ingest, overhead, overload,
+    rollout, slow, soak, swap, tiers, vectors,
 };
 
 /// Measure a server: under load, during swaps, against the bare engine
@@ -43,13 +50,20 @@ enum Benchmark {
     Overhead(OverheadArgs),
     Batch(BatchArgs),
     Overload(OverloadArgs),
+    Rollout(RolloutBenchArgs),
+    Slow(SlowArgs),
     Tiers(TiersArgs),
     Audio(BenchAudioArgs),
     Crash(CrashArgs),
     Ingest(IngestArgs),
     Match(MatchArgs),
+    Identify(IdentifyArgs),
     Images(BenchImagesArgs),
+    Duplicates(BenchDuplicatesArgs),
     Vectors(VectorsArgs),
+    Gpu(GpuBenchArgs),
+    Backup(BackupBenchArgs),
+    Filter(FilterArgs),
 }
 
 /// Completes the arguments by the variables that `millpond bench` sets or passes on.
@@ -92,12 +106,19 @@ pub fn run() -> Result<()> {
         Benchmark::Overhead(args) => overhead::run(args, &env),
         Benchmark::Batch(args) => batch::run(args, &env),
         Benchmark::Overload(args) => overload::run(args, &env),
+        Benchmark::Rollout(args) => rollout::run(args, &env),
+        Benchmark::Slow(args) => slow::run(args, &env),
         Benchmark::Tiers(args) => tiers::run(args, &env),
         Benchmark::Audio(args) => audio::run(args, &env),
         Benchmark::Crash(args) => crash::run(args, &env),
         Benchmark::Ingest(args) => ingest::run(args, &env),
         Benchmark::Match(args) => fingerprints::run(args, &env),
+        Benchmark::Identify(args) => identify::run(args, &env),
         Benchmark::Images(args) => images::run(args, &env),
+        Benchmark::Duplicates(args) => duplicates::run(args, &env),
         Benchmark::Vectors(args) => vectors::run(args, &env),
+        Benchmark::Gpu(args) => gpu::run(args, &env),
+        Benchmark::Backup(args) => crate::backup::run(args, &env),
+        Benchmark::Filter(args) => filter::run(args, &env),
     }
 }

@@ -6,11 +6,15 @@
 
 pub mod arguments;
 pub mod audio;
+pub mod backup;
 mod bare;
 pub mod batch;
 mod burner;
 pub mod crash;
+pub mod duplicates;
+pub mod filter;
 pub mod fingerprints;
+pub mod gpu;
 pub mod images;
 pub mod ingest;
 mod models;
@@ -19,6 +23,8 @@ pub mod overload;
 mod plot;
 mod python;
 mod report;
+pub mod rollout;
+pub mod slow;
 pub mod soak;
 pub mod swap;
 pub mod tiers;

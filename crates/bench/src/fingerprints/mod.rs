@@ -1,6 +1,7 @@
 //! `millpond bench match`: error rates and speed of fingerprint matching.
 
 mod folder;
+pub mod identify;
 mod images;
 mod rates;
 mod report;

@@ -6,7 +6,7 @@ use image::imageops::{self, FilterType};
 use image::{ExtendedColorType, ImageBuffer, Rgb};
 use vision::Image;
 
-use super::lettering;
+use super::{lettering, screen};
 use loadgen::random::RandomSequence;
 
 /// JPEG quality of copies whose attack is another one.
@@ -33,11 +33,27 @@ pub(super) enum Attack {
     Text,
     /// A frame of 10 to 25 % of each side that mirrors the pixels beside it.
     Border,
+    /// Left and right exchanged, also with a crop of 70 % of the area.
+    Mirror,
+    /// One quarter of a collage of four photographs, with edges at or near the middle and with
+    /// gaps.
+    Collage,
+    /// A crop of 16 % of the area in the middle or anywhere, also enlarged.
+    Crop16,
+    /// A photograph of a screen: perspective, moiré, blur, gamma, noise.
+    Screen,
+}
+
+/// The photograph to copy, and photographs outside the collection for collages.
+pub(super) struct CopySource<'a> {
+    pub(super) image: &'a Image,
+    /// Three photographs; fewer if the attack needs none.
+    pub(super) fillers: &'a [Image],
 }
 
 impl Attack {
-    /// All attacks with their names and the number of an image's 20 copies that each makes.
-    pub(super) const ALL: [(Attack, &'static str, usize); 8] = [
+    /// All attacks with their names and the number of an image's 31 copies that each makes.
+    pub(super) const ALL: [(Attack, &'static str, usize); 12] = [
         (Attack::Crop, "crop50", 3),
         (Attack::Rotate, "rotate30", 3),
         (Attack::Scale, "scale50", 2),
@@ -46,16 +62,40 @@ impl Attack {
         (Attack::Brightness, "brightness", 2),
         (Attack::Text, "text", 3),
         (Attack::Border, "mirror_border", 3),
+        (Attack::Mirror, "mirror", 2),
+        (Attack::Collage, "collage", 3),
+        (Attack::Crop16, "crop16", 3),
+        (Attack::Screen, "screen", 3),
     ];
+
+    /// Returns the indexes in [`Attack::ALL`] of these names; of all if there is none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown name.
+    pub(super) fn chosen(names: &[String]) -> Result<Vec<usize>> {
+        if names.is_empty() {
+            return Ok((0..Attack::ALL.len()).collect());
+        }
+        let number = |wanted: &String| {
+            Attack::ALL.iter().position(|(_, name, _)| name == wanted).ok_or_else(|| {
+                let known = Attack::ALL.map(|(_, name, _)| name).join(", ");
+                Error::invalid(format!(
+                    "--attack {wanted}: there is no such attack; there are {known}"
+                ))
+            })
+        };
+        names.iter().map(number).collect()
+    }
 
     /// Returns copy number `variant` of this attack as a JPEG file, with random values of `random`.
     pub(super) fn copy(
         self,
-        image: &Image,
+        source: &CopySource<'_>,
         variant: usize,
         random: &mut RandomSequence,
     ) -> Result<Vec<u8>> {
         let mut quality = QUALITY;
+        let image = source.image;
         let copy = match self {
             Attack::Crop => crop(image, variant, random),
             Attack::Rotate => rotate(image, variant),
@@ -68,6 +108,11 @@ impl Attack {
             Attack::Brightness => brightness(image, variant, random),
             Attack::Text => lettering::over(image, 2 + variant, random)?,
             Attack::Border => border(image, 0.10 + 0.05 * (variant as f64 + random.unit())),
+            Attack::Mirror if variant == 0 => image.mirrored(),
+            Attack::Mirror => keep(&image.mirrored(), 0.7_f64.sqrt(), random),
+            Attack::Collage => screen::collage(source, variant, random),
+            Attack::Crop16 => crop16(image, variant, random),
+            Attack::Screen => screen::screen(image, random)?,
         };
         encode(&copy, quality)
     }
@@ -88,12 +133,12 @@ fn pixels(image: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
 }
 
 /// Makes an image whose pixel at (x, y) is `of(x, y)`.
-fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
+pub(super) fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
     let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
     Image { width, height, rgb: places.flat_map(|(x, y)| of(x, y)).collect() }
 }
 
-fn pixel(image: &Image, x: u32, y: u32) -> [u8; 3] {
+pub(super) fn pixel(image: &Image, x: u32, y: u32) -> [u8; 3] {
     let at = y as usize * image.width as usize + x as usize;
     image.rgb.as_chunks().0.get(at).copied().unwrap_or_default()
 }
@@ -107,7 +152,23 @@ fn part(image: &Image, columns: (u32, u32), rows: (u32, u32)) -> Image {
 
 fn crop(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     // The last variant keeps half of both sides, the others half of the area.
-    let share = if variant == 2 { 0.5 } else { std::f64::consts::FRAC_1_SQRT_2 };
+    keep(image, if variant == 2 { 0.5 } else { std::f64::consts::FRAC_1_SQRT_2 }, random)
+}
+
+/// Keeps 16 % of the area: the middle, any place, or any place enlarged to the image's size.
+fn crop16(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
+    let share = 0.4;
+    if variant == 0 {
+        let off = |side: u32| (f64::from(side) * (1.0 - share) / 2.0) as u32;
+        let (columns, rows) = (off(image.width), off(image.height));
+        return part(image, (columns, columns), (rows, rows));
+    }
+    let copy = keep(image, share, random);
+    if variant == 1 { copy } else { copy.resized(image.width, image.height) }
+}
+
+/// Keeps this share of both sides, at a random place.
+fn keep(image: &Image, share: f64, random: &mut RandomSequence) -> Image {
     let mut sides = |side: u32| {
         let off = side - (f64::from(side) * share) as u32;
         let before = (f64::from(off) * random.unit()) as u32;
@@ -136,7 +197,7 @@ fn rotate(image: &Image, variant: usize) -> Image {
 }
 
 /// Interpolates linearly between pixels; black outside.
-fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
+pub(super) fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
     let inside = |at: f64, side: u32| at > -0.5 && at < f64::from(side) - 0.5;
     if !inside(x, image.width) || !inside(y, image.height) {
         return [0; 3];
@@ -162,7 +223,7 @@ fn scale(image: &Image, variant: usize) -> Result<Image> {
     Ok(Image { width, height, rgb })
 }
 
-fn blur(image: &Image, sigma: f64) -> Result<Image> {
+pub(super) fn blur(image: &Image, sigma: f64) -> Result<Image> {
     let rgb = imageops::blur(&pixels(image)?, sigma as f32).into_raw();
     Ok(Image { rgb, ..*image })
 }
@@ -210,8 +271,10 @@ mod tests {
     #[test]
     fn copies_have_the_size_and_the_pixels_they_should() {
         let image = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
+        let fillers = vec![image.clone(); 3];
         let size = |attack: Attack, variant| {
-            let bytes = attack.copy(&image, variant, &mut RandomSequence::new(5)).unwrap();
+            let source = CopySource { image: &image, fillers: &fillers };
+            let bytes = attack.copy(&source, variant, &mut RandomSequence::new(5)).unwrap();
             let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().image;
             (copy.width, copy.height)
         };
@@ -221,6 +284,9 @@ mod tests {
         for same in [Attack::Blur, Attack::Brightness, Attack::Text] {
             assert_eq!(size(same, 1), (60, 40));
         }
+        assert_eq!((size(Attack::Mirror, 0), size(Attack::Mirror, 1)), ((60, 40), (50, 33)));
+        assert_eq!((size(Attack::Crop16, 1), size(Attack::Crop16, 2)), ((24, 16), (60, 40)));
+        assert_eq!((size(Attack::Collage, 0), size(Attack::Screen, 0)), ((90, 60), (60, 40)));
         let framed = border(&image, 0.1);
         assert_eq!((framed.width, framed.height), (72, 48));
         // The frame mirrors about the image's edge; inside, all is where it was.
@@ -233,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn each_image_gets_twenty_copies() {
-        assert_eq!(Attack::ALL.iter().map(|&(_, _, copies)| copies).sum::<usize>(), 20);
+    fn each_image_gets_31_copies() {
+        assert_eq!(Attack::ALL.iter().map(|&(_, _, copies)| copies).sum::<usize>(), 31);
     }
 }

@@ -7,6 +7,7 @@ mod lettering;
 mod photos;
 mod queries;
 mod report;
+mod screen;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::report::BenchReport as _;
+use attacks::Attack;
 use embed::PhotoEmbedder;
 pub use index::IndexMedium;
 use index::PhotoIndex;
@@ -28,22 +30,24 @@ use report::{ImagesReport, ImagesRun};
 const THREADS_MAX: usize = 64;
 
 /// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred,
-/// brightened, written over, framed.
+/// brightened, written over, framed, mirrored, in a collage, shown by a screen.
 ///
-/// All photographs go into a collection: embedding of a model, keypoints. From some of them 20
-/// copies each are made (three by crop, rotation, text and mirrored border, two by the others;
-/// random values follow from a seed) and searched for: the coarse stage's candidates by embedding,
-/// then by keypoints. Then other photographs are removed from the collection, and they and their
-/// copies are searched for. Every accepted image is then a false accept, and so is every wrong
-/// image that is accepted for a copy of a photograph in the collection.
+/// All photographs but the fillers of collages go into a collection: embedding of a model,
+/// keypoints. From some of them 31 copies each are made (two or three an attack; random values
+/// follow from a seed) and searched for: the coarse stage's candidates by embedding, then by
+/// keypoints. If nothing is accepted, further views are searched for as the server does: coarse
+/// keypoints, the mirror image, halves and quarters. Then other photographs are removed from the
+/// collection, and they and their copies are searched for. Every accepted image is then a false
+/// accept, and so is every wrong image that is accepted for a copy of a photograph in the
+/// collection.
 ///
 /// Recall is the share of copies whose photograph comes first, by embedding alone and in the end. A
 /// query's time is that of decoding, embedding, keypoints and search, with as many queries at once
 /// as there are threads.
 ///
 /// Goals on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
-/// for each attack, never below that of the coarse stage, no false accepts. Without --dir the
-/// images are made up, and the figures say nothing about real ones.
+/// for each attack, also of accepted images, never below that of the coarse stage, no false
+/// accepts. Without --dir the images are made up, and the figures say nothing about real ones.
 #[derive(Args, Clone, Debug)]
 pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth
@@ -52,13 +56,23 @@ pub struct BenchImagesArgs {
     /// Number of made-up photographs without --dir
     #[arg(long, default_value_t = 8)]
     pub made: usize,
-    /// Photographs of which 20 copies each are made [default: 100, a quarter of made-up ones]
+    /// Photographs of which copies are made [default: 100, a quarter of made-up ones]
     #[arg(long)]
     pub attacked: Option<usize>,
-    /// Photographs that are removed, then searched for as they are and by 20 copies [default: 50,
-    /// an eighth of made-up ones]
+    /// Photographs that are removed, then searched for as they are and by copies [default: 50, an
+    /// eighth of made-up ones]
     #[arg(long)]
     pub held_out: Option<usize>,
+    /// Photographs outside the collection that fill collages [default: 30, an eighth of made-up
+    /// ones]
+    #[arg(long)]
+    pub fillers: Option<usize>,
+    /// Only these attacks (may be given several times) [default: all]
+    #[arg(long, value_name = "NAME")]
+    pub attack: Vec<String>,
+    /// Search for the copies as they are only
+    #[arg(long)]
+    pub no_views: bool,
     /// Images that the coarse stage passes to the matcher
     #[arg(long, default_value_t = 100)]
     pub candidates: usize,
@@ -90,6 +104,10 @@ struct QueryPlan {
     attacked: Vec<usize>,
     /// Photographs that are removed.
     held_out: Vec<usize>,
+    /// Photographs that never are in the collection.
+    fillers: Vec<usize>,
+    /// Indexes of the attacks.
+    attacks: Vec<usize>,
 }
 
 impl QueryPlan {
@@ -99,28 +117,35 @@ impl QueryPlan {
             |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };
         let attacked = args.attacked.unwrap_or_else(|| usual(100, 4).min(photos / 2));
         let held_out = args.held_out.unwrap_or_else(|| usual(50, 8).min(photos / 4));
-        if attacked == 0 || attacked + held_out > photos {
+        let fillers = args.fillers.unwrap_or_else(|| usual(30, 8).min(photos / 8));
+        if attacked == 0 || attacked + held_out + fillers > photos {
             return Err(Error::invalid(format!(
-                "{photos} photographs are not enough for {attacked} with copies and {held_out} taken out; at least one \
-                 must have copies"
+                "{photos} photographs are not enough for {attacked} with copies, {held_out} taken out and {fillers} in \
+                 collages; at least one must have copies"
             )));
         }
         let spread = |count: usize, from: &[usize]| -> Vec<usize> {
             (0..count).filter_map(|at| from.get(at * from.len() / count.max(1)).copied()).collect()
         };
+        let without = |all: &[usize], taken: &[usize]| -> Vec<usize> {
+            all.iter().copied().filter(|photo| !taken.contains(photo)).collect()
+        };
         let all: Vec<usize> = (0..photos).collect();
         let held_out = spread(held_out, &all);
-        let left: Vec<usize> = all.into_iter().filter(|photo| !held_out.contains(photo)).collect();
-        Ok(QueryPlan { attacked: spread(attacked, &left), held_out })
+        let left = without(&all, &held_out);
+        let fillers = spread(fillers, &left);
+        let attacked = spread(attacked, &without(&left, &fillers));
+        Ok(QueryPlan { attacked, held_out, fillers, attacks: Attack::chosen(&args.attack)? })
     }
 
     fn asks(&self) -> Vec<CopyQuery> {
-        self.attacked.iter().flat_map(|&photo| CopyQuery::copies(photo)).collect()
+        self.attacked.iter().flat_map(|&photo| CopyQuery::copies(photo, &self.attacks)).collect()
     }
 
     fn held_out_asks(&self) -> Vec<CopyQuery> {
         let of = |&photo: &usize| {
-            std::iter::once(CopyQuery { photo, attack: None }).chain(CopyQuery::copies(photo))
+            let unmodified = CopyQuery { photo, attack: None };
+            std::iter::once(unmodified).chain(CopyQuery::copies(photo, &self.attacks))
         };
         self.held_out.iter().flat_map(of).collect()
     }
@@ -148,15 +173,24 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
     let (seed, candidates) = (args.seed, args.candidates);
     let options = vision::photo::KeypointOptions::default();
-    let pipeline =
-        Pipeline { photos: &photos, embedder: &embedder, options, threads, candidates, seed };
+    let pipeline = Pipeline {
+        photos: &photos,
+        embedder: &embedder,
+        options,
+        threads,
+        candidates,
+        views: !args.no_views,
+        fillers: &plan.fillers,
+        seed,
+    };
     let (asks, held_out) = (plan.asks(), plan.held_out_asks());
     let progress = StepProgress::new((photos.len() + asks.len() + held_out.len()) as u64);
     for line in &skipped {
         progress.line(&format!("left out: {line}"));
     }
     progress.say(format!("{} photographs into a collection", photos.len()));
-    let entries = pipeline.entries(&progress)?;
+    let mut entries = pipeline.entries(&progress)?;
+    entries.retain(|entry| !plan.fillers.contains(&(entry.id as usize)));
     let folder = env.cache_dir.join(format!("images-{}", std::process::id()));
     let index = PhotoIndex::build(&entries, args.medium, folder)?;
     progress.say(format!("{} copies of {}", asks.len(), plan.attacked.len()));
@@ -192,7 +226,7 @@ fn manifest(
 ) -> serde_json::Value {
     let name = |photo: usize| pipeline.photos.get(photo).map(|photo| photo.name.as_str());
     let base: Vec<_> = (0..pipeline.photos.len())
-        .filter(|photo| !plan.held_out.contains(photo))
+        .filter(|photo| !plan.held_out.contains(photo) && !plan.fillers.contains(photo))
         .map(name)
         .collect();
     let query = |ask: &CopyQuery, is_in: bool| {
@@ -230,11 +264,16 @@ mod tests {
         let usual = plan("--dir x", 500).unwrap();
         assert_eq!((usual.attacked.len(), usual.held_out.len()), (100, 50));
         assert!(usual.attacked.iter().all(|photo| !usual.held_out.contains(photo)));
-        assert_eq!((usual.asks().len(), usual.held_out_asks().len()), (2000, 1050));
+        assert_eq!((usual.asks().len(), usual.held_out_asks().len()), (3100, 1600));
         let mut all = [usual.attacked.as_slice(), &usual.held_out].concat();
         all.sort_unstable();
         all.dedup();
         assert_eq!((all.len(), all.last().is_some_and(|&last| last < 500)), (150, true));
+        assert_eq!(usual.fillers.len(), 30);
+        assert!(usual.fillers.iter().all(|photo| !all.contains(photo)));
+        let some = plan("--dir x --attack collage --attack crop16", 500).unwrap();
+        assert_eq!((some.asks().len(), some.held_out_asks().len()), (600, 350));
+        assert!(plan("--attack paint", 8).unwrap_err().message().contains("crop16"));
         let small = plan("", 8).unwrap();
         assert_eq!((small.attacked.len(), small.held_out.len()), (2, 1));
         assert!(plan("--attacked 5 --held-out 4", 8).unwrap_err().message().contains("not enough"));

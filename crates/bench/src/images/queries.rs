@@ -8,16 +8,20 @@ use std::time::Instant;
 
 use base::{Error, Result};
 use matching::Graph;
+use matching::rank::best_first;
 use search::collection::SearchThread;
-use vision::photo::{ACCEPT, keypoints};
-use vision::{Limits, decode};
+use vision::photo::{ACCEPT, PhotoView, ViewKind, keypoints};
+use vision::{Image, Limits, decode};
 
-use super::attacks::Attack;
+use super::attacks::{Attack, CopySource};
 use super::embed::PhotoEmbedder;
 use super::index::{IndexedPhoto, PhotoHit, PhotoIndex};
 use super::photos::Photo;
 use loadgen::random::{RandomSequence, at};
 use loadgen::report::{StepProgress, write_file};
+
+/// Other photographs in a collage.
+const COLLAGE_FILLERS: usize = 3;
 
 /// A copy of a photograph to search for.
 #[derive(Clone, Copy, Debug)]
@@ -29,21 +33,32 @@ pub(super) struct CopyQuery {
 }
 
 impl CopyQuery {
-    /// Returns all copies of a photograph.
-    pub(super) fn copies(photo: usize) -> impl Iterator<Item = CopyQuery> {
-        Attack::ALL.iter().enumerate().flat_map(move |(attack, &(_, _, copies))| {
+    /// Returns all copies of a photograph by these attacks.
+    pub(super) fn copies(photo: usize, attacks: &[usize]) -> impl Iterator<Item = CopyQuery> {
+        let known = attacks.iter().filter_map(|&attack| Some((attack, Attack::ALL.get(attack)?)));
+        known.flat_map(move |(attack, &(_, _, copies))| {
             (0..copies).map(move |variant| CopyQuery { photo, attack: Some((attack, variant)) })
         })
     }
 
-    /// Returns the file of the query.
-    pub(super) fn file(&self, photos: &[Photo], seed: u64) -> Result<Vec<u8>> {
+    /// Returns the file of the query. `fillers` are numbers of photographs outside the collection.
+    pub(super) fn file(&self, photos: &[Photo], fillers: &[usize], seed: u64) -> Result<Vec<u8>> {
         let photo =
             photos.get(self.photo).ok_or_else(|| Error::internal("a query of no photograph"))?;
         let Some((attack, variant)) = self.attack else { return Ok(photo.bytes.clone()) };
         let number = (self.photo * Attack::ALL.len() + attack) * 16 + variant;
         let (attack, ..) = Attack::ALL[attack];
-        attack.copy(&photo.image()?, variant, &mut RandomSequence::new(at(seed, number as u64)))
+        let mut random = RandomSequence::new(at(seed, number as u64));
+        let mut others = Vec::new();
+        if attack == Attack::Collage && !fillers.is_empty() {
+            let first = random.bits() as usize % fillers.len();
+            let chosen = fillers.iter().cycle().skip(first).take(COLLAGE_FILLERS);
+            for photo in chosen.filter_map(|&number| photos.get(number)) {
+                others.push(photo.image()?);
+            }
+        }
+        let source = CopySource { image: &photo.image()?, fillers: &others };
+        attack.copy(&source, variant, &mut random)
     }
 
     /// Returns the name of the attack.
@@ -59,11 +74,13 @@ pub(super) struct Times {
     pub(super) embed: f64,
     pub(super) keypoints: f64,
     pub(super) search: f64,
+    /// All work on further views.
+    pub(super) views: f64,
 }
 
 impl Times {
     pub(super) fn all(&self) -> f64 {
-        self.decode + self.embed + self.keypoints + self.search
+        self.decode + self.embed + self.keypoints + self.search + self.views
     }
 }
 
@@ -83,7 +100,41 @@ pub(super) struct QueryResult {
     pub(super) wrong_photo: Option<usize>,
     /// Number of images that were matched.
     pub(super) compared: usize,
+    /// Further views that were searched for, and the one that had an accepted match.
+    pub(super) views: usize,
+    pub(super) matched_view: Option<ViewKind>,
     pub(super) times: Times,
+}
+
+/// Features of a file.
+struct DescribedFile {
+    image: Image,
+    embedding: Vec<f32>,
+    graph: Graph,
+    times: Times,
+}
+
+/// Accepted matches of further views.
+#[derive(Default)]
+struct FoundView {
+    hits: Vec<PhotoHit>,
+    kind: Option<ViewKind>,
+    searched: usize,
+    compared: usize,
+}
+
+impl FoundView {
+    /// Replaces the hits of the same images and sorts all, best first.
+    fn add_to(&self, hits: &mut Vec<PhotoHit>) {
+        for new in &self.hits {
+            match hits.iter_mut().find(|hit| hit.id == new.id) {
+                Some(old) if old.similarity.score >= new.similarity.score => {}
+                Some(old) => old.similarity.score = new.similarity.score,
+                None => hits.push(*new),
+            }
+        }
+        hits.sort_by(|a, b| best_first(ACCEPT, a.similarity, b.similarity).then(a.id.cmp(&b.id)));
+    }
 }
 
 /// Stages from a file to a result.
@@ -93,6 +144,10 @@ pub(super) struct Pipeline<'a> {
     pub(super) options: vision::photo::KeypointOptions,
     pub(super) threads: usize,
     pub(super) candidates: usize,
+    /// True if further views are searched for if nothing is accepted.
+    pub(super) views: bool,
+    /// Photographs outside the collection.
+    pub(super) fillers: &'a [usize],
     pub(super) seed: u64,
 }
 
@@ -107,7 +162,7 @@ impl Pipeline<'_> {
                     .photos
                     .get(number)
                     .ok_or_else(|| Error::internal("there is no such photograph"))?;
-                let (embedding, graph, _) = self.describe(&photo.bytes)?;
+                let DescribedFile { embedding, graph, .. } = self.describe(&photo.bytes)?;
                 progress.step();
                 Ok(IndexedPhoto { id: number as u64, embedding, graph })
             },
@@ -128,7 +183,7 @@ impl Pipeline<'_> {
             |number, thread| {
                 let ask =
                     asks.get(number).ok_or_else(|| Error::internal("there is no such query"))?;
-                let bytes = ask.file(self.photos, self.seed)?;
+                let bytes = ask.file(self.photos, self.fillers, self.seed)?;
                 if let Some(to) = to {
                     write_file(&to.join(self.place(ask)), &bytes)?;
                 }
@@ -153,10 +208,21 @@ impl Pipeline<'_> {
         ask: CopyQuery,
         bytes: &[u8],
     ) -> Result<QueryResult> {
-        let (embedding, graph, mut times) = self.describe(bytes)?;
+        let DescribedFile { image, embedding, graph, mut times } = self.describe(bytes)?;
         let start = Instant::now();
-        let hits = index.search(thread, &embedding, &graph, self.candidates)?;
+        let mut hits = index.search(thread, &embedding, &graph, self.candidates)?;
         times.search = ms_since(start);
+        let compared = hits.len();
+        let start = Instant::now();
+        let accepted = hits.iter().any(|hit| hit.similarity.accepted(ACCEPT));
+        let viewed = match self.views && !accepted {
+            true => self.search_views(index, thread, &image, &embedding)?,
+            false => FoundView::default(),
+        };
+        if self.views && !accepted {
+            times.views = ms_since(start);
+        }
+        viewed.add_to(&mut hits);
         let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
         let coarse = hits.iter().reduce(|best, hit| {
             let nearer =
@@ -177,13 +243,51 @@ impl Pipeline<'_> {
             wrong: others().filter(|hit| hit.similarity.accepted(ACCEPT)).count(),
             wrong_score: wrong.map_or(0.0, |hit| hit.similarity.score),
             wrong_photo: wrong.map(|hit| hit.id as usize),
-            compared: hits.len(),
+            compared: compared + viewed.compared,
+            views: viewed.searched,
+            matched_view: viewed.kind,
             times,
         })
     }
 
+    /// Searches for further views, step by step, until one has an accepted match.
+    fn search_views(
+        &self,
+        index: &PhotoIndex,
+        thread: &mut SearchThread,
+        image: &Image,
+        embedding: &[f32],
+    ) -> Result<FoundView> {
+        let mut found = FoundView::default();
+        for step in PhotoView::steps(image.width, image.height) {
+            for view in step {
+                let shown = view.image(image);
+                let graph = keypoints(&shown.gray(), &view.options());
+                let own = match view.has_embedding_of_photograph() {
+                    true => None,
+                    false => Some(self.embedder.embed(&shown)?),
+                };
+                let embedding = own.as_deref().unwrap_or(embedding);
+                let candidates = view.candidates(self.candidates);
+                let hits = index.search(thread, embedding, &graph, candidates)?;
+                found.searched += 1;
+                found.compared += hits.len();
+                let accepted = hits.into_iter().filter(|hit| hit.similarity.accepted(ACCEPT));
+                let before = found.hits.len();
+                found.hits.extend(accepted);
+                if found.hits.len() > before {
+                    found.kind.get_or_insert(view.kind);
+                }
+            }
+            if !found.hits.is_empty() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
     /// Computes the embedding and keypoints of a file.
-    fn describe(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
+    fn describe(&self, bytes: &[u8]) -> Result<DescribedFile> {
         let mut times = Times::default();
         let start = Instant::now();
         let image = decode(bytes, &Limits::default())?.image;
@@ -194,7 +298,7 @@ impl Pipeline<'_> {
         let start = Instant::now();
         let graph = keypoints(&image.gray(), &self.options);
         times.keypoints = ms_since(start);
-        Ok((embedding, graph, times))
+        Ok(DescribedFile { image, embedding, graph, times })
     }
 
     /// Runs `work` on 0 to `count` in several threads, each with a value of `own`. Returns the

@@ -39,6 +39,8 @@ pub(super) struct ImagesReport {
     wrong_pairs_matched: usize,
     query_p50_ms: f64,
     stages_p50_ms: StageTimes,
+    /// Absent if no further views were searched for.
+    views: Option<ViewFacts>,
     index: IndexFacts,
     queries: usize,
     attacked: usize,
@@ -64,7 +66,26 @@ struct AttackRates {
     final_recall1: f64,
     /// Share of queries whose photograph scores above the threshold.
     accepted: f64,
+    /// Share of queries whose photograph comes first and is accepted.
+    accepted_recall1: f64,
+    /// Accepted wrong images for copies of photographs in the collection and of removed ones.
+    false_accepts: usize,
+    /// Queries for removed photographs under this attack.
+    held_out_queries: usize,
     score_p50: f64,
+}
+
+/// Use of further views.
+#[derive(Clone, Debug, Serialize)]
+struct ViewFacts {
+    /// Queries for photographs in the collection that needed them.
+    queries: usize,
+    /// Queries that found their match by each kind of view.
+    matched: BTreeMap<&'static str, usize>,
+    /// Mean number of views of such a query.
+    views_mean: f64,
+    /// Median time of the views of a query without any match.
+    unmatched_p50_ms: f64,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -105,7 +126,7 @@ pub(super) struct ImagesRun<'a> {
 }
 
 impl AttackRates {
-    fn of(answers: &[&QueryResult]) -> AttackRates {
+    fn of(answers: &[&QueryResult], strangers: &[&QueryResult]) -> AttackRates {
         let share = |is: fn(&QueryResult) -> bool| {
             ratio(answers.iter().filter(|answer| is(answer)).count() as f64, answers.len() as f64)
         };
@@ -115,7 +136,29 @@ impl AttackRates {
             coarse_recall_at_candidates: share(|answer| answer.is_candidate),
             final_recall1: share(|answer| answer.final_first),
             accepted: share(|answer| answer.accepted),
+            accepted_recall1: share(|answer| answer.final_first && answer.accepted),
+            false_accepts: answers.iter().chain(strangers).map(|answer| answer.wrong).sum(),
+            held_out_queries: strangers.len(),
             score_p50: median(answers.iter().map(|answer| f64::from(answer.score))),
+        }
+    }
+}
+
+impl ViewFacts {
+    fn of(answers: &[QueryResult], strangers: &[QueryResult]) -> ViewFacts {
+        let mut matched = BTreeMap::new();
+        for kind in answers.iter().filter_map(|answer| answer.matched_view) {
+            *matched.entry(kind.name()).or_insert(0) += 1;
+        }
+        let needed = || answers.iter().filter(|answer| answer.views > 0);
+        let views: usize = needed().map(|answer| answer.views).sum();
+        let unmatched =
+            strangers.iter().filter(|answer| answer.views > 0 && answer.matched_view.is_none());
+        ViewFacts {
+            queries: needed().count(),
+            matched,
+            views_mean: ratio(views as f64, needed().count() as f64),
+            unmatched_p50_ms: median(unmatched.map(|answer| answer.times.views)),
         }
     }
 }
@@ -152,14 +195,16 @@ impl IndexFacts {
 }
 
 impl ImagesReport {
-    pub(super) fn new(run: &ImagesRun<'_>, context: RunContext) -> ImagesReport {
+    pub(super) fn new<'a>(run: &ImagesRun<'a>, context: RunContext) -> ImagesReport {
         let ImagesRun { args, plan, pipeline, answers, strangers, .. } = *run;
         let of = |attack: &'static str| {
-            let some: Vec<&QueryResult> =
-                answers.iter().filter(|answer| answer.ask.name() == attack).collect();
-            (attack, AttackRates::of(&some))
+            let some = |all: &'a [QueryResult]| -> Vec<&'a QueryResult> {
+                all.iter().filter(|answer| answer.ask.name() == attack).collect()
+            };
+            (attack, AttackRates::of(&some(answers), &some(strangers)))
         };
-        let attacks: BTreeMap<_, _> = Attack::ALL.iter().map(|&(_, name, _)| of(name)).collect();
+        let chosen = plan.attacks.iter().filter_map(|&attack| Attack::ALL.get(attack));
+        let attacks: BTreeMap<_, _> = chosen.map(|&(_, name, _)| of(name)).collect();
         let mean = |value: fn(&AttackRates) -> f64| {
             ratio(attacks.values().map(value).sum(), attacks.len() as f64)
         };
@@ -191,10 +236,11 @@ impl ImagesReport {
             }),
             accept: ACCEPT,
             wrong_pairs_matched: all()
-                .map(|answer| answer.compared - usize::from(answer.is_candidate))
+                .map(|answer| answer.compared.saturating_sub(usize::from(answer.is_candidate)))
                 .sum(),
             query_p50_ms: median(answers.iter().map(|answer| answer.times.all())),
             stages_p50_ms: StageTimes::of(answers),
+            views: pipeline.views.then(|| ViewFacts::of(answers, strangers)),
             index: IndexFacts::of(run.entries),
             queries: answers.len(),
             attacked: plan.attacked.len(),
@@ -238,7 +284,8 @@ impl BenchReport for ImagesReport {
             "coarse recall@1",
             &candidates,
             "final recall@1",
-            "accepted",
+            "accepted first",
+            "false accepts",
         ]);
         for (name, rates) in &self.attacks {
             let share = |value: f64| format!("{value:.4}");
@@ -248,7 +295,8 @@ impl BenchReport for ImagesReport {
                 share(rates.coarse_recall1),
                 share(rates.coarse_recall_at_candidates),
                 share(rates.final_recall1),
-                share(rates.accepted),
+                share(rates.accepted_recall1),
+                rates.false_accepts.to_string(),
             ]);
         }
         println!("\n{table}");
@@ -274,6 +322,17 @@ impl BenchReport for ImagesReport {
             ms(self.stages_p50_ms.search),
             self.threads
         );
+        if let Some(views) = &self.views {
+            println!(
+                "{} of {} queries searched for further views, {:.1} each on average ({:?} matched); without a match they \
+                 take {} ms",
+                views.queries,
+                self.queries,
+                views.views_mean,
+                views.matched,
+                ms(views.unmatched_p50_ms)
+            );
+        }
         println!("{}", self.context);
     }
 }

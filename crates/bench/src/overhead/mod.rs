@@ -5,6 +5,8 @@
 //! would charge the server for the client. The comparison therefore uses the processor time that
 //! each side's own process spends on a request.
 
+mod tls;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +71,10 @@ pub struct OverheadArgs {
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 21)]
     pub rounds: usize,
+    /// Measure the cost of TLS instead: two servers, with and without, take turns with requests of
+    /// 8 KB of the light model on kept connections
+    #[arg(long)]
+    pub tls: bool,
     /// One short round: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
@@ -140,6 +146,9 @@ struct OverheadSubject {
 /// or was wrong.
 pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
+    if args.tls {
+        return tls::run(&args, env);
+    }
     let watch = NoiseWatch::start();
     let threads = loadgen::machine::cores();
     let (subject, bare) = prepare(&args, env)?;

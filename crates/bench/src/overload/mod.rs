@@ -8,8 +8,9 @@
 mod memory;
 mod phase;
 mod report;
+mod tenants;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ use loadgen::schedule::Arrivals;
 use loadgen::wire::{Api, ModelEndpoint};
 use phase::{Outcomes, OverloadPhase};
 use report::OverloadReport;
+use tenants::{TenantReport, TenantStage};
 
 /// Name under which the model is served.
 const MODEL: &str = "overload";
@@ -54,6 +56,8 @@ const CONNECTIONS: usize = 16;
 const LEAD_IN: Duration = Duration::from_millis(200);
 /// Seed of the gaps between requests.
 const SEED: u64 = 51;
+/// Length of each half of a round of the tenants.
+const TENANT_TIME: Duration = Duration::from_secs(6);
 /// Times with --quick.
 const QUICK_TIME: Duration = Duration::from_secs(3);
 const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
@@ -68,9 +72,13 @@ const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
 /// request, so that one thread can send three times the server's capacity. The client shares the
 /// machine with the server, so fewer requests are served in the overload than at capacity.
 ///
+/// Then two tenants send requests to a second server, with a key each: one at 30 % of the capacity,
+/// the other within its quota of 5 % of the capacity, and then at ten times that quota.
+///
 /// Goals: p99 of the served at most twice that at capacity; the others refused with
 /// RESOURCE_EXHAUSTED or UNAVAILABLE, faster than half of the served are answered; memory at the
-/// end at most 1.1 of that after 10 s; no wrong answer.
+/// end at most 1.1 of that after 10 s; no wrong answer; p99 of the first tenant at most 1.2 times
+/// that beside a tenant within its quota.
 #[derive(Args, Clone, Debug)]
 pub struct OverloadArgs {
     /// Rate of the overload as a multiple of the capacity
@@ -91,6 +99,9 @@ pub struct OverloadArgs {
     /// Clients of the capacity measurement
     #[arg(long, default_value_t = 64)]
     pub clients: usize,
+    /// Rounds with two tenants; 0 leaves them out
+    #[arg(long, default_value_t = 5)]
+    pub tenant_rounds: usize,
     /// A few seconds: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
@@ -108,6 +119,7 @@ impl OverloadArgs {
         let mut args = self.clone();
         if args.quick {
             args.time = QUICK_TIME;
+            args.tenant_rounds = args.tenant_rounds.min(1);
         }
         if !(args.factor >= 1.0 && args.factor <= 100.0) || args.time <= WARM_UP {
             return Err(Error::invalid("--factor must be 1 to 100, --time above 1s"));
@@ -135,6 +147,10 @@ impl OverloadArgs {
         (self.time / AT_CAPACITY_SHARE).clamp(WARM_UP * 2, AT_CAPACITY_MAX.max(WARM_UP * 2))
     }
 
+    fn tenant_time(&self) -> Duration {
+        if self.quick { QUICK_TIME } else { TENANT_TIME }
+    }
+
     /// Returns the server's `millpond.toml`.
     fn settings(&self) -> String {
         format!(
@@ -153,11 +169,11 @@ impl OverloadArgs {
 pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
-    let progress = StepProgress::new(3);
+    let progress = StepProgress::new(4);
     progress.say("making the model and computing the right answers");
     let workload = small_workload(env, REQUESTS, args.rows)?;
     let engine_version = workload.engine_version.clone();
-    let stage = OverloadSetup::start(&args, env, workload)?;
+    let stage = OverloadSetup::start(&args, env, &workload)?;
     progress.say("measuring the capacity");
     let capacity = stage.capacity()?;
     progress.step();
@@ -170,23 +186,46 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
         args.factor
     ));
     let (overload, memory) = stage.load(capacity * args.factor, args.time)?;
-    drop(progress);
+    progress.step();
+    let dir = stage.dir.clone();
     stage.server.stop()?;
+    let tenants = tenants(&args, env, &workload, &dir, capacity, &progress)?;
+    drop(progress);
     let report = OverloadReport::new(
         &args,
         capacity,
         at_capacity,
         overload,
         memory,
+        tenants,
         watch.context(Some(engine_version)),
     );
     report.finish(args.json.as_deref())
+}
+
+/// Measures the tenants, if any round is wanted.
+fn tenants(
+    args: &OverloadArgs,
+    env: &BenchEnv,
+    workload: &Workload,
+    dir: &Path,
+    capacity: f64,
+    progress: &StepProgress,
+) -> Result<Option<TenantReport>> {
+    if args.tenant_rounds == 0 {
+        return Ok(None);
+    }
+    progress.say("two tenants, one above its quota");
+    let stage = TenantStage::start(env, workload, dir, &args.server_arg, capacity)?;
+    stage.run(args.tenant_rounds, args.tenant_time()).map(Some)
 }
 
 /// The server and its requests.
 struct OverloadSetup<'a> {
     args: &'a OverloadArgs,
     server: ServerProcess,
+    /// Directory of the model.
+    dir: PathBuf,
     judge: Arc<dyn Judge>,
     template: Template,
     bodies: Arc<[Bytes]>,
@@ -196,7 +235,7 @@ impl<'a> OverloadSetup<'a> {
     fn start(
         args: &'a OverloadArgs,
         env: &BenchEnv,
-        workload: Workload,
+        workload: &Workload,
     ) -> Result<OverloadSetup<'a>> {
         let dir = env.cache_dir.join("run").join("overload").join(MODEL);
         publish(&workload.artifact, &dir, &args.settings())?;
@@ -210,7 +249,8 @@ impl<'a> OverloadSetup<'a> {
         Ok(OverloadSetup {
             args,
             server,
-            judge: workload.answers,
+            dir,
+            judge: workload.answers.clone(),
             template: encoded.template,
             bodies: encoded.bodies.into(),
         })

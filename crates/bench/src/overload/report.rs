@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::OverloadArgs;
 use super::phase::OverloadPhase;
+use super::tenants::TenantReport;
 use crate::report::{BenchReport, Goal};
 use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
@@ -35,7 +36,11 @@ pub(super) struct OverloadReport {
     rss_start_mb: f64,
     rss_end_mb: f64,
     rss_peak_mb: f64,
+    /// Requests neither served nor refused.
+    failed: u64,
     wrong: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenants: Option<TenantReport>,
     wanted: Vec<Goal>,
     factor: f64,
     time_s: f64,
@@ -54,16 +59,22 @@ impl OverloadReport {
         at_capacity: OverloadPhase,
         overload: OverloadPhase,
         memory: ResidentMemory,
+        tenants: Option<TenantReport>,
         context: RunContext,
     ) -> OverloadReport {
+        let mut goals = wanted(&at_capacity, &overload, memory);
+        goals.extend(tenants.iter().flat_map(TenantReport::goals));
+        let [failed, wrong] = tenants.as_ref().map(TenantReport::faults).unwrap_or_default();
         OverloadReport {
             capacity_rps: capacity,
             ratio_p99: ratio(overload.p99_ms, at_capacity.p99_ms),
             rss_start_mb: memory.start_mb,
             rss_end_mb: memory.end_mb,
             rss_peak_mb: memory.peak_mb,
-            wrong: at_capacity.wrong + overload.wrong,
-            wanted: wanted(&at_capacity, &overload, memory),
+            failed: at_capacity.failed + overload.failed + failed,
+            wrong: at_capacity.wrong + overload.wrong + wrong,
+            tenants,
+            wanted: goals,
             at_capacity,
             overload,
             factor: args.factor,
@@ -133,17 +144,17 @@ impl BenchReport for OverloadReport {
             "resident memory: {:.0} MiB settled, {:.0} at the end, {:.0} at most",
             self.rss_start_mb, self.rss_end_mb, self.rss_peak_mb
         );
+        self.tenants.iter().flat_map(TenantReport::lines).for_each(|line| println!("{line}"));
         self.wanted.iter().for_each(|goal| println!("{goal}"));
         println!("{}", self.context);
     }
 
     fn verdict(&self) -> Result<()> {
-        match self.at_capacity.failed + self.overload.failed + self.wrong {
+        match self.failed + self.wrong {
             0 => Ok(()),
             _ => Err(Error::internal(format!(
                 "{} requests were neither served nor refused, {} answers were wrong",
-                self.at_capacity.failed + self.overload.failed,
-                self.wrong
+                self.failed, self.wrong
             ))),
         }
     }

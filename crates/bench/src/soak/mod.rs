@@ -148,6 +148,7 @@ pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     server_args.push(cache_dir.display().to_string());
     server_args.extend(args.server_arg.iter().cloned());
     let plan = SwapServerPlan {
+        store: None,
         name: "soak".into(),
         args: server_args,
         program: None,

@@ -12,11 +12,13 @@ use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
 use super::models::SwapModels;
-use super::server::{SwapLoad, SwapPace, SwapServer, SwapServerPlan, load_time_max};
+use super::server::{SwapLoad, SwapModel, SwapPace, SwapServer, SwapServerPlan, load_time_max};
+use super::store::{self, BenchStore};
 use super::timeline::Timeline;
 use super::{SwapArgs, SwapArm};
 use crate::burner::burn_idle;
 use loadgen::BenchEnv;
+use loadgen::cache;
 use loadgen::cpu_group::CpuGroup;
 use loadgen::drive::{RequestSample, SampleSink};
 use loadgen::machine::{Noise, NoiseWatch};
@@ -71,15 +73,44 @@ impl SwapSetup<'_> {
         if arm.is_naive() {
             models.iter().try_for_each(|model| model.contents.read_ahead())?;
         }
+        let store = self.store(arm, &models, &mut args)?;
         let plan = SwapServerPlan {
             name: format!("swap-{name}"),
             args,
             program: if arm == SwapArm::Glibc { self.system_binary.clone() } else { None },
             malloc_conf: (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS),
             group: self.group.as_ref(),
+            store,
         };
         SwapServer::start(self.env, plan, &models)
     }
+}
+
+impl SwapSetup<'_> {
+    /// Starts the store of `arm`, if it has one, and adds the arguments of its server.
+    fn store(
+        &self,
+        arm: SwapArm,
+        models: &[Arc<SwapModel>],
+        args: &mut Vec<String>,
+    ) -> Result<Option<BenchStore>> {
+        let Some(kind) = self.args.store.filter(|_| arm == SwapArm::Store) else { return Ok(None) };
+        models.iter().try_for_each(|model| store::check_published(model.contents.of(1)))?;
+        let root = self.env.cache_dir.join("run").join("swap-store");
+        cache::fresh(&root)?;
+        let copies = root.join("copies");
+        let limit = self.args.bytes * store::CACHED_HALVES / 2;
+        args.extend(["--cache-dir".to_owned(), copies.display().to_string()]);
+        args.extend(["--store-cache".to_owned(), limit.to_string()]);
+        BenchStore::start(kind, self.env, &root, self.args.python.as_deref()).map(Some)
+    }
+}
+
+/// Time of a swap, counted from the start of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SwapWindow {
+    start: Duration,
+    end: Duration,
 }
 
 /// Figures of one round.
@@ -161,13 +192,13 @@ pub(super) fn run(
     let bound = args.steady + load_time_max(args.swaps, args.period);
     let load = SwapLoad::new(SwapPace::Rate(rate), bound);
     let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
-    let starts = std::thread::scope(|scope| {
+    let windows = std::thread::scope(|scope| {
         let driver = scope.spawn(|| server.drive(&load, &sink));
         let swaps = Swaps { args: &args, arm, server: &server, before: &before, burn };
-        let starts = swaps.make(load.start);
+        let windows = swaps.make(load.start);
         load.stop();
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
-        starts
+        windows
     })?;
     let after = server.process.metrics()?;
     let noise = watch.end();
@@ -185,7 +216,7 @@ pub(super) fn run(
         settled,
         noise,
     };
-    Ok(figures.round(&args, &starts, log.take()))
+    Ok(figures.round(&windows, log.take()))
 }
 
 /// Load beside the traffic.
@@ -198,11 +229,11 @@ struct Swaps<'a> {
 }
 
 impl Swaps<'_> {
-    /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the start of
-    /// each, counted from `start`.
-    fn make(&self, start: Instant) -> Result<Vec<Duration>> {
+    /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the window
+    /// of each, counted from `start`.
+    fn make(&self, start: Instant) -> Result<Vec<SwapWindow>> {
         let args = self.args;
-        let mut starts = Vec::with_capacity(args.swaps);
+        let mut windows = Vec::with_capacity(args.swaps);
         let mut due = args.steady;
         for swap in 0..args.swaps {
             let version = swap as VersionNumber + 2;
@@ -210,22 +241,34 @@ impl Swaps<'_> {
                 self.server.drop_cached(version)?;
             }
             sleep((start + due).saturating_duration_since(Instant::now()));
-            let began = start.elapsed();
-            starts.push(began);
-            if self.arm == SwapArm::Control {
-                burn_idle(self.burn)?;
-            } else {
-                self.server.publish(version)?;
+            let mut began = start.elapsed();
+            match self.arm {
+                SwapArm::Control => burn_idle(self.burn)?,
+                SwapArm::Store => {
+                    let before = self.server.process.metrics()?;
+                    self.server.publish(version)?;
+                    store::wait_fetching(self.server, &before)?;
+                    began = start.elapsed();
+                }
+                _ => self.server.publish(version)?,
             }
             sleep((start + began + args.window).saturating_duration_since(Instant::now()));
-            if self.arm != SwapArm::Control
-                && !self.server.wait_swaps(self.before, swap as u64 + 1, SWAP_POLL)?
-            {
-                break;
+            let mut end = began + args.window;
+            if self.arm != SwapArm::Control {
+                let done = self.server.wait_swaps(self.before, swap as u64 + 1, SWAP_POLL)?;
+                if self.arm == SwapArm::Store {
+                    // A fetch can take longer than the window of a load.
+                    end = end.max(start.elapsed());
+                }
+                if !done {
+                    windows.push(SwapWindow { start: began, end });
+                    break;
+                }
             }
+            windows.push(SwapWindow { start: began, end });
             due = began + args.period;
         }
-        Ok(starts)
+        Ok(windows)
     }
 }
 
@@ -244,7 +287,7 @@ struct SwapFigures {
 }
 
 impl SwapFigures {
-    fn round(self, args: &SwapArgs, starts: &[Duration], kept: KeptSamples) -> SwapRound {
+    fn round(self, windows: &[SwapWindow], kept: KeptSamples) -> SwapRound {
         let delta = |name: &str, labels: &[(&str, &str)]| {
             self.after.sum(name, labels) - self.before.sum(name, labels)
         };
@@ -252,7 +295,8 @@ impl SwapFigures {
         let each = |name: &str| ratio(delta(name, &[]), swaps);
         let step = |step| ratio(delta("millpond_swap_seconds_total", &[("step", step)]), swaps);
         let is_control = self.arm == SwapArm::Control;
-        let cut = Cut::new(args, starts, &kept.samples);
+        let cut = Cut::new(windows, &kept.samples);
+        let starts: Vec<Duration> = windows.iter().map(|window| window.start).collect();
         SwapRound {
             arm: self.arm,
             steady: cut.steady.summary(),
@@ -280,7 +324,7 @@ impl SwapFigures {
             worst_ms: cut.windows.iter().map(|window| window.summary().max_ms).collect(),
             settled: self.settled,
             noise: self.noise,
-            timeline: Timeline::new(&kept.samples, starts),
+            timeline: Timeline::new(&kept.samples, &starts),
         }
     }
 }
@@ -293,19 +337,19 @@ struct Cut {
 }
 
 impl Cut {
-    /// Sorts samples by the time at which requests were due: `window` from each start, and
-    /// everything before the first. A failed request counts with the time until it failed.
-    fn new(args: &SwapArgs, starts: &[Duration], samples: &[RequestSample]) -> Cut {
+    /// Sorts samples by the time at which requests were due: in each of `windows`, and everything
+    /// before the first. A failed request counts with the time until it failed.
+    fn new(windows: &[SwapWindow], samples: &[RequestSample]) -> Cut {
         let mut cut = Cut {
             steady: Latencies::default(),
             all_windows: Latencies::default(),
-            windows: vec![Latencies::default(); starts.len()],
+            windows: vec![Latencies::default(); windows.len()],
         };
         for sample in samples {
-            let after = starts.partition_point(|start| *start <= sample.due);
+            let after = windows.partition_point(|window| window.start <= sample.due);
             match after.checked_sub(1) {
                 None => cut.steady.record(sample.latency),
-                Some(swap) if sample.due < starts[swap] + args.window => {
+                Some(swap) if sample.due < windows[swap].end => {
                     cut.all_windows.record(sample.latency);
                     cut.windows[swap].record(sample.latency);
                 }
@@ -319,18 +363,10 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
     use loadgen::drive::Judgement;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: SwapArgs,
-    }
 
     #[test]
     fn samples_fall_into_the_window_they_were_due_in() {
-        let args = Cli::parse_from(["swap", "--window", "2"]).args;
         let seconds = Duration::from_secs;
         let sample = |due: u64| RequestSample {
             due: seconds(due),
@@ -339,7 +375,8 @@ mod tests {
             version: 1,
         };
         let samples: Vec<RequestSample> = (0..12).map(sample).collect();
-        let cut = Cut::new(&args, &[seconds(3), seconds(8)], &samples);
+        let window = |start| SwapWindow { start: seconds(start), end: seconds(start + 2) };
+        let cut = Cut::new(&[window(3), window(8)], &samples);
         assert_eq!(cut.steady.count(), 3);
         assert_eq!(cut.windows.iter().map(Latencies::count).collect::<Vec<_>>(), [2, 2]);
         assert_eq!(cut.all_windows.count(), 4);

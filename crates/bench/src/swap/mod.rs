@@ -12,6 +12,7 @@ mod models;
 mod report;
 mod saved_model;
 pub(crate) mod server;
+mod store;
 mod timeline;
 
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use base::units::{self, MIB};
 use base::{Error, Result};
+use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use engine::Engine as _;
 use engine_onnx::OnnxEngine;
@@ -32,6 +34,7 @@ use loadgen::cpu_group::CpuGroup;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use models::SwapModels;
+pub use store::StoreKind;
 
 /// Size of the model with --quick.
 const QUICK_BYTES: u64 = 24 * MIB;
@@ -53,7 +56,8 @@ const MINUTE_PERIOD: Duration = Duration::from_secs(10);
 ///
 /// Variants of pool: two swaps two models at once; minute swaps every ten seconds for a minute, and
 /// counts the whole minute; cold drops each version's files from the page cache first; delta10
-/// changes a tenth of the parameters, with memory reserved for a tenth.
+/// changes a tenth of the parameters, with memory reserved for a tenth; store fetches each version
+/// from the object store of --store, and counts from the first byte until it serves.
 ///
 /// The same model, with the same parameters and answers, is made for each engine.
 #[derive(Args, Clone, Debug)]
@@ -77,8 +81,18 @@ pub struct SwapArgs {
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
     /// Arms to measure
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "heap,pool,control")]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "heap,pool,control",
+        default_value_if("store", ArgPredicate::IsPresent, "store,control")
+    )]
     pub arms: Vec<SwapArm>,
+    /// Object store of the arm store: an S3 server that this benchmark starts on this machine, or a
+    /// directory by its file:// URL [default arms: store,control]
+    #[arg(long, value_enum)]
+    pub store: Option<StoreKind>,
     /// Program of the arm glibc: this one built without jemalloc [default:
     /// target/system/release/millpond, which `make build-system` builds]
     #[arg(long, value_name = "PATH")]
@@ -138,6 +152,8 @@ pub enum SwapArm {
     Cold,
     /// A tenth of the parameters changed.
     Delta10,
+    /// Versions come from an object store.
+    Store,
     /// No swap, but an idle-priority burner.
     Control,
 }
@@ -153,6 +169,7 @@ impl SwapArm {
             SwapArm::Minute => "minute",
             SwapArm::Cold => "cold",
             SwapArm::Delta10 => "delta10",
+            SwapArm::Store => "store",
             SwapArm::Control => "control",
         }
     }
@@ -190,6 +207,11 @@ impl SwapArgs {
         }
         if args.arms.is_empty() || args.batch == 0 {
             return wrong("--arms and --batch must not be empty");
+        }
+        match (args.arms.contains(&SwapArm::Store), args.store) {
+            (true, None) => return wrong("the arm store needs --store s3 or --store file"),
+            (false, Some(_)) => return wrong("--store has no effect without the arm store"),
+            _ => {}
         }
         let naive = args.arms.iter().any(|arm| arm.is_naive());
         let embeds = args.engine == EngineName::Onnx && naive;
@@ -322,6 +344,18 @@ mod tests {
         assert!(parse("--bytes 3GiB --arms pool,control").is_ok());
         assert!(parse("--bytes 3GiB --engine torch").is_ok(), "no file embeds them");
         assert_eq!(parse("--quick").unwrap().bytes, QUICK_BYTES);
+    }
+
+    #[test]
+    fn a_store_has_an_arm() {
+        let args = parse("--store s3").unwrap();
+        assert_eq!(
+            (args.arms, args.store),
+            (vec![SwapArm::Store, SwapArm::Control], Some(StoreKind::S3))
+        );
+        let args = parse("--store file --arms pool,store").unwrap();
+        assert_eq!(args.arms, [SwapArm::Pool, SwapArm::Store]);
+        assert!(parse("--arms store").is_err() && parse("--arms pool --store s3").is_err());
     }
 
     #[test]

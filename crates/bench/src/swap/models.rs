@@ -36,7 +36,7 @@ impl ModelForm {
     fn of(arm: SwapArm) -> &'static [ModelForm] {
         match arm {
             SwapArm::Heap | SwapArm::Glibc => &[ModelForm::Plain],
-            SwapArm::Pool | SwapArm::Control | SwapArm::Minute | SwapArm::Cold => {
+            SwapArm::Pool | SwapArm::Control | SwapArm::Minute | SwapArm::Cold | SwapArm::Store => {
                 &[ModelForm::Published]
             }
             SwapArm::Two => &[ModelForm::Published, ModelForm::Second],

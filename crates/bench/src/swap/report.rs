@@ -341,7 +341,14 @@ fn wanted(
     goals.extend(faults.map(|value| {
         at_most("loader's page faults, pool / heap".into(), value, POOL_FAULTS_SHARE_MAX)
     }));
-    let variants = [SwapArm::Pool, SwapArm::Two, SwapArm::Minute, SwapArm::Cold, SwapArm::Delta10];
+    let variants = [
+        SwapArm::Pool,
+        SwapArm::Two,
+        SwapArm::Minute,
+        SwapArm::Cold,
+        SwapArm::Delta10,
+        SwapArm::Store,
+    ];
     for name in variants.map(SwapArm::name) {
         let Some(arm) = arms.get(name) else { continue };
         let what = format!("p999 during swaps, {name} / control");

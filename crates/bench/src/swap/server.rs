@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result, VersionNumber};
 
 use super::engines::EngineName;
+use super::store::BenchStore;
 use demo::contents::SwapContents;
 use demo::traffic::Traffic;
 use loadgen::BenchEnv;
@@ -47,12 +48,15 @@ pub(crate) struct SwapServerPlan<'a> {
     pub(crate) program: Option<PathBuf>,
     pub(crate) malloc_conf: Option<&'static str>,
     pub(crate) group: Option<&'a CpuGroup>,
+    /// Store that the versions come from.
+    pub(crate) store: Option<BenchStore>,
 }
 
 /// A running server, and the model directories that it watches.
 pub(crate) struct SwapServer {
     pub(crate) process: ServerProcess,
     served: Vec<ServedModel>,
+    _store: Option<BenchStore>,
 }
 
 struct ServedModel {
@@ -96,7 +100,10 @@ impl SwapServer {
         plan: SwapServerPlan<'_>,
         models: &[Arc<SwapModel>],
     ) -> Result<SwapServer> {
-        let root = env.cache_dir.join("run").join(&plan.name);
+        let root = match &plan.store {
+            Some(store) => store.dir.clone(),
+            None => env.cache_dir.join("run").join(&plan.name),
+        };
         cache::fresh(&root)?;
         let serve = |model: &Arc<SwapModel>| {
             let dir = root.join(&model.name);
@@ -108,14 +115,18 @@ impl SwapServer {
             Ok(ServedModel { model: model.clone(), dir })
         };
         let served: Vec<ServedModel> = models.iter().map(serve).collect::<Result<_>>()?;
-        let place = |one: &ServedModel| format!("{}={}", one.model.name, one.dir.display());
+        let place = |one: &ServedModel| match &plan.store {
+            Some(store) => format!("{name}={url}/{name}", name = one.model.name, url = store.url),
+            None => format!("{}={}", one.model.name, one.dir.display()),
+        };
         let mut args: Vec<String> = served.iter().map(place).collect();
         args.extend(plan.args);
         let (program, malloc_conf) = (plan.program, plan.malloc_conf);
+        let variables = plan.store.as_ref().map_or_else(Vec::new, |it| it.variables.clone());
         let plan_of_process =
-            ServerPlan { program, malloc_conf, ..ServerPlan::new(plan.name, args) };
+            ServerPlan { program, malloc_conf, variables, ..ServerPlan::new(plan.name, args) };
         let process = ServerProcess::start_in(env, &plan_of_process, plan.group)?;
-        Ok(SwapServer { process, served })
+        Ok(SwapServer { process, served, _store: plan.store })
     }
 
     /// Publishes `version` of every model.

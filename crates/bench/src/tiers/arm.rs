@@ -38,8 +38,8 @@ impl ArmProcess {
         command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
         command.arg("--tmpfs").arg(&args.tmpfs);
         let kind = match args.kind {
-            super::RecordKind::Fingerprint => "fingerprint",
-            super::RecordKind::Photo => "photo",
+            super::TierRecords::Fingerprint => "fingerprint",
+            super::TierRecords::Photo => "photo",
         };
         command.args(["--kind", kind]);
         let numbers = [

@@ -65,7 +65,7 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 pub struct TiersArgs {
     /// Content of records
     #[arg(long, value_enum, default_value = "fingerprint")]
-    pub kind: RecordKind,
+    pub kind: TierRecords,
     /// Number of records
     #[arg(long, default_value_t = 2_000_000)]
     pub records: u32,
@@ -132,7 +132,7 @@ pub struct TiersArgs {
 /// Content of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum RecordKind {
+pub enum TierRecords {
     /// Minutiae of a finger: about 240 bytes, 16 to a page.
     Fingerprint,
     /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are
@@ -182,10 +182,10 @@ impl TiersArgs {
     fn arms(&self) -> Vec<TierArm> {
         let mut arms = match (self.arms.is_empty(), self.kind) {
             (false, _) => self.arms.clone(),
-            (true, RecordKind::Fingerprint) => {
+            (true, TierRecords::Fingerprint) => {
                 vec![TierArm::Dram, TierArm::Nvme, TierArm::Mmap, TierArm::Pmem]
             }
-            (true, RecordKind::Photo) => vec![TierArm::Dram, TierArm::Nvme],
+            (true, TierRecords::Photo) => vec![TierArm::Dram, TierArm::Nvme],
         };
         arms.push(TierArm::Dram);
         arms.sort();

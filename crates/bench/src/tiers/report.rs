@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::rounds::{ArmTurns, CurvePoint, TierResults};
 use super::turn::TurnResult;
 use super::worker::TierArm;
-use super::{RecordKind, TiersArgs};
+use super::{TierRecords, TiersArgs};
 use crate::report::{BenchReport, Goal};
 use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
@@ -49,7 +49,7 @@ enum TierArmReport {
 /// Conditions of all arms.
 #[derive(Debug, Serialize)]
 struct Conditions {
-    kind: RecordKind,
+    kind: TierRecords,
     records: u32,
     segments: u32,
     dram_records: u32,
@@ -399,7 +399,7 @@ impl BenchReport for TiersReport {
 
 fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<Goal> {
     let Some(figures) =
-        caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == RecordKind::Fingerprint)
+        caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == TierRecords::Fingerprint)
     else {
         return Vec::new();
     };

@@ -11,7 +11,7 @@ use super::scorer::rounds_per_us;
 use super::subject::{Maker, TierShape, WrittenSegment, segment_name, write_segment};
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
-use super::{DATA, DISK_SPARE_BYTES, PMEM, RecordKind, TiersArgs};
+use super::{DATA, DISK_SPARE_BYTES, PMEM, TierRecords, TiersArgs};
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::machine::memory_bytes;
@@ -88,7 +88,7 @@ pub(super) fn measure(
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
     let written = write(args, dir, &shape)?;
     let budget =
-        (args.kind == RecordKind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
+        (args.kind == TierRecords::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
     let dram_shape = match budget {
         Some(budget) => {
             let room = budget.saturating_sub(BESIDE_BYTES);
@@ -118,8 +118,8 @@ pub(super) fn measure(
 /// Returns the number of records and segments that fit on the disk.
 fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierShape> {
     let (bytes, segments) = match args.kind {
-        RecordKind::Fingerprint => (FINGERPRINT_BYTES, 1),
-        RecordKind::Photo => (PHOTO_BYTES, PHOTO_SEGMENTS),
+        TierRecords::Fingerprint => (FINGERPRINT_BYTES, 1),
+        TierRecords::Photo => (PHOTO_BYTES, PHOTO_SEGMENTS),
     };
     let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(DISK_SPARE_BYTES);

@@ -10,7 +10,7 @@ use search::rerank::{Address, Records, RerankCandidate};
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{Medium, Sealed};
 
-use super::{RecordKind, TiersArgs};
+use super::{TierRecords, TiersArgs};
 use loadgen::random::{RandomSequence, at};
 
 /// Seeds of the generated data.
@@ -27,7 +27,7 @@ const PLACE_BYTES: usize = 8;
 /// Sizes that follow from the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TierShape {
-    pub(super) kind: RecordKind,
+    pub(super) kind: TierRecords,
     pub(super) records: u32,
     pub(super) segments: u32,
     /// Records of a cluster of the coarse stage, which lie together.
@@ -71,15 +71,15 @@ impl TierShape {
 
 /// Generator of records.
 pub(super) struct Maker {
-    kind: RecordKind,
+    kind: TierRecords,
     bases: Vec<Graph>,
 }
 
 impl Maker {
-    pub(super) fn new(kind: RecordKind) -> Maker {
+    pub(super) fn new(kind: TierRecords) -> Maker {
         let bases = match kind {
-            RecordKind::Fingerprint => Vec::new(),
-            RecordKind::Photo => {
+            TierRecords::Fingerprint => Vec::new(),
+            TierRecords::Photo => {
                 (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect()
             }
         };
@@ -89,8 +89,8 @@ impl Maker {
     /// Returns the graph of record `number`.
     pub(super) fn graph(&self, number: u32) -> Graph {
         match self.kind {
-            RecordKind::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
-            RecordKind::Photo => self.mixed(number),
+            TierRecords::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
+            TierRecords::Photo => self.mixed(number),
         }
     }
 
@@ -321,7 +321,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     const SHAPE: TierShape = TierShape {
-        kind: RecordKind::Fingerprint,
+        kind: TierRecords::Fingerprint,
         records: 100_000,
         segments: 3,
         cluster: 1000,
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn photographs_put_together_are_whole_and_differ() {
-        let maker = Maker::new(RecordKind::Photo);
+        let maker = Maker::new(TierRecords::Photo);
         let (one, two) = (maker.graph(1), maker.graph(2));
         assert!(one.described() && one.vertices.len() > 200);
         assert_ne!(one, two);

@@ -11,12 +11,12 @@ use loadgen::random::RandomSequence;
 
 /// Vectors, queries, and the true nearest of each query by squared distance.
 #[derive(Debug)]
-pub(super) struct VectorData {
-    pub(super) dims: usize,
-    pub(super) base: Vec<f32>,
-    pub(super) queries: Vec<f32>,
+pub(crate) struct VectorData {
+    pub(crate) dims: usize,
+    pub(crate) base: Vec<f32>,
+    pub(crate) queries: Vec<f32>,
     /// The nearest [`HITS`] of each query.
-    pub(super) truth: Vec<Vec<u32>>,
+    pub(crate) truth: Vec<Vec<u32>>,
     /// True if the vectors were generated.
     pub(super) made: bool,
 }
@@ -60,7 +60,7 @@ impl VectorData {
     }
 
     /// Generates clusters of uneven size and shape, and their exact neighbours.
-    pub(super) fn made(rows: usize, dims: usize) -> VectorData {
+    pub(crate) fn made(rows: usize, dims: usize) -> VectorData {
         let mut random = RandomSequence::new(17);
         let centres: Vec<f64> = (0..CLUSTERS * dims).map(|_| normal(&mut random)).collect();
         let scales: Vec<f64> = (0..CLUSTERS * dims).map(|_| SPREAD * random.unit() * 2.0).collect();

@@ -6,6 +6,7 @@
 //! the other engines. The figure is the median of the passes, so that changes of memory load during
 //! the run do not decide.
 
+mod collection;
 mod curve;
 mod data;
 mod ours;
@@ -18,7 +19,7 @@ use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
 use crate::report::BenchReport as _;
-use data::VectorData;
+pub(crate) use data::VectorData;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
@@ -26,6 +27,8 @@ use ours::OurIndex;
 use peers::Peers;
 use report::VectorsReport;
 
+/// Maximum of `--rows`.
+const ROWS_MAX: usize = 100_000_000;
 /// Hits that a query asks for and that recall counts.
 const HITS: usize = 10;
 /// Passes over our settings if there is no other engine.
@@ -72,6 +75,13 @@ pub struct VectorsArgs {
     /// Script that runs the other engines
     #[arg(long, value_name = "FILE", default_value = "bench/peers/vectors.py")]
     pub peers_script: PathBuf,
+    /// Measure a collection on disk with this memory limit instead: recall, latency of a lone query
+    /// by number of search threads, resident memory, time to open
+    #[arg(long, value_name = "BYTES", value_parser = base::units::parse_bytes, conflicts_with = "data")]
+    pub memory: Option<u64>,
+    /// Directory for that collection [default: the directory for temporary files]
+    #[arg(long, value_name = "DIR", requires = "memory")]
+    pub dir: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -94,12 +104,12 @@ impl VectorsArgs {
     fn check(&self) -> Result<()> {
         let times = self.seconds > 0.0 && self.seconds <= 60.0;
         if self.rows <= HITS
-            || self.rows > 10_000_000
+            || self.rows > ROWS_MAX
             || self.dims == 0
             || self.dims > search::coarse::DIMS_MAX
         {
             return Err(Error::invalid(format!(
-                "--rows must be 11 to 10000000, --dims 1 to {}",
+                "--rows must be 11 to {ROWS_MAX}, --dims 1 to {}",
                 search::coarse::DIMS_MAX
             )));
         }
@@ -118,6 +128,10 @@ impl VectorsArgs {
 /// If data cannot be read, the core does not exist, or a named engine cannot run.
 pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
+    if let Some(memory) = args.memory {
+        let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+        return collection::run(args, memory, &parent);
+    }
     let watch = NoiseWatch::start();
     let data = match &args.data {
         Some(folder) => VectorData::read(folder)?,

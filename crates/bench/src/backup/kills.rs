@@ -1,0 +1,115 @@
+//! Kills of the program that backs up or restores.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use backup::block_on;
+use base::{Error, Result};
+use os::Rate;
+use serde::Serialize;
+
+use super::collection::COLLECTION;
+use super::{BackupBenchArgs, BackupExtent, RunStore, collection};
+use loadgen::BenchEnv;
+use loadgen::random::RandomSequence;
+use loadgen::report::StepProgress;
+
+/// Points of the collection of this part.
+const ROWS: u64 = 20_000;
+/// Shortest and longest life of the program after its start, in milliseconds.
+const LIFE_MS: std::ops::Range<f64> = 200.0..2500.0;
+
+/// Outcome of all kills.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct KillFigures {
+    /// Kills during backups and during restores.
+    pub(super) kills: u32,
+    /// Kills after which all listed backups were whole, and one could be restored.
+    pub(super) usable: u32,
+    /// Descriptions of the others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) problems: Vec<String>,
+}
+
+/// Kills the program as often as the arguments say.
+pub(super) fn run(
+    args: &BackupBenchArgs,
+    env: &BenchEnv,
+    directory: &Path,
+    progress: &StepProgress,
+) -> Result<KillFigures> {
+    let directory = directory.join("kills");
+    let args = BackupBenchArgs { rows: ROWS, ..args.clone() };
+    let mut figures = KillFigures::default();
+    let mut random = RandomSequence::new(args.seed);
+    {
+        let registry = collection::open(&directory.join("collections"))?;
+        let named = collection::fill(&registry, &args, ROWS)?;
+        named.collection().flush()?;
+        RunStore::open(&directory.join("store"), Rate::unlimited())?
+            .back_up(&named, BackupExtent::Missing)?;
+    }
+    for kill in 0..args.kills {
+        let life = LIFE_MS.start + (LIFE_MS.end - LIFE_MS.start) * random.unit();
+        live_and_die(&args, env, &directory, kill % 2 == 1, life)?;
+        figures.kills += 1;
+        match check(&directory) {
+            Ok(()) => figures.usable += 1,
+            Err(error) => figures.problems.push(format!("kill {kill}: {error}")),
+        }
+        progress.step();
+    }
+    Ok(figures)
+}
+
+fn live_and_die(
+    args: &BackupBenchArgs,
+    env: &BenchEnv,
+    directory: &Path,
+    restores: bool,
+    life_ms: f64,
+) -> Result<()> {
+    let mut command = Command::new(&env.millpond);
+    command.args(["bench", "backup", "--rows", &args.rows.to_string()]);
+    command.args(["--dims", &args.dims.to_string(), "--seed", &args.seed.to_string()]);
+    command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::null());
+    if restores {
+        command.arg("--restores");
+    }
+    let failed = |error: std::io::Error| Error::internal(format!("the killed program: {error}"));
+    let mut child = command.spawn().map_err(failed)?;
+    std::thread::sleep(Duration::from_secs_f64(life_ms / 1e3));
+    let ended = child.try_wait().map_err(failed)?;
+    // SIGKILL.
+    child.kill().map_err(failed)?;
+    child.wait().map_err(failed)?;
+    match ended {
+        None => Ok(()),
+        Some(status) => {
+            Err(Error::internal(format!("the program ended on its own, with {status}")))
+        }
+    }
+}
+
+/// Checks that the collection is whole, that all listed backups are, and that the newest one can be
+/// restored.
+fn check(directory: &Path) -> Result<()> {
+    let registry = collection::open(&directory.join("collections"))?;
+    let store = RunStore::open(&directory.join("store"), Rate::unlimited())?;
+    let named = registry.get(COLLECTION)?;
+    let whole = |points: u64| match points {
+        ROWS => Ok(()),
+        points => Err(Error::data_loss(format!("there are {points} points and not {ROWS}"))),
+    };
+    whole(named.count(None)?.count)?;
+    let verified = block_on(backup::verify(&store.context(), COLLECTION, None))?;
+    if let Some(problem) = verified.problems.first() {
+        return Err(Error::data_loss(problem.problem.clone()));
+    }
+    store.restore(&registry, "checked", false)?;
+    let copy = registry.get("checked")?;
+    whole(copy.count(None)?.count)?;
+    drop(copy);
+    registry.remove("checked").map(drop)
+}

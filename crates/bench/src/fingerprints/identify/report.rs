@@ -1,0 +1,240 @@
+//! The report of `bench identify`: JSON and a table.
+
+use std::collections::BTreeMap;
+
+use base::Result;
+use serde::Serialize;
+
+use super::IdentifyArgs;
+use super::gallery::{self, Gallery};
+use super::queries::{Impostors, Outcome};
+use crate::report::{BenchReport, Goal};
+use loadgen::machine::RunContext;
+use loadgen::println;
+use loadgen::report::TextTable;
+
+/// False positive identification rate at which misses are counted.
+const FALSE_POSITIVES: f64 = 0.001;
+/// Made-up prints whose minutiae are counted for the report.
+const SAMPLE: usize = 1000;
+
+/// JSON of `bench identify`.
+#[derive(Debug, Serialize)]
+pub(super) struct IdentifyReport {
+    /// Prints that were searched.
+    gallery: usize,
+    /// Share of queries whose finger came first.
+    rank1: f64,
+    /// The same if every print is compared, for `exhaustive_queries` queries.
+    exhaustive_rank1: f64,
+    /// Share of these that the index and the matcher together put first.
+    rank1_same_queries: f64,
+    exhaustive_queries: usize,
+    /// Share of all queries whose finger has a higher score than all candidates: no search can
+    /// exceed it.
+    exhaustive_rank1_most: f64,
+    /// Share of queries whose finger is among the candidates.
+    candidate_rate: f64,
+    /// Prints compared exactly, in percent of the gallery.
+    penetration_pct: f64,
+    /// Queries whose finger is not found with a score that at most one in a thousand queries of
+    /// other fingers reaches, in percent.
+    fnir_at_fpir_0_1_pct: f64,
+    /// Score of that threshold.
+    threshold: f32,
+    p50_ms: f64,
+    p95_ms: f64,
+    /// Time of the index alone, the median.
+    index_p50_ms: f64,
+    /// Memory of the index.
+    bytes_per_print: f64,
+    build_s: f64,
+    queries: usize,
+    enrolled: usize,
+    /// Minutiae of an enrolled and of a made-up print.
+    minutiae_enrolled: f64,
+    minutiae_background: f64,
+    /// Score that one in a hundred pairs of a query and another finger reaches: an enrolled one,
+    /// and a made-up one.
+    impostor_p99_enrolled: f32,
+    impostor_p99_background: f32,
+    databases: BTreeMap<String, DatabaseRates>,
+    goals: Vec<Goal>,
+    #[serde(flatten)]
+    context: RunContext,
+}
+
+/// Rates of the queries of one database.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct DatabaseRates {
+    queries: usize,
+    rank1: f64,
+    exhaustive_rank1_most: f64,
+    candidate_rate: f64,
+}
+
+impl DatabaseRates {
+    fn of<'a>(outcomes: impl Iterator<Item = &'a Outcome> + Clone) -> DatabaseRates {
+        DatabaseRates {
+            queries: outcomes.clone().count(),
+            rank1: share(outcomes.clone(), Outcome::rank1),
+            exhaustive_rank1_most: share(outcomes.clone(), Outcome::leads),
+            candidate_rate: share(outcomes, |outcome| outcome.found),
+        }
+    }
+}
+
+/// Returns the number of minutiae of a record: 6 bytes each behind a header of 8.
+fn minutiae(record: &[u8]) -> usize {
+    record.len().saturating_sub(8) / 6
+}
+
+fn share<'a>(
+    outcomes: impl Iterator<Item = &'a Outcome> + Clone,
+    holds: impl Fn(&Outcome) -> bool,
+) -> f64 {
+    let all = outcomes.clone().count().max(1);
+    outcomes.filter(|outcome| holds(outcome)).count() as f64 / all as f64
+}
+
+/// Returns the quantile `part` of the values.
+fn quantile(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64, part: f64) -> f64 {
+    let mut values: Vec<f64> = outcomes.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    let at = (values.len().saturating_sub(1) as f64 * part).round() as usize;
+    values.get(at).copied().unwrap_or(0.0)
+}
+
+/// Returns the score that at most one in a thousand queries of other fingers reaches: the queries
+/// themselves, without their own prints.
+fn threshold(outcomes: &[Outcome]) -> f32 {
+    let mut highest: Vec<f32> = outcomes.iter().map(|outcome| outcome.impostor).collect();
+    highest.sort_by(f32::total_cmp);
+    let accepted = (highest.len() as f64 * FALSE_POSITIVES) as usize;
+    highest.iter().rev().nth(accepted).copied().unwrap_or(0.0)
+}
+
+impl IdentifyReport {
+    pub(super) fn new(
+        args: &IdentifyArgs,
+        gallery: &Gallery,
+        outcomes: &[Outcome],
+        impostors: Impostors,
+        context: RunContext,
+    ) -> Result<IdentifyReport> {
+        let all = DatabaseRates::of(outcomes.iter());
+        let exhaustive = outcomes.iter().filter(|outcome| outcome.first_of_all.is_some());
+        let threshold = threshold(outcomes);
+        let accepted = |outcome: &Outcome| outcome.rank1() && outcome.genuine > threshold;
+        let mut databases = BTreeMap::new();
+        for outcome in outcomes {
+            databases.entry(outcome.database.clone()).or_insert_with(|| {
+                DatabaseRates::of(outcomes.iter().filter(|it| it.database == outcome.database))
+            });
+        }
+        let compared: usize = outcomes.iter().map(|outcome| outcome.compared).sum();
+        let possible = (outcomes.len() * gallery.len()).max(1);
+        let sample = SAMPLE.min(args.background);
+        let made_up = (0..sample).map(|number| gallery::print(number).vertices.len());
+        let enrolled = (0..gallery.enrolled).map(|row| minutiae(gallery.record(row)));
+        let mut report = IdentifyReport {
+            gallery: gallery.len(),
+            rank1: all.rank1,
+            exhaustive_rank1: share(exhaustive.clone(), |it| it.first_of_all == Some(true)),
+            rank1_same_queries: share(exhaustive.clone(), Outcome::rank1),
+            exhaustive_queries: exhaustive.count(),
+            exhaustive_rank1_most: all.exhaustive_rank1_most,
+            candidate_rate: all.candidate_rate,
+            penetration_pct: 100.0 * compared as f64 / possible as f64,
+            fnir_at_fpir_0_1_pct: 100.0 * (1.0 - share(outcomes.iter(), accepted)),
+            threshold,
+            p50_ms: quantile(outcomes, |outcome| outcome.ms, 0.5),
+            p95_ms: quantile(outcomes, |outcome| outcome.ms, 0.95),
+            index_p50_ms: quantile(outcomes, |outcome| outcome.index_ms, 0.5),
+            bytes_per_print: gallery.index.memory_bytes() as f64 / gallery.len().max(1) as f64,
+            build_s: gallery.build_s,
+            queries: outcomes.len(),
+            enrolled: gallery.enrolled,
+            minutiae_enrolled: enrolled.sum::<usize>() as f64 / gallery.enrolled.max(1) as f64,
+            minutiae_background: made_up.sum::<usize>() as f64 / sample.max(1) as f64,
+            impostor_p99_enrolled: impostors.enrolled_p99,
+            impostor_p99_background: impostors.background_p99,
+            databases,
+            goals: Vec::new(),
+            context,
+        };
+        report.goals = report.judged();
+        Ok(report)
+    }
+
+    fn judged(&self) -> Vec<Goal> {
+        let ratio = self.rank1 / self.exhaustive_rank1_most.max(f64::MIN_POSITIVE);
+        vec![
+            Goal::new("rank1 at least 0.97 of the exhaustive matcher's", ratio, ratio >= 0.97),
+            Goal::new("penetration at most 1 %", self.penetration_pct, self.penetration_pct <= 1.0),
+            Goal::new("p95 below 1 s, in ms", self.p95_ms, self.p95_ms < 1000.0),
+            Goal::new(
+                "at most 320 bytes a print",
+                self.bytes_per_print,
+                self.bytes_per_print <= 320.0,
+            ),
+        ]
+    }
+}
+
+impl BenchReport for IdentifyReport {
+    fn print(&self) {
+        println!(
+            "{} prints, {} of them real; {} queries. Minutiae: {:.1} real, {:.1} made up. Impostors \
+             score up to {:.0} (99 of 100) if real, {:.0} if made up",
+            self.gallery,
+            self.enrolled,
+            self.queries,
+            self.minutiae_enrolled,
+            self.minutiae_background,
+            self.impostor_p99_enrolled,
+            self.impostor_p99_background
+        );
+        let mut table = TextTable::new(&[
+            "queries",
+            "number",
+            "rank 1",
+            "at most, if all were compared",
+            "among candidates",
+        ]);
+        for (name, rates) in &self.databases {
+            table.row([
+                name.clone(),
+                rates.queries.to_string(),
+                format!("{:.3}", rates.rank1),
+                format!("{:.3}", rates.exhaustive_rank1_most),
+                format!("{:.3}", rates.candidate_rate),
+            ]);
+        }
+        table.row([
+            "all".into(),
+            self.queries.to_string(),
+            format!("{:.3}", self.rank1),
+            format!("{:.3}", self.exhaustive_rank1_most),
+            format!("{:.3}", self.candidate_rate),
+        ]);
+        println!("\n{table}");
+        println!(
+            "{} queries against all prints: {:.3} come first, by the index {:.3}",
+            self.exhaustive_queries, self.exhaustive_rank1, self.rank1_same_queries
+        );
+        println!(
+            "{:.3} % compared; FNIR {:.1} % at FPIR 0.1 % (score above {:.1})",
+            self.penetration_pct, self.fnir_at_fpir_0_1_pct, self.threshold
+        );
+        println!(
+            "p50 {:.0} ms (index {:.0} ms), p95 {:.0} ms on one thread; {:.0} bytes a print, built \
+             in {:.1} s",
+            self.p50_ms, self.index_p50_ms, self.p95_ms, self.bytes_per_print, self.build_s
+        );
+        for goal in &self.goals {
+            println!("{goal}");
+        }
+        println!("{}", self.context);
+    }
+}

@@ -1,0 +1,278 @@
+//! `bench overhead --tls`: the throughput of a server with TLS beside that of one without.
+//!
+//! Both servers run from the beginning and take turns under load, so that the drift of a virtual
+//! machine's speed meets both alike. Connections are kept, so a handshake is paid once a client.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{Error, NamedTensor, Result};
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{MODEL, MODEL_SEED, OverheadArgs, REQUEST_SEED, REQUESTS, WARM_UP};
+use crate::report::{BenchReport, check_faults};
+use demo::ctr::{Ctr, CtrContent};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::connection::{RawResponse, call_once};
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
+use loadgen::machine::{NoiseWatch, RunContext};
+use loadgen::measure::{Measurement, measure};
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::report::{StepProgress, TextTable};
+use loadgen::stats::{median, ratio};
+use loadgen::wire::{Api, ModelEndpoint};
+use loadgen::{print, println};
+
+/// Least bytes of a request's tensors.
+const REQUEST_BYTES: usize = 8 << 10;
+/// Goal: minimum of the ratios.
+const RATIO_MIN: f64 = 0.90;
+
+/// Figures of one protocol in one round.
+#[derive(Clone, Debug, Serialize)]
+struct TlsRound {
+    plain_rps: f64,
+    tls_rps: f64,
+    plain_cpu_us: f64,
+    tls_cpu_us: f64,
+    failed: u64,
+    wrong: u64,
+}
+
+/// Figures of one protocol.
+#[derive(Debug, Serialize)]
+struct TlsFigures {
+    plain_rps: f64,
+    tls_rps: f64,
+    throughput_ratio: f64,
+    added_cpu_us: f64,
+    rounds: Vec<TlsRound>,
+}
+
+/// JSON of `bench overhead --tls`.
+#[derive(Debug, Serialize)]
+struct TlsReport {
+    /// The smaller one of both protocols.
+    tls_throughput_ratio: f64,
+    http: TlsFigures,
+    grpc: TlsFigures,
+    request_bytes: usize,
+    clients: usize,
+    failed: u64,
+    wrong: u64,
+    #[serde(flatten)]
+    context: RunContext,
+}
+
+/// Expects the answers that the server without TLS gave at first.
+struct SameAnswers(Vec<Bytes>);
+
+impl Judge for SameAnswers {
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
+        let right = self.0.get(shot).is_some_and(|expected| *expected == answer.body);
+        (if right { Judgement::Right } else { Judgement::Wrong }, 0)
+    }
+}
+
+/// The same requests for both servers by one protocol.
+struct Arms {
+    plain: DrivePlan,
+    tls: DrivePlan,
+    judge: Arc<dyn Judge>,
+    request_bytes: usize,
+}
+
+/// Runs `bench overhead --tls`.
+///
+/// # Errors
+/// If a server cannot be started, or an answer failed or was wrong.
+pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
+    let watch = NoiseWatch::start();
+    let dir = env.cache_dir.join("run").join("overhead-tls");
+    let requests = prepare(env, &dir)?;
+    let files = CertificateFiles::write(&dir)?;
+    let plain = start(args, env, &dir, None)?;
+    let tls = start(args, env, &dir, Some(&files))?;
+    let http = Arms::new(args, &requests, plain.http(), tls.http())?;
+    let grpc = Arms::new(args, &requests, plain.grpc(), tls.grpc())?;
+
+    let progress = StepProgress::new(args.rounds as u64);
+    let mut rounds = [Vec::new(), Vec::new()];
+    for round in 0..args.rounds {
+        progress.say(format!("round {}: plain text and TLS take turns", round + 1));
+        for (arms, rounds) in [&http, &grpc].into_iter().zip(&mut rounds) {
+            rounds.push(arms.round(&plain, &tls)?);
+        }
+        progress.step();
+    }
+    drop(progress);
+    plain.stop()?;
+    tls.stop()?;
+    let [http_rounds, grpc_rounds] = rounds;
+    let all = || http_rounds.iter().chain(&grpc_rounds);
+    let (failed, wrong) =
+        (all().map(|round| round.failed).sum(), all().map(|round| round.wrong).sum());
+    let (http_figures, grpc_figures) = (TlsFigures::new(http_rounds), TlsFigures::new(grpc_rounds));
+    let report = TlsReport {
+        tls_throughput_ratio: http_figures.throughput_ratio.min(grpc_figures.throughput_ratio),
+        http: http_figures,
+        grpc: grpc_figures,
+        request_bytes: http.request_bytes,
+        clients: args.clients,
+        failed,
+        wrong,
+        context: watch.context(None),
+    };
+    report.finish(args.json.as_deref())
+}
+
+/// Publishes the light model below `dir`, and returns requests of at least [`REQUEST_BYTES`].
+fn prepare(env: &BenchEnv, dir: &Path) -> Result<Vec<Vec<NamedTensor>>> {
+    let ctr = Ctr::light();
+    let write = |dir: &Path| ctr.write_layout(CtrContent::of(MODEL_SEED), dir, &|_| {});
+    let key = format!("{}-s{MODEL_SEED}", ctr.key());
+    let made = cache::ensure(&env.cache_dir, &key, ctr.bytes(), write)?;
+    let model_dir = dir.join(MODEL);
+    cache::fresh(&model_dir)?;
+    cache::publish_link(&made, &model_dir, 1)?;
+    let bytes = |inputs: &[NamedTensor]| -> usize {
+        inputs.iter().map(|input| input.tensor.byte_len()).sum()
+    };
+    let row = bytes(&ctr.inputs(REQUEST_SEED, 0, 1).tensors()?).max(1);
+    let rows = REQUEST_BYTES.div_ceil(row);
+    (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, rows).tensors()).collect()
+}
+
+/// A certificate of 127.0.0.1 that is its own issuer, and its key.
+struct CertificateFiles {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+impl CertificateFiles {
+    fn write(dir: &Path) -> Result<CertificateFiles> {
+        let failed = |error: rcgen::Error| Error::internal(format!("certificate: {error}"));
+        let made =
+            rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).map_err(failed)?;
+        let files = CertificateFiles { cert: dir.join("cert.pem"), key: dir.join("key.pem") };
+        for (path, text) in
+            [(&files.cert, made.cert.pem()), (&files.key, made.signing_key.serialize_pem())]
+        {
+            loadgen::report::write_file(path, text.as_bytes())?;
+        }
+        Ok(files)
+    }
+}
+
+fn start(
+    args: &OverheadArgs,
+    env: &BenchEnv,
+    dir: &Path,
+    tls: Option<&CertificateFiles>,
+) -> Result<ServerProcess> {
+    let mut server_args = vec![format!("{MODEL}={}", dir.join(MODEL).display())];
+    if let Some(files) = tls {
+        let flags = [("--tls-cert", &files.cert), ("--tls-key", &files.key)];
+        for (flag, path) in flags {
+            server_args.extend([flag.to_owned(), path.display().to_string()]);
+        }
+    }
+    server_args.extend(args.server_arg.iter().cloned());
+    let name = if tls.is_some() { "overhead-tls" } else { "overhead-plain" };
+    let plan = ServerPlan {
+        ca: tls.map(|files| files.cert.clone()),
+        ..ServerPlan::new(name, server_args)
+    };
+    ServerProcess::start(env, &plan)
+}
+
+impl Arms {
+    fn new(
+        args: &OverheadArgs,
+        requests: &[Vec<NamedTensor>],
+        plain: loadgen::connection::Endpoint,
+        tls: loadgen::connection::Endpoint,
+    ) -> Result<Arms> {
+        let plan = |endpoint| -> Result<DrivePlan> {
+            let target = ModelEndpoint { endpoint, api: Api::Oip, model: MODEL.into() };
+            let encoded = target.encode(requests)?;
+            let pace = LoadLoop::Closed { clients: args.clients };
+            let duration = WARM_UP + args.duration;
+            let (template, bodies) = (encoded.template, encoded.bodies.into());
+            let mut plan = DrivePlan::new(target.endpoint, template, bodies, pace, duration);
+            plan.connections = args.clients;
+            Ok(plan)
+        };
+        let (plain, tls) = (plan(plain)?, plan(tls)?);
+        let answer =
+            |body: &Bytes| Ok(call_once(&plain.endpoint, &plain.template, body.clone())?.body);
+        let expected = plain.shots.iter().map(answer).collect::<Result<_>>()?;
+        let request_bytes = plain.shots.first().map_or(0, Bytes::len);
+        Ok(Arms { plain, tls, judge: Arc::new(SameAnswers(expected)), request_bytes })
+    }
+
+    fn round(&self, plain: &ServerProcess, tls: &ServerProcess) -> Result<TlsRound> {
+        let ask = |plan, server: &ServerProcess| -> Result<Measurement> {
+            measure(plan, WARM_UP, &self.judge, &[server.pid()], None)
+        };
+        let (plain, tls) = (ask(&self.plain, plain)?, ask(&self.tls, tls)?);
+        let faults = [&plain.counted.faults, &tls.counted.faults];
+        Ok(TlsRound {
+            plain_rps: plain.counted.rate(),
+            tls_rps: tls.counted.rate(),
+            plain_cpu_us: plain.cpu_us_per_request.unwrap_or(0.0),
+            tls_cpu_us: tls.cpu_us_per_request.unwrap_or(0.0),
+            failed: faults.iter().map(|faults| faults.failed).sum(),
+            wrong: faults.iter().map(|faults| faults.wrong).sum(),
+        })
+    }
+}
+
+impl TlsFigures {
+    fn new(rounds: Vec<TlsRound>) -> TlsFigures {
+        let middle = |of: &dyn Fn(&TlsRound) -> f64| median(rounds.iter().map(of));
+        TlsFigures {
+            plain_rps: middle(&|round| round.plain_rps),
+            tls_rps: middle(&|round| round.tls_rps),
+            throughput_ratio: middle(&|round| ratio(round.tls_rps, round.plain_rps)),
+            added_cpu_us: middle(&|round| round.tls_cpu_us - round.plain_cpu_us),
+            rounds,
+        }
+    }
+}
+
+impl BenchReport for TlsReport {
+    fn print(&self) {
+        println!(
+            "TLS beside plain text: {} byte requests, {} clients on kept connections; median of {} rounds",
+            self.request_bytes,
+            self.clients,
+            self.http.rounds.len()
+        );
+        let mut table = TextTable::new(&["", "plain/s", "TLS/s", "ratio", "added CPU us/request"]);
+        for (name, figures) in [("HTTP/1.1", &self.http), ("gRPC", &self.grpc)] {
+            table.row([
+                name.to_owned(),
+                format!("{:.0}", figures.plain_rps),
+                format!("{:.0}", figures.tls_rps),
+                format!("{:.3}", figures.throughput_ratio),
+                format!("{:.1}", figures.added_cpu_us),
+            ]);
+        }
+        print!("{table}");
+        let met = self.tls_throughput_ratio >= RATIO_MIN;
+        println!(
+            "TLS / plain: {:.3} (wanted at least {RATIO_MIN}: {})",
+            self.tls_throughput_ratio,
+            if met { "met" } else { "NOT met" }
+        );
+        println!("failed {}, wrong {}", self.failed, self.wrong);
+        println!("{}", self.context);
+    }
+
+    fn verdict(&self) -> Result<()> {
+        check_faults(self.failed, self.wrong)
+    }
+}

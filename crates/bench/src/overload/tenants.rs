@@ -1,0 +1,246 @@
+//! Two tenants with a key each: one within its share, the other at a multiple of its quota.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use loadgen::BenchEnv;
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
+use loadgen::process::{ServerPlan, ServerProcess};
+use loadgen::schedule::Arrivals;
+use loadgen::stats::{median, ratio};
+use loadgen::wire::{Api, ModelEndpoint};
+use serde::Serialize;
+
+use super::phase::{Outcomes, OverloadPhase};
+use super::{IN_FLIGHT_MAX, LEAD_IN, MODEL, SEED, WARM_UP};
+use crate::models::workload::Workload;
+use crate::report::Goal;
+
+/// Requests of the steady tenant, as a share of the capacity.
+const STEADY_SHARE: f64 = 0.3;
+/// Quota of the other tenant, as a share of the capacity.
+const QUOTA_SHARE: f64 = 0.05;
+/// Requests of the greedy tenant, as a multiple of its quota.
+const GREED: f64 = 10.0;
+/// Requests of the greedy tenant in the comparison, as a share of its quota: it is not refused.
+const MODEST: f64 = 0.9;
+/// Maximum p99 of the steady tenant, beside the greedy one over beside a modest one.
+const RATIO_P99_MAX: f64 = 1.2;
+/// Keys of the two tenants. The server listens on this machine only, for a short time.
+const STEADY_KEY: &str = "mp_bench_steady";
+const GREEDY_KEY: &str = "mp_bench_greedy";
+
+/// JSON of the tenants.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct TenantReport {
+    /// Requests a second of the steady tenant.
+    steady_rps: f64,
+    /// Quota of the other tenant in requests a second.
+    quota_rps: f64,
+    /// Requests a second of the other tenant beyond its quota.
+    greedy_rps: f64,
+    /// Median over the rounds of the steady tenant's p99, greedy over modest.
+    p99_ratio: f64,
+    rounds: Vec<TenantRound>,
+}
+
+/// One round: the steady tenant beside a modest and beside a greedy one.
+#[derive(Clone, Debug, Serialize)]
+struct TenantRound {
+    modest_p99_ms: f64,
+    greedy_p99_ms: f64,
+    /// Requests of the steady tenant that were refused or failed.
+    steady_unserved: u64,
+    /// Requests of the greedy tenant, by outcome.
+    greedy_served: u64,
+    greedy_refused: u64,
+    /// Requests neither served nor refused, and wrong answers, of both.
+    failed: u64,
+    wrong: u64,
+}
+
+impl TenantReport {
+    /// Returns the lines of the report for people.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let line = |round: &TenantRound| {
+            format!(
+                "tenants: p99 {:.2} ms beside a tenant within its quota, {:.2} ms beside one at {GREED} times it, of \
+                 which {} requests were served and {} refused",
+                round.modest_p99_ms, round.greedy_p99_ms, round.greedy_served, round.greedy_refused
+            )
+        };
+        self.rounds.iter().map(line).collect()
+    }
+
+    /// Returns the requests neither served nor refused, and the wrong answers.
+    pub(super) fn faults(&self) -> [u64; 2] {
+        let sum = |count: fn(&TenantRound) -> u64| self.rounds.iter().map(count).sum();
+        [sum(|round| round.failed), sum(|round| round.wrong)]
+    }
+
+    pub(super) fn goals(&self) -> Vec<Goal> {
+        let unserved: u64 = self.rounds.iter().map(|round| round.steady_unserved).sum();
+        let refused = self.rounds.iter().all(|round| round.greedy_refused > 0);
+        vec![
+            Goal::new(
+                format!(
+                    "p99 of a tenant, beside one at {GREED} times its quota / within: at most {RATIO_P99_MAX}"
+                ),
+                self.p99_ratio,
+                refused && self.p99_ratio > 0.0 && self.p99_ratio <= RATIO_P99_MAX,
+            ),
+            Goal::new(
+                "unserved requests of the tenant without a quota: none",
+                unserved as f64,
+                unserved == 0,
+            ),
+        ]
+    }
+}
+
+/// A server with two keys.
+pub(super) struct TenantStage {
+    server: ServerProcess,
+    judge: Arc<dyn Judge>,
+    /// Requests of each tenant, without rate and time.
+    steady: DrivePlan,
+    greedy: DrivePlan,
+    steady_rps: f64,
+    quota_rps: f64,
+}
+
+impl TenantStage {
+    /// Starts the server of `model_dir`. `capacity` is its capacity in requests a second.
+    pub(super) fn start(
+        env: &BenchEnv,
+        workload: &Workload,
+        model_dir: &Path,
+        server_args: &[String],
+        capacity: f64,
+    ) -> Result<TenantStage> {
+        let quota_rps = (capacity * QUOTA_SHARE).max(1.0);
+        let keys = write_keys(env, quota_rps)?;
+        let mut args = vec![format!("{MODEL}={}", model_dir.display())];
+        args.extend(["--keys".into(), keys.display().to_string()]);
+        args.extend(server_args.iter().cloned());
+        let server = ServerProcess::start(env, &ServerPlan::new("overload-tenants", args))?;
+        let load = |key: &str| {
+            let endpoint = server.grpc().with_key(Some(key.to_owned()));
+            let model =
+                ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
+            let encoded = model.encode(&workload.requests)?;
+            let bodies: Arc<[Bytes]> = encoded.bodies.into();
+            let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate: 1.0, seed: SEED };
+            let mut plan = DrivePlan::new(endpoint, encoded.template, bodies, pace, Duration::ZERO);
+            plan.in_flight_max = IN_FLIGHT_MAX;
+            Ok::<_, Error>(plan)
+        };
+        Ok(TenantStage {
+            judge: workload.answers.clone(),
+            steady: load(STEADY_KEY)?,
+            greedy: load(GREEDY_KEY)?,
+            steady_rps: capacity * STEADY_SHARE,
+            quota_rps,
+            server,
+        })
+    }
+
+    /// Measures `rounds` rounds, each twice for `time`.
+    pub(super) fn run(self, rounds: usize, time: Duration) -> Result<TenantReport> {
+        let rounds: Vec<TenantRound> =
+            (0..rounds).map(|_| self.round(time)).collect::<Result<_>>()?;
+        self.server.stop()?;
+        Ok(TenantReport {
+            steady_rps: self.steady_rps,
+            quota_rps: self.quota_rps,
+            greedy_rps: self.quota_rps * GREED,
+            p99_ratio: median(
+                rounds.iter().map(|round| ratio(round.greedy_p99_ms, round.modest_p99_ms)),
+            ),
+            rounds,
+        })
+    }
+
+    fn round(&self, time: Duration) -> Result<TenantRound> {
+        let [modest_steady, modest] = self.both(self.quota_rps * MODEST, time)?;
+        let [greedy_steady, greedy] = self.both(self.quota_rps * GREED, time)?;
+        let all = [&modest_steady, &modest, &greedy_steady, &greedy];
+        let steady = [&modest_steady, &greedy_steady];
+        Ok(TenantRound {
+            modest_p99_ms: modest_steady.p99_ms,
+            greedy_p99_ms: greedy_steady.p99_ms,
+            steady_unserved: steady.iter().map(|phase| phase.refused + phase.failed).sum(),
+            greedy_served: greedy.served,
+            greedy_refused: greedy.refused,
+            failed: all.iter().map(|phase| phase.failed).sum(),
+            wrong: all.iter().map(|phase| phase.wrong).sum(),
+        })
+    }
+
+    /// Sends the requests of both tenants at once. Returns the results of the steady one, then of
+    /// the other.
+    fn both(&self, greedy_rps: f64, time: Duration) -> Result<[OverloadPhase; 2]> {
+        let start = Instant::now() + LEAD_IN;
+        let send = |load: &DrivePlan, rate: f64, seed: u64| {
+            let outcomes = Arc::new(Outcomes::new(WARM_UP));
+            let sink: Arc<dyn SampleSink> = outcomes.clone();
+            let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed };
+            let plan = DrivePlan { start, duration: time, pace, ..load.clone() };
+            drive(&plan, &self.judge, &sink)?;
+            Ok::<_, Error>(outcomes.phase(rate, time - WARM_UP))
+        };
+        std::thread::scope(|scope| {
+            let greedy = scope.spawn(|| send(&self.greedy, greedy_rps, SEED + 1));
+            let steady = send(&self.steady, self.steady_rps, SEED)?;
+            let greedy = greedy
+                .join()
+                .unwrap_or_else(|_| Err(Error::internal("the tenant's thread panicked")))?;
+            Ok([steady, greedy])
+        })
+    }
+}
+
+/// Writes the file of keys.
+fn write_keys(env: &BenchEnv, quota_rps: f64) -> Result<PathBuf> {
+    let path = env.cache_dir.join("run").join("overload").join("keys.toml");
+    let hash = |key: &str| blake3::hash(key.as_bytes()).to_hex();
+    let text = format!(
+        "[[keys]]\nname = \"steady\"\nhash = \"blake3:{}\"\nrole = \"infer\"\n\n\
+         [[keys]]\nname = \"greedy\"\nhash = \"blake3:{}\"\nrole = \"infer\"\nrequests-per-second = {quota_rps:.3}\n",
+        hash(STEADY_KEY),
+        hash(GREEDY_KEY)
+    );
+    std::fs::write(&path, text).map_err(|error| Error::io(&path, &error))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_goal_needs_refused_requests() {
+        let round = |refused| TenantRound {
+            modest_p99_ms: 10.0,
+            greedy_p99_ms: 11.0,
+            steady_unserved: 0,
+            greedy_served: 50,
+            greedy_refused: refused,
+            failed: 0,
+            wrong: 0,
+        };
+        let report = |refused| TenantReport {
+            steady_rps: 300.0,
+            quota_rps: 50.0,
+            greedy_rps: 500.0,
+            p99_ratio: 1.1,
+            rounds: vec![round(refused)],
+        };
+        let met = |report: &TenantReport| report.goals().iter().all(|goal| goal.met);
+        assert!(met(&report(450)) && !met(&report(0)));
+        assert_eq!(report(450).faults(), [0, 0]);
+    }
+}

@@ -1,0 +1,215 @@
+//! The injected causes.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, Result};
+use clap::ValueEnum;
+use loadgen::connection::call_once;
+use loadgen::cpu_group::CpuGroup;
+use loadgen::machine::cores;
+use loadgen::process::{end_with_us, let_go};
+use loadgen::wire::Api;
+
+use super::{HEAVY, MODEL, SlowSetup};
+use crate::swap::server::SwapServer;
+
+/// Length of a pulse of the hog and of the quota.
+const PULSE: Duration = Duration::from_millis(400);
+/// Time between the ends of two pulses.
+const GAP: Duration = Duration::from_millis(1600);
+/// Processes of the hog for each core.
+const HOGS_PER_CORE: usize = 2;
+/// Quota during a pulse, as a share of a core.
+const THROTTLED_CORES: f64 = 0.05;
+/// Pause of the slow client within its body.
+const SEND_PAUSE: Duration = Duration::from_millis(150);
+/// Longest wait of the slow client for its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two checks for the end of a swap.
+const SWAP_POLL: Duration = Duration::from_millis(100);
+
+/// A cause of slow requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Injection {
+    /// Other processes take the cores.
+    CpuHog,
+    /// A version is read, hashed and published.
+    Swap,
+    /// Large requests to another model stand in front.
+    BehindBatch,
+    /// A client sends its body slowly.
+    SlowClient,
+    /// A control group's quota stops the server.
+    Throttled,
+}
+
+impl Injection {
+    /// All causes.
+    #[cfg(test)]
+    pub(super) const ALL: [Injection; 5] = [
+        Injection::CpuHog,
+        Injection::Swap,
+        Injection::BehindBatch,
+        Injection::SlowClient,
+        Injection::Throttled,
+    ];
+
+    /// Returns the name in JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Injection::CpuHog => "cpu_hog",
+            Injection::Swap => "swap",
+            Injection::BehindBatch => "behind_batch",
+            Injection::SlowClient => "slow_client",
+            Injection::Throttled => "throttled",
+        }
+    }
+
+    /// Returns the cause that the server should name.
+    pub(super) fn expected(self) -> &'static str {
+        match self {
+            Injection::CpuHog => "cpu_contention",
+            Injection::Swap => "load",
+            Injection::BehindBatch => "behind_batch",
+            Injection::SlowClient => "client_slow_send",
+            Injection::Throttled => "throttled",
+        }
+    }
+}
+
+/// A pulse in seconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pulse {
+    pub(super) from: f64,
+    pub(super) until: f64,
+}
+
+/// Injects pulses of a cause into a server.
+pub(super) struct Pulses<'a> {
+    pub(super) setup: &'a SlowSetup<'a>,
+    pub(super) server: &'a SwapServer,
+    pub(super) group: Option<&'a CpuGroup>,
+}
+
+impl Pulses<'_> {
+    /// Injects `injection` until its time is over. Returns the pulses.
+    pub(super) fn run(&self, injection: Injection) -> Result<Vec<Pulse>> {
+        let end = Instant::now() + self.setup.args.seconds;
+        let mut pulses = Vec::new();
+        while Instant::now() < end {
+            let from = epoch_seconds();
+            match injection {
+                Injection::CpuHog => hog()?,
+                Injection::Swap => self.swap(pulses.len() as u64)?,
+                Injection::BehindBatch => self.heavy()?,
+                Injection::SlowClient => self.send_slowly()?,
+                Injection::Throttled => self.throttle()?,
+            }
+            pulses.push(Pulse { from, until: epoch_seconds() });
+            sleep(GAP);
+        }
+        Ok(pulses)
+    }
+
+    /// Publishes the next version and waits until it serves.
+    fn swap(&self, done: u64) -> Result<()> {
+        let before = self.server.process.metrics()?;
+        // Version 1 serves from the start.
+        self.server.publish(done + 2)?;
+        match self.server.wait_swaps(&before, 1, SWAP_POLL)? {
+            true => Ok(()),
+            false => Err(Error::deadline("the swap did not end in time")),
+        }
+    }
+
+    /// Keeps every worker busy with a large request.
+    fn heavy(&self) -> Result<()> {
+        let endpoint = self.server.process.grpc();
+        let rows = self.setup.args.heavy_batch;
+        let encoded = self.setup.encode(endpoint.clone(), Api::Oip, HEAVY, rows)?;
+        let body = encoded.bodies.first().ok_or_else(|| Error::internal("no request"))?;
+        std::thread::scope(|scope| {
+            let (endpoint, template) = (&endpoint, &encoded.template);
+            let call = |_: usize| {
+                scope.spawn(move || call_once(endpoint, template, body.clone()).map(drop))
+            };
+            let calls: Vec<_> = (0..2 * cores()).map(call).collect();
+            calls.into_iter().try_for_each(|call| {
+                call.join().unwrap_or_else(|_| Err(Error::internal("a client panicked")))
+            })
+        })
+    }
+
+    /// Sends one request over HTTP with a pause in the middle of its body.
+    fn send_slowly(&self) -> Result<()> {
+        let endpoint = self.server.process.http();
+        let authority = endpoint.authority.clone();
+        let encoded = self.setup.encode(endpoint, Api::Tfs, MODEL, self.setup.args.batch)?;
+        let body = encoded.bodies.first().ok_or_else(|| Error::internal("no request"))?;
+        let lost = |error: std::io::Error| Error::unavailable(format!("{authority}: {error}"));
+        let mut stream = TcpStream::connect(&authority).map_err(lost)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(lost)?;
+        let head = format!(
+            "POST /v1/models/{MODEL}:predict HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        let (first, rest) = body.split_at(body.len() / 2);
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(first)).map_err(lost)?;
+        sleep(SEND_PAUSE);
+        stream.write_all(rest).map_err(lost)?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).map_err(lost)?;
+        match answer.starts_with(b"HTTP/1.1 200") {
+            true => Ok(()),
+            false => Err(Error::internal("the slow client got no answer")),
+        }
+    }
+
+    /// Lowers the quota of the server's group for a moment.
+    fn throttle(&self) -> Result<()> {
+        let group = self.group.ok_or_else(|| Error::internal("there is no control group"))?;
+        group.limit(THROTTLED_CORES)?;
+        sleep(PULSE);
+        group.limit(cores() as f64)
+    }
+}
+
+/// Takes the cores with processes of their own for a moment.
+fn hog() -> Result<()> {
+    let hogs: Vec<Hog> =
+        (0..HOGS_PER_CORE * cores()).map(|_| Hog::start()).collect::<Result<_>>()?;
+    sleep(PULSE);
+    drop(hogs);
+    Ok(())
+}
+
+/// A process that computes until it is dropped.
+struct Hog(Child);
+
+impl Hog {
+    fn start() -> Result<Hog> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+        let child =
+            command.spawn().map_err(|e| Error::exhausted(format!("cannot start /bin/sh: {e}")))?;
+        end_with_us(child.id());
+        Ok(Hog(child))
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let_go(self.0.id());
+    }
+}
+
+fn epoch_seconds() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

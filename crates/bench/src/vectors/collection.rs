@@ -1,0 +1,361 @@
+//! A collection on disk, filled with generated vectors and searched by one query at a time: recall,
+//! latency by number of search threads, memory, and the time to open it.
+//!
+//! # Data
+//! A row belongs to one of [`CLUSTERS`] clusters. Its vector is the centre, whose values are normal
+//! with deviation 1, plus normal noise with deviation [`NOISE`]. Queries are made
+//! like rows. Everything follows from the numbers of rows, so nothing is stored, and the exact
+//! neighbours are found while the rows are made.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use os::Rate;
+use search::coarse::Metric;
+use search::collection::{CollectionQuery, QueryHits, SearchThread};
+use search::points::{NewPoint, PointId};
+use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
+use serde::Serialize;
+
+use super::VectorsArgs;
+use crate::report::BenchReport;
+use loadgen::machine::{NoiseWatch, RunContext};
+use loadgen::println;
+
+/// Clusters of the generated rows.
+const CLUSTERS: u64 = 4096;
+/// Deviation of rows from the centre of their cluster, in deviations of the centres.
+const NOISE: f32 = 0.6;
+/// Queries with known neighbours.
+const QUERIES: usize = 64;
+/// Rounds over all queries for each number of threads.
+const ROUNDS: usize = 12;
+/// Rows written at once.
+const BATCH: u64 = 1000;
+/// Hits of a query.
+const HITS: usize = 10;
+/// Longest wait for flushes, merges and the opening of the collection.
+const SETTLE_MAX: Duration = Duration::from_secs(3600);
+/// Time without a flush or merge after which there are none left.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// Size and limits of the collection.
+pub(super) struct CollectionPlan<'a> {
+    pub(super) directory: &'a Path,
+    pub(super) rows: u64,
+    pub(super) dims: usize,
+    /// Memory limit of the collection.
+    pub(super) memory_bytes: u64,
+    /// Threads that build indexes.
+    pub(super) build_threads: usize,
+    /// Numbers of search threads to measure.
+    pub(super) threads: Vec<usize>,
+}
+
+/// Measured figures.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct CollectionFigures {
+    pub(super) rows: u64,
+    pub(super) dims: usize,
+    pub(super) memory_limit_mb: f64,
+    /// Recall of the default effort for 10 hits.
+    pub(super) recall: f64,
+    /// Median latency of a lone query, by search threads.
+    pub(super) p50_ms: BTreeMap<usize, f64>,
+    /// 95th percentile of the same.
+    pub(super) p95_ms: BTreeMap<usize, f64>,
+    /// Parts of queries that a second thread did, by search threads.
+    pub(super) helped: BTreeMap<usize, u64>,
+    /// Time to write, flush and merge all rows.
+    pub(super) build_s: f64,
+    pub(super) segments: usize,
+    pub(super) segment_rows: Vec<u32>,
+    /// Time to open the collection until all segments are searched.
+    pub(super) ready_s: f64,
+    /// Resident memory of the process while it is searched.
+    pub(super) rss_mb: f64,
+    /// Largest use of the collection's own memory.
+    pub(super) memory_peak_mb: f64,
+}
+
+/// JSON of `bench vectors --memory`.
+#[derive(Debug, Serialize)]
+struct CollectionReport {
+    #[serde(flatten)]
+    figures: CollectionFigures,
+    #[serde(flatten)]
+    context: RunContext,
+}
+
+impl BenchReport for CollectionReport {
+    fn print(&self) {
+        let figures = &self.figures;
+        println!(
+            "{} rows of {} dimensions in {} segments, built in {:.0} s, {:.0} MB resident of {:.0} MB",
+            figures.rows,
+            figures.dims,
+            figures.segments,
+            figures.build_s,
+            figures.rss_mb,
+            figures.memory_limit_mb
+        );
+        println!("recall@{HITS} {:.4}, ready in {:.2} s", figures.recall, figures.ready_s);
+        for (threads, p50) in &figures.p50_ms {
+            println!(
+                "{threads} search threads: p50 {p50:.3} ms, p95 {:.3} ms, {} parts helped",
+                figures.p95_ms[threads], figures.helped[threads]
+            );
+        }
+    }
+}
+
+/// Runs the arm in a directory below `parent`, which is removed at the end.
+///
+/// # Errors
+/// As [`measure`].
+pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Result<()> {
+    let watch = NoiseWatch::start();
+    let directory = parent.join(format!("millpond-bench-vectors-{}", std::process::id()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = [1, 2, 4, 8, 16].into_iter().filter(|threads| *threads <= cores.max(2)).collect();
+    let plan = CollectionPlan {
+        directory: &directory,
+        rows: args.rows as u64,
+        dims: args.dims,
+        memory_bytes,
+        build_threads: args.threads,
+        threads,
+    };
+    let figures = measure(&plan, &|line| println!("{line}"));
+    let _ = std::fs::remove_dir_all(&directory);
+    let report = CollectionReport { figures: figures?, context: watch.context(None) };
+    report.finish(args.json.as_deref())
+}
+
+/// Makes reproducible rows.
+struct RowMaker {
+    dims: usize,
+    centres: Vec<f32>,
+}
+
+/// Returns a well mixed number (the finaliser of splitmix64).
+fn mix(value: u64) -> u64 {
+    let mixed = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+/// Returns a nearly normal number of deviation 1: the sum of four uniform ones of 16 bits.
+fn normal(bits: u64) -> f32 {
+    let sum: u64 = (0..4).map(|part| bits >> (16 * part) & 0xffff).sum();
+    (sum as f32 / 65_536.0 - 2.0) * 1.732
+}
+
+impl RowMaker {
+    fn new(dims: usize) -> RowMaker {
+        let centres = (0..CLUSTERS * dims as u64).map(|at| normal(mix(at))).collect();
+        RowMaker { dims, centres }
+    }
+
+    /// Appends row `row`.
+    fn push(&self, row: u64, out: &mut Vec<f32>) {
+        let seed = mix(row ^ 0x5EED << 40);
+        let cluster = (seed % CLUSTERS) as usize;
+        let centre = &self.centres[cluster * self.dims..][..self.dims];
+        out.extend((seed..).zip(centre).map(|(seed, middle)| middle + NOISE * normal(mix(seed))));
+    }
+}
+
+/// Nearest rows of a query so far.
+struct NearestRows(Vec<(f32, u64)>);
+
+impl NearestRows {
+    fn offer(&mut self, distance: f32, row: u64) {
+        if self.0.len() == HITS && distance >= self.0[HITS - 1].0 {
+            return;
+        }
+        let place = self.0.partition_point(|(other, _)| *other <= distance);
+        self.0.insert(place, (distance, row));
+        self.0.truncate(HITS);
+    }
+}
+
+/// Fills a collection and measures it.
+///
+/// # Errors
+/// The errors of the collection; `DeadlineExceeded` if it does not settle.
+pub(super) fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<CollectionFigures> {
+    let maker = RowMaker::new(plan.dims);
+    let mut queries = Vec::new();
+    (0..QUERIES as u64).for_each(|query| maker.push(u64::MAX / 2 + query, &mut queries));
+    let started = Instant::now();
+    let truth = fill(plan, &maker, &queries, say)?;
+    let build_s = started.elapsed().as_secs_f64();
+    let mut figures = CollectionFigures {
+        rows: plan.rows,
+        dims: plan.dims,
+        memory_limit_mb: plan.memory_bytes as f64 / 1e6,
+        recall: 0.0,
+        p50_ms: BTreeMap::new(),
+        p95_ms: BTreeMap::new(),
+        helped: BTreeMap::new(),
+        build_s,
+        segments: 0,
+        segment_rows: Vec::new(),
+        ready_s: 0.0,
+        rss_mb: 0.0,
+        memory_peak_mb: 0.0,
+    };
+    for &threads in &plan.threads {
+        search(plan, threads, &queries, &truth, &mut figures)?;
+        say(&format!("{threads} threads: p50 {:.3} ms", figures.p50_ms[&threads]));
+    }
+    Ok(figures)
+}
+
+fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
+    let registry = Registry::open(RegistryOptions {
+        memory_bytes: plan.memory_bytes,
+        cache_bytes: 0,
+        threads,
+        build_threads: plan.build_threads,
+        background_rate: Rate::unlimited(),
+        ..RegistryOptions::new(plan.directory)
+    })?;
+    match registry.wait_open(SETTLE_MAX) {
+        true => Ok(registry),
+        false => Err(Error::deadline("the collection does not open")),
+    }
+}
+
+/// Writes all rows and waits for flushes and merges. Returns the nearest rows of each query.
+fn fill(
+    plan: &CollectionPlan<'_>,
+    maker: &RowMaker,
+    queries: &[f32],
+    say: &dyn Fn(&str),
+) -> Result<Vec<Vec<u64>>> {
+    let registry = open(plan, 1)?;
+    let settings = CollectionSettings::new(plan.dims, Metric::L2);
+    let named = registry.create("vectors", settings)?;
+    let mut nearest: Vec<NearestRows> = (0..QUERIES).map(|_| NearestRows(Vec::new())).collect();
+    let payload = serde_json::Map::new();
+    let mut vectors = Vec::new();
+    for first in (0..plan.rows).step_by(BATCH as usize) {
+        let rows = first..plan.rows.min(first + BATCH);
+        vectors.clear();
+        rows.clone().for_each(|row| maker.push(row, &mut vectors));
+        let points: Vec<NewPoint<'_>> = rows
+            .clone()
+            .zip(vectors.chunks_exact(plan.dims))
+            .map(|(row, embedding)| NewPoint {
+                id: PointId::Number(row),
+                embedding,
+                record: &[],
+                payload: &payload,
+            })
+            .collect();
+        write(&named, &points)?;
+        for (nearest, query) in nearest.iter_mut().zip(queries.chunks_exact(plan.dims)) {
+            let vectors = rows.clone().zip(vectors.chunks_exact(plan.dims));
+            vectors.for_each(|(row, vector)| nearest.offer(kernels::float::l2(query, vector), row));
+        }
+        if first.is_multiple_of(1000 * BATCH) {
+            say(&format!("{first} rows written"));
+        }
+    }
+    named.collection().flush()?;
+    settle(&named)?;
+    Ok(nearest.into_iter().map(|rows| rows.0.into_iter().map(|(_, row)| row).collect()).collect())
+}
+
+/// Writes points, and again later if memory has no room yet.
+fn write(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result<()> {
+    let deadline = Instant::now() + SETTLE_MAX;
+    loop {
+        match named.upsert(points) {
+            Err(error) if error.retry_after().is_some() && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            outcome => return outcome.map(drop),
+        }
+    }
+}
+
+fn settle(named: &NamedCollection) -> Result<()> {
+    let deadline = Instant::now() + SETTLE_MAX;
+    let work = || {
+        let status = named.collection().status();
+        (status.flushes, status.merges, status.segments.len())
+    };
+    let mut seen = work();
+    let mut since = Instant::now();
+    // A merge of millions of rows takes minutes, in which a new file grows.
+    while since.elapsed() < SETTLED || named.collection().is_merging() {
+        if Instant::now() > deadline {
+            return Err(Error::deadline("flushes and merges do not end"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let now = work();
+        if now != seen {
+            seen = now;
+            since = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+fn search(
+    plan: &CollectionPlan<'_>,
+    threads: usize,
+    queries: &[f32],
+    truth: &[Vec<u64>],
+    figures: &mut CollectionFigures,
+) -> Result<()> {
+    let started = Instant::now();
+    let registry = open(plan, threads)?;
+    figures.ready_s = started.elapsed().as_secs_f64();
+    let named = registry.get("vectors")?;
+    let mut times = Vec::with_capacity(ROUNDS * QUERIES);
+    let mut found = 0;
+    for round in 0..ROUNDS {
+        for (query, truth) in queries.chunks_exact(plan.dims).zip(truth) {
+            let started = Instant::now();
+            let hits = ask(&registry, &named, query)?;
+            // The first round fills caches of the processor and readers of threads.
+            if round > 0 {
+                times.push(started.elapsed().as_secs_f64() * 1e3);
+            }
+            found += hits.hits.iter().filter(|hit| truth.contains(&hit.id)).count();
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    figures.p50_ms.insert(threads, times[times.len() / 2]);
+    figures.p95_ms.insert(threads, times[times.len() * 95 / 100]);
+    figures.recall = found as f64 / (ROUNDS * QUERIES * HITS) as f64;
+    let stats = registry.stats();
+    figures.helped.insert(threads, stats.helped);
+    figures.memory_peak_mb = figures.memory_peak_mb.max(stats.memory.peak as f64 / 1e6);
+    let status = named.collection().status();
+    figures.segments = status.segments.len();
+    figures.segment_rows = status.segments.iter().map(|segment| segment.rows).collect();
+    figures.rss_mb = os::process::resident_bytes(std::process::id()).unwrap_or(0) as f64 / 1e6;
+    Ok(())
+}
+
+/// Asks one query as the server does: on a search thread.
+fn ask(registry: &Registry, named: &Arc<NamedCollection>, query: &[f32]) -> Result<QueryHits> {
+    let (sender, answer) = mpsc::channel();
+    let query = query.to_vec();
+    let work = move |named: &NamedCollection, thread: &mut SearchThread| {
+        let query = CollectionQuery::nearest(&query, HITS);
+        // The receiver is gone only if the benchmark has failed.
+        let _ = sender.send(named.collection().nearest(thread, &query));
+    };
+    registry.submit(named, Box::new(work))?;
+    answer.recv().map_err(|_| Error::internal("a query was dropped"))?
+}
