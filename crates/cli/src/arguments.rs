@@ -6,6 +6,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::audio::AudioCommand;
 use crate::bench::{BenchArgs, DemoCommand};
+use crate::collections::CollectionsCommand;
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
 use crate::exit::{CommandResult, EXIT_CODES_HELP};
@@ -24,8 +25,8 @@ use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, completion, doctor, environment, images, import, infer, keys, manual, models,
-    publish, serve, speakers, tfs, tune, verify, worker,
+    audio, bench, collections, completion, doctor, environment, images, import, infer, keys,
+    manual, models, publish, serve, speakers, tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -56,6 +57,8 @@ enum Command {
     Speakers(SpeakersArgs),
     /// Index folders of images and search for similar ones
     Images(Box<ImagesCommand>),
+    /// Back up, restore and copy collections of a running server
+    Collections(Box<CollectionsCommand>),
     /// Make keys for callers of a server
     Keys(KeysArgs),
     /// Measure a server: under load, during swaps, against the bare engine
@@ -129,6 +132,7 @@ impl Arguments {
             Command::Audio(args) => audio::run(args),
             Command::Speakers(args) => speakers::run(args),
             Command::Images(args) => images::run(args),
+            Command::Collections(args) => collections::run(args),
             Command::Keys(args) => keys::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Tune(args) => tune::run(args),

@@ -49,7 +49,11 @@ pub(crate) struct DemoCommand {
 pub(crate) fn run(args: &BenchArgs) -> CommandResult {
     let env = bench_env(&args.machine)?;
     match &args.command {
-        LinkedBenchmark::Load(args) => finished(tune::load::run(args, &env)),
+        LinkedBenchmark::Load(args) => {
+            let tls = environment::with_ca(&args.tls, &[&args.url]);
+            let api_key = environment::client_key(args.api_key.as_ref());
+            finished(tune::load::run(&BenchLoadArgs { tls, api_key, ..args.clone() }, &env))
+        }
     }
 }
 

@@ -1,19 +1,22 @@
 //! A small blocking HTTP client for a running server, in plain text or with TLS.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use loadgen::port::{Spoken, spoken};
+use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
-use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
+use crate::unix_connector::UnixConnector;
 
 /// Default address of a server.
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
+/// Start of all addresses at a Unix socket.
+const UNIX_BASE: &str = "http://localhost";
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Timeout for a whole response: a load may take minutes.
@@ -26,21 +29,21 @@ const EXCERPT_CHARS_MAX: usize = 200;
 /// Address of the server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArgs {
-    /// The server's HTTP address, http:// or https:// [default: http://127.0.0.1:8501]
+    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT, or unix:PATH for the socket of
+    /// --http-socket [default: http://127.0.0.1:8501]
     #[arg(long, value_name = "URL", alias = "server")]
     pub(crate) url: Option<String>,
-    /// Certificates that https:// trusts (PEM) [default: those of the system]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) ca: Option<PathBuf>,
-    /// Certificate and private key (PEM, in one file) for a server that requires one
-    #[arg(long, value_name = "FILE")]
-    pub(crate) client_cert: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
 }
 
 /// A client of one server.
 pub(crate) struct HttpClient {
     agent: ureq::Agent,
+    /// Address in messages.
     base: String,
+    /// Start of the addresses of requests.
+    root: String,
     key: Option<String>,
 }
 
@@ -99,17 +102,20 @@ impl HttpClient {
     /// Creates a client for `--url`, the environment's server or the default one.
     ///
     /// # Errors
-    /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]`, and for
-    /// certificates that cannot be read.
+    /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]` or `unix:PATH`, and
+    /// for certificates that cannot be read.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
         let url = args
             .url
             .clone()
             .or_else(|| environment::URL.text())
             .unwrap_or_else(|| URL_DEFAULT.to_owned());
+        let socket = socket_path(&url).map(str::to_owned);
         let base = match url.split_once("://") {
+            // The name of the host means nothing to a socket's server.
+            _ if socket.is_some() => UNIX_BASE.to_owned(),
             None => format!("http://{url}"),
-            Some(("http" | "https", _)) => url,
+            Some(("http" | "https", _)) => url.clone(),
             Some(("grpcs", rest)) => {
                 return Err(CommandError::usage(format!("--url {url}: this command speaks HTTP"))
                     .hint(format!("give the server's HTTP port, as in https://{rest}")));
@@ -121,22 +127,29 @@ impl HttpClient {
                 .hint(format!("give the server's HTTP port, as in http://{rest}")));
             }
         };
+        let by_tls = base.starts_with("https://");
+        args.tls.check_used(by_tls).map_err(usage)?;
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
-            .tls_config(tls(args)?)
+            .tls_config(tls(&environment::with_ca(&args.tls, &[&base]))?)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
+        let shown = if socket.is_some() { &url } else { &base };
         Ok(HttpClient {
-            agent: config.into(),
-            base: base.trim_end_matches('/').to_owned(),
-            key: environment::API_KEY.text(),
+            base: shown.trim_end_matches('/').to_owned(),
+            agent: match socket {
+                None => config.into(),
+                Some(path) => UnixConnector::new(path).agent(config),
+            },
+            root: base.trim_end_matches('/').to_owned(),
+            key: environment::client_key(None),
         })
     }
 
-    /// Sets the key that every request sends, in place of MILLPOND_API_KEY.
+    /// Sets the key that every request sends, in place of the variables'.
     pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
         HttpClient { key: key.or(self.key), ..self }
     }
@@ -157,7 +170,7 @@ impl HttpClient {
         content: RequestContent<'_>,
     ) -> CommandResult<HttpReply> {
         let mut request =
-            ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+            ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.root));
         if let Some(key) = &self.key {
             request = request.header("api-key", key);
         }
@@ -217,8 +230,9 @@ impl HttpClient {
     fn unreachable(&self, error: &ureq::Error) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
+        let tcp = self.base == self.root;
         // A port of another protocol drops the connection. Asking for its protocol explains that.
-        if !refused(error) && spoken(authority) == Some(Spoken::Http2) {
+        if tcp && !refused(error) && spoken(authority) == Some(Spoken::Http2) {
             return CommandError::failed(format!(
                 "{authority} is a gRPC port: it does not speak HTTP/1.1"
             ))
@@ -227,17 +241,9 @@ impl HttpClient {
             );
         }
         let text = error.to_string();
-        if let Some((_, reason)) = text.split_once("invalid peer certificate: ") {
-            return CommandError::failed(format!(
-                "the certificate of {authority} is not trusted: {reason}"
-            ))
-            .hint(
-                "give its issuer's certificate (PEM) with --ca FILE or MILLPOND_CA, and an address that it names",
-            );
-        }
-        if text.contains("InvalidContentType") {
-            return CommandError::failed(format!("{authority} does not speak TLS"))
-                .hint(format!("give its address as http://{authority}"));
+        if let Some(why) = explanation(authority, &text) {
+            let (what, remedy) = why.split_once("; ").unwrap_or((&why, ""));
+            return CommandError::failed(what).hint(remedy);
         }
         let reason = match error {
             ureq::Error::Io(_) if refused(error) => "no program listens there".to_owned(),
@@ -248,25 +254,33 @@ impl HttpClient {
     }
 }
 
+fn usage(error: base::Error) -> CommandError {
+    CommandError::usage(error.message())
+}
+
+/// Returns the path of a Unix socket's address.
+fn socket_path(url: &str) -> Option<&str> {
+    let path = url.strip_prefix("unix:").or_else(|| url.strip_prefix("http+unix:"))?;
+    Some(path.strip_prefix("//").unwrap_or(path))
+}
+
 /// Returns the settings of TLS, which trusts the certificates of `--ca`, or those of the system.
-fn tls(args: &ServerArgs) -> CommandResult<TlsConfig> {
-    let ca = args.ca.clone().or_else(|| environment::CA.path());
-    let roots = match &ca {
+fn tls(args: &TlsArgs) -> CommandResult<TlsConfig> {
+    let roots = match args.issuers().map_err(usage)? {
         None => RootCerts::PlatformVerifier,
-        Some(path) => RootCerts::Specific(Arc::new(PemFile::read("--ca", path)?.certificates)),
+        Some(issuers) => RootCerts::Specific(Arc::new(
+            issuers.iter().map(|issuer| Certificate::from_der(issuer).to_owned()).collect(),
+        )),
     };
-    let client = match &args.client_cert {
-        None => None,
-        Some(path) => {
-            let PemFile { certificates, key } = PemFile::read("--client-cert", path)?;
-            let key = key.ok_or_else(|| {
-                CommandError::usage(format!(
-                    "--client-cert {}: no private key is in it; append it to the certificate",
-                    path.display()
-                ))
-            })?;
-            Some(ClientCert::new_with_certs(&certificates, key))
+    let client = match (args.identity().map_err(usage)?, args.key_text().map_err(usage)?) {
+        (Some((chain, _)), Some(text)) => {
+            let chain: Vec<_> =
+                chain.iter().map(|one| Certificate::from_der(one).to_owned()).collect();
+            let key = PrivateKey::from_pem(&text)
+                .map_err(|error| CommandError::usage(format!("--key: {error}")))?;
+            Some(ClientCert::new_with_certs(&chain, key))
         }
+        _ => None,
     };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     Ok(TlsConfig::builder()
@@ -274,37 +288,6 @@ fn tls(args: &ServerArgs) -> CommandResult<TlsConfig> {
         .client_cert(client)
         .unversioned_rustls_crypto_provider(provider)
         .build())
-}
-
-/// Content of a PEM file.
-struct PemFile {
-    certificates: Vec<Certificate<'static>>,
-    key: Option<PrivateKey<'static>>,
-}
-
-impl PemFile {
-    /// Reads the file of `flag`.
-    ///
-    /// # Errors
-    /// Returns a usage error for a file without a certificate.
-    fn read(flag: &str, path: &Path) -> CommandResult<PemFile> {
-        let wrong = |why: &dyn std::fmt::Display| {
-            CommandError::usage(format!("{flag} {}: {why}", path.display()))
-        };
-        let text = std::fs::read(path).map_err(|error| wrong(&error))?;
-        let mut file = PemFile { certificates: Vec::new(), key: None };
-        for item in ureq::tls::parse_pem(&text) {
-            match item.map_err(|error| wrong(&error))? {
-                PemItem::Certificate(certificate) => file.certificates.push(certificate),
-                PemItem::PrivateKey(key) => file.key = Some(key),
-                _ => {}
-            }
-        }
-        match file.certificates.is_empty() {
-            true => Err(wrong(&"no certificate in PEM form is in it")),
-            false => Ok(file),
-        }
-    }
 }
 
 /// Returns true if no program listens at the address.
@@ -318,7 +301,10 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
     let text = error_text(body);
     let failure = CommandError::failed(format!("the server answered {status}: {text}"));
     match status {
-        401 => failure.hint("give the server's key with --api-key or MILLPOND_API_KEY"),
+        401 => failure.hint(
+            "give a key of the server with MILLPOND_API_KEY or MILLPOND_ADMIN_KEY, or with the command's --api-key or \
+             --admin-key",
+        ),
         403 if text.contains("admin key") => {
             failure.hint("give the server's key with --admin-key or MILLPOND_ADMIN_KEY")
         }
@@ -349,7 +335,7 @@ mod tests {
     #[test]
     fn addresses() {
         let base = |url: &str| {
-            HttpClient::new(&ServerArgs { url: Some(url.into()), ca: None, client_cert: None })
+            HttpClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() })
                 .map(|client| client.base)
         };
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
@@ -357,6 +343,15 @@ mod tests {
         assert!(base("grpc://h:1").is_err());
         assert_eq!(base("https://h:1").unwrap(), "https://h:1");
         assert!(base("grpcs://h:1").is_err());
+        assert_eq!(base("unix:/run/a.sock").unwrap(), "unix:/run/a.sock");
+        let tls = TlsArgs { ca: Some("/no/such/file".into()), ..TlsArgs::default() };
+        for (url, wanted) in
+            [("http://h:1", "--ca has no effect"), ("https://h:1", "--ca /no/such/file")]
+        {
+            let args = ServerArgs { url: Some(url.into()), tls: tls.clone() };
+            let error = HttpClient::new(&args).err().unwrap();
+            assert!(error.message().starts_with(wanted), "{}", error.message());
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use engine::LibrarySearch;
+use loadgen::tls::TlsArgs;
 
 /// An environment variable.
 pub(crate) struct Variable {
@@ -13,7 +14,8 @@ pub(crate) struct Variable {
 
 pub(crate) const ADMIN_KEY: Variable = Variable::new(
     "MILLPOND_ADMIN_KEY",
-    "default of `serve --admin-key`, and the key that `models load` and `unload` send",
+    "default of `serve --admin-key`, and the key that `models load` and `unload` send; other client commands send it if \
+     there is no MILLPOND_API_KEY",
 );
 pub(crate) const API_KEY: Variable = Variable::new(
     "MILLPOND_API_KEY",
@@ -43,6 +45,38 @@ pub(crate) const NVRTC: Variable = Variable::new(
 );
 pub(crate) const ONNXRUNTIME: Variable =
     Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
+pub(crate) const OTEL_DISABLED: Variable =
+    Variable::new("OTEL_SDK_DISABLED", "true: no traces are exported, unless --otlp is given");
+pub(crate) const OTEL_ENDPOINT: Variable = Variable::new(
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "default of `serve --otlp`: address of an OpenTelemetry collector",
+);
+pub(crate) const OTEL_HEADERS: Variable = Variable::new(
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "headers of each export of traces, KEY=VALUE,KEY=VALUE",
+);
+pub(crate) const OTEL_PROTOCOL: Variable =
+    Variable::new("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf, the only one here");
+pub(crate) const OTEL_TIMEOUT: Variable = Variable::new(
+    "OTEL_EXPORTER_OTLP_TIMEOUT",
+    "time limit of an export of traces in milliseconds [else 10000]",
+);
+pub(crate) const OTEL_TRACES_ENDPOINT: Variable = Variable::new(
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "the same as a full address, as in http://localhost:4318/v1/traces",
+);
+pub(crate) const OTEL_RESOURCE: Variable = Variable::new(
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "attributes of this server in traces, KEY=VALUE,KEY=VALUE",
+);
+pub(crate) const OTEL_SERVICE: Variable =
+    Variable::new("OTEL_SERVICE_NAME", "name of this server in traces [else millpond]");
+pub(crate) const OTEL_SAMPLER: Variable = Variable::new(
+    "OTEL_TRACES_SAMPLER",
+    "default of `serve --trace-sample`: always_on, always_off, traceidratio, also after parentbased_",
+);
+pub(crate) const OTEL_SAMPLER_ARG: Variable =
+    Variable::new("OTEL_TRACES_SAMPLER_ARG", "part of the requests for traceidratio, 0 to 1");
 pub(crate) const PROGRAM: Variable =
     Variable::new("MILLPOND_PROGRAM", "set for millpond-bench: the `millpond` to measure");
 pub(crate) const PATH: Variable =
@@ -70,7 +104,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 27] = [
+pub(crate) const ALL: [&Variable; 37] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -84,6 +118,16 @@ pub(crate) const ALL: [&Variable; 27] = [
     &NOTIFY_SOCKET,
     &NVRTC,
     &ONNXRUNTIME,
+    &OTEL_DISABLED,
+    &OTEL_ENDPOINT,
+    &OTEL_HEADERS,
+    &OTEL_PROTOCOL,
+    &OTEL_TIMEOUT,
+    &OTEL_TRACES_ENDPOINT,
+    &OTEL_RESOURCE,
+    &OTEL_SERVICE,
+    &OTEL_SAMPLER,
+    &OTEL_SAMPLER_ARG,
     &PATH,
     &PROGRAM,
     &RECOGNISERS,
@@ -126,10 +170,57 @@ pub(crate) fn cache_dir() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("millpond"))
 }
 
+/// Returns the certificates of a client, with the variable's issuers if no flag names any. The
+/// variable counts only if one of `urls` uses TLS.
+pub(crate) fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
+    let mut tls = tls.clone();
+    let is_tls = |url: &&str| url.starts_with("https://") || url.starts_with("grpcs://");
+    if tls.ca.is_none() && urls.iter().any(is_tls) {
+        tls.ca = CA.path();
+    }
+    tls
+}
+
+/// Returns the key that a client command sends: that of its flag, else a variable's.
+pub(crate) fn client_key(flag: Option<&String>) -> Option<String> {
+    flag.cloned().or_else(|| API_KEY.text()).or_else(|| ADMIN_KEY.text())
+}
+
 /// Returns the file of enrolled voices: the variable, else one in the user's data directory; `None`
 /// for users without a home.
 pub(crate) fn speakers_file() -> Option<PathBuf> {
     SPEAKERS.path().or_else(|| data_dir().map(|dir| dir.join("speakers.json")))
+}
+
+/// OpenTelemetry's variables.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OtelVariables {
+    pub(crate) disabled: bool,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) headers: Option<String>,
+    pub(crate) protocol: Option<String>,
+    pub(crate) timeout: Option<String>,
+    pub(crate) traces_endpoint: Option<String>,
+    pub(crate) resource: Option<String>,
+    pub(crate) service: Option<String>,
+    pub(crate) sampler: Option<String>,
+    pub(crate) sampler_arg: Option<String>,
+}
+
+/// Reads OpenTelemetry's variables.
+pub(crate) fn otel() -> OtelVariables {
+    OtelVariables {
+        disabled: OTEL_DISABLED.text().is_some_and(|value| value.eq_ignore_ascii_case("true")),
+        endpoint: OTEL_ENDPOINT.text(),
+        headers: OTEL_HEADERS.text(),
+        protocol: OTEL_PROTOCOL.text(),
+        timeout: OTEL_TIMEOUT.text(),
+        traces_endpoint: OTEL_TRACES_ENDPOINT.text(),
+        resource: OTEL_RESOURCE.text(),
+        service: OTEL_SERVICE.text(),
+        sampler: OTEL_SAMPLER.text(),
+        sampler_arg: OTEL_SAMPLER_ARG.text(),
+    }
 }
 
 /// Returns the variables of object storage providers, with lower-case names.

@@ -69,6 +69,11 @@ struct NewArgs {
     /// Most requests a second; more get 429 or RESOURCE_EXHAUSTED [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     requests_per_second: Option<f64>,
+    /// Most CPU seconds a minute of model runs, searches, image and audio work; more get 429 or
+    /// RESOURCE_EXHAUSTED. A run that serves several requests is shared among them by items. Five
+    /// seconds' share can be used at once [default: no limit]
+    #[arg(long, value_name = "N", value_parser = rate)]
+    cpu_seconds_per_minute: Option<f64>,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -110,8 +115,13 @@ fn lines(args: &NewArgs, key: &str) -> String {
             let _ = writeln!(lines, "{setting} = [{}]", patterns.join(", "));
         }
     }
-    if let Some(rate) = args.requests_per_second {
-        let _ = writeln!(lines, "requests-per-second = {rate:?}");
+    for (setting, limit) in [
+        ("requests-per-second", args.requests_per_second),
+        ("cpu-seconds-per-minute", args.cpu_seconds_per_minute),
+    ] {
+        if let Some(limit) = limit {
+            let _ = writeln!(lines, "{setting} = {limit:?}");
+        }
     }
     lines
 }

@@ -1,4 +1,9 @@
-//! `millpond models`: lists, loads and unloads the models of a running server.
+//! `millpond models`: lists, loads and unloads the models of a running server, and compares
+//! versions.
+
+mod diff;
+
+mod rollout;
 
 use std::collections::BTreeMap;
 
@@ -9,7 +14,9 @@ use serde_json::{Value, json};
 use crate::client::{HttpClient, ServerArgs};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use diff::DiffArgs;
 use loadgen::connection::url_segment;
+use rollout::RolloutArgs;
 
 /// Maximum length of a reason in `models ls`, in characters.
 const REASON_CHARS_MAX: usize = 80;
@@ -31,6 +38,10 @@ enum ModelsAction {
     Unload(ModelUnloadArgs),
     /// Show the state of each version, and why a version is not served
     Status(StatusArgs),
+    /// Compare two published versions: tensors that differ, and bytes that a server would fetch
+    Diff(DiffArgs),
+    /// Show a model's rollout, or start, promote or roll back a version
+    Rollout(RolloutArgs),
 }
 
 #[derive(Args, Debug)]
@@ -100,6 +111,8 @@ pub(crate) fn run(args: &ModelsArgs) -> CommandResult {
         ModelsAction::Load(args) => load(args),
         ModelsAction::Unload(args) => unload(args),
         ModelsAction::Status(args) => status(args),
+        ModelsAction::Diff(args) => diff::run(args),
+        ModelsAction::Rollout(args) => rollout::run(args),
     }
 }
 
@@ -236,7 +249,12 @@ fn status(args: &StatusArgs) -> CommandResult {
     };
     let mut models = Vec::new();
     for name in names {
-        models.push((client.get(&format!("/v1/models/{}", url_segment(&name)))?, name));
+        // The status of TensorFlow Serving is 404 for a model that has no versions.
+        let status = match without_versions(&index, &name) {
+            Some(_) => json!({ "model_version_status": [] }),
+            None => client.get(&format!("/v1/models/{}", url_segment(&name)))?,
+        };
+        models.push((status, name));
     }
     if args.json {
         let object: serde_json::Map<String, Value> =
@@ -255,6 +273,10 @@ fn status(args: &StatusArgs) -> CommandResult {
             }
             table.row([name.clone(), number, status_state(version).to_owned()]);
         }
+        if let Some(entry) = without_versions(&index, name) {
+            table.row([name.clone(), "-".to_owned(), "unavailable".to_owned()]);
+            reasons.push_str(&format!("\n{name}: {}\n", text(entry, "reason").replace('\n', " ")));
+        }
     }
     print(&format!("{table}{reasons}"))?;
     match &args.name {
@@ -272,6 +294,12 @@ fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String
         .map(|entry| text(entry, "reason"))
         .filter(|reason| !reason.is_empty())
         .unwrap_or(otherwise)
+}
+
+/// Returns the index's entry of a model that has no versions.
+fn without_versions<'a>(index: &'a Value, name: &str) -> Option<&'a Value> {
+    let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version").is_empty();
+    index.as_array().into_iter().flatten().find(same)
 }
 
 /// Returns the distinct names in a repository index.

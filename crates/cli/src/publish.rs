@@ -1,5 +1,7 @@
 //! `millpond publish`, and the child process that converts foreign models for the server.
 
+mod store;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,10 +10,11 @@ use base::Error;
 use base::units::format_bytes;
 use clap::Args;
 use engine::foreign::{self, ForeignFormat};
-use engine::publish::{PublishOptions, PublishProgress, WriteOptions};
+use engine::publish::{PublishOptions, PublishProgress, Published, WriteOptions};
 use engine_onnx::publish as onnx;
 use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
 use indicatif::{ProgressBar, ProgressStyle};
+use model_store::is_url;
 use os::Rate;
 
 use crate::environment::tensorflow_search;
@@ -24,11 +27,19 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `millpond publish IN --to DIR/NAME`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+If --to is a URL, the version is written below MILLPOND_CACHE_DIR, uploaded, and removed there. Its manifest is \
+uploaded last, so servers never see half a version. An existing version is never replaced. Credentials come from the \
+provider's environment variables; docs/object-stores.md has the details.
+
+  millpond publish model.onnx --to models/ctr
+  millpond publish model.onnx --to s3://bucket/models/ctr --version 7")]
 pub(crate) struct PublishArgs {
     /// ONNX file, directory with model.onnx and its external data, SavedModel, or published version
     #[arg(value_name = "IN")]
     source: PathBuf,
-    /// The model's directory; the new version appears in it in one step
+    /// The model's directory, or its URL such as s3://BUCKET/PATH/NAME; the new version appears in it
+    /// in one step
     #[arg(long, value_name = "DIR/NAME")]
     to: PathBuf,
     /// Version number [default: one more than the highest existing version]
@@ -76,27 +87,38 @@ fn tensorflow_engine(library: Option<&PathBuf>) -> TensorFlowEngine {
     TensorFlowEngine::new(tensorflow_search(library.cloned()))
 }
 
-/// Publishes with a progress bar and prints the new directory.
+/// Publishes with a progress bar and prints the new directory or URL.
 pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     let name =
         args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name)
         .map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
-    check_place(&args.to, &name)?;
-    let saved_model = tensorflow::is_source(&args.source);
-    if !saved_model {
+    check_number(&args.to, &name)?;
+    if !tensorflow::is_source(&args.source) {
         check_format(&args.source, &args.to)?;
     }
+    if let Some(url) = args.to.to_str().filter(|text| is_url(text)) {
+        return store::run(args, url);
+    }
+    check_place(&args.to)?;
+    let published = write(args, &args.to, args.version)?;
+    announce(published.version, &published);
+    print(&format!("{}\n", published.dir.display()))
+}
+
+/// Writes the version below `model` with a progress bar.
+fn write(args: &PublishArgs, model: &Path, version: Option<u64>) -> CommandResult<Published> {
     let options = PublishOptions {
         source: args.source.clone(),
-        dest_root: args.to.clone(),
-        version: args.version,
+        dest_root: model.to_owned(),
+        version,
         rate: rate(args.rate),
         direct: !args.no_direct_io,
     };
     let bar = progress_bar();
-    let mut progress = |progress| show(&bar, progress);
-    let published = match saved_model {
+    let mut progress =
+        |progress: PublishProgress| show(&bar, progress.bytes_done, progress.bytes_total);
+    let published = match tensorflow::is_source(&args.source) {
         true => {
             let engine = tensorflow_engine(args.tensorflow.as_ref());
             tensorflow::publish(&engine, &options, &mut progress)
@@ -104,38 +126,44 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
         false => onnx::publish(&options, &mut progress),
     };
     bar.finish_and_clear();
-    let published = published?;
-    let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
-    let tensors = published.manifest.tensors.len();
-    eprintln!(
-        "version {}: {} of parameters in {tensors} tensors",
-        published.version,
-        format_bytes(parameters)
-    );
-    print(&format!("{}\n", published.dir.display()))
+    Ok(published?)
 }
 
-/// Refuses a directory in which a new version would change the meaning of its content: a version's
-/// own directory, and a root.
-fn check_place(to: &Path, name: &str) -> CommandResult {
-    let shown = to.display();
-    if layout::is_version(name) {
-        return Err(CommandError::usage(format!(
-            "--to {shown}: \"{name}\" is a version's number and no model's name"
+/// Prints number and size of a published version to standard error.
+fn announce(version: u64, published: &Published) {
+    let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
+    let tensors = published.manifest.tensors.len();
+    eprintln!("version {version}: {} of parameters in {tensors} tensors", format_bytes(parameters));
+}
+
+/// Refuses a version's own directory.
+fn check_number(to: &Path, name: &str) -> CommandResult {
+    match layout::is_version(name) {
+        true => Err(CommandError::usage(format!(
+            "--to {}: \"{name}\" is a version's number and no model's name",
+            to.display()
         ))
-        .hint(format!("give the model's directory, and the number with --version {name}")));
+        .hint(format!("give the model's directory, and the number with --version {name}"))),
+        false => Ok(()),
     }
-    let models = layout::models_in(to);
-    match models.first() {
-        Some(first) if !layout::is_model(to) => {
-            let count = models.len();
-            Err(CommandError::usage(format!(
-                "--to {shown} is a directory of models ({first}, {count} in all) and no model"
-            ))
-            .hint(format!("name the model: --to {}/NAME", shown.to_string().trim_end_matches('/'))))
-        }
-        _ => Ok(()),
+}
+
+/// Refuses a root, in which a new version would change the meaning of its content.
+fn check_place(to: &Path) -> CommandResult {
+    match layout::is_model(to) {
+        true => Ok(()),
+        false => check_models(&to.display().to_string(), &layout::models_in(to)),
     }
+}
+
+/// Refuses a directory of the models `models`.
+fn check_models(to: &str, models: &[String]) -> CommandResult {
+    let Some(first) = models.first() else { return Ok(()) };
+    let count = models.len();
+    Err(CommandError::usage(format!(
+        "--to {to} is a directory of models ({first}, {count} in all) and no model"
+    ))
+    .hint(format!("name the model: --to {}/NAME", to.trim_end_matches('/'))))
 }
 
 /// Refuses a file or directory of a format that is not converted, and names the way to serve it.
@@ -197,11 +225,11 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-fn show(bar: &ProgressBar, progress: PublishProgress) {
-    if bar.length() != Some(progress.bytes_total) {
+fn show(bar: &ProgressBar, bytes_done: u64, bytes_total: u64) {
+    if bar.length() != Some(bytes_total) {
         // The bar stays hidden until the total is known.
-        bar.set_length(progress.bytes_total);
+        bar.set_length(bytes_total);
         bar.enable_steady_tick(DRAW_INTERVAL);
     }
-    bar.set_position(progress.bytes_done);
+    bar.set_position(bytes_done);
 }

@@ -27,6 +27,10 @@ pub(crate) struct ByteRate(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host(pub(crate) IpAddr);
 
+/// Permissions of a file in octal digits: "0600".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileMode(pub(crate) u32);
+
 /// A duration: "250ms", "2s", "1m", "2" (seconds).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeSpan(pub(crate) Duration);
@@ -84,6 +88,19 @@ impl FromStr for Host {
         let addresses: Vec<IpAddr> = found.map(|found| found.ip()).collect();
         let v4 = addresses.iter().find(|address| address.is_ipv4());
         v4.or(addresses.first()).copied().map(Host).ok_or_else(|| wrong(""))
+    }
+}
+
+impl FromStr for FileMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<FileMode> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+        mode.filter(|mode| mode & 0o600 == 0o600).map(FileMode).ok_or_else(|| {
+            Error::invalid(format!(
+                "\"{text}\" is no mode of a socket; use 0600 (this user), 0660 (also its group) or 0666 (all users)"
+            ))
+        })
     }
 }
 
@@ -185,6 +202,7 @@ deserialize_from_text! {
     ByteSize: "a size such as \"8GiB\"",
     ByteRate: "bytes a second such as \"800MB\"",
     Host: "an address such as \"127.0.0.1\"",
+    FileMode: "a mode such as \"0600\"",
     TimeSpan: "a time such as \"250ms\"",
     Versions: "a version policy such as \"latest:2\"",
 }
@@ -260,6 +278,15 @@ mod tests {
             error.message().contains("no such host") && error.message().contains("localhost"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn modes() {
+        assert_eq!("0660".parse(), Ok(FileMode(0o660)));
+        assert_eq!("600".parse(), Ok(FileMode(0o600)));
+        for wrong in ["0060", "1777", "rw", "0800", ""] {
+            assert!(wrong.parse::<FileMode>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

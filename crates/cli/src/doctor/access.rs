@@ -34,8 +34,7 @@ fn access(host: Option<Host>, api_key: Option<String>) -> Check {
                        and delete collections. Set MILLPOND_API_KEY or api-key, or host = \"127.0.0.1\".";
         return Check::warn("access", found, meaning);
     }
-    let meaning = "Collections and images require the key. Models, metrics and the live page are open to anyone who reaches \
-                   this address.";
+    let meaning = "Every call but health checks requires a key.";
     Check::ok("access", found, meaning)
 }
 

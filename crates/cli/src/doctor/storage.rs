@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
 use super::{Check, read};
+use crate::environment;
 
 /// Maximum depth of the search for a file to read.
 const DEPTH_MAX: usize = 3;
@@ -17,6 +18,8 @@ pub(super) fn checks(directories: &[(&'static str, PathBuf)]) -> Vec<Check> {
     let mut checks: Vec<Check> =
         directories.iter().map(|(what, dir)| direct(what, dir, try_direct(dir))).collect();
     checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").as_deref()));
+    let collections = environment::collections_dir();
+    checks.push(persistent_memory(collections.as_deref(), server::probe_dax));
     checks
 }
 
@@ -111,8 +114,36 @@ fn io_uring(disabled: Option<&str>) -> Check {
         Some(_) => "switched off",
         None => "not said (Linux before 6.6)",
     };
-    let meaning = "Serving models does not use it; parameters and indexes on NVMe will.";
+    let meaning = "Collections on NVMe are read through it; serving models does not use it.";
     Check::ok("io_uring", found, meaning)
+}
+
+/// Tests if collections in `directory` can be used in place.
+fn persistent_memory(directory: Option<&Path>, probe: impl Fn(&Path) -> base::Result<()>) -> Check {
+    let name = "persistent memory";
+    let Some(directory) = directory else {
+        return Check::ok(
+            name,
+            "no directory for collections",
+            "Without a directory of collections there is nothing to test.",
+        );
+    };
+    let existing = nearest_existing(directory);
+    let shown = format!("collections {}", directory.display());
+    match probe(&existing) {
+        Ok(()) => Check::ok(
+            name,
+            shown,
+            "DAX works here: new collections are used in place (--search-medium auto or dax).",
+        ),
+        Err(error) if error.kind() == base::ErrorKind::Unimplemented => Check::ok(
+            name,
+            format!("{shown}: none"),
+            "Collections are read through io_uring. docs/persistent-memory.md says how to set up \
+             persistent memory, and CXL memory.",
+        ),
+        Err(error) => Check::ok(name, shown, format!("Not tested: {}.", error.message())),
+    }
 }
 
 #[cfg(test)]
@@ -139,6 +170,17 @@ mod tests {
         assert_eq!(find_file(dir.path(), DEPTH_MAX, &mut 100), Some(weights.clone()));
         assert_eq!(find_file(dir.path(), 1, &mut 100), None);
         assert!(read_block(&weights).is_ok());
+    }
+
+    #[test]
+    fn persistent_memory_is_reported() {
+        let found = |outcome: base::Result<()>| {
+            persistent_memory(Some(Path::new("/x")), |_| outcome.clone()).meaning
+        };
+        assert!(found(Ok(())).contains("in place"));
+        assert!(found(Err(base::Error::unimplemented("no DAX"))).contains("io_uring"));
+        assert!(found(Err(base::Error::internal("broken"))).contains("broken"));
+        assert_eq!(persistent_memory(None, |_| Ok(())).verdict, CheckVerdict::Ok);
     }
 
     #[test]

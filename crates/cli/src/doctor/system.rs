@@ -38,7 +38,7 @@ fn open_files(limit: Option<u64>) -> Check {
             "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
         return Check::fail(name, found, meaning);
     }
-    let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
+    let room = server::descriptors::plan(limit, 2, CONNECTIONS_MAX).connections_max;
     if room < CONNECTIONS_MAX {
         let meaning = format!(
             "Room for about {room} connections per listener instead of 16384; give --max-connections {room}, or raise the \

@@ -1,5 +1,6 @@
 //! `millpond images`: adds images to a running server's collections and searches them, over HTTP.
 
+mod duplicates;
 mod index;
 mod list;
 mod search;
@@ -36,6 +37,8 @@ enum ImagesAction {
     Index(index::IndexArgs),
     /// Find images similar to an image
     Search(search::SearchArgs),
+    /// Find the images that a collection has more than once
+    Duplicates(duplicates::DuplicatesArgs),
     /// List collections, or the images of a collection
     #[command(visible_alias = "ls")]
     List(list::ListArgs),
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &ImagesCommand) -> CommandResult {
     match &args.action {
         ImagesAction::Index(args) => index::run(args),
         ImagesAction::Search(args) => search::run(args),
+        ImagesAction::Duplicates(args) => duplicates::run(args),
         ImagesAction::List(args) => list::run(args),
         ImagesAction::Delete(args) => list::delete(args),
     }

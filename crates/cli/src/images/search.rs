@@ -52,6 +52,10 @@ pub(super) struct SearchArgs {
     /// Search only images that match this filter, in Qdrant's form
     #[arg(long, value_name = "JSON")]
     filter: Option<String>,
+    /// Search for the image as it is only, not for its mirror image and parts if nothing is
+    /// accepted
+    #[arg(long)]
+    no_views: bool,
     /// Show how many keypoints matched, and with --json which ones
     #[arg(long)]
     explain: bool,
@@ -116,6 +120,7 @@ fn ask(args: &SearchArgs, client: &HttpClient, file: Option<&PathBuf>) -> Comman
         ("threshold", text(args.threshold.map(|value| value.to_string()))),
         ("candidates", text(args.candidates.map(|value| value.to_string()))),
         ("filter", args.filter.clone()),
+        ("views", args.no_views.then(|| "0".to_owned())),
         ("explain", args.explain.then(|| "1".to_owned())),
     ];
     let path = path(&args.collection, "/search", &query);
@@ -166,12 +171,16 @@ fn table(results: &[Value], explain: bool) -> String {
         false => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
     };
     for (rank, result) in results.iter().enumerate() {
-        let accepted = result.get("accepted") == Some(&json!(true));
+        let accepted = match result.get("view").and_then(|view| view.get("kind")?.as_str()) {
+            _ if result.get("accepted") != Some(&json!(true)) => "no".to_owned(),
+            Some(view) => format!("yes, {view}"),
+            None => "yes".to_owned(),
+        };
         let head = [
             (rank + 1).to_string(),
             number(result, "score", 1),
             number(result, "coarse", 3),
-            if accepted { "yes" } else { "no" }.to_owned(),
+            accepted,
         ];
         let (name, id) = (text(result, "name"), text(result, "id"));
         let [rank, score, coarse, accepted] = head;

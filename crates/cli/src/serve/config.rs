@@ -6,22 +6,24 @@ use lifecycle::{
     ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy,
 };
 use server::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelListRules, ModelsConfig,
-    PemSource, RequestLogConfig, SearchConfig, Secret, StoresConfig, TlsFiles,
+    AudioConfig, BackupSettings, Config, CorsPolicy, DataConfig, ListenerConfig, MemoryConfig,
+    MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig, SearchConfig,
+    SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles,
 };
 
 use super::file::ModelOptions;
 use super::options::{
-    AudioOptions, GpuUse, InferenceOptions, MemoryOptions, ParameterPlacement, SearchOptions,
-    ServerOptions, TransitionOrder,
+    AudioOptions, GpuUse, InferenceOptions, MediumName, MemoryOptions, MetricNamesOf,
+    ParameterPlacement, SearchOptions, ServerOptions, TransitionOrder,
 };
 use super::settings::{ServeSettings, ServedModel};
+use super::traces::trace_config;
 use super::worker_command;
 use crate::environment;
 use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::publish;
-use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
+use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions};
 
 impl ServeSettings {
     /// Builds the server's configuration.
@@ -30,6 +32,7 @@ impl ServeSettings {
     /// Returns [`ExitStatus::CannotStart`] if this program's path is unknown.
     pub(crate) fn into_config(self) -> CommandResult<Config> {
         let models = models(&self)?;
+        let traces = trace_config(&self.server)?;
         Ok(Config {
             listeners: listeners(&self.server),
             data: data(&self.inference),
@@ -40,6 +43,7 @@ impl ServeSettings {
             tensorflow: tensorflow_search(self.server.tensorflow),
             audio: audio(self.audio),
             search: search(self.search),
+            traces,
             log: None,
         })
     }
@@ -52,7 +56,11 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         host: options.host.map_or(default.host, |Host(address)| address),
         http_port: options.http_port.or(default.http_port),
         grpc_port: options.grpc_port.or(default.grpc_port),
+        admin_port: options.admin_port,
+        admin_host: options.admin_host.map(|Host(address)| address),
+        http_socket: options.http_socket.clone(),
         grpc_socket: options.grpc_socket.clone(),
+        socket_mode: options.socket_mode.map_or(default.socket_mode, |FileMode(mode)| mode),
         tls: tls(options),
         keys: options.keys.clone(),
         allowed_hosts: options.allowed_hosts.clone(),
@@ -68,8 +76,13 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         rest_timeout: default.rest_timeout,
         listen_when_settled: default.listen_when_settled,
         readiness: options.readiness.map_or(default.readiness, Into::into),
-        cors: default.cors,
+        // Checked before.
+        cors: CorsPolicy::parse(&options.cors).unwrap_or_default(),
         tfs_metrics: default.tfs_metrics,
+        metric_names: MetricNames {
+            triton: options.metric_names.contains(&MetricNamesOf::Triton),
+            tfs: options.metric_names.contains(&MetricNamesOf::Tfs),
+        },
         client_timeout: time(options.client_timeout, default.client_timeout),
         answer_window: default.answer_window,
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
@@ -107,6 +120,7 @@ fn request_log(dir: &Path, options: &InferenceOptions) -> RequestLogConfig {
     RequestLogConfig {
         rate: options.request_log_rate.unwrap_or(default.rate),
         bytes_max: options.request_log_size.map_or(default.bytes_max, |ByteSize(bytes)| bytes),
+        format: options.request_log_format.map_or(default.format, Into::into),
         ..default
     }
 }
@@ -144,6 +158,7 @@ fn audio(options: AudioOptions) -> AudioConfig {
 fn search(options: SearchOptions) -> SearchConfig {
     let default = SearchConfig::default();
     let bytes = |size: Option<ByteSize>, default| size.map_or(default, |ByteSize(bytes)| bytes);
+    let backups = backups(&options);
     let required = options.collections_dir.is_some();
     let remote = options.originals.as_ref().is_some_and(|place| place.contains("://"));
     let directory = options.collections_dir.or_else(environment::collections_dir);
@@ -162,12 +177,47 @@ fn search(options: SearchOptions) -> SearchConfig {
             .map(|ByteSize(bytes)| bytes)
             .or(default.disk_reserve),
         threads: options.search_threads.unwrap_or(default.threads),
+        medium: options.search_medium.map_or(default.medium, Into::into),
+        memory_node: options.search_memory_node,
+        build_threads: options.search_build_threads.unwrap_or(default.build_threads),
+        background_rate: options
+            .search_background_rate
+            .map_or(default.background_rate, |ByteRate(bytes)| bytes),
+        merge_segments: options.search_merge_segments.unwrap_or(default.merge_segments),
+        segment_rows: options.search_segment_rows.unwrap_or(default.segment_rows),
         originals: options.originals,
         originals_options: if remote { environment::object_stores() } else { Vec::new() },
         embedding_model: options.embedding_model,
         collections_max: default.collections_max,
         api_key: options.api_key,
         gpu,
+        backups,
+    }
+}
+
+fn backups(options: &SearchOptions) -> BackupSettings {
+    let default = BackupSettings::default();
+    let remote = options.backup_dir.as_ref().is_some_and(|place| place.contains("://"));
+    BackupSettings {
+        place: options.backup_dir.clone(),
+        options: if remote { environment::object_stores() } else { Vec::new() },
+        rate: options
+            .backup_rate
+            .map_or(default.rate, |ByteRate(bytes)| os::Rate::per_second(bytes)),
+        every: options.backup_every.map(|TimeSpan(time)| time),
+        keep_newest: options.backup_keep,
+    }
+}
+
+impl From<MediumName> for SearchMedium {
+    fn from(name: MediumName) -> SearchMedium {
+        match name {
+            MediumName::Auto => SearchMedium::Auto,
+            MediumName::Nvme => SearchMedium::Nvme,
+            MediumName::Dram => SearchMedium::Dram,
+            MediumName::Mmap => SearchMedium::Mmap,
+            MediumName::Dax => SearchMedium::Dax,
+        }
     }
 }
 
@@ -179,9 +229,8 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         )
     })?;
     let options = &settings.lifecycle;
-    let cache_dir =
-        options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
-    let default = LifecycleConfig::new(cache_dir, Converter::default());
+    let cache_dir = options.cache_dir.clone().unwrap_or_else(environment::cache_dir);
+    let default = LifecycleConfig::new(cache_dir.join("converted"), Converter::default());
     let ConfigSet { models, roots } = config_set(settings);
     let template =
         ServedModel { dir: PathBuf::new(), options: ModelOptions::default(), has_section: false };
@@ -208,7 +257,11 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             settings.server.libtorch.as_deref(),
             settings.server.tensorflow.as_deref(),
         ),
-        lists: ModelListRules { template, ..ModelListRules::default() },
+        lists: ModelListRules {
+            template,
+            stores: Some(StoreCopies { cache_dir, options: environment::object_stores() }),
+            ..ModelListRules::default()
+        },
         stores: stores(settings),
     })
 }
@@ -220,6 +273,7 @@ fn stores(settings: &ServeSettings) -> StoresConfig {
     StoresConfig {
         options: environment::object_stores(),
         cache_bytes_max: bytes.unwrap_or(default.cache_bytes_max),
+        awaits_copies: false,
     }
 }
 
@@ -237,6 +291,7 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
     config.store = settings.stores.get(&model.dir).cloned();
     let (own, all) = (&model.options, &settings.lifecycle);
     config.schedule = own.schedule.apply(&settings.schedule);
+    config.rollout = own.rollout.over(&settings.rollout);
     config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));
     config.transition = transition(own.transition.or(all.transition));
     config.session.intra_op_threads =
@@ -260,6 +315,7 @@ fn root(dir: &Path, settings: &ServeSettings) -> ModelRoot {
         policy: policy(all.versions.as_ref()),
         transition: transition(all.transition),
         schedule: settings.schedule.clone(),
+        rollout: settings.rollout.clone(),
     }
 }
 
@@ -273,10 +329,15 @@ fn policy(versions: Option<&Versions>) -> VersionPolicy {
 }
 
 fn transition(order: Option<TransitionOrder>) -> Transition {
-    match order {
-        None => Transition::default(),
-        Some(TransitionOrder::AvailabilityPreserving) => Transition::AvailabilityPreserving,
-        Some(TransitionOrder::ResourcePreserving) => Transition::ResourcePreserving,
+    order.map(Into::into).unwrap_or_default()
+}
+
+impl From<TransitionOrder> for Transition {
+    fn from(order: TransitionOrder) -> Transition {
+        match order {
+            TransitionOrder::AvailabilityPreserving => Transition::AvailabilityPreserving,
+            TransitionOrder::ResourcePreserving => Transition::ResourcePreserving,
+        }
     }
 }
 
@@ -320,7 +381,9 @@ mod tests {
     fn the_example_shows_the_defaults() {
         let mut file = example();
         (file.server.request_memory, file.server.admin_key) = (None, None);
-        file.server.grpc_socket = None;
+        (file.server.grpc_socket, file.server.http_socket) = (None, None);
+        (file.server.admin_port, file.server.admin_host) = (None, None);
+        (file.server.cors, file.server.metric_names) = (Vec::new(), Vec::new());
         (file.server.tls_cert, file.server.tls_key) = (None, None);
         (file.server.tls_client_ca, file.server.keys) = (None, None);
         assert_eq!(
@@ -339,6 +402,9 @@ mod tests {
         (file.search.originals, file.search.embedding_model, file.search.api_key) =
             (None, None, None);
         file.search.search_disk_reserve = None;
+        file.search.search_memory_node = None;
+        (file.search.backup_dir, file.search.backup_every, file.search.backup_keep) =
+            (None, None, None);
         file.search.collections_dir = Some("none".into());
         let wanted = SearchConfig { required: true, ..SearchConfig::default() };
         assert_eq!(search(file.search.clone()), wanted);

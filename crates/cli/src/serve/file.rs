@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use engine::ScheduleFile;
+use lifecycle::RolloutFile;
 use serde::Deserialize;
 
 use crate::exit::{CommandError, CommandResult};
@@ -33,6 +34,8 @@ pub(crate) struct SettingsFile {
     pub(crate) search: SearchOptions,
     /// Scheduling of all models without settings of their own.
     pub(crate) schedule: ScheduleFile,
+    /// Rollouts of all models without settings of their own.
+    pub(crate) rollout: RolloutFile,
     /// Directories, or URLs of object stores, whose subdirectories are models.
     pub(crate) roots: Vec<PathBuf>,
     pub(crate) models: BTreeMap<String, ModelOptions>,
@@ -61,6 +64,8 @@ pub(crate) struct ModelOptions {
     pub(crate) request_log_rate: Option<f64>,
     /// Scheduling of this model.
     pub(crate) schedule: ScheduleFile,
+    /// Rollouts of this model's versions.
+    pub(crate) rollout: RolloutFile,
 }
 
 impl SettingsFile {
@@ -106,6 +111,7 @@ impl SettingsFile {
             server.onnxruntime.as_mut(),
             server.libtorch.as_mut(),
             server.tensorflow.as_mut(),
+            server.http_socket.as_mut(),
             server.grpc_socket.as_mut(),
             server.tls_cert.as_mut(),
             server.tls_key.as_mut(),
@@ -236,6 +242,7 @@ mod tests {
             isolate,
             request_log_rate,
             schedule: _,
+            rollout: _,
         } = file.models["ctr"].clone();
         assert_eq!(labels["canary"], 4);
         assert!(path.is_some() && versions.is_some() && transition.is_some());

@@ -8,6 +8,7 @@ pub(crate) mod log;
 pub(crate) mod options;
 pub(crate) mod reload;
 pub(crate) mod settings;
+mod traces;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -8,7 +8,7 @@ use engine::ScheduleFile;
 use serde::Deserialize;
 use server::ReadinessPolicy;
 
-use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions, port};
+use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions, port};
 
 /// `[server]`: sockets, limits, log.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -24,9 +24,26 @@ pub(crate) struct ServerOptions {
     /// gRPC port; 0 picks a free one [default: 8500]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) grpc_port: Option<u16>,
-    /// Unix socket for gRPC besides the port, for clients of this user on this machine
+    /// Second HTTP port, for operators: admin calls (load, unload, log, enrolment), metrics and
+    /// pages. The other ports then answer these with 404; health checks stay on all. Over gRPC,
+    /// admin calls then need --grpc-socket. TLS and keys apply to it too; 0 picks a free one
+    /// [default: none]
+    #[arg(long, value_name = "PORT", value_parser = port)]
+    pub(crate) admin_port: Option<u16>,
+    /// Address of --admin-port, such as 127.0.0.1 [default: that of --host]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin_host: Option<Host>,
+    /// Unix socket for HTTP besides the port, as in curl --unix-socket. Its clients are on this
+    /// machine, so they may make admin calls
+    #[arg(long, value_name = "PATH")]
+    pub(crate) http_socket: Option<PathBuf>,
+    /// Unix socket for gRPC besides the port: address unix:PATH in gRPC's own clients
     #[arg(long, value_name = "PATH")]
     pub(crate) grpc_socket: Option<PathBuf>,
+    /// Mode of the files of --http-socket and --grpc-socket: 0600 admits this user (and root) only,
+    /// 0660 also the group of the file [default: 0600]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) socket_mode: Option<FileMode>,
     /// Certificate of the server, then those of its issuers (PEM). Both ports then speak TLS only.
     /// Renewed files take effect for new connections; the log says if they cannot be used
     #[arg(long, value_name = "FILE")]
@@ -37,9 +54,10 @@ pub(crate) struct ServerOptions {
     /// Issuers of client certificates (PEM). Clients must show a certificate then (mTLS)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
-    /// Keys of all callers (TOML): role, models, collections and requests a second of each. Every
-    /// call but health checks then needs one, from this machine too. `millpond keys new` makes a
-    /// key; changes of the file take effect at once
+    /// Keys of all callers (TOML): role, models, collections, requests a second and CPU seconds a
+    /// minute of each. With this, --admin-key or --api-key, every call but health checks needs a
+    /// key, from this machine too. `millpond keys new` makes a key; changes of the file take effect
+    /// at once
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
     /// Host names under which clients may address this server, besides localhost, IP addresses and
@@ -47,11 +65,18 @@ pub(crate) struct ServerOptions {
     /// this machine reaches the server
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
+    /// Origin whose pages may use the HTTP API from a browser (CORS), as in https://app.example or
+    /// http://localhost:3000; may be given more than once. Pages of other origins get no answer. "*"
+    /// admits all pages, for servers without --keys. Cookies are never accepted from other origins:
+    /// a page sends a key in a header
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors: Vec<String>,
     /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with
-    /// --admin-key
+    /// --admin-key or a key of --keys whose role is admin
     #[arg(long)]
     pub(crate) allow_remote_admin: bool,
-    /// Key for admin calls. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot read
+    /// Key with the role admin. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot
+    /// read
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Network threads, which receive, decode and encode; 0 chooses the number [default: 0]
@@ -82,6 +107,10 @@ pub(crate) struct ServerOptions {
     /// server ready [default: all]
     #[arg(long, value_name = "MODELS")]
     pub(crate) readiness: Option<ReadyModels>,
+    /// Servers whose names /metrics has too, from the same counters, beside Millpond's own: triton
+    /// (nv_inference_*) or tfs (:tensorflow:serving:*); may be given more than once
+    #[arg(long, value_name = "SERVER")]
+    pub(crate) metric_names: Vec<MetricNamesOf>,
     /// Time that a shutdown waits for requests in flight [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_grace: Option<TimeSpan>,
@@ -101,6 +130,15 @@ pub(crate) struct ServerOptions {
     /// environment, beside the program or in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) tensorflow: Option<PathBuf>,
+    /// Address of an OpenTelemetry collector, as in http://localhost:4318. Traces of requests and
+    /// loads are sent to it by OTLP over HTTP; a collector that is away delays no request
+    /// [default: none are sent]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
+    /// Part of the requests that is traced, 0 to 1. A request with a trace context (traceparent) is
+    /// traced if its client traces it. PUT /v1/trace changes the part at run time [default: 0.01]
+    #[arg(long, value_name = "PART")]
+    pub(crate) trace_sample: Option<f64>,
     /// Format of the log on standard error [default: text]
     #[arg(long, value_name = "FORM")]
     pub(crate) log_format: Option<LogFormat>,
@@ -131,6 +169,18 @@ impl From<ReadyModels> for ReadinessPolicy {
     }
 }
 
+/// Servers that name metrics.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum MetricNamesOf {
+    /// This server's, which are always there
+    Millpond,
+    /// Triton Inference Server's
+    Triton,
+    /// TensorFlow Serving's
+    Tfs,
+}
+
 /// Formats of the log.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -140,6 +190,28 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object per line
     Json,
+}
+
+/// Formats of the request log.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RequestLogFormat {
+    /// TensorFlow Serving's PredictionLog in TFRecord files: answered requests
+    #[value(name = "tfrecord")]
+    #[serde(rename = "tfrecord")]
+    TfRecord,
+    /// Lines of JSON: bodies of the Open Inference Protocol with model, version, time, duration and
+    /// outcome, of failed requests too
+    Json,
+}
+
+impl From<RequestLogFormat> for server::RequestLogFormat {
+    fn from(format: RequestLogFormat) -> server::RequestLogFormat {
+        match format {
+            RequestLogFormat::TfRecord => server::RequestLogFormat::TfRecord,
+            RequestLogFormat::Json => server::RequestLogFormat::Json,
+        }
+    }
 }
 
 /// `[inference]`: the threads that compute.
@@ -165,8 +237,8 @@ pub(crate) struct InferenceOptions {
     /// Allow more inference threads than cores
     #[arg(long)]
     pub(crate) oversubscribe: bool,
-    /// Directory of logged requests: a sample of those of each model, for warm-up and `verify`, as
-    /// TFRecord files of TensorFlow Serving's PredictionLog [default: none are logged]
+    /// Directory of logged requests: a sample of those of each model, for warm-up, `verify` and
+    /// `bench load` [default: none are logged]
     #[arg(long, value_name = "DIR")]
     pub(crate) request_log: Option<PathBuf>,
     /// Part of the requests that is logged, 0 to 1 [default: 0.01]
@@ -175,6 +247,9 @@ pub(crate) struct InferenceOptions {
     /// Maximum size of all these files; the oldest are removed [default: 1GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) request_log_size: Option<ByteSize>,
+    /// Format of these files [default: tfrecord]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) request_log_format: Option<RequestLogFormat>,
 }
 
 /// The keys of `[schedule]` that are flags too. The others are for files only.
@@ -310,9 +385,45 @@ pub(crate) struct SearchOptions {
     /// Search threads; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
+    /// Access to the files of collections: dax in place on persistent memory, nvme past the page
+    /// cache, dram copied to memory at the start, mmap through the page cache. A collection may
+    /// choose another one when it is created [default: auto, which is dax for new collections on a
+    /// file system with DAX, else nvme]
+    #[arg(long, value_enum, value_name = "MEDIUM")]
+    pub(crate) search_medium: Option<MediumName>,
+    /// NUMA node whose memory holds the files with --search-medium dram, for example a CXL memory
+    /// expander [default: any]
+    #[arg(long, value_name = "NODE")]
+    pub(crate) search_memory_node: Option<u32>,
+    /// Threads that build the index of a segment [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) search_build_threads: Option<usize>,
+    /// Rate at which flushes and merges read and write together, or "unlimited" [default: 64MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) search_background_rate: Option<ByteRate>,
+    /// Segments of similar size that are merged into one: fewer segments are searched faster,
+    /// and more are written less often [default: 4]
+    #[arg(long, value_name = "N")]
+    pub(crate) search_merge_segments: Option<usize>,
+    /// Maximum points of a merged segment [default: 8388608]
+    #[arg(long, value_name = "N")]
+    pub(crate) search_segment_rows: Option<u32>,
     /// Directory or object store URL of original images [default: beside the collections]
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) originals: Option<String>,
+    /// Directory or object store URL of backups of collections [default: .backups in the directory
+    /// of collections, on the same disk]
+    #[arg(long, value_name = "DIR|URL")]
+    pub(crate) backup_dir: Option<String>,
+    /// Interval of backups of all collections that have changed [default: none are made]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) backup_every: Option<TimeSpan>,
+    /// Number of newest backups of a collection that stay after such a backup [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) backup_keep: Option<usize>,
+    /// Maximum rate of backups and restores, in bytes per second, or "unlimited" [default: 64MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) backup_rate: Option<ByteRate>,
     /// Model that computes image embeddings [default: the only one that takes images]
     #[arg(long, value_name = "NAME")]
     pub(crate) embedding_model: Option<String>,
@@ -322,10 +433,27 @@ pub(crate) struct SearchOptions {
     /// Pinned host memory for codes that do not fit the GPU's memory [default: 0]
     #[arg(long, value_name = "BYTES")]
     pub(crate) gpu_pinned: Option<ByteSize>,
-    /// Key for calls to collections and images. Prefer the variable MILLPOND_API_KEY, which other
+    /// Key with the role write, or admin if there is no other key. It also signs tokens (JWT) with
+    /// the claims exp, nbf and access of Qdrant. Prefer the variable MILLPOND_API_KEY, which other
     /// users cannot read
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
+}
+
+/// Access to the files of collections.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum MediumName {
+    /// Persistent memory where there is some, else io_uring
+    Auto,
+    /// io_uring, past the page cache
+    Nvme,
+    /// A copy in memory, made when a segment is opened
+    Dram,
+    /// Mapped through the page cache
+    Mmap,
+    /// In place on persistent memory; its file system is mounted with -o dax
+    Dax,
 }
 
 /// Use of a GPU.
@@ -385,13 +513,14 @@ macro_rules! sections {
 }
 sections! {
     ServerOptions {
-        host, http_port, grpc_port, grpc_socket, tls_cert, tls_key, tls_client_ca, keys, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
+        host, http_port, grpc_port, admin_port, admin_host, http_socket, grpc_socket, socket_mode, tls_cert, tls_key, tls_client_ca, keys, allowed_hosts, cors, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
-        readiness, shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, log_format, log,
+        readiness, metric_names, shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, otlp,
+        trace_sample, log_format, log,
     }
     InferenceOptions {
         threads, runtime_threads, queue, pin, oversubscribe, request_log, request_log_rate,
-        request_log_size,
+        request_log_size, request_log_format,
     }
     MemoryOptions {
         parameter_home, pool, swap_reserve, load_rate, fault_rate, no_huge_pages, no_direct_io,
@@ -405,7 +534,9 @@ sections! {
     }
     SearchOptions {
         collections_dir, search_memory, search_cache, search_disk_reserve, search_threads,
-        originals, embedding_model, gpu, gpu_pinned, api_key,
+        search_medium, search_memory_node, search_build_threads, search_background_rate,
+        search_merge_segments, search_segment_rows, originals, backup_dir, backup_every, backup_keep,
+        backup_rate, embedding_model, gpu, gpu_pinned, api_key,
     }
 }
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
+use lifecycle::RolloutFile;
 use model_store::{StorePlace, watched_dir};
+use server::CorsPolicy;
 
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile, is_url};
 use super::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags,
-    SearchOptions, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MediumName, MemoryOptions,
+    ScheduleFlags, SearchOptions, ServerOptions,
 };
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
@@ -32,6 +34,16 @@ const RECORDINGS_MAX: usize = 1024;
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
 /// Minimum of `--request-memory`.
 const REQUEST_MEMORY_MIN: u64 = 1 << 20;
+/// Most backups that `--backup-keep` may keep.
+const BACKUPS_MAX: usize = 100_000;
+/// Shortest interval between the backups of a schedule.
+const BACKUP_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// Maximum of `--search-merge-segments`.
+const MERGE_SEGMENTS_MAX: usize = 64;
+/// Minimum of `--search-segment-rows`; smaller segments cost more than they save.
+const SEGMENT_ROWS_MIN: usize = 10_000;
+/// Maximum of `--search-segment-rows`: row numbers of an index.
+const SEGMENT_ROWS_MAX: usize = 1 << 30;
 /// Minimum of `--poll`.
 const POLL_MIN: Duration = Duration::from_millis(10);
 /// Maximum of all durations.
@@ -48,6 +60,8 @@ pub(crate) struct ServeSettings {
     pub(super) search: SearchOptions,
     /// Scheduling of all models without settings of their own.
     pub(super) schedule: ScheduleOptions,
+    /// Rollouts of all models without settings of their own.
+    pub(super) rollout: RolloutFile,
     pub(crate) log_format: LogFormat,
     pub(crate) log: String,
     pub(super) models: BTreeMap<String, ServedModel>,
@@ -130,6 +144,7 @@ impl ServeSettings {
             log: String::new(),
             server: args.server.clone().over(file.server),
             schedule: schedule(args.schedule.clone(), file.schedule, &inference)?,
+            rollout: file.rollout,
             inference,
             memory: args.memory.clone().over(file.memory),
             lifecycle: args.lifecycle.clone().over(file.lifecycle),
@@ -185,11 +200,18 @@ impl ServeSettings {
         number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
         number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
         number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
-        number("search-threads", self.search.search_threads, 0, THREADS_MAX)?;
+        self.check_search()?;
         number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
         number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
+        number("backup-keep", self.search.backup_keep, 1, BACKUPS_MAX)?;
+        span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
+        self.check_backups()?;
         self.check_access()?;
         self.check_request_log()?;
+        let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
+        self.rollout
+            .check(transition)
+            .map_err(|error| CommandError::usage(format!("[rollout]: {error}")))?;
         span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
         span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
         span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
@@ -215,9 +237,67 @@ impl ServeSettings {
                 "--swap-reserve is larger than --pool: it is a part of the pool",
             ));
         }
-        match (server.http_port, server.grpc_port) {
-            (Some(http), Some(grpc)) if http == grpc && http != 0 => {
-                Err(CommandError::usage(format!("--http-port and --grpc-port are both {http}")))
+        self.check_listeners()
+    }
+
+    /// Checks that no setting of backups is without effect.
+    fn check_backups(&self) -> CommandResult {
+        let search = &self.search;
+        if search.backup_keep.is_some() && search.backup_every.is_none() {
+            return Err(CommandError::usage("--backup-keep has no effect without --backup-every")
+                .hint("`millpond collections prune NAME --keep N` removes other backups"));
+        }
+        let none = search.collections_dir.as_deref() == Some(Path::new("none"));
+        if none && (search.backup_dir.is_some() || search.backup_every.is_some()) {
+            return Err(CommandError::usage(
+                "--backup-dir and --backup-every have no effect with --collections-dir none",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_search(&self) -> CommandResult {
+        let search = &self.search;
+        number("search-threads", search.search_threads, 0, THREADS_MAX)?;
+        number("search-build-threads", search.search_build_threads, 1, THREADS_MAX)?;
+        number("search-merge-segments", search.search_merge_segments, 2, MERGE_SEGMENTS_MAX)?;
+        let rows = search.search_segment_rows.map(|rows| rows as usize);
+        number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
+        if search.search_memory_node.is_some() && search.search_medium != Some(MediumName::Dram) {
+            return Err(CommandError::usage(
+                "--search-memory-node places files in memory: use it with --search-medium dram",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that no two listeners share an address, and that no setting is without a listener.
+    fn check_listeners(&self) -> CommandResult {
+        let server = &self.server;
+        let ports = [
+            ("--http-port", server.http_port),
+            ("--grpc-port", server.grpc_port),
+            ("--admin-port", server.admin_port),
+        ];
+        for (at, (flag, port)) in ports.iter().enumerate() {
+            let same = |(_, other): &&(&str, Option<u16>)| other == port;
+            if let (Some(1..), Some((other, _))) = (port, ports[..at].iter().find(same)) {
+                return Err(CommandError::usage(format!(
+                    "{other} and {flag} are both {}",
+                    port.unwrap_or_default()
+                )));
+            }
+        }
+        if server.admin_host.is_some() && server.admin_port.is_none() {
+            return Err(CommandError::usage("--admin-host needs --admin-port PORT"));
+        }
+        match (&server.http_socket, &server.grpc_socket) {
+            (Some(http), Some(grpc)) if http == grpc => Err(CommandError::usage(format!(
+                "--http-socket and --grpc-socket are both {}",
+                http.display()
+            ))),
+            (None, None) if server.socket_mode.is_some() => {
+                Err(CommandError::usage("--socket-mode needs --http-socket or --grpc-socket"))
             }
             _ => Ok(()),
         }
@@ -240,9 +320,13 @@ impl ServeSettings {
                 )));
             }
         }
-        match (&options.request_log, options.request_log_size) {
-            (None, Some(_)) => {
-                Err(CommandError::usage("--request-log-size needs --request-log DIR"))
+        let others = [
+            ("--request-log-size", options.request_log_size.is_some()),
+            ("--request-log-format", options.request_log_format.is_some()),
+        ];
+        match others.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) if options.request_log.is_none() => {
+                Err(CommandError::usage(format!("{flag} needs --request-log DIR")))
             }
             _ => Ok(()),
         }
@@ -267,6 +351,12 @@ impl ServeSettings {
             return Err(CommandError::usage("--allow-remote-admin needs a key that admin calls show").hint(
                 "give --admin-key KEY, MILLPOND_ADMIN_KEY or --keys FILE; clients send \"authorization: Bearer KEY\"",
             ));
+        }
+        let cors = CorsPolicy::parse(&server.cors)
+            .map_err(|error| CommandError::usage(format!("--cors: {}", error.message())))?;
+        if cors == CorsPolicy::Any && server.keys.is_some() {
+            return Err(CommandError::usage("--cors '*' cannot be combined with --keys")
+                .hint("list the origins of your pages, as in --cors https://app.example"));
         }
         if server.tls_cert.is_some() != server.tls_key.is_some() {
             return Err(CommandError::usage("--tls-cert and --tls-key need each other"));
@@ -353,6 +443,14 @@ impl ServeSettings {
             options.schedule.apply(&self.schedule).check().map_err(|error| {
                 CommandError::usage(format!("[models.{name}.schedule]: {}", error.message()))
             })?;
+            let transition = options.transition.or(self.lifecycle.transition);
+            options
+                .rollout
+                .over(&self.rollout)
+                .check(transition.map(Into::into).unwrap_or_default())
+                .map_err(|error| {
+                    CommandError::usage(format!("[models.{name}.rollout]: {error}"))
+                })?;
             let dir = match (self.models.get(&name), &options.path) {
                 // The command line takes precedence over the file, as for flags.
                 (Some(model), _) => model.dir.clone(),
@@ -568,6 +666,10 @@ mod tests {
             (&["--queue", "0"][..], "--queue is 0; it must be 1 to"),
             (&["--poll", "1ms"], "--poll is 1ms"),
             (&["--http-port", "5", "--grpc-port", "5"], "both 5"),
+            (&["--grpc-port", "5", "--admin-port", "5"], "--grpc-port and --admin-port are both 5"),
+            (&["--admin-host", "127.0.0.1"], "--admin-host needs --admin-port"),
+            (&["--http-socket", "/s", "--grpc-socket", "/s"], "are both /s"),
+            (&["--socket-mode", "0660"], "--socket-mode needs --http-socket"),
             (&["--pool", "1GiB", "--swap-reserve", "2GiB"], "--swap-reserve is larger"),
             (&["--max-body", "3GiB"], "--max-body"),
             (&["--request-memory", "1KiB"], "--request-memory must be at least"),
@@ -575,6 +677,9 @@ mod tests {
             (&["--admin-key", ""], "--admin-key must be printable"),
             (&["--api-key", "a "], "--api-key must be printable"),
             (&["--allowed-hosts", "a.example,b.example:80"], "\"b.example:80\" is no host name"),
+            (&["--cors", "app.example"], "\"app.example\" is no origin"),
+            (&["--cors", "*", "--cors", "https://a"], "* cannot be listed with others"),
+            (&["--cors", "*", "--keys", "keys.toml"], "--cors '*' cannot be combined with --keys"),
             (&["--threads", "1025"], "--threads is 1025"),
             (&["--max-batch", "0"], "[schedule]: max-batch must be 1 to"),
             (&["--max-queue-delay", "1m"], "[schedule]: max-queue-delay must be at most 10 s"),

@@ -11,7 +11,8 @@ use lifecycle::ModelConfig;
 use protocol::tensorflow::ConfigProto;
 use protocol::tensorflow::serving as pb;
 use server::{
-    Config, ConfigWatch, ModelListRules, PemSource, RequestLogConfig, Secret, TFS_METRICS, TlsFiles,
+    Config, ConfigWatch, CorsPolicy, ModelListRules, PemSource, RequestLogConfig, Secret,
+    TFS_METRICS, TlsFiles,
 };
 
 use super::batching::{self, ConvertedBatching};
@@ -176,10 +177,16 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
         listeners.body_bytes_max = BODY_BYTES_MAX;
     }
     listeners.listen_when_settled = true;
-    listeners.cors = flags.bool("rest_api_enable_cors_support").unwrap_or(false);
+    if flags.bool("rest_api_enable_cors_support") == Some(true) {
+        if listeners.cors != CorsPolicy::Closed || listeners.keys.is_some() {
+            return Err(CommandError::usage(
+                "--rest_api_enable_cors_support admits all pages; without it, -- --cors ORIGIN admits some",
+            ));
+        }
+        listeners.cors = CorsPolicy::Any;
+    }
     listeners.tfs_tensor_content |=
         flags.bool("enable_serialization_as_tensor_content").unwrap_or(false);
-    listeners.tfs_method_check = flags.bool("enable_signature_method_name_check").unwrap_or(false);
     listeners.tfs_method_check = flags.bool("enable_signature_method_name_check").unwrap_or(false);
     listeners.tfs_metrics = metrics_path(flags)?;
     if listeners.tfs_metrics.is_some() && listeners.http_port.is_none() {
@@ -284,6 +291,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
             .bool("allow_version_labels_for_unavailable_models")
             .unwrap_or(false),
         template,
+        ..setup.config.models.lists.clone()
     };
     let file = flags.text("model_config_file").map(PathBuf::from);
     // Before the file is read, so that a change in between is seen.
@@ -556,7 +564,7 @@ mod tests {
         assert_eq!(listeners.host, HOST);
         assert_eq!(listeners.rest_timeout, Some(Duration::from_secs(30)));
         assert_eq!(listeners.body_bytes_max, BODY_BYTES_MAX);
-        assert!(listeners.listen_when_settled && !listeners.cors);
+        assert!(listeners.listen_when_settled && listeners.cors == CorsPolicy::Closed);
         assert_eq!(listeners.tfs_metrics, None);
         assert_eq!(config.search.directory, None);
         let models = &config.models;

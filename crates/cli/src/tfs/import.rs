@@ -7,7 +7,7 @@ use clap::Args;
 use engine::ScheduleFile;
 use lifecycle::{ModelConfig, VersionPolicy};
 use protocol::tensorflow::serving as pb;
-use server::ModelListRules;
+use server::{ModelListRules, StoreCopies};
 use toml::{Table, Value};
 
 use super::batching::{self, ConvertedBatching};
@@ -58,7 +58,10 @@ fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
     let wrong = |error: Error| CommandError::usage(error.message());
     let list: pb::ModelServerConfig = text::read(&args.models).map_err(wrong)?;
     let in_list = |error: Error| wrong(error.context(args.models.display()));
-    let models = ModelListRules::default().models(&list, &[]).map_err(in_list)?;
+    // Only the URLs of stores are of use here, not the directories of their copies.
+    let stores = StoreCopies { cache_dir: PathBuf::new(), options: Vec::new() };
+    let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
+    let models = rules.models(&list, &[]).map_err(in_list)?;
     let mut notes = Vec::new();
     let inference = inference(&list, &args.models, &mut notes);
     let mut settings = Table::new();
@@ -126,7 +129,10 @@ fn table_of(model: &ModelConfig) -> Table {
             numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
         }
     };
-    let path = model.base_path.to_string_lossy().into_owned();
+    let path = match &model.store {
+        Some(url) => url.to_string(),
+        None => model.base_path.to_string_lossy().into_owned(),
+    };
     let mut table = Table::from_iter([
         ("path".to_owned(), Value::String(path)),
         ("versions".to_owned(), Value::String(versions)),
@@ -155,7 +161,8 @@ mod tests {
              model_version_policy { specific { versions: 3 versions: 1 } } \
              version_labels { key: 'stable' value: 1 } logging_config { \
                log_collector_config { filename_prefix: '/logs/a' } sampling_config { sampling_rate: 0.5 } } } \
-             config { name: 'c' base_path: '/m/c' model_platform: 'tensorflow' logging_config {} } }",
+             config { name: 'c' base_path: '/m/c' model_platform: 'tensorflow' logging_config {} } \
+             config { name: 'd' base_path: 's3://b/d' model_platform: 'tensorflow' } }",
         )
         .unwrap();
         std::fs::write(
@@ -168,6 +175,7 @@ mod tests {
         let file = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
         assert_eq!(file.models["a.b"].labels["stable"], 1);
         assert_eq!(file.models["c"].path.as_deref(), Some(Path::new("/m/c")));
+        assert_eq!(file.models["d"].path.as_deref(), Some(Path::new("s3://b/d")));
         assert_eq!(file.models["a.b"].request_log_rate, Some(0.5));
         assert_eq!(file.inference.request_log.as_deref(), Some(Path::new("/logs")));
         assert_eq!(file.schedule.max_batch, Some(8));

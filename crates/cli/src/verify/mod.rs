@@ -12,8 +12,10 @@ use clap::Args;
 use loadgen::connection::Endpoint;
 use loadgen::report::{StepProgress, TextTable, ms, write_json};
 use loadgen::samples::TallyCounts;
+use loadgen::tls::TlsArgs;
 use serde_json::{Value, json};
 
+use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::values::TimeSpan;
 use compare::{Comparison, compare_all};
@@ -32,9 +34,10 @@ const NAMES: [&str; 2] = ["server", "against"];
 /// `millpond verify --against HOST:PORT --requests FILE`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-FILE is a TFRecord file of TensorFlow Serving's PredictionLog: a file of `millpond serve --request-log`, or a model's \
-assets.extra/tf_serving_warmup_requests. Records of Predict, Classify, Regress and \
-MultiInference are sent; records of session runs and streams are counted.
+FILE is a file of `millpond serve --request-log`, in either format, or another TFRecord file of TensorFlow Serving's \
+PredictionLog, such as a model's assets.extra/tf_serving_warmup_requests. Requests of a log in JSON (.jsonl) are sent as \
+Predict. Of TFRecord, records of Predict, Classify, Regress and MultiInference are sent. Records of session runs, streams \
+and failed requests are counted.
 
 First each request goes to both servers once, and the answers are compared. Then the servers are measured in turns, so \
 that one load does not disturb the other: each round sends the requests to one server for --duration, then to the other.
@@ -44,13 +47,22 @@ Exit status: 0 if all answers agree; 1 if answers differ, or if a server cannot 
 Example:
   millpond verify --against old-host:8500 --server localhost:8500 --requests requests.tfrecord")]
 pub(crate) struct VerifyArgs {
-    /// gRPC address of the server with the right answers, such as TensorFlow Serving
-    #[arg(long, value_name = "HOST:PORT")]
+    /// gRPC address of the server with the right answers, such as TensorFlow Serving: HOST:PORT,
+    /// grpcs://HOST:PORT with TLS, or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
     against: String,
     /// gRPC address of the server to verify
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8500")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8500")]
     server: String,
-    /// Recorded requests (TFRecord); may be given several times
+    #[command(flatten)]
+    tls: TlsArgs,
+    /// API key of --server, if it has one [default: MILLPOND_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// API key of --against, if it has one
+    #[arg(long, value_name = "KEY")]
+    against_api_key: Option<String>,
+    /// Recorded requests (TFRecord or .jsonl); may be given several times
     #[arg(long, value_name = "FILE", required = true)]
     requests: Vec<PathBuf>,
     /// Send all requests to this model, instead of the recorded one
@@ -82,7 +94,14 @@ pub(crate) struct VerifyArgs {
 /// Returns a usage error for wrong numbers; [`ExitStatus::Failed`] if answers differ, a file cannot
 /// be read or a server cannot be reached.
 pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
-    let endpoints = [endpoint("--server", &args.server)?, endpoint("--against", &args.against)?];
+    let tls = environment::with_ca(&args.tls, &[&args.server, &args.against]);
+    let endpoints = [
+        endpoint("--server", &args.server, &tls)?
+            .with_key(environment::client_key(args.api_key.as_ref())),
+        endpoint("--against", &args.against, &tls)?.with_key(args.against_api_key.clone()),
+    ];
+    let by_tls = endpoints.iter().any(Endpoint::is_tls);
+    args.tls.check_used(by_tls).map_err(|error| CommandError::usage(error.message()))?;
     args.check()?;
     let records = Records::read(&args.requests, args.model.as_deref())?;
     let TimeSpan(duration) = args.duration;
@@ -109,11 +128,18 @@ pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
     }
 }
 
-fn endpoint(flag: &str, text: &str) -> CommandResult<Endpoint> {
-    let url = if text.contains("://") { text.to_owned() } else { format!("grpc://{text}") };
-    match Endpoint::parse(&url) {
-        Ok(endpoint) if url.starts_with("grpc:") => Ok(endpoint),
-        _ => Err(CommandError::usage(format!("{flag} {text}: give the gRPC address, HOST:PORT"))),
+fn endpoint(flag: &str, text: &str, tls: &TlsArgs) -> CommandResult<Endpoint> {
+    let whole = text.contains("://") || text.starts_with("unix:");
+    let url = if whole { text.to_owned() } else { format!("grpc://{text}") };
+    let is_grpc = ["grpc://", "grpcs://", "unix:"].iter().any(|scheme| url.starts_with(scheme));
+    match Endpoint::parse(&url, tls) {
+        Ok(endpoint) if is_grpc => Ok(endpoint),
+        Err(error) if url.starts_with("grpcs://") => {
+            Err(CommandError::usage(format!("{flag} {text}: {}", error.message())))
+        }
+        _ => Err(CommandError::usage(format!(
+            "{flag} {text}: give the gRPC address, HOST:PORT, grpcs://HOST:PORT or unix:PATH"
+        ))),
     }
 }
 
@@ -189,7 +215,10 @@ fn text(
         args.tolerance,
     );
     if records.skipped > 0 {
-        text += &format!("{} records of session runs or streams were left out\n", records.skipped);
+        let skipped = records.skipped;
+        text += &format!(
+            "{skipped} records of session runs, streams or failed requests were left out\n"
+        );
     }
     if comparison.refused_by_both > 0 {
         text += &format!("{} requests were refused by both servers\n", comparison.refused_by_both);

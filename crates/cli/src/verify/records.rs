@@ -6,8 +6,10 @@ use base::{Error, Result};
 use bytes::Bytes;
 use loadgen::connection::grpc_frame;
 use protocol::Message;
+use protocol::oip::json::{RecordedInfer, next_line, parse_record};
 use protocol::tensorflow::serving::prediction_log::LogType;
 use protocol::tensorflow::serving::{ModelSpec, PredictionLog};
+use protocol::tfs::grpc::{PredictTarget, encode_request};
 use protocol::tfs::warmup::next_record;
 
 use super::answer::RecordedMethod;
@@ -15,6 +17,8 @@ use crate::exit::{CommandError, CommandResult};
 
 /// Most bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
+/// End of the names of request logs in JSON.
+const LINES: &str = "jsonl";
 /// Most requests of all files.
 const REQUESTS_MAX: usize = 100_000;
 
@@ -22,7 +26,8 @@ const REQUESTS_MAX: usize = 100_000;
 #[derive(Default)]
 pub(super) struct Records {
     pub(super) calls: Vec<RecordedCall>,
-    /// Records without a request that can be sent: runs of a session and streams.
+    /// Records without a request that can be compared: runs of a session, streams, and requests
+    /// that had failed when they were logged.
     pub(super) skipped: usize,
 }
 
@@ -44,7 +49,7 @@ impl Records {
         if records.calls.is_empty() {
             let skipped = records.skipped;
             return Err(CommandError::failed(format!(
-                "there is no request in --requests ({skipped} records of runs or streams)"
+                "there is no request in --requests ({skipped} records of session runs, streams or failed requests)"
             )));
         }
         Ok(records)
@@ -56,6 +61,9 @@ impl Records {
             return Err(Error::invalid(format!("larger than {FILE_BYTES_MAX} bytes")));
         }
         let mut rest = Bytes::from(std::fs::read(path).map_err(io)?);
+        if path.extension().is_some_and(|extension| extension == LINES) {
+            return self.add_lines(rest, model);
+        }
         let mut number = 0;
         while !rest.is_empty() {
             let named = |error: Error| error.context(format_args!("record {number}"));
@@ -63,9 +71,7 @@ impl Records {
             let log = PredictionLog::decode(record)
                 .map_err(|error| named(Error::data_loss(format!("no PredictionLog: {error}"))))?;
             number += 1;
-            if self.calls.len() == REQUESTS_MAX {
-                return Err(Error::invalid(format!("more than {REQUESTS_MAX} requests")));
-            }
+            self.check_room()?;
             match log.log_type.and_then(|log| RecordedCall::new(log, model)) {
                 Some(call) => self.calls.push(call),
                 None => self.skipped += 1,
@@ -75,7 +81,46 @@ impl Records {
     }
 }
 
+impl Records {
+    /// Adds the requests of a log in JSON, as calls of Predict.
+    fn add_lines(&mut self, mut rest: Bytes, model: Option<&str>) -> Result<()> {
+        let mut number = 0;
+        while let Some(line) = next_line(&mut rest) {
+            let record = parse_record(line)
+                .map_err(|error| error.context(format_args!("record {number}")))?;
+            number += 1;
+            self.check_room()?;
+            match record.answered() {
+                true => self.calls.push(RecordedCall::of_record(record, model)),
+                false => self.skipped += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<()> {
+        match self.calls.len() < REQUESTS_MAX {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("more than {REQUESTS_MAX} requests"))),
+        }
+    }
+}
+
 impl RecordedCall {
+    /// Returns a logged request as a call of Predict to `model`, or to the recorded model.
+    fn of_record(record: RecordedInfer, model: Option<&str>) -> RecordedCall {
+        let name = model.map_or(record.model, str::to_owned);
+        let request = record.request;
+        let target = PredictTarget {
+            name: name.clone(),
+            signature: request.signature,
+            ..PredictTarget::default()
+        };
+        let outputs: Vec<&str> = request.outputs.iter().map(|output| &*output.name).collect();
+        let message = encode_request(&target, &request.inputs, &outputs);
+        RecordedCall::encoded(RecordedMethod::Predict, name, &message)
+    }
+
     /// Returns the request of `log`, or `None` if it has none that can be sent. `model` replaces
     /// the recorded model.
     fn new(log: LogType, model: Option<&str>) -> Option<RecordedCall> {

@@ -103,6 +103,40 @@ fn a_server_speaks_tls_and_asks_for_keys() {
 }
 
 #[test]
+fn load_and_verify_send_a_key() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    std::fs::create_dir(dir.path().join("first")).unwrap();
+    let requests = crate::verify::recorded(dir.path());
+    let key = new_key(dir.path(), &["--role", "infer"]);
+    let (models, keys) = (dir.path().join("models"), dir.path().join("keys.toml"));
+    let arguments = [models.to_str().unwrap(), "--keys", keys.to_str().unwrap()];
+    let server = Server::start_logged(&arguments, std::process::Stdio::null());
+
+    let load = ["bench", "load", "--url", &server.grpc, "--model", "half_plus_two", "--clients"];
+    let load = [&load[..], &["1", "--duration", "200ms", "--warm-up", "0s"]].concat();
+    let with_key = [&load[..], &["--api-key", &key]].concat();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while run(&with_key).code != 0 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", run(&with_key));
+    }
+    let by_variable = command(&load).env("MILLPOND_API_KEY", &key).output().unwrap();
+    assert!(by_variable.status.success(), "{by_variable:?}");
+    let refused = run(&load);
+    assert!(refused.code != 0 && refused.stderr.contains("key"), "{refused:?}");
+
+    let address = server.grpc.trim_start_matches("grpc://");
+    let verify = ["verify", "--server", address, "--against", address, "--requests"];
+    let verify = [&verify[..], &[requests.to_str().unwrap(), "--duration", "0s"]].concat();
+    let keys = ["--api-key", &key, "--against-api-key", &key];
+    let equal = run(&[&verify[..], &keys].concat());
+    assert!(equal.code == 0 && equal.stdout.starts_with("3 requests, 3 compared"), "{equal:?}");
+    let refused = run(&[&verify[..], &keys[..2]].concat());
+    assert!(!refused.stdout.contains("3 compared"), "{refused:?}");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
 fn client_commands_show_a_certificate() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
@@ -117,10 +151,14 @@ fn client_commands_show_a_certificate() {
         std::process::Stdio::null(),
     );
     let shown = ["models", "ls", "--ca", &ca, "--client-cert", &path("client.pem")];
-    assert_eq!(server.client(&shown).code, 0);
+    assert_eq!(server.client(&shown).code, 0, "certificate and key in one file");
+    let bare = [&shown[..4], &["--cert", &cert]].concat();
+    assert_eq!(server.client(&[&bare[..], &["--key", &key]].concat()).code, 0);
     assert_eq!(server.client(&shown[..4]).code, 1);
-    let bare = [&shown[..4], &["--client-cert", &cert]].concat();
-    check_error(&bare, 2, "no private key");
+    let address = ["--url", "https://127.0.0.1:1"];
+    check_error(&[&bare[..], &address].concat(), 2, "no private key");
+    let plain = ["--url", "http://127.0.0.1:1"];
+    check_error(&[&shown[..], &plain].concat(), 2, "--ca has no effect without TLS");
     assert_eq!(server.terminate(), Some(0));
 }
 

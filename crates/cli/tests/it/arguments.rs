@@ -3,7 +3,7 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "serve",
     "tfs",
     "import",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 17] = [
     "audio",
     "speakers",
     "images",
+    "collections",
     "keys",
     "bench",
     "tune",
@@ -99,7 +100,7 @@ fn flags_of_other_servers_are_known() {
         ("--strict-readiness=true", "Triton", "--readiness all|any|server"),
         ("--model-control-mode=poll", "Triton", "load and unload requests"),
         ("--backend-config=a=b", "Triton", "millpond import triton DIR"),
-        ("--http-restricted-api=x", "Triton", "--admin-key KEY"),
+        ("--http-restricted-api=x", "Triton", "--keys FILE"),
         ("--runtime_thread_num=4", "Paddle Serving", "--runtime-threads N"),
         ("--batch_infer_size=8", "Paddle Serving", "max-batch = N in [schedule]"),
         ("--ir_optim", "Paddle Serving", "nothing to set"),

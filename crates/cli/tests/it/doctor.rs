@@ -30,6 +30,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "GPU",
         "access",
         "open files",
+        "persistent memory",
         "kernel",
     ];
     assert_eq!(names, BTreeSet::from(wanted));

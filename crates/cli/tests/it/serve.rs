@@ -201,7 +201,12 @@ fn a_name_to_listen_on_and_a_key_to_load_with() {
     let models = dir.path().join("models");
     let server =
         Server::start(&[models.to_str().unwrap(), "--host", "localhost", "--admin-key", "adm1n"]);
-    server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+    let status = ["models", "status", "half_plus_two", "--url", &server.url];
+    let deadline = Instant::now() + PATIENCE;
+    while !command(&status).env("MILLPOND_ADMIN_KEY", "adm1n").output().unwrap().status.success() {
+        assert!(Instant::now() < deadline, "not ready");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     for action in ["load", "unload"] {
         let refused = server.client(&["models", action, "half_plus_two"]);
         assert!(refused.code == 1 && refused.stderr.contains("MILLPOND_ADMIN_KEY"), "{refused:?}");

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::program::check_error;
+use crate::program::{check_error, run, write_model};
 use crate::serve::{Server, publish};
 
 #[test]
@@ -38,4 +38,34 @@ fn a_store_is_served_and_followed_and_survives_its_loss() {
 #[test]
 fn a_url_without_a_store_is_refused() {
     check_error(&["serve", "ftp://host/models"], 2, "\"ftp\" is no kind of store; use s3://");
+}
+
+#[test]
+fn versions_are_published_to_a_store_and_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.onnx");
+    let model = model.to_str().unwrap();
+    let url = format!("file://{}/store/half_plus_two", dir.path().display());
+    for (factor, version) in [(0.5, 1), (0.25, 2)] {
+        write_model(model.as_ref(), factor);
+        let published = run(&["publish", model, "--to", &url]);
+        assert_eq!((published.code, published.stdout), (0, format!("{url}/{version}\n")));
+    }
+    assert!(dir.path().join("store/half_plus_two/2/millpond.json").is_file());
+    check_error(&["publish", model, "--to", &url, "--version", "2"], 1, "version 2 exists");
+    check_error(
+        &["publish", model, "--to", &format!("{url}/3")],
+        2,
+        "\"3\" is a version's number and no model's name",
+    );
+    check_error(&["publish", model, "--to", "ftp://host/m"], 2, "\"ftp\" is no kind of store");
+
+    let local = format!("{}/store/half_plus_two/1", dir.path().display());
+    let diff = run(&["models", "diff", &local, &format!("{url}/2"), "--json"]);
+    assert_eq!(diff.code, 0, "{diff:?}");
+    let found: serde_json::Value = serde_json::from_str(&diff.stdout).unwrap();
+    assert_eq!((&found["graph_equal"], &found["changed"]), (&false.into(), &serde_json::json!([])));
+    assert!(found["fetch"]["bytes"].as_u64().unwrap() > 100, "graph and manifest: {found}");
+    check_error(&["models", "diff", &local, &url], 1, "it is no published version");
+    check_error(&["models", "diff", "nowhere", &local], 1, "nowhere is no published version");
 }

@@ -16,9 +16,14 @@ fn served(dir: &Path, factor: f32, arguments: &[&str]) -> Server {
 }
 
 /// Logs three requests and returns their file.
-fn recorded(dir: &Path) -> PathBuf {
+pub(crate) fn recorded(dir: &Path) -> PathBuf {
+    recorded_as(dir, "tfrecord")
+}
+
+fn recorded_as(dir: &Path, format: &str) -> PathBuf {
     let log = dir.join("log");
     let arguments = ["--request-log", log.to_str().unwrap(), "--request-log-rate", "1"];
+    let arguments = [&arguments[..], &["--request-log-format", format]].concat();
     let server = served(&dir.join("first"), 0.5, &arguments);
     for x in ["x=[1,2]", "x=[3]", "x=[0]"] {
         assert_eq!(server.client(&["infer", "half_plus_two", x]).code, 0);
@@ -86,4 +91,36 @@ fn mistakes_are_named() {
     check_error(&[&flags[..], &[path, "--tolerance=-1"]].concat(), 2, "--tolerance");
     let http = ["verify", "--against", "http://127.0.0.1:1", "--requests", path];
     check_error(&http, 2, "give the gRPC address");
+}
+
+/// A log in JSON is compared, replayed as load, and warms a version up.
+#[test]
+fn a_log_in_json_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["first", "right", "warmed"] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    let file = recorded_as(dir.path(), "json");
+    assert_eq!(file.extension().unwrap(), "jsonl");
+    let right = served(&dir.path().join("right"), 0.5, &[]);
+    let warmup = dir.path().join("warmed/models/half_plus_two/warmup");
+    std::fs::create_dir_all(&warmup).unwrap();
+    std::fs::copy(&file, warmup.join("log.jsonl")).unwrap();
+    let warmed = served(&dir.path().join("warmed"), 0.5, &[]);
+
+    let requests = ["--requests", file.to_str().unwrap()];
+    let equal = verify(&right, &warmed, &requests);
+    assert_eq!(equal.code, 0, "{equal:?}");
+    assert!(equal.stdout.starts_with("3 requests, 3 compared, 0 differ"), "{equal:?}");
+
+    let url = &warmed.grpc;
+    let load = ["bench", "load", "--url", url, "--model", "half_plus_two", "--clients", "1"];
+    let short = ["--duration", "300ms", "--warm-up", "0s"];
+    let json = dir.path().join("load.json");
+    let written = ["--json", json.to_str().unwrap()];
+    let run = run(&[&load[..], &short, &requests, &written].concat());
+    assert_eq!(run.code, 0, "{run:?}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(report["n"].as_u64() > Some(0), "{report}");
+    assert_eq!(report["failed"], 0);
 }

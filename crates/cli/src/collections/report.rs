@@ -1,0 +1,95 @@
+//! Reports of jobs as text.
+
+use base::units::format_bytes;
+use serde_json::Value;
+
+/// Returns the text or number at `key`, or "-".
+pub(super) fn text(object: &Value, key: &str) -> String {
+    match object.get(key) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Returns the bytes at `key` with a unit.
+pub(super) fn bytes_at(object: &Value, key: &str) -> String {
+    format_bytes(object.get(key).and_then(Value::as_u64).unwrap_or(0))
+}
+
+fn seconds(report: &Value) -> String {
+    format!("{:.1} s", report.get("seconds").and_then(Value::as_f64).unwrap_or(0.0))
+}
+
+pub(super) fn backup(collection: &str, report: &Value) -> String {
+    format!(
+        "backup {} of {collection}: {} points, {}; stored {} in {}\n",
+        text(report, "backup"),
+        text(report, "points"),
+        bytes_at(report, "bytes"),
+        bytes_at(report, "uploaded_bytes"),
+        seconds(report)
+    )
+}
+
+pub(super) fn restore(report: &Value) -> String {
+    format!(
+        "restored {} from backup {}: {} points, {} in {}\n",
+        text(report, "collection"),
+        text(report, "backup"),
+        text(report, "points"),
+        bytes_at(report, "bytes"),
+        seconds(report)
+    )
+}
+
+pub(super) fn clone(from: &str, report: &Value) -> String {
+    let [to, points] = ["collection", "points"].map(|key| text(report, key));
+    format!("copied {from} to {to}: {points} points in {}\n", seconds(report))
+}
+
+pub(super) fn verify(report: &Value) -> String {
+    let mut lines = format!(
+        "compared {} objects of {} backups: {}; {} problems\n",
+        text(report, "objects"),
+        text(report, "backups"),
+        bytes_at(report, "bytes"),
+        text(report, "problem_count")
+    );
+    for problem in report.get("problems").and_then(Value::as_array).into_iter().flatten() {
+        let backups = problem.get("backups").and_then(Value::as_array).into_iter().flatten();
+        let ids: Vec<&str> = backups.filter_map(Value::as_str).collect();
+        lines.push_str(&format!("  {}: {}\n", ids.join(", "), text(problem, "problem")));
+    }
+    lines
+}
+
+pub(super) fn prune(report: &Value) -> String {
+    let removed = report.get("removed").and_then(Value::as_array).map_or(0, Vec::len);
+    let mut line = format!(
+        "removed {removed} backups and {} objects ({}); {} backups stay",
+        text(report, "objects"),
+        bytes_at(report, "bytes"),
+        text(report, "kept")
+    );
+    if let Some(why) = report.get("objects_kept").and_then(Value::as_str) {
+        line.push_str(&format!("; objects stay: {why}"));
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn problems_are_lines() {
+        let problems = json!([{"backups": ["A", "B"], "problem": "object x: it is missing"}]);
+        let report = json!({"objects": 2, "backups": 2, "bytes": 1024, "problem_count": 1, "problems": problems});
+        let text = verify(&report);
+        assert!(text.ends_with("1 problems\n  A, B: object x: it is missing\n"), "{text}");
+    }
+}

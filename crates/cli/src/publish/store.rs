@@ -1,0 +1,150 @@
+//! `millpond publish --to URL`: writes the version on this machine, then uploads it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use base::Error;
+use model_store::{PlaceContent, StorePlace, UploadProgress, upload};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::{PublishArgs, announce, check_models, progress_bar, rate, show, write};
+use crate::environment;
+use crate::exit::{CommandError, CommandResult, print};
+
+/// Exit status after a second Ctrl-C: 128 and the number of SIGINT, as a shell counts.
+const INTERRUPTED: i32 = 130;
+/// Number of the version in the scratch directory.
+const SCRATCH_VERSION: u64 = 1;
+
+/// Publishes to the model's directory at `url` and prints the version's URL.
+pub(super) fn run(args: &PublishArgs, url: &str) -> CommandResult {
+    let place = StorePlace::open(url, &environment::object_stores())
+        .map_err(|error| CommandError::usage(format!("--to {}", error.message())))?;
+    // Wrong credentials and an existing version are reported before the model is converted.
+    check_content(&place, args.version)?;
+    let scratch = ScratchDir::new(&environment::cache_dir().join("publish"))?;
+    let published = write(args, scratch.path(), Some(SCRATCH_VERSION))?;
+    let bar = progress_bar();
+    let mut progress =
+        |progress: UploadProgress| show(&bar, progress.bytes_done, progress.bytes_total);
+    let rate = rate(args.rate);
+    let version =
+        upload(&place, &published.dir, args.version, rate, &mut progress, until_interrupted()?);
+    bar.finish_and_clear();
+    let version = version?;
+    announce(version, &published);
+    print(&format!("{}/{version}\n", place.shown()))
+}
+
+/// Returns a signal that becomes true at Ctrl-C. The upload then removes what it has sent. A second
+/// Ctrl-C ends the process at once.
+fn until_interrupted() -> CommandResult<watch::Receiver<bool>> {
+    let (stop, stopped) = watch::channel(false);
+    let failed =
+        |error: std::io::Error| CommandError::failed(format!("cannot wait for Ctrl-C: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(failed)?;
+    let wait = move || {
+        runtime.block_on(async {
+            let Ok(mut interrupts) = signal(SignalKind::interrupt()) else { return };
+            interrupts.recv().await;
+            eprintln!("stopping: what was uploaded is removed; press Ctrl-C again to leave it");
+            // Fails if the upload has ended.
+            let _ = stop.send(true);
+            interrupts.recv().await;
+            std::process::exit(INTERRUPTED);
+        });
+    };
+    std::thread::Builder::new().name("interrupts".into()).spawn(wait).map_err(failed)?;
+    Ok(stopped)
+}
+
+/// Refuses a directory of models, and a version that exists.
+fn check_content(place: &StorePlace, version: Option<u64>) -> CommandResult {
+    let PlaceContent { versions, models } = place.content()?;
+    if versions.is_empty() {
+        check_models(place.shown(), &models.into_iter().collect::<Vec<_>>())?;
+    }
+    match version.filter(|version| versions.contains(version)) {
+        None => Ok(()),
+        Some(version) => Err(CommandError::failed(format!(
+            "{}: version {version} exists, complete or not; versions never change",
+            place.shown()
+        ))
+        .hint("leave out --version for the next number, or give another one")),
+    }
+}
+
+/// A directory that is removed when this value is dropped. A process that was killed leaves its
+/// directory, which the next one removes.
+struct ScratchDir {
+    path: PathBuf,
+    lock_path: PathBuf,
+    _lock: File,
+}
+
+impl ScratchDir {
+    /// Makes a directory of this process below `parent`.
+    fn new(parent: &Path) -> CommandResult<ScratchDir> {
+        let io = |error: std::io::Error| {
+            CommandError::from(Error::io(parent, &error))
+                .hint("name a directory with room for the version with MILLPOND_CACHE_DIR")
+        };
+        os::private::create_dir_all(parent).map_err(io)?;
+        remove_abandoned(parent);
+        let path = parent.join(std::process::id().to_string());
+        let lock_path = path.with_extension("lock");
+        let lock = os::private::options().write(true).create(true).truncate(false).open(&lock_path);
+        let lock = lock.map_err(io)?;
+        lock.lock().map_err(io)?;
+        os::private::create_dir_all(&path).map_err(io)?;
+        Ok(ScratchDir { path, lock_path, _lock: lock })
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        // A directory that stays is removed by the next publication.
+        let _ = std::fs::remove_dir_all(&self.path);
+        let _ = std::fs::remove_file(&self.lock_path);
+    }
+}
+
+/// Removes the directories below `parent` whose process has ended: no process holds their locks.
+fn remove_abandoned(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let lock_path = entry.path();
+        if lock_path.extension().is_none_or(|extension| extension != "lock") {
+            continue;
+        }
+        let Ok(lock) = File::open(&lock_path) else { continue };
+        if lock.try_lock().is_ok() {
+            let _ = std::fs::remove_dir_all(lock_path.with_extension(""));
+            let _ = std::fs::remove_file(&lock_path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abandoned_directories_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let abandoned = parent.path().join("999999999");
+        std::fs::create_dir(&abandoned).unwrap();
+        std::fs::write(abandoned.with_extension("lock"), "").unwrap();
+        let scratch = ScratchDir::new(parent.path()).unwrap();
+        assert!(!abandoned.exists() && scratch.path().is_dir());
+        remove_abandoned(parent.path());
+        assert!(scratch.path().is_dir(), "its process lives");
+        drop(scratch);
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}
