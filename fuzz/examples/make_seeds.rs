@@ -20,6 +20,39 @@ use storage::page::Packer;
 use storage::superblock::{Section, Superblock};
 use storage::{DramMedium, Medium};
 
+/// Files of keys.
+const KEY_FILES: [(&str, &str); 3] = [
+    (
+        "all_settings",
+        "[[keys]]\nname = \"a\"\nhash = \"blake3:0101010101010101010101010101010101010101010101010101010101010101\"\n\
+         role = \"infer\"\nmodels = [\"rank*\", \"*\"]\ncollections = []\nrequests-per-second = 0.5\n\
+         cpu-seconds-per-minute = 1e3\n",
+    ),
+    (
+        "same_name",
+        "[[keys]]\nname = \"a\"\nhash = \"0101010101010101010101010101010101010101010101010101010101010101\"\nrole = \"read\"\n\
+         [[keys]]\nname = \"a\"\nhash = \"0201010101010101010101010101010101010101010101010101010101010101\"\nrole = \"admin\"\n",
+    ),
+    ("bad_hash", "[[keys]]\nname = \"a\"\nhash = \"blake3:12\"\nrole = \"write\"\n"),
+];
+
+/// Tokens, and claims of tokens.
+const KEY_TOKENS: [(&str, &str); 4] = [
+    ("global", "{\"access\":\"r\",\"exp\":4000000000,\"nbf\":1,\"sub\":\"team\"}"),
+    (
+        "collections",
+        "{\"access\":[{\"collection\":\"a\",\"access\":\"r\"},{\"collection\":\"b\",\"access\":\"rw\"}]}",
+    ),
+    (
+        "value_exists",
+        "{\"value_exists\":{\"collection\":\"u\",\"matches\":[{\"key\":\"k\",\"value\":1}]}}",
+    ),
+    (
+        "unsigned",
+        "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJhY2Nlc3MiOiJtIn0.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+    ),
+];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds")
 }
@@ -87,6 +120,12 @@ fn protocols() {
         "parameters",
         br#"{"id":"a","parameters":{"timeout":5,"priority":1,"binary_data_output":true},"inputs":[{"name":"h","datatype":"FP16","shape":[1],"data":[1.5]},{"name":"b","shape":[1,2],"datatype":"BOOL","data":[[true,false]]},{"name":"s","datatype":"BYTES","shape":[1],"data":["\u00e9\n"]}],"outputs":[{"name":"x","parameters":{"binary_data":false}}]}"#,
     );
+    seed(
+        "golden_json",
+        "plain",
+        br#"[{"request":{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,NaN]}],"outputs":[{"name":"x"}]},"response":{"outputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[0.5]}]}}]"#,
+    );
+    seed("golden_json", "no-response", br#"[{"request":{"inputs":[]}}]"#);
     seed("oip_json", "only-input", chosen(&[0], &[0; 16]));
     seed(
         "tfs_json",
@@ -221,6 +260,10 @@ fn templates() {
         ..graph.clone()
     };
     seed("iso_template", "template", matching::iso::write(&few).unwrap());
+    for format in matching::template::TemplateFormat::ALL {
+        let bytes = matching::template::write(&few, format).unwrap();
+        seed("iso_template", format.name(), bytes);
+    }
     let photo = matching::synthetic::photo(1);
     let described = matching::Graph {
         vertices: photo.vertices.iter().take(12).copied().collect(),
@@ -315,6 +358,13 @@ fn segment_parts() {
     }
 }
 
+/// A `config.pbtxt` of Triton.
+const TRITON_CONFIG: &str = "name: \"m\" # a comment\nplatform: 'onnxruntime_onnx' max_batch_size: 8\n\
+     input [ { name: \"x\" data_type: TYPE_FP32 dims: [ -1, 0x2 ] } ]\n\
+     dynamic_batching { preferred_batch_size: [4, 8] max_queue_delay_microseconds: 100 }\n\
+     instance_group [ { kind: KIND_CPU count: 1 } ]\n\
+     parameters { key: \"a\" value: { string_value: \"b\" } }\n";
+
 /// Configuration files of TensorFlow Serving.
 const TFS_CONFIGS: [(&str, &str); 3] = [
     (
@@ -369,7 +419,14 @@ fn settings() {
             .to_owned()
     };
     seed("model_toml", "documented", text.lines().map(on).collect::<Vec<_>>().join("\n"));
+    for (name, text) in KEY_FILES {
+        seed("key_file", name, text);
+    }
+    for (name, text) in KEY_TOKENS {
+        seed("key_token", name, text);
+    }
     for (name, text) in TFS_CONFIGS {
         seed("tfs_config", name, text);
     }
+    seed("triton_config", "model", TRITON_CONFIG);
 }

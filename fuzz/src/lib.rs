@@ -18,9 +18,10 @@ use std::sync::{Mutex, PoisonError};
 pub use archives::{onnx, saved_model, torch_archive};
 pub use media::{audio_decode, image_decode, iso_template};
 pub use protocols::{
-    oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf, tfs_warmup,
+    golden_json, oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf,
+    tfs_warmup,
 };
-pub use settings::{model_toml, recogniser_toml, tfs_config};
+pub use settings::{key_file, key_token, model_toml, recogniser_toml, tfs_config, triton_config};
 pub use storage_files::{
     coarse_index, log_frames, manifest, record_page, segment_parts, superblock,
 };
@@ -32,6 +33,7 @@ pub type Entry = fn(&[u8]);
 /// `fuzz_targets`.
 pub const TARGETS: &[(&str, Entry)] = &[
     ("oip_json", oip_json),
+    ("golden_json", golden_json),
     ("tfs_examples", tfs_examples),
     ("tfs_json", tfs_json),
     ("oip_protobuf", oip_protobuf),
@@ -50,9 +52,12 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("log_frames", log_frames),
     ("coarse_index", coarse_index),
     ("segment_parts", segment_parts),
+    ("key_file", key_file),
+    ("key_token", key_token),
     ("model_toml", model_toml),
     ("recogniser_toml", recogniser_toml),
     ("tfs_config", tfs_config),
+    ("triton_config", triton_config),
 ];
 
 /// Bytes that a parser may hold for an input of any length.

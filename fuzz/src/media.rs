@@ -3,7 +3,7 @@
 use std::io::{Cursor, Write};
 
 use audio::decode::{AudioInput, CHANNELS_MAX, Decoder};
-use matching::{Graph, MatchOptions, Probe, Scratch, iso};
+use matching::{Graph, MatchOptions, Probe, Scratch, iso, template};
 use vision::{Format, Limits};
 
 use crate::bounded;
@@ -71,6 +71,7 @@ pub fn image_decode(data: &[u8]) {
 
 /// Fuzzes ISO/IEC 19794-2 templates and graph records: parses, writes, parses again, and scores.
 pub fn iso_template(data: &[u8]) {
+    let _ = bounded(data, 0, || template::read(data));
     if let Ok(graphs) = bounded(data, 0, || iso::read(data)) {
         for graph in graphs {
             let Ok(written) = iso::write(&graph) else { continue };

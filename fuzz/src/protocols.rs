@@ -54,6 +54,7 @@ pub fn oip_json(data: &[u8]) {
     let signature = signature();
     let (header, body) = with_header(data);
     let _ = bounded(data, 0, || oip::json::parse_response(body.clone(), header));
+    let _ = bounded(data, 0, || oip::json::parse_record(body.clone()));
     let Ok(request) = bounded(data, 0, || oip::json::parse_infer(body, header, &signature)) else {
         return;
     };
@@ -71,6 +72,16 @@ pub fn oip_json(data: &[u8]) {
         let again = oip::json::parse_infer(written.body, written.header_length, &signature)
             .expect("own JSON");
         assert_eq!(shapes(&again.inputs), shapes(&request.inputs));
+    }
+}
+
+/// Fuzzes files of golden requests in JSON. Asserts that errors name the form or the request.
+pub fn golden_json(data: &[u8]) {
+    let file = Bytes::copy_from_slice(data);
+    if let Err(error) = bounded(data, 0, || oip::json::parse_golden(&file, &signature())) {
+        let message = error.message();
+        let named = message.contains("golden request ") || message.contains("must be a list");
+        assert!(named, "{error}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Settings files: of a model, of a recogniser, and of TensorFlow Serving.
+//! Settings files: of a model, of a recogniser, of keys, and of TensorFlow Serving.
 
 use crate::bounded;
 
@@ -19,6 +19,21 @@ pub fn recogniser_toml(data: &[u8]) {
     }
 }
 
+/// Fuzzes the file of keys. Asserts that errors have a text.
+pub fn key_file(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Err(error) = bounded(data, 0, || transport::access::fuzzing::key_file(text)) {
+        assert!(!error.message().is_empty(), "an error says why");
+    }
+}
+
+/// Fuzzes tokens as a client sends them, signed or not. Asserts that only a signed text is
+/// accepted.
+pub fn key_token(data: &[u8]) {
+    assert!(!bounded(data, 0, || transport::access::fuzzing::token(data)), "it is not signed");
+    bounded(data, 0, || transport::access::fuzzing::signed_token(data));
+}
+
 /// Fuzzes the configuration files of TensorFlow Serving: each message as text. Asserts that errors
 /// name a line.
 pub fn tfs_config(data: &[u8]) {
@@ -29,6 +44,12 @@ pub fn tfs_config(data: &[u8]) {
     tfs_message::<pb::BatchingParameters>(data, text);
     tfs_message::<pb::PlatformConfigMap>(data, text);
     tfs_message::<ConfigProto>(data, text);
+}
+
+/// Fuzzes the `config.pbtxt` of a model of Triton. Asserts that errors name a line.
+pub fn triton_config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    tfs_message::<protocol::inference::ModelConfig>(data, text);
 }
 
 fn tfs_message<M: protocol::tfs::text::TextMessage>(data: &[u8], text: &str) {

@@ -11,6 +11,7 @@ use search::coarse::{
 };
 use search::deletes::DeletesFile;
 use search::ingest::{LoggedOp, Op, PointRef};
+use search::payload_index::fuzzing;
 use search::segment::{RowMap, SegmentIds, SegmentSettings};
 use storage::log::Log;
 use storage::manifest::Manifest;
@@ -228,12 +229,12 @@ fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
     &all[usize::from(kind) % all.len()]
 }
 
-/// Fuzzes smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and
-/// changes of the log.
+/// Fuzzes smaller sections of a segment: settings, the map from rows to pages, ids, deletes,
+/// changes of the log, and the directory of a payload index.
 pub fn segment_parts(data: &[u8]) {
     let Some((&[part, rows], rest)) = data.split_first_chunk() else { return };
     let rows = u32::from(rows);
-    match part % 5 {
+    match part % 6 {
         0 => {
             if let Ok(settings) = bounded(data, 0, || SegmentSettings::decode(rest)) {
                 assert_eq!(
@@ -262,7 +263,13 @@ pub fn segment_parts(data: &[u8]) {
             assert!((0..rows).all(|row| read.id(row).and_then(|id| read.find(id)) == Some(row)));
         }
         3 => deletes(data, rest, rows),
-        _ => change(data, rest),
+        4 => change(data, rest),
+        _ => {
+            let directory = |bytes: &[u8]| fuzzing::directory(bytes, u64::from(rows) << 12);
+            if let Ok(encoded) = bounded(data, 0, || directory(rest)) {
+                assert_eq!(directory(&encoded).expect("own directory"), encoded);
+            }
+        }
     }
 }
 
