@@ -71,20 +71,20 @@ test-image: tests-built container-tools .venv-test/ready ## build the OCI image 
 	$(call say,OCI image)
 	.venv-test/bin/python -m pytest -c tests/image/pytest.ini tests/image
 
-PROMTOOL := $(CACHE)/tools/promtool/usr/bin/promtool
-# Debian's package starts a server when it is installed, so it is only unpacked.
+PROMTOOL := $(CACHE)/tools/promtool/usr/bin/prometheus
+# Debian's package starts a server when it is installed, so it is only unpacked: promtool and prometheus.
 $(PROMTOOL): | system
-	$(call say,promtool)
+	$(call say,Prometheus)
 	@rm -rf $(CACHE)/tools/promtool && mkdir -p $(CACHE)/tools/promtool
 	@cd $(CACHE)/tools/promtool && apt-get -qq download prometheus && \
-		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool ./usr/bin/prometheus && rm prometheus_*.deb
 	@touch $@
 
 .PHONY: test-monitoring
 test-monitoring: export MILLPOND_PROGRAM = $(TESTED)
 test-monitoring: tests-built $(PROMTOOL) .venv-test/ready ## test the compose file, alerts and dashboard against a live server
 	$(call say,alerts and dashboard)
-	.venv-test/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_monitoring.py
+	.venv-test/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_monitoring.py tests/deployment/test_prometheus.py
 
 # The tools of the Helm chart: helm, built by a Go that comes as a Python package, and the CRDs of Prometheus' operator.
 KUBERNETES := $(CACHE)/kubernetes
@@ -101,6 +101,22 @@ $(HELM): | $(KUBERNETES)/venv/ready
 	$(call say,helm (compiles for 2 to 3 minutes))
 	@GOBIN=$(CURDIR)/$(@D) $(GO) install helm.sh/helm/v3/cmd/helm@v3.22.0
 	@rm -rf $(GO_HOME)
+
+# gRPC's command-line tools for tests/clients.
+GRPC_TOOLS := $(CACHE)/tools/bin/grpcurl $(CACHE)/tools/bin/grpc-health-probe
+.PHONY: grpc-tools
+grpc-tools: $(GRPC_TOOLS) ## build grpcurl and grpc-health-probe for the tests: .cache/tools/bin
+
+$(CACHE)/tools/bin/grpcurl: | $(KUBERNETES)/venv/ready
+	$(call say,grpcurl)
+	@GOBIN=$(CURDIR)/$(@D) $(GO) install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
+
+$(CACHE)/tools/bin/grpc-health-probe: | $(KUBERNETES)/venv/ready
+	$(call say,grpc-health-probe)
+	@GOBIN=$(CURDIR)/$(@D) $(GO) install github.com/grpc-ecosystem/grpc-health-probe@v0.4.62
+
+# One Go command after the other: each removes or uses the modules of all.
+$(CACHE)/tools/bin/grpc-health-probe: | $(CACHE)/tools/bin/grpcurl
 
 $(KUBERNETES)/crds/ready: | $(KUBERNETES)/venv/ready
 	$(call say,CRDs of the Prometheus operator)
@@ -140,7 +156,7 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 		--use-compress-program='gzip -n' -cf $(DIST)/millpond-chart-$(VERSION).tgz millpond
 	@du -h --apparent-size $(DIST)/millpond-chart-$(VERSION).tgz
 
-test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
+test-ready: container-tools $(PROMTOOL) $(GRPC_TOOLS) $(CACHE)/packaging/ready
 
 .PHONY: dist
 dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist

@@ -6,7 +6,11 @@ program=$(realpath "$1") dist=$(realpath --canonicalize-missing "$2") tools=$(re
 cd "$(dirname "$0")"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-info=$("$tools/maturin" pep517 write-dist-info --metadata-directory "$scratch" 2>/dev/null)
+info=$("$tools/maturin" pep517 write-dist-info --metadata-directory "$scratch" 2>"$scratch/maturin.log") || {
+	cat "$scratch/maturin.log" >&2
+	exit 1
+}
+rm "$scratch/maturin.log"
 cp -r millpond "$scratch/millpond"
 rm -rf "$scratch/millpond/__pycache__"
 scripts="$scratch/${info%.dist-info}.data/scripts"
