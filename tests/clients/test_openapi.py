@@ -22,13 +22,22 @@ TIMEOUT_S = 60
 FIRST = (
     "createCollection", "upsertPoints", "createIndex", "changeAliases", "setPayload", "fetchPoints", "fetchPoint",
     "scrollPoints", "countPoints", "facet", "queryPoints", "queryPointsBatch", "addImages",
+    "findDuplicates",
 )  # fmt: skip
-LAST = ("clearPayload", "deletePoints", "deleteIndex", "removeImage", "removeImages", "deleteCollection", "unload")
+LAST = (
+    "clearPayload", "deletePoints", "deleteIndex", "cancelDuplicates", "removeImage", "removeImages", "backupJob",
+    "deleteCollection", "unload",
+)  # fmt: skip
 
 # Status of a call whose example names something that this server lacks; 200 for all others.
 STATUSES = {
+    "findDuplicates": 202,
     "recognise": 404, "listSpeakers": 404, "enrolSpeaker": 404, "forgetSpeaker": 404, "identifySpeaker": 404,
-    "verifySpeaker": 404, "dropSegment": 404, "rebuildImages": 409, "rebuildProgress": 404,
+    "verifySpeaker": 404, "createBackup": 202, "verifyBackups": 202, "pruneBackups": 202, "deleteBackup": 202,
+    "restoreBackup": 202, "cloneCollection": 202, "downloadSnapshot": 404, "deleteSnapshot": 404,
+    "recoverSnapshot": 404, "uploadSnapshot": 400,
+    "dropSegment": 404, "rebuildImages": 409, "changeRollout": 404, "rebuildProgress": 404,
+    "identifyPerson": 409, "verifyPrints": 409, "printTemplate": 409,
 }  # fmt: skip
 
 MODEL_SETTINGS = 'labels = { stable = 1 }\n[classify]\nscores = "y"\n[regress]\noutput = "y"\n'
@@ -48,7 +57,9 @@ def served(tmp_path_factory):
     (models / "half_plus_two/millpond.toml").write_text(MODEL_SETTINGS)
     drop_in(patches(scratch / "patches.onnx"), models / "patches", 1)
     collections = str(scratch / "collections")
-    server = Server(models, "--collections-dir", collections, log=scratch / "server.log").wait_ready()
+    # No collector listens there: the calls that change tracing work without one.
+    tracing = ("--otlp", "http://127.0.0.1:9")
+    server = Server(models, "--collections-dir", collections, *tracing, log=scratch / "server.log").wait_ready()
     yield server
     assert server.stop() == 0, server.log_text()
 

@@ -1,7 +1,12 @@
 """Public clients against a server that speaks TLS and asks for keys, unmodified."""
 
 import contextlib
+import json
+import pathlib
+import signal
+import ssl
 import subprocess
+import threading
 import time
 
 import grpc
@@ -10,7 +15,9 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from millpond import BINARY, START_TIMEOUT_S
+from keys import new_key
+from millpond import BINARY, START_TIMEOUT_S, run
+from prometheus_text import samples
 from qdrant_client import QdrantClient, models
 
 
@@ -34,13 +41,6 @@ def certificates(tmp_path):
                 "-CAkey", file("ca-key.pem"), "-CAcreateserial", "-extfile", file("names"),
                 "-out", file(f"{name}.pem"))  # fmt: skip
     return place
-
-
-def new_key(place, *arguments: str) -> str:
-    made = subprocess.run([BINARY, "keys", "new", *arguments], check=True, capture_output=True, text=True)
-    with (place / "keys.toml").open("a") as file:
-        file.write(made.stdout)
-    return made.stderr.split()[-1]
 
 
 def start(serve, root, certificates, *flags: str):
@@ -73,8 +73,8 @@ def check_triton(client, package, headers) -> None:
 
 
 def test_clients_with_keys_over_tls(serve, tmp_path, certificates):
-    key = new_key(tmp_path, "--role", "infer", "--models", "half*")
-    writer = new_key(tmp_path, "--role", "write")
+    key = new_key(tmp_path / "keys.toml", "--role", "infer", "--models", "half*")
+    writer = new_key(tmp_path / "keys.toml", "--role", "write")
     server = start(serve, tmp_path / "models", certificates, "--keys", str(tmp_path / "keys.toml"))
     ca = str(certificates / "ca.pem")
     wait_ready(server, verify=ca)
@@ -107,3 +107,164 @@ def test_client_certificates(serve, tmp_path, certificates):
     credentials = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client-key.pem"), pem("client.pem"))
     with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
         grpc.channel_ready_future(channel).result(timeout=20)
+
+
+ROTATIONS = 20
+
+
+def replace_with(path, text: str) -> None:
+    """Replaces a file at once, as a renewal does."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text)
+    aside.rename(path)
+
+
+def new_certificate(certificates, number: int) -> None:
+    """Writes a new certificate of this machine by the same authority, and its key, to a directory of their own."""
+    place = certificates / f"renewed-{number}"
+    place.mkdir()
+    file = lambda name: str(place / name)  # noqa: E731
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN=server {number}",
+            "-keyout", file("key.pem"), "-out", file("csr"))  # fmt: skip
+    openssl("x509", "-req", "-days", "2", "-in", file("csr"), "-CA", str(certificates / "ca.pem"),
+            "-CAkey", str(certificates / "ca-key.pem"), "-CAcreateserial",
+            "-extfile", str(certificates / "names"), "-out", file("cert.pem"))  # fmt: skip
+
+
+def point(link, target: str) -> None:
+    """Points a symbolic link elsewhere at once, as Kubernetes does with a mounted secret."""
+    aside = link.with_suffix(".new")
+    aside.symlink_to(target)
+    aside.rename(link)
+
+
+def shown_name(server) -> str:
+    """Returns the name in the certificate that a new connection gets."""
+    text = ssl.get_server_certificate(("127.0.0.1", server.http_port))
+    shown = subprocess.run(["openssl", "x509", "-noout", "-subject"], input=text, check=True,
+                           capture_output=True, text=True)  # fmt: skip
+    return shown.stdout.strip().rsplit("=", 1)[1].strip()
+
+
+class Callers:
+    """Threads that call without a pause: on new and on kept connections, over HTTP and gRPC."""
+
+    def __init__(self, server, ca: str, key: str):
+        self.url, self.ca, self.key = server.url, ca, key
+        self.grpc = f"localhost:{server.grpc_port}"
+        self.stop = threading.Event()
+        self.answered = {"new": 0, "kept": 0, "grpc": 0}
+        self.failures = []
+        loops = [("new", self.call_new), ("kept", self.kept()), ("grpc", self.call_grpc())]
+        self.threads = [threading.Thread(target=self.work, args=loop) for loop in loops]
+
+    def work(self, kind: str, call) -> None:
+        while not self.stop.is_set():
+            try:
+                call()
+                self.answered[kind] += 1
+            except Exception as failure:  # noqa: BLE001
+                self.failures.append((kind, failure))
+
+    def call_new(self, send=requests.post) -> None:
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [4.0]}]}
+        answer = send(f"{self.url}/v2/models/half_plus_two/infer", json=body, verify=self.ca, timeout=20,
+                      headers={"authorization": f"Bearer {self.key}"})  # fmt: skip
+        assert answer.status_code == 200, answer.text
+
+    def kept(self):
+        session = requests.Session()
+        return lambda: self.call_new(session.post)
+
+    def call_grpc(self):
+        client = triton_grpc.InferenceServerClient(self.grpc, ssl=True, root_certificates=self.ca)
+        return lambda: check_triton(client, triton_grpc, {"authorization": f"Bearer {self.key}"})
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(60)
+
+
+def test_no_call_fails_while_certificates_and_keys_are_replaced(serve, tmp_path, certificates):
+    key = new_key(tmp_path / "keys.toml", "--role", "infer")
+    reader = new_key(tmp_path / "keys.toml", "--role", "read")
+    keys = tmp_path / "keys.toml"
+    text = keys.read_text()
+    for number in range(2):
+        new_certificate(certificates, number)
+    current = certificates / "current"
+    current.symlink_to("renewed-1")
+    server = serve(
+        tmp_path / "models", "--tls-cert", str(current / "cert.pem"), "--tls-key", str(current / "key.pem"),
+        "--keys", str(keys), ready=False,
+    )  # fmt: skip
+    server.url = f"https://127.0.0.1:{server.http_port}"
+    ca = str(certificates / "ca.pem")
+    wait_ready(server, verify=ca)
+
+    def reloads() -> int:
+        metrics = requests.get(f"{server.url}/metrics", verify=ca, headers={"api-key": reader}, timeout=20).text
+        found = {labels["kind"]: value for name, labels, value in samples(metrics) if name.startswith("millpond_access_reloads")}
+        assert "failed" not in found, found
+        return int(found.get("ok", 0))
+
+    with Callers(server, ca, key) as callers:
+        for number in range(ROTATIONS):
+            before = reloads()
+            point(current, f"renewed-{number % 2}")
+            replace_with(keys, f"# {number}\n{text}")
+            server.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while reloads() < before + 2 or shown_name(server) != f"server {number % 2}":
+                assert time.monotonic() < deadline, server.log_text()[-4000:]
+                time.sleep(0.05)
+    assert not callers.failures, callers.failures[:5]
+    assert all(count >= ROTATIONS for count in callers.answered.values()), callers.answered
+
+
+def test_client_commands_over_tls_and_sockets(serve, tmp_path, certificates):
+    socket_path = tmp_path / "http.sock"
+    grpc_path = tmp_path / "grpc.sock"
+    ca = str(certificates / "ca.pem")
+    server = start(
+        serve, tmp_path / "models", certificates, "--tls-client-ca", ca,
+        "--http-socket", str(socket_path), "--grpc-socket", str(grpc_path),
+    )  # fmt: skip
+    identity = ("--ca", ca, "--cert", str(certificates / "client.pem"), "--key", str(certificates / "client-key.pem"))
+    wait_ready(server, verify=ca, cert=(str(certificates / "client.pem"), str(certificates / "client-key.pem")))
+    url, grpcs = server.url, f"grpcs://127.0.0.1:{server.grpc_port}"
+    load = ("bench", "load", "--model", "half_plus_two", "--clients", "1", "--duration", "200ms", "--warm-up", "0s")
+    request = tmp_path / "request.json"
+    request.write_text('{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [5.0]}]}')
+    for address, flags in [(url, identity), (f"unix:{socket_path}", ())]:
+        assert "half_plus_two" in run("models", "ls", "--url", address, *flags).stdout
+        answer = run("infer", "half_plus_two", "--input", str(request), "--json", "--url", address, *flags)
+        assert json.loads(answer.stdout)["outputs"][0]["data"] == [4.5]
+    for address, flags in [
+        (url, identity), (grpcs, identity), (f"unix:{grpc_path}", ()), (f"http+unix:{socket_path}", ())
+    ]:  # fmt: skip
+        report = tmp_path / "load.json"
+        run(*load, "--url", address, *flags, "--json", str(report))
+        measured = json.loads(report.read_text())
+        assert measured["n"] > 0 and measured["failed"] == 0, (address, measured)
+    plain = f"127.0.0.1:{server.grpc_port}"
+    for arguments, wanted in [
+        ((*load, "--url", f"grpc://{plain}"), f"use grpcs://{plain}"),
+        ((*load, "--url", grpcs, "--ca", ca), "requires a certificate of its clients"),
+        ((*load, "--url", f"grpcs://127.0.0.1:{server.http_port}", *identity), "speaks another protocol"),
+        ((*load, "--url", f"grpc://{plain}", "--ca", ca), "--ca has no effect without TLS"),
+        (("models", "ls", "--url", f"http://127.0.0.1:{server.http_port}"), "encrypted connections only"),
+        (("models", "ls", "--url", url), "is not trusted"),
+        (("models", "ls", "--url", f"unix:{tmp_path}/none.sock"), "none.sock"),
+    ]:
+        failed = run(*arguments, check=False)
+        assert failed.returncode != 0 and wanted in failed.stderr, failed
+    open_server = serve(tmp_path / "models")
+    failed = run(*load, "--url", f"grpcs://{open_server.grpc}", "--ca", ca, check=False)
+    assert "does not speak TLS" in failed.stderr, failed

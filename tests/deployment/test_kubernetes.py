@@ -133,6 +133,15 @@ def test_scaling_on_our_metrics():
     assert "replicas" not in one(documents, "Deployment")["spec"]
 
 
+def test_prometheus_sends_a_key_if_the_server_has_one():
+    on = "serviceMonitor.enabled=true"
+    (plain,) = one(render("--set", on), "ServiceMonitor")["spec"]["endpoints"]
+    assert "authorization" not in plain
+    keyed = one(render("--set", f"{on},keysSecret=millpond-keys,serviceMonitor.secretKey=metrics"), "ServiceMonitor")
+    validate_custom(keyed)
+    assert keyed["spec"]["endpoints"][0]["authorization"] == {"credentials": {"name": "millpond-keys", "key": "metrics"}}
+
+
 def test_search_keeps_one_writer():
     documents = render(*VALUES["search"])
     assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}

@@ -1,25 +1,19 @@
 """The alerts and the dashboard against the metrics of a live server, and the compose file."""
 
 import collections
-import json
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 import requests
 import yaml
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clients"))
+from monitored import COMPOSE, FILES, PROMETHEUS, alerts, dashboard, panels, subject, variables
+from prometheus_text import samples
 
-from millpond import REPOSITORY, Server, publish  # noqa: E402
-from models import half_plus_two  # noqa: E402
-from prometheus_text import samples  # noqa: E402
-
-FILES = REPOSITORY / "packaging/kubernetes/millpond/files"
-COMPOSE = REPOSITORY / "packaging/compose"
-PROMTOOL = REPOSITORY / ".cache/tools/promtool/usr/bin/promtool"
+PROMTOOL = PROMETHEUS / "promtool"
+REPOSITORY = COMPOSE.parents[1]
 SELECTOR = re.compile(r"\b(millpond_\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!=|!~|=)"([^"]*)"')
 # Prometheus adds these labels.
@@ -29,41 +23,19 @@ TARGET_LABELS = {"instance", "job"}
 @pytest.fixture(scope="session")
 def live(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
     """Returns the labels of every series of a server that has answered, failed, swapped and stored points."""
-    scratch = tmp_path_factory.mktemp("live")
-    model = half_plus_two(scratch / "model.onnx")
-    broken = scratch / "models/broken/1"
-    broken.mkdir(parents=True)
-    (broken / "model.onnx").write_bytes(b"no model")
-    publish(model, scratch / "models/half", 1)
-    server = Server(scratch / "models", "--load-retries", "0", log=scratch / "server.log").wait_ready()
-    try:
-        server.wait_version("half", 1)
-        publish(model, scratch / "models/half", 2)
-        server.wait_version("half", 2)
-        server.wait_version("half", 1, "END")
-        assert server.infer("half", [1.0]).status_code == 200
-        tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1.0]}
-        answer = requests.post(f"{server.url}/v2/models/half/infer", json={"inputs": [tensor]}, timeout=20)
-        assert answer.status_code == 400, answer.text
-        server.wait_refused("broken", 1)
-        settings = {"vectors": {"size": 4, "distance": "Dot"}}
-        answer = requests.put(f"{server.url}/collections/points", json=settings, timeout=20)
-        assert answer.status_code == 200, answer.text
+    with subject(tmp_path_factory.mktemp("live")) as running:
+        running.swap(2)
+        # A version's series end with it.
+        running.use()
         series = collections.defaultdict(list)
-        for name, labels, _ in samples(requests.get(f"{server.url}/metrics", timeout=20).text):
+        for name, labels, _ in samples(requests.get(f"{running.server.url}/metrics", timeout=20).text):
             series[name].append(labels)
         return series
-    finally:
-        assert server.stop() == 0, server.log_text()
 
 
 def expressions() -> list[str]:
     """Lists every query of the alerts and the dashboard."""
-    rules = yaml.safe_load((FILES / "alerts.yaml").read_text())
-    dashboard = json.loads((FILES / "dashboard.json").read_text())
-    found = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    found += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return found + [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    return [*alerts().values(), *(expression for _, expression in panels()), *variables()]
 
 
 @pytest.mark.parametrize("expression", expressions())
@@ -82,8 +54,7 @@ def test_queries_name_series_that_exist(live, expression):
 
 
 def test_legends_name_labels_that_exist(live):
-    dashboard = json.loads((FILES / "dashboard.json").read_text())
-    for panel in dashboard["panels"]:
+    for panel in dashboard()["panels"]:
         for target in panel["targets"]:
             name = SELECTOR.search(target["expr"])[1]
             known = set().union(*live[name]) | TARGET_LABELS
@@ -96,7 +67,9 @@ def test_promtool_accepts_alerts_and_configuration(tmp_path):
     # The container has the rules beside the configuration.
     for file in (FILES / "alerts.yaml", COMPOSE / "prometheus.yml"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    checked = subprocess.run([PROMTOOL, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)
+    # The file with the key exists in the container only.
+    command = [PROMTOOL, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+    checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -115,6 +88,9 @@ def test_files_that_compose_mounts_exist():
         assert (COMPOSE / file).is_file(), file
     named = {source for source, *_ in bound if re.fullmatch(r"\w+", source)}
     assert named == set(compose["volumes"])
+    (mounted,) = compose["services"]["prometheus"]["configs"]
+    (scrape,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
+    assert mounted["source"] in compose["configs"] and mounted["target"] == scrape["authorization"]["credentials_file"]
     for file in (COMPOSE / "grafana").iterdir():
         assert yaml.safe_load(file.read_text())["apiVersion"] == 1
 

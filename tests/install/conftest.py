@@ -46,10 +46,13 @@ class Installed:
 
 
 class Serving:
-    """A running server."""
+    """A running server. It ends with its test, also if the test fails before `stop`."""
+
+    running: list[subprocess.Popen] = []
 
     def __init__(self, process: subprocess.Popen):
         self.process = process
+        self.running.append(process)
         kill = threading.Timer(START_S, process.kill)
         kill.start()
         line = process.stdout.readline()
@@ -85,6 +88,17 @@ class Serving:
         """Sends SIGTERM; the server must end with status 0."""
         self.process.terminate()
         assert self.process.wait(START_S) == 0
+
+
+@pytest.fixture(autouse=True)
+def ended_servers():
+    """Kills the servers that a test left running."""
+    yield
+    while Serving.running:
+        process = Serving.running.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait(START_S)
 
 
 @pytest.fixture

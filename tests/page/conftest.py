@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
 
 from millpond import BINARY, Server, drop_in, publish  # noqa: E402
 from models import MODELS, half_plus_two, stamped  # noqa: E402
-from screen import DESKTOP, PICTURES, SWAPPED, UNLOADED, look  # noqa: E402
+from screen import BROKEN, DESKTOP, PICTURES, SWAPPED, UNLOADED, look  # noqa: E402
 
 # Pretrained models under traffic, beside a model that is swapped and one that is unloaded.
 REAL = ("text_direction", "voice_step")
@@ -36,6 +36,8 @@ def server(tmp_path_factory):
             publish(model.source(scratch), root / model.name, 1)
     publish(stamped(scratch / "stamped.onnx", 1), root / SWAPPED, 1)
     drop_in(half_plus_two(scratch / "half_plus_two.onnx"), root / UNLOADED, 1)
+    (root / BROKEN / "1").mkdir(parents=True)
+    (root / BROKEN / "1" / "model.onnx").write_text("no model")
     server = Server(root, log=tmp_path_factory.mktemp("log") / "server.log").wait_ready()
     yield server
     assert server.stop() == 0, server.log_text()

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 PICTURES = pathlib.Path(__file__).resolve().parents[2] / ".cache/page"
-DESKTOP, PHONE = (1280, 900), (360, 740)
-SWAPPED, UNLOADED = "stamped", "half_plus_two"
+DESKTOP, PHONE = (1280, 900), (390, 844)
+# A model that is swapped, one that is unloaded, and one that cannot be loaded.
+SWAPPED, UNLOADED, BROKEN = "stamped", "half_plus_two", "broken"
 WAIT_S = 20
 
 # WCAG 2.2 AA: text, and graphics that carry meaning.
@@ -42,7 +43,7 @@ while (walker.nextNode()) {
   const style = getComputedStyle(node);
   texts.push([words, contrast(rgba(node instanceof SVGElement ? style.fill : style.color), behind(node))]);
 }
-for (const node of document.querySelectorAll(".series, .mark")) {
+for (const node of document.querySelectorAll(".series, line.mark")) {
   lines.push([node.getAttribute("class"), contrast(rgba(getComputedStyle(node).stroke), behind(node))]);
 }
 return { texts, lines };
@@ -85,11 +86,17 @@ def open_page(driver, url: str) -> None:
 
 
 def connection(driver) -> str:
-    return js(driver, "document.getElementById('connection').textContent")
+    return js(driver, "document.body.dataset.connection")
 
 
-def in_card(driver, model: str, selector: str) -> list[str]:
-    """Returns the texts of the elements of a model's card."""
+def open_model(driver, url: str, model: str) -> None:
+    """Opens the view of one model and waits until it shows figures."""
+    driver.get(f"{url}/#model={model}")
+    wait(lambda: js(driver, "document.querySelector('#model .versions tbody tr')"), f"the view of {model}")
+
+
+def in_model(driver, model: str, selector: str) -> list[str]:
+    """Returns the texts of the elements of a model's row in the overview, or of its view."""
     script = "[...document.querySelectorAll(`[data-model=\"${arguments[0]}\"] ${arguments[1]}`)].map((e) => e.textContent)"
     return js(driver, script, model, selector)
 

@@ -88,6 +88,27 @@ def test_no_other_host_and_no_error(browser, server):
     assert browser.get_log("browser") == []
 
 
+def test_without_a_recogniser_the_form_is_disabled(browser, tmp_path):
+    (tmp_path / "models").mkdir()
+    server = millpond.Server(tmp_path / "models", log=tmp_path / "server.log").wait_ready()
+    try:
+        browser.get(f"{server.url}/audio")
+        wait(lambda: not js(browser, "document.getElementById('none').hidden"), "the page says what is missing")
+        commands = js(browser, "document.getElementById('none-code').textContent").splitlines()
+        assert commands == ["pip install 'millpond[recognisers]'", "millpond serve --recogniser vad-onnx"]
+        assert js(browser, "['file', 'recogniser'].every((id) => document.getElementById(id).disabled)")
+        assert js(browser, "document.getElementById('start').getAttribute('aria-disabled')") == "true"
+        assert js(browser, "document.getElementById('drop').hidden")
+        picture(browser, PICTURES / "audio-empty.png")
+    finally:
+        assert server.stop() == 0
+
+
+def test_an_unknown_recogniser_is_an_error(browser, server):
+    browser.get(f"{server.url}/audio?recogniser=nope")
+    wait(lambda: 'No recogniser "nope"' in js(browser, "document.getElementById('problem').textContent"), "the page says so")
+
+
 def test_labels_are_those_of_the_server(browser, server):
     open_audio(browser, server)
     listen(browser, CLIP)
@@ -172,9 +193,9 @@ def test_damaged_and_wrong_files_are_reported(browser, server, tmp_path):
 
 def test_the_pages_link_to_each_other(browser, server):
     browser.get(f"{server.url}/")
-    browser.find_element("link text", "recordings").click()
-    wait(lambda: browser.title == "Millpond: recordings", "the page for recordings")
-    browser.find_element("link text", "models").click()
+    browser.find_element("link text", "Audio").click()
+    wait(lambda: browser.title == "Audio · Millpond", "the page for recordings")
+    browser.find_element("link text", "Models").click()
     wait(lambda: browser.title == "Millpond", "the live page")
 
 

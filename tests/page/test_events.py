@@ -8,7 +8,7 @@ import time
 import pytest
 import requests
 from models import half_plus_two
-from screen import SWAPPED, UNLOADED
+from screen import BROKEN, SWAPPED, UNLOADED
 
 from millpond import Server, drop_in
 
@@ -75,17 +75,65 @@ def test_the_history_precedes_a_tick_a_second(server):
         (first, past), (second, tick), (third, later) = next(stream), next(stream), next(stream)
     assert (first, second, third) == ("history", "tick", "tick")
     assert past["server"]["name"] == "millpond"
-    assert past["server"]["seconds"] == 120
-    models = {model["name"]: model for model in past["models"]}
-    points = models[SWAPPED]["points"]
-    assert len(points) >= 2, "what was before the page was opened"
-    ends = [point[0] for point in points]
-    assert ends == list(range(ends[0], ends[0] + len(ends))), "no second is missing or told twice"
-    assert sum(point[1] for point in points) > 0
+    assert past["server"]["root"] == str(server.root)
     assert tick["at"] < later["at"]
-    assert len(later["models"][0]["points"]) <= 5
     assert later["machine"]["workers"] >= 1
-    assert models[SWAPPED]["marks"][0]["version"] == 1
+    models = {model["name"]: model for model in later["models"]}
+    assert models[SWAPPED]["requests"] > 0
+    assert 0 < models[SWAPPED]["p50"] <= models[SWAPPED]["p99"]
+    assert (models[BROKEN]["state"], models[BROKEN]["level"]) == ("failed", "failing")
+    memory = {use["kind"]: use for use in later["machine"]["memory"]}
+    assert memory["parameters of models"]["used"] > 0
+    assert memory["process in total"]["used"] > memory["heap"]["used"]
+    assert {disk["name"] for disk in later["machine"]["disks"]} >= {"models"}
+    settings = {entry["key"]: entry["value"] for section in past["server"]["settings"] for entry in section["settings"]}
+    assert settings["http-port"] == str(server.http_port)
+
+
+def history(server: Server, model: str, seconds: int) -> requests.Response:
+    return requests.get(f"{server.url}/page/model", params={"name": model, "seconds": seconds}, timeout=10)
+
+
+@pytest.mark.usefixtures("traffic")
+def test_the_history_of_a_model_has_its_ranges(server):
+    def points() -> list[list[int]]:
+        return history(server, SWAPPED, 120).json()["history"]["all"]["points"]
+
+    deadline = time.monotonic() + 20
+    while len(points()) < 4:
+        assert time.monotonic() < deadline, "no history"
+        time.sleep(0.2)
+    ends = [point[0] for point in points()]
+    assert ends == sorted(set(ends)), "no second is told twice"
+    assert all(p50 <= p90 <= p99 <= p999 for _, _, _, p50, p90, p99, p999, _, _ in points())
+    for seconds, step in ((120, 1), (900, 10), (3600, 10), (21600, 60), (86400, 240)):
+        assert history(server, SWAPPED, seconds).json()["history"]["step"] == step
+    assert history(server, "nowhere", 120).status_code == 404
+    assert history(server, SWAPPED, 0).status_code == 400
+    assert history(server, SWAPPED, 86401).status_code == 400
+
+
+def test_events_are_listed(server):
+    def events(**params) -> list[dict]:
+        answer = requests.get(f"{server.url}/v2/events", params=params, timeout=5)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["events"]
+
+    failed = [event for event in events(model=BROKEN) if event["kind"] == "failed"]
+    assert failed
+    assert failed[0]["level"] == "error"
+    assert failed[0]["version"] == 1
+    assert abs(failed[0]["time_ms"] / 1000 - time.time()) < 3600
+    loaded = [event for event in events(model=SWAPPED) if event["kind"] == "loaded"]
+    assert loaded[0]["version"] == 1
+    ids = [event["id"] for event in events()]
+    assert ids == sorted(set(ids))
+    assert [event["id"] for event in events(limit=1)] == ids[-1:]
+    assert events(after=ids[-1]) == []
+    for wrong in ({"limit": 0}, {"limit": "x"}, {"since": 3}):
+        answer = requests.get(f"{server.url}/v2/events", params=wrong, timeout=5)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]
 
 
 def test_viewers_are_bounded_and_leave_room(serve):

@@ -107,11 +107,49 @@ def press(browser, selector: str) -> None:
     browser.find_element("css selector", selector).click()
 
 
+def choose(browser, menu: str, words: str) -> None:
+    """Opens a menu and chooses an action."""
+    js(browser, "document.querySelector(`${arguments[0]} .menu-button`).click()", menu)
+    entry = "[...document.querySelectorAll(`${arguments[0]} .menu-list button`)].find((e) => e.textContent === arguments[1]).click()"
+    js(browser, entry, menu, words)
+
+
+def options(browser) -> None:
+    if js(browser, "document.getElementById('options').hidden"):
+        press(browser, "#options-open")
+
+
 def test_the_address_of_an_unknown_collection(browser, server):
     browser.get(f"{server.url}/images?collection=nope")
     wait(lambda: "nope" in text(browser, "problem"), "the page says what is missing")
-    assert state(browser) == "none" and names(browser, "#pictures") == []
+    assert state(browser) == "failed" and names(browser, "#pictures") == []
+    assert js(browser, "document.getElementById('find').hidden"), "nothing can be searched"
     assert js(browser, "location.search") == "?collection=nope"
+
+
+def test_a_collection_of_vectors_is_no_collection_of_images(browser, server):
+    vectors = {"vectors": {"size": 3, "distance": "Dot"}}
+    assert requests.put(f"{server.url}/collections/notes", json=vectors, timeout=20).status_code == 200
+    browser.get(f"{server.url}/images?collection=notes")
+    wait(lambda: "collection of vectors" in text(browser, "problem"), "the page says what it is")
+    assert names(browser, "#pictures") == []
+    browser.find_element("link text", "Open it in Vectors").click()
+    wait(lambda: "/vectors?collection=notes" in browser.current_url, "the page for vectors")
+
+
+def test_without_an_embedding_model_the_page_says_so_first(browser, tmp_path):
+    (tmp_path / "models").mkdir()
+    server = millpond.Server(tmp_path / "models", "--collections-dir", str(tmp_path / "collections"), log=tmp_path / "server.log").wait_ready()
+    try:
+        open_images(browser, server, None)
+        wait(lambda: not js(browser, "document.getElementById('model-none').hidden"), "the page says what is missing")
+        assert "no served model embeds images" in text(browser, "model-why").lower()
+        assert "millpond serve" in text(browser, "model-code")
+        assert js(browser, "document.getElementById('find').hidden && document.getElementById('none').hidden")
+        press(browser, "#add-open")
+        assert js(browser, "document.getElementById('add').hidden"), "nothing can be added"
+    finally:
+        assert server.stop() == 0
 
 
 def test_images_are_added_by_drop(browser, server, tmp_path):
@@ -119,7 +157,7 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     broken.write_text("This is no picture.")
     chosen = [MADE / "pictures" / name for name in ("coffee.png", "chelsea.png", "rocket.jpg")]
     open_images(browser, server)
-    press(browser, "#create")
+    choose(browser, "#menu", "New collection…")
     browser.find_element("id", "name").send_keys("dropped", Keys.ENTER)
     wait(lambda: "first image" in text(browser, "about"), "the collection is waited for")
     drop(browser, "#add", *chosen, broken)
@@ -132,8 +170,8 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     drop(browser, "#add", chosen[0])
     wait(lambda: js(browser, rows) == {"coffee.png": "present"}, "what is there is not added twice")
     # Delete it by the page's own button.
-    press(browser, "#remove")
-    press(browser, "#confirm-delete")
+    choose(browser, "#menu", "Delete collection…")
+    press(browser, "#question-yes")
     gone = lambda: [entry["name"] for entry in requests.get(f"{server.url}/v1/images", timeout=10).json()["collections"]]
     wait(lambda: "dropped" not in gone(), "the collection is deleted")
 
@@ -145,7 +183,7 @@ def test_a_zip_is_added_by_drop(browser, server, tmp_path):
         for name in ("coins.png", "moon.png"):
             archive.write(MADE / "pictures" / name, f"inside/{name}")
     open_images(browser, server)
-    press(browser, "#create")
+    choose(browser, "#menu", "New collection…")
     browser.find_element("id", "name").send_keys("zipped", Keys.ENTER)
     wait(lambda: "first image" in text(browser, "about"), "the collection is waited for")
     drop(browser, "#add", tmp_path / "some.zip")
@@ -171,6 +209,21 @@ def test_a_dropped_copy_finds_its_original(browser, server, copy, original):
     wait(lambda: js(browser, "[...document.querySelectorAll('#results img')].slice(0, 4).every((i) => i.naturalWidth > 0)"), "thumbnails")
 
 
+def test_similar_images_are_folded_away(browser, server):
+    open_images(browser, server)
+    results = search(browser, "coffee.jpg")
+    assert text(browser, "same-title") == "Same image (1)" and names(browser, "#same") == ["coffee.png"]
+    assert text(browser, "similar-title") == f"Similar ({len(results) - 1})"
+    assert js(browser, "document.getElementById('similar-place').open") is False
+    # If no image is the same, the similar ones are shown at once.
+    options(browser)
+    browser.find_element("id", "value").send_keys("moon.png", Keys.ENTER)
+    wait(lambda: names(browser, "#pictures") == ["moon.png"], "the filter applies")
+    press(browser, "#again")
+    wait(lambda: text(browser, "same-title") == "No image is the same.", "the page says so")
+    assert js(browser, "document.getElementById('similar-place').open") and names(browser, "#results") == ["moon.png"]
+
+
 def test_arrows_go_through_the_results(browser, server):
     open_images(browser, server)
     search(browser, "coffee.jpg")
@@ -180,6 +233,7 @@ def test_arrows_go_through_the_results(browser, server):
     second = names(browser, "#results")[1]
     wait(lambda: second in text(browser, "match-words") and text(browser, "match-words") != first, "the second result is shown")
     assert js(browser, "document.activeElement.getAttribute('aria-current')") == "true"
+    assert js(browser, "document.getElementById('similar-place').open"), "the fold opens"
     assert js(browser, "getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is visible"
 
 
@@ -195,12 +249,13 @@ def test_a_pasted_image_and_one_of_the_collection(browser, server):
     assert found(browser)[0] == shown
     other = names(browser, "#pictures")[3]
     browser.execute_script("document.querySelectorAll('#pictures .search')[3].click()")
-    wait(lambda: text(browser, "found-title") == f"Like {other}", "a picture of the collection is searched with")
+    wait(lambda: text(browser, "found-title") == f"Results for {other}", "a picture of the collection is searched with")
     assert found(browser)[0] == other
 
 
 def test_filters_apply_to_images_and_searches(browser, server):
     open_images(browser, server)
+    options(browser)
     browser.find_element("id", "value").send_keys("coffee.png", Keys.ENTER)
     wait(lambda: names(browser, "#pictures") == ["coffee.png"], "the names are filtered")
     assert search(browser, "coffee.jpg") == ["coffee.png"]
@@ -212,7 +267,7 @@ def test_filters_apply_to_images_and_searches(browser, server):
     wait(lambda: names(browser, "#pictures") and all(name.endswith(".jpg") for name in names(browser, "#pictures")), "a field is filtered")
     browser.execute_script("document.getElementById('where').value = 'json'; document.getElementById('where').dispatchEvent(new Event('change'))")
     browser.find_element("id", "value").send_keys("{", Keys.ENTER)
-    wait(lambda: "no JSON" in text(browser, "problem"), "a wrong filter is said to be wrong")
+    wait(lambda: "no JSON" in text(browser, "filter-problem"), "a wrong filter is said to be wrong")
 
 
 def test_pages_and_deleting(browser, server):
@@ -225,25 +280,47 @@ def test_pages_and_deleting(browser, server):
     wait(lambda: len(names(browser, "#pictures")) == MANY - 48, "the second page")
     second = names(browser, "#pictures")
     assert len({*first, *second}) == MANY
-    press(browser, "#pictures .delete")
-    assert second[0] in text(browser, "confirm-title")
-    press(browser, "#confirm-delete")
+    choose(browser, "#pictures", "Delete image…")
+    assert second[0] in text(browser, "question-title")
+    press(browser, "#question-yes")
     wait(lambda: f"{MANY - 1} images" in text(browser, "about"), "one is gone")
     press(browser, "#back")
     wait(lambda: names(browser, "#pictures") == first, "the first page")
 
 
+def test_duplicates_are_found_and_deleted(browser, server):
+    pictures = sorted((MADE / "pictures").iterdir())[:3]
+    for path in pictures:
+        put(server, "twice", path.name, path.read_bytes())
+    file = io.BytesIO()
+    Image.open(pictures[0]).convert("RGB").save(file, "PNG")
+    put(server, "twice", "the same", file.getvalue())
+    open_images(browser, server, "twice")
+    choose(browser, "#menu", "Find duplicates…")
+    js(browser, "document.getElementById('duplicates-start').click()")
+    groups = "document.querySelectorAll('#duplicates-groups > li').length"
+    wait(lambda: js(browser, groups) == 1, "the group is shown")
+    assert set(names(browser, "#duplicates-groups")) == {pictures[0].name, "the same"}
+    assert text(browser, "duplicates-state").startswith("Done: 4 of 4 images compared, 1 pairs")
+    js(browser, "document.querySelector('#duplicates-groups button.bad').click()")
+    press(browser, "#question-yes")
+    wait(lambda: len(names(browser, "#duplicates-groups")) == 1, "the image is deleted")
+    requests.delete(f"{server.url}/v1/images/twice", timeout=30)
+
+
 def test_a_file_that_is_not_an_image_is_reported(browser, server, tmp_path):
     (tmp_path / "notes.png").write_text("no picture")
     open_images(browser, server)
+    search(browser, "coffee.jpg")
     drop(browser, "#find", tmp_path / "notes.png")
     wait(lambda: state(browser) == "failed", "it is refused")
-    assert len(text(browser, "problem")) > 10
+    assert len(text(browser, "find-problem")) > 10, "the error is beside the search"
+    assert js(browser, "document.getElementById('found').hidden"), "the old result is gone"
     # The next one works.
     assert search(browser, "coffee.jpg")[0] == "coffee.png"
 
 
-def test_a_key_is_asked_for_and_kept_for_the_session(browser, tmp_path_factory):
+def test_a_login_opens_the_page(browser, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("locked")
     places = ("--collections-dir", str(scratch / "collections"), "--api-key", KEY)
     server = millpond.Server(MADE / "models", *places, log=scratch / "server.log").wait_ready()
@@ -252,18 +329,15 @@ def test_a_key_is_asked_for_and_kept_for_the_session(browser, tmp_path_factory):
         data = (MADE / "pictures/coffee.png").read_bytes()
         answer = requests.put(f"{server.url}/v1/images/photos?name=coffee.png", data=data, headers=head, timeout=60)
         assert answer.status_code == 200, answer.text
-        open_images(browser, server, None)
-        wait(lambda: not js(browser, "document.getElementById('unlock').hidden"), "a key is asked for")
-        browser.find_element("id", "key").send_keys("wrong", Keys.ENTER)
-        wait(lambda: "key" in text(browser, "problem"), "a wrong one is refused")
+        browser.get(f"{server.url}/images")
         browser.find_element("id", "key").send_keys(KEY, Keys.ENTER)
-        wait(lambda: names(browser, "#pictures") == ["coffee.png"], "the right one opens it")
+        wait(lambda: names(browser, "#pictures") == ["coffee.png"], "the key opens it")
         wait(lambda: js(browser, "document.querySelector('#pictures img').naturalWidth > 0"), "thumbnails need it too")
         browser.refresh()
         wait(lambda: names(browser, "#pictures") == ["coffee.png"], "it is kept")
         assert search(browser, "coffee.jpg") == ["coffee.png"]
-        js(browser, "sessionStorage.clear()")
     finally:
+        browser.delete_all_cookies()
         assert server.stop() == 0, server.log_text()
 
 
@@ -278,11 +352,11 @@ def test_no_other_host_and_no_error(browser, server):
 
 
 def test_the_pages_link_to_each_other(browser, server):
-    for page, title in (("/", "Millpond"), ("/audio", "Millpond: recordings")):
+    for page, title in (("/", "Millpond"), ("/audio", "Audio · Millpond")):
         browser.get(f"{server.url}{page}")
-        browser.find_element("link text", "images").click()
-        wait(lambda: browser.title == "Millpond: images", "the page for images")
-        browser.find_element("link text", "models" if page == "/" else "recordings").click()
+        browser.find_element("link text", "Images").click()
+        wait(lambda: browser.title == "Images · Millpond", "the page for images")
+        browser.find_element("link text", "Models" if page == "/" else "Audio").click()
         wait(lambda title=title: browser.title == title, "and back")
 
 
@@ -315,7 +389,7 @@ def test_screenshots(browser, server, name, size, scheme):
     open_images(browser, server)
     search(browser, "chelsea.jpg" if scheme == "dark" else "coffee.jpg")
     js(browser, "window.scrollTo(0, 0)")
-    wait(lambda: js(browser, "[...document.images].slice(0, 20).every((i) => i.complete)"), "everything is loaded")
+    wait(lambda: js(browser, "[...document.images].filter((i) => i.checkVisibility()).slice(0, 8).every((i) => i.complete)"), "everything is loaded")
     path = PICTURES / f"{name}.png"
     picture(browser, path)
     assert path.stat().st_size > 50_000

@@ -1,0 +1,77 @@
+"""The login of the pages, in a real browser with the keyboard only."""
+
+import millpond
+import pytest
+import requests
+from keys import new_key
+from models import half_plus_two
+from screen import PICTURES, connection, picture, wait
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("login")
+    millpond.drop_in(half_plus_two(scratch / "half_plus_two.onnx"), scratch / "models/half_plus_two", 1)
+    file = scratch / "keys.toml"
+    key = new_key(file, "--role", "admin", "--name", "operator")
+    server = millpond.Server(
+        scratch / "models", "--keys", str(file), "--collections-dir", str(scratch / "collections"),
+        log=scratch / "server.log",
+    ).wait_ready()  # fmt: skip
+    yield server, key
+    assert server.stop() == 0, server.log_text()
+
+
+def path(browser) -> str:
+    return browser.execute_script("return location.pathname + location.search")
+
+
+def log_in(browser, key: str) -> None:
+    field = browser.switch_to.active_element
+    assert field.get_attribute("id") == "key", "the field has the focus"
+    field.send_keys(key, Keys.ENTER)
+
+
+def test_a_browser_logs_in_and_out(browser, locked):
+    server, key = locked
+    browser.get(f"{server.url}/images?a=b")
+    assert path(browser) == "/login?next=%2Fimages%3Fa%3Db"
+    assert browser.find_element(By.CSS_SELECTOR, "label[for=key]").text == "Key"
+    log_in(browser, "wrong")
+    alert = browser.find_element(By.CSS_SELECTOR, "[role=alert]")
+    assert "not a key of this server" in alert.text
+    field = browser.find_element(By.ID, "key")
+    assert field.get_attribute("aria-invalid") == "true" and "error" in field.get_attribute("aria-describedby")
+    picture(browser, PICTURES / "login-refused.png")
+    log_in(browser, key)
+    assert path(browser) == "/images?a=b"
+    [cookie] = browser.get_cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and key not in cookie["value"]
+    assert browser.execute_script("return document.cookie") == ""
+
+    browser.get(server.url)
+    wait(lambda: connection(browser) == "live", "live events arrive")
+    load = "return fetch('/v2/repository/models/half_plus_two/load', {method: 'POST'}).then(a => a.status)"
+    assert browser.execute_script(load) == 200, "a change of the own page"
+    # The cookie alone is not enough: another page's request has another origin, or none.
+    jar = {cookie["name"]: cookie["value"]}
+    url = f"{server.url}/v2/repository/models/half_plus_two/load"
+    for headers in ({}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        assert requests.post(url, cookies=jar, headers=headers, timeout=10).status_code == 401, headers
+
+    wait(lambda: browser.find_elements(By.ID, "log-out"), "a button to log out")
+    button = browser.find_element(By.ID, "log-out")
+    assert "operator" in button.get_attribute("title")
+    button.send_keys(Keys.ENTER)
+    wait(lambda: path(browser) == "/login", "the form")
+    assert requests.get(f"{server.url}/metrics", cookies=jar, timeout=10).status_code == 401, "the session has ended"
+    browser.get(server.url)
+    assert path(browser) == "/login?next=%2F"
+
+
+def test_a_server_without_keys_has_no_login(browser, server):
+    browser.get(f"{server.url}/login")
+    assert path(browser) == "/"
+    assert browser.find_elements(By.ID, "log-out") == []
