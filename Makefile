@@ -192,7 +192,7 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
 # Suites of servers that wait most of the time: two run side by side.
-SUITES := test-clients test-tfs test-page test-audio test-install test-examples test-docs test-image test-monitoring
+SUITES := test-clients test-tfs test-page test-audio test-install test-examples test-docs test-image test-monitoring test-stores
 
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
@@ -204,7 +204,7 @@ test: ## run all tests
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready wrk $(SERVING_PEERS)/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
+test-ready: tests-built .venv-test/ready grpc-tools $(CACHE)/examples/venv/ready wrk $(SERVING_PEERS)/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
@@ -217,10 +217,10 @@ test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SA
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
-test-clients test-tfs test-audio test-page test-attack test-docs: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-tfs test-audio test-page test-attack test-docs test-stores: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
-test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
+test-clients: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,Python clients)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
@@ -228,6 +228,11 @@ test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/r
 test-tfs: tests-built .venv-test/ready .venv/tensorflow-ready $(CACHE)/audio/wheels/ready ## test `millpond tfs` against the behaviours of TensorFlow Serving
 	$(call say,behaviours of TensorFlow Serving)
 	.venv-test/bin/python -m pytest -c tests/tfs/pytest.ini tests/tfs
+
+.PHONY: test-stores
+test-stores: tests-built .venv-test/ready ## test models in object stores against an S3 server (moto)
+	$(call say,models in object stores)
+	.venv-test/bin/python -m pytest -c tests/stores/pytest.ini tests/stores
 
 .PHONY: test-audio
 test-audio: tests-built recognisers $(PRETEND_GPU) ## test the recognisers against their Python packages (MILLPOND_AUDIO_DATA=DIR adds evaluations)
@@ -258,6 +263,14 @@ test-attack: tests-built .venv-test/ready recognisers
 attack: export MILLPOND_PROGRAM = $(MILLPOND)
 attack: build .venv-test/ready recognisers ## attack the server: bombs, floods, slow clients, damaged files, a full disk, 100 kills (10 min; JSON=OUT)
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
+
+.PHONY: simulate
+simulate: SEEDS ?= 100000
+simulate: FIRST ?= 10000
+simulate: system ## simulate a cluster's log with faults (SEEDS=100000 FIRST=10000; some minutes)
+	$(call say,simulation of a cluster: $(SEEDS) seeds from $(FIRST))
+	MILLPOND_SIMULATION_FIRST=$(FIRST) MILLPOND_SIMULATION_SEEDS=$(SEEDS) \
+		cargo test --locked --package millpond-cluster -- --nocapture no_seed_loses_a_write
 
 .PHONY: test-fuzz
 test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them
@@ -323,6 +336,7 @@ bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmar
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
 	$(MILLPOND) bench batch --json $(CACHE)/bench/batch.json
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
+	$(MILLPOND) bench slow --json $(CACHE)/bench/slow.json
 
 # Engines and arms of `make bench-swap`.
 SWAP_ENGINES ?= onnx torch tensorflow
@@ -347,6 +361,7 @@ bench-search: build-bench peers images-model ## run the benchmarks of image sear
 	$(MILLPOND) bench vectors --json $(CACHE)/bench/vectors.json
 	$(MILLPOND) bench crash --json $(CACHE)/bench/crash.json
 	$(MILLPOND) bench images --json $(CACHE)/bench/images.json
+	$(MILLPOND) bench duplicates --json $(CACHE)/bench/duplicates.json
 	$(MILLPOND) bench ingest --json $(CACHE)/bench/ingest.json
 
 .PHONY: bench-audio

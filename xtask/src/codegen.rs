@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 /// Crates with a directory `proto`, whose Rust is in `src/generated`.
-const CRATES: [&str; 2] = ["crates/protocol", "crates/engine-tensorflow"];
+const CRATES: [&str; 3] = ["crates/protocol", "crates/engine-tensorflow", "crates/telemetry"];
 
 /// Crate whose descriptors are committed in [`DESCRIPTORS`]: it parses text files by them and
 /// describes the gRPC services.
