@@ -8,10 +8,9 @@ mod date;
 mod row_set;
 mod values;
 
-pub(crate) use condition::each_value;
 pub use condition::{
     Condition, CountRange, DEPTH_MAX, DateRange, Filter, Match, MinShould, Range, VALUES_MAX,
-    ValueLimits,
+    ValueLimits, each_value,
 };
 #[cfg(test)]
 pub(crate) use condition::{null_at, same};

@@ -46,6 +46,7 @@ mod manifest;
 mod merge;
 mod names;
 mod options;
+mod order;
 mod pin;
 mod prints;
 mod progress;
@@ -83,6 +84,7 @@ pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
 pub use options::{
     CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX,
 };
+pub use order::{OrderValue, OrderedPoint, OrderedPoints, PointOrder};
 pub use pin::{FileRole, PinnedFile, PinnedFiles, PinnedReader};
 pub(crate) use pin::{is_file_name, publish_copy};
 pub use prints::PrintQuery;

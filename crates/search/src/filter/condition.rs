@@ -376,7 +376,7 @@ fn either_float(one: &serde_json::Number, other: &serde_json::Number) -> bool {
 
 /// Calls `visit` for every value under `path`, and for each element of a list instead of the list.
 /// Null is no value.
-pub(crate) fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
+pub fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
     any_value(value, path, &mut |value| {
         visit(value);
         false

@@ -16,6 +16,7 @@
 mod build;
 mod directory;
 mod key;
+mod order;
 mod paths;
 mod read;
 mod select;
@@ -26,6 +27,7 @@ mod values;
 
 pub(crate) use build::{PayloadIndexBuilder, SPARE_ROW_BYTES, memory_bytes};
 pub(crate) use key::{ExactNumber, KeyOf, KeyRef};
+pub(crate) use order::{OrderKey, OrderRange, VisitRows};
 pub(crate) use read::PayloadIndex;
 pub(crate) use select::{FilterInput, IndexAnswer, select};
 pub(crate) use selection::SelectionParts;

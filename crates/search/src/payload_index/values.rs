@@ -107,7 +107,11 @@ impl PayloadIndex {
     }
 
     /// Returns the entries of a block.
-    fn block(&self, file: &dyn Sealed, block: &DictionaryBlock) -> Result<Vec<ValueRows>> {
+    pub(super) fn block(
+        &self,
+        file: &dyn Sealed,
+        block: &DictionaryBlock,
+    ) -> Result<Vec<ValueRows>> {
         let mut entries = Vec::new();
         self.entries(file, &[block], &mut |entry| {
             let rows = RowPiece { position: entry.position, count: entry.count };
@@ -125,7 +129,7 @@ impl FieldDirectory {
 }
 
 /// Value and its rows in the field's list.
-struct ValueRows {
-    key: IndexKey,
-    rows: RowPiece,
+pub(super) struct ValueRows {
+    pub(super) key: IndexKey,
+    pub(super) rows: RowPiece,
 }

@@ -13,7 +13,9 @@ use storage::MediumKind;
 use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, CollectionSettings, StoredSettings};
 use super::media::FileLayout;
-use crate::collection::{Collection, Facet, IDS_MAX, PointCount, PointParts};
+use crate::collection::{
+    Collection, Facet, IDS_MAX, OrderedPoints, PointCount, PointOrder, PointParts,
+};
 use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
@@ -301,6 +303,26 @@ impl NamedCollection {
             )));
         }
         self.collection.facet(key, filter, max)
+    }
+
+    /// Returns the first `limit` points that match `filter`, in the order of a payload field. Their
+    /// ids are internal.
+    ///
+    /// # Errors
+    /// As [`Collection::ordered`]; `InvalidArgument` for the reserved field.
+    pub fn ordered(
+        &self,
+        order: &PointOrder<'_>,
+        filter: Option<&Filter>,
+        limit: usize,
+    ) -> Result<OrderedPoints> {
+        if order.key == points::RESERVED_KEY {
+            return Err(Error::invalid(format!(
+                "\"{}\" is Millpond's own and gives no order; use another field",
+                order.key
+            )));
+        }
+        self.collection.ordered(order, filter, limit)
     }
 
     /// Locks out other changes until the guard is dropped.

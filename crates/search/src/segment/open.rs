@@ -22,7 +22,8 @@ use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
-    self, FilterInput, IndexAnswer, IndexedFieldInfo, KeyRef, PayloadIndex, ValueCounts,
+    self, FilterInput, IndexAnswer, IndexedFieldInfo, KeyRef, OrderRange, PayloadIndex,
+    ValueCounts, VisitRows,
 };
 use crate::rerank::{Address, Records};
 
@@ -317,6 +318,22 @@ impl Segment {
         match &self.payload_index {
             Some(index) => index.count_values(&*self.file, path, allow, each),
             None => Ok(ValueCounts::Undecided),
+        }
+    }
+
+    /// Visits a field's numbers and dates in order, as [`PayloadIndex::ordered_rows`] does.
+    ///
+    /// # Errors
+    /// As [`PayloadIndex::ordered_rows`].
+    pub(crate) fn ordered_rows(
+        &self,
+        path: &str,
+        range: OrderRange,
+        visit: &mut VisitRows<'_>,
+    ) -> Result<bool> {
+        match &self.payload_index {
+            Some(index) => index.ordered_rows(&*self.file, path, range, visit),
+            None => Ok(false),
         }
     }
 

@@ -1,0 +1,263 @@
+//! Points in the order of a payload field.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::ops::ControlFlow;
+
+use base::{Error, ErrorKind, Result};
+use serde_json::{Number, Value};
+
+use super::filters::value_of;
+use super::inner::Collection;
+use super::lookup::IDS_MAX;
+use super::scan::{PayloadScan, ScanStep};
+use super::state::SegmentView;
+use crate::filter::{Filter, RowSet, each_value};
+use crate::payload_index::{OrderKey, OrderRange};
+
+/// Number or date of a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OrderValue(OrderKey);
+
+impl OrderValue {
+    /// Converts a value of a payload: a number, or a text with a date. `None` for others.
+    pub fn of(value: &Value) -> Option<OrderValue> {
+        OrderKey::of(value).map(OrderValue)
+    }
+
+    /// Returns the number. A date is the number of microseconds since 1970 in UTC.
+    pub fn to_number(self) -> Option<Number> {
+        self.0.to_number()
+    }
+}
+
+/// Order of points by a payload field.
+#[derive(Clone, Copy, Debug)]
+pub struct PointOrder<'a> {
+    /// Path of the field, as in a filter.
+    pub key: &'a str,
+    /// True to begin with the largest value.
+    pub descending: bool,
+    /// First value; `None` to begin with the smallest or largest.
+    pub from: Option<OrderValue>,
+}
+
+/// Point and the value that it was ordered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderedPoint {
+    /// Id.
+    pub id: u64,
+    /// Value.
+    pub value: OrderValue,
+}
+
+/// Points in the order of a field.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OrderedPoints {
+    /// Points; one with several values appears once for each.
+    pub points: Vec<OrderedPoint>,
+    /// True if points may be missing because data is damaged or a segment is not open yet.
+    pub partial: bool,
+}
+
+/// Point in the heap. The last one in the order is the largest.
+#[derive(PartialEq, Eq)]
+struct OrderedCandidate {
+    value: OrderKey,
+    id: u64,
+    descending: bool,
+}
+
+impl Ord for OrderedCandidate {
+    fn cmp(&self, other: &OrderedCandidate) -> Ordering {
+        let order = self.value.cmp(&other.value).then(self.id.cmp(&other.id));
+        if self.descending { order.reverse() } else { order }
+    }
+}
+
+impl PartialOrd for OrderedCandidate {
+    fn partial_cmp(&self, other: &OrderedCandidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The first points of those that were offered.
+struct FirstPoints {
+    limit: usize,
+    range: OrderRange,
+    heap: BinaryHeap<OrderedCandidate>,
+}
+
+impl FirstPoints {
+    fn new(limit: usize, range: OrderRange) -> FirstPoints {
+        FirstPoints { limit, range, heap: BinaryHeap::new() }
+    }
+
+    fn offer(&mut self, value: OrderKey, id: u64) {
+        let point = OrderedCandidate { value, id, descending: self.range.descending };
+        if self.heap.len() < self.limit {
+            self.heap.push(point);
+        } else if let Some(mut last) = self.heap.peek_mut()
+            && point < *last
+        {
+            *last = point;
+        }
+    }
+
+    /// Offers the numbers and dates of a payload that are within the range, each once.
+    fn offer_payload(&mut self, payload: &Value, key: &str, id: u64) {
+        let mut values = Vec::new();
+        each_value(payload, key, &mut |value| values.extend(OrderKey::of(value)));
+        values.retain(|value| self.range.contains(*value));
+        values.sort_unstable();
+        values.dedup();
+        values.into_iter().for_each(|value| self.offer(value, id));
+    }
+
+    /// Returns true if no point with `value` can be among the first.
+    fn is_beyond(&self, value: OrderKey) -> bool {
+        let last = self.heap.peek().filter(|_| self.heap.len() >= self.limit);
+        last.is_some_and(|last| match self.range.descending {
+            false => value > last.value,
+            true => value < last.value,
+        })
+    }
+
+    /// Adds the allowed rows of a segment, by its index or from its payloads. Returns true if some
+    /// could not be read.
+    fn add_segment(
+        &mut self,
+        view: &SegmentView,
+        key: &str,
+        allow: Option<&RowSet>,
+    ) -> Result<bool> {
+        // Apart, because an index that turns out to be damaged has offered some points.
+        let mut first = FirstPoints::new(self.limit, self.range);
+        let visited = view.segment.ordered_rows(key, self.range, &mut |value, rows| {
+            if first.is_beyond(value) || self.is_beyond(value) {
+                return ControlFlow::Break(());
+            }
+            let allowed = rows.filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
+            let ids = allowed.filter_map(|row| view.segment.ids().id(row));
+            ids.for_each(|id| first.offer(value, id));
+            ControlFlow::Continue(())
+        });
+        let is_indexed = match visited {
+            // The payloads have their own checksums, so they can still be read.
+            Err(error) if error.kind() == ErrorKind::DataLoss => false,
+            visited => visited?,
+        };
+        if is_indexed {
+            first.heap.into_iter().for_each(|point| self.offer(point.value, point.id));
+            return Ok(false);
+        }
+        match allow {
+            Some(allow) => self.add_payloads(view, key, allow),
+            None => self.add_payloads(view, key, &RowSet::all(view.segment.rows())),
+        }
+    }
+
+    fn add_payloads(&mut self, view: &SegmentView, key: &str, rows: &RowSet) -> Result<bool> {
+        let mut unreadable = false;
+        let mut scan = PayloadScan::new();
+        let pass = view.segment.payloads_of(rows, 0, &mut |row, bytes| {
+            if scan.next_row() != ScanStep::Read {
+                return ControlFlow::Break(());
+            }
+            match value_of(bytes).zip(view.segment.ids().id(row)) {
+                Some((payload, id)) => self.offer_payload(&payload, key, id),
+                None => unreadable = true,
+            }
+            ControlFlow::Continue(())
+        })?;
+        scan.check(&format!("\"{key}\" has no index"))?;
+        Ok(unreadable || pass.lost > 0)
+    }
+}
+
+impl Collection {
+    /// Returns the first `limit` points, at most [`IDS_MAX`], that match `clause`, in the order of
+    /// the numbers and dates of a payload field; points of equal values in the order of their ids
+    /// (a fraction such as 1.0 is before the whole number 1).
+    /// Points without such a value are left out. Values come from the payload index, or from
+    /// payloads for a field without one.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key; `DeadlineExceeded` if
+    /// payloads had to be read and the time was up.
+    pub fn ordered(
+        &self,
+        order: &PointOrder<'_>,
+        clause: Option<&Filter>,
+        limit: usize,
+    ) -> Result<OrderedPoints> {
+        if order.key.is_empty() {
+            return Err(Error::invalid("the order names no field; give its key"));
+        }
+        if limit > IDS_MAX {
+            return Err(Error::invalid(format!(
+                "{limit} points are more than the {IDS_MAX} that one call gives"
+            )));
+        }
+        if limit == 0 {
+            return Ok(OrderedPoints::default());
+        }
+        let range = OrderRange::new(order.descending, order.from.map(|from| from.0));
+        let state = self.state();
+        let mut first = FirstPoints::new(limit, range);
+        let mut partial = self.is_partial(&state);
+        for (_, _, view) in state.open() {
+            self.check_open()?;
+            let filtered = self.filtered(clause, view, &mut partial)?;
+            let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
+            partial |= first.add_segment(view, order.key, allow)?;
+        }
+        for row in state.memtables.iter().flat_map(|memtable| memtable.live().map(|(_, row)| row)) {
+            match value_of(&row.payload) {
+                Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
+                    first.offer_payload(&payload, order.key, row.id);
+                }
+                Some(_) => {}
+                None => partial = true,
+            }
+        }
+        let points = first.heap.into_sorted_vec().into_iter();
+        let points =
+            points.map(|point| OrderedPoint { id: point.id, value: OrderValue(point.value) });
+        Ok(OrderedPoints { points: points.collect(), partial })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn first(limit: usize, descending: bool, values: &[Value]) -> Vec<u64> {
+        let mut first = FirstPoints::new(limit, OrderRange::new(descending, None));
+        for (id, value) in (0..).zip(values) {
+            first.offer_payload(&json!({ "n": value }), "n", id);
+        }
+        first.heap.into_sorted_vec().into_iter().map(|point| point.id).collect()
+    }
+
+    #[test]
+    fn the_first_points_are_kept_in_both_directions() {
+        let values = [json!(3), json!(1.5), json!("x"), json!([2, 2, 9]), json!(1.5), json!(null)];
+        assert_eq!(first(9, false, &values), [1, 4, 3, 0, 3]);
+        assert_eq!(first(9, true, &values), [3, 0, 3, 4, 1]);
+        assert_eq!(first(2, false, &values), [1, 4]);
+        assert_eq!(first(2, true, &values), [3, 0]);
+    }
+
+    #[test]
+    fn values_behind_the_last_kept_one_end_a_visit() {
+        let key = |value: Value| OrderKey::of(&value).unwrap();
+        let mut first = FirstPoints::new(1, OrderRange::new(false, None));
+        assert!(!first.is_beyond(key(json!(7))));
+        first.offer(key(json!(5)), 1);
+        assert!(first.is_beyond(key(json!(7))));
+        assert!(!first.is_beyond(key(json!(5))), "an equal value may have a smaller id");
+    }
+}
