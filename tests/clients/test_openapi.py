@@ -21,7 +21,7 @@ TIMEOUT_S = 60
 # Calls in an order in which each finds what it needs; all others follow in the order of the document.
 FIRST = (
     "createCollection", "upsertPoints", "createIndex", "changeAliases", "setPayload", "fetchPoints", "fetchPoint",
-    "scrollPoints", "countPoints", "facet", "queryPoints", "queryPointsBatch", "addImages",
+    "scrollPoints", "countPoints", "facet", "queryPoints", "queryPointsBatch", "queryPointGroups", "addImages",
     "findDuplicates",
 )  # fmt: skip
 LAST = (

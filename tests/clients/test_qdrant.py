@@ -26,7 +26,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    client = QdrantClient(url=server.url, timeout=30)
+    client = QdrantClient(url=server.url, timeout=60)
     yield client
     client.close()
 
@@ -59,19 +59,19 @@ def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
 
 
 def test_the_root_answers_qdrants_clients_and_others(server, recwarn):
-    QdrantClient(url=server.url, check_compatibility=True).close()
+    QdrantClient(url=server.url, check_compatibility=True, timeout=60).close()
     assert not [warning for warning in recwarn if "version" in str(warning.message).lower()]
-    json = requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()
+    json = requests.get(server.url, timeout=60, headers={"accept": "application/json"}).json()
     assert json["version"].startswith("1.")
-    assert requests.get(server.url, timeout=5).json()["title"].startswith("qdrant")
-    curl = requests.get(server.url, timeout=5, headers={"user-agent": "curl/8.1"})
+    assert requests.get(server.url, timeout=60).json()["title"].startswith("qdrant")
+    curl = requests.get(server.url, timeout=60, headers={"user-agent": "curl/8.1"})
     assert curl.text.startswith("millpond ")
-    page = requests.get(server.url, timeout=5, headers={"accept": "text/html"})
+    page = requests.get(server.url, timeout=60, headers={"accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")
     for probe in ("healthz", "livez", "readyz"):
-        assert requests.get(f"{server.url}/{probe}", timeout=5).status_code == 200
-    assert requests.get(f"{server.url}/livez", timeout=5).text == "healthz check passed"
-    assert requests.get(f"{server.url}/issues", timeout=5).json()["result"] == {"issues": []}
+        assert requests.get(f"{server.url}/{probe}", timeout=60).status_code == 200
+    assert requests.get(f"{server.url}/livez", timeout=60).text == "healthz check passed"
+    assert requests.get(f"{server.url}/issues", timeout=60).json()["result"] == {"issues": []}
 
 
 def test_a_collection_is_created_described_and_deleted(client, collection):
@@ -170,6 +170,61 @@ def test_values_are_counted_as_in_the_local_mode(client, collection):
     assert len(client.facet(collection, "n").hits) == len(local.facet(collection, "n").hits) <= 10
     client.delete(collection, models.PointIdsList(points=[row[0] for row in everything(client, collection)]))
     assert client.facet(collection, "city").hits == []
+
+
+def ordered(client, collection, **asked) -> list[tuple]:
+    rows, offset = client.scroll(collection, **asked)
+    assert offset is None
+    return [(row.order_value, row.id) for row in rows]
+
+
+def test_points_are_ordered_as_in_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.COSINE)
+    for each in (client, local):
+        for number in range(1, COUNT, 3):
+            day = f"2024-{number % 12 + 1:02}-{number % 28 + 1:02}"
+            each.set_payload(collection, {"day": day}, points=[number])
+    rng = random.Random(12)
+    compared = 0
+    for number in range(40):
+        key = rng.choice(["n", "price", "day", "deep.k", "tags", "nothing"])
+        direction = rng.choice([None, models.Direction.ASC, models.Direction.DESC])
+        start_from = rng.choice([None, "2024-06-15T00:00:00Z" if key == "day" else rng.uniform(-5, 5)])
+        order = models.OrderBy(key=key, direction=direction, start_from=start_from)
+        chosen = a_filter(rng, 1) if number % 2 else None
+        theirs = ordered(local, collection, order_by=order, scroll_filter=chosen, limit=9 * COUNT)
+        # Qdrant says nothing of the order of equal values.
+        theirs.sort(reverse=direction == models.Direction.DESC)
+        limit = rng.choice([1, 7, 9 * COUNT])
+        ours = ordered(client, collection, order_by=order, scroll_filter=chosen, limit=limit)
+        assert ours == theirs[:limit], f"{number}: {order} {chosen}"
+        query = models.OrderByQuery(order_by=order)
+        found = client.query_points(collection, query=query, query_filter=chosen, limit=limit).points
+        assert [(point.order_value, point.id) for point in found] == ours
+        compared += len(theirs)
+    assert compared > 500, "the filters let hardly anything through, so that nothing was compared"
+    assert refusal(client.scroll, collection, order_by="n", offset=3).status_code == 400
+
+
+def test_groups_are_those_of_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.EUCLID)
+    rng = random.Random(13)
+    grouped = 0
+    for number, row in enumerate(vectors(np.random.default_rng(14), 40)):
+        asked = {
+            "group_by": rng.choice(["city", "n", "tags", "deep.k", "price", "nothing"]),
+            "query": rng.choice([row, rng.randrange(1, COUNT)]),
+            "query_filter": a_filter(rng, 1) if number % 2 else None,
+            "limit": rng.choice([1, 2, 10]),
+            "group_size": rng.choice([1, 3, 50]),
+            "with_payload": False,
+        }
+        ours, theirs = (each.query_points_groups(collection, **asked).groups for each in (client, local))
+        assert [group.id for group in ours] == [group.id for group in theirs], f"{number}: {asked}"
+        for mine, their in zip(ours, theirs, strict=True):
+            assert [hit.id for hit in mine.hits] == [hit.id for hit in their.hits], f"{number}: {asked} {mine.id}"
+        grouped += len(theirs)
+    assert grouped > 50, "the filters let hardly anything through, so that nothing was compared"
 
 
 def test_changes_act_as_in_the_local_mode(client, collection):
@@ -304,13 +359,11 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
     two = {"a": params(), "b": params()}
     for call, word in (
         (lambda: query(collection, query=fusion, prefetch=models.Prefetch(query=one)), "fusion"),
-        (lambda: query(collection, query=models.OrderByQuery(order_by="n")), "order_by"),
         (lambda: query(collection, query=models.SampleQuery(sample="random")), "sample"),
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
         (lambda: query(collection, query=[one, one]), "multivector"),
         (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),
-        (lambda: client.query_points_groups(collection, group_by="city", query=one), "query/groups"),
-        (lambda: client.scroll(collection, order_by="n"), "order_by"),
+        (lambda: client.query_points_groups(collection, group_by="n", query=one, with_lookup="x"), "with_lookup"),
         (lambda: client.create_full_snapshot(), "snapshots"),
         (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),
@@ -324,7 +377,7 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
         assert word in error.content.decode(), error
     assert not client.collection_exists("no")
     picture = {"query": {"nearest": {"image": "http://nowhere/", "model": "m"}}}
-    answer = requests.post(f"{client._client.rest_uri}/collections/{collection}/points/query", json=picture, timeout=5)
+    answer = requests.post(f"{client._client.rest_uri}/collections/{collection}/points/query", json=picture, timeout=60)
     assert answer.status_code == 501
     assert "/v1/images" in answer.json()["status"]["error"]
     for method, path in (
@@ -335,10 +388,10 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
         ("DELETE", "cluster/peer/1"),
         ("POST", f"collections/{collection}/points/search/matrix/pairs"),
     ):
-        answer = requests.request(method, f"{client._client.rest_uri}/{path}", timeout=5)
+        answer = requests.request(method, f"{client._client.rest_uri}/{path}", timeout=60)
         assert answer.status_code == 501, (path, answer.text)
         assert path in answer.json()["status"]["error"]
-    assert requests.get(f"{client._client.rest_uri}/cluster/recover", timeout=5).status_code == 405
+    assert requests.get(f"{client._client.rest_uri}/cluster/recover", timeout=60).status_code == 405
 
 
 def test_every_spelling_of_ids_and_vector_names_is_read(server, client, collection):
@@ -348,12 +401,12 @@ def test_every_spelling_of_ids_and_vector_names_is_read(server, client, collecti
     client.upsert(collection, [models.PointStruct(id=one, vector=vector)])
     base = f"{server.url}/collections/{collection}/points"
     for spelled in (one, one.upper(), one.replace("-", ""), f"urn:uuid:{one}", f"{{{one}}}"):
-        assert requests.get(f"{base}/{spelled}", timeout=5).json()["result"]["id"] == one
-        fetched = requests.post(base, json={"ids": [spelled], "with_vectors": True}, timeout=5).json()["result"]
+        assert requests.get(f"{base}/{spelled}", timeout=60).json()["result"]["id"] == one
+        fetched = requests.post(base, json={"ids": [spelled], "with_vectors": True}, timeout=60).json()["result"]
         assert [point["id"] for point in fetched] == [one]
         assert len(fetched[0]["vector"]) == DIMS
         filtered = {"filter": {"must": [{"has_id": [spelled]}]}, "with_vectors": True}
-        page = requests.post(f"{base}/scroll", json=filtered, timeout=5).json()["result"]["points"]
+        page = requests.post(f"{base}/scroll", json=filtered, timeout=60).json()["result"]["points"]
         assert len(page[0]["vector"]) == DIMS
 
 
@@ -372,7 +425,7 @@ def test_mistakes_are_named(server, client, collection):
 
     def error(method: str, path: str, body, status: int = 400) -> str:
         data = body if isinstance(body, str) else None
-        answer = requests.request(method, base + path, data=data, json=None if data else body, timeout=5)
+        answer = requests.request(method, base + path, data=data, json=None if data else body, timeout=60)
         assert answer.status_code == status, answer.text
         return answer.json()["status"]["error"]
 
@@ -399,24 +452,24 @@ def test_mistakes_are_named(server, client, collection):
     assert "__millpond_id" in error("PUT", "/points", {"points": [reserved]})
     assert "id 99" in error("GET", "/points/99", None, 404)
     assert "id 99" in error("POST", "/points/query", {"query": 99}, 404)
-    hidden = requests.put(f"{server.url}/collections/.no", json={"vectors": {"size": 2, "distance": "Dot"}}, timeout=5)
+    hidden = requests.put(f"{server.url}/collections/.no", json={"vectors": {"size": 2, "distance": "Dot"}}, timeout=60)
     assert (hidden.status_code, "name" in hidden.json()["status"]["error"]) == (400, True)
-    long = requests.get(f"{server.url}/collections/{'x' * 256}", timeout=5)
+    long = requests.get(f"{server.url}/collections/{'x' * 256}", timeout=60)
     assert (long.status_code, "name" in long.json()["status"]["error"]) == (422, True)
     for name in ("shard_number", "replication_factor", "write_consistency_factor"):
         zero = {"vectors": {"size": 2, "distance": "Dot"}, name: 0}
-        assert requests.put(f"{server.url}/collections/no", json=zero, timeout=5).status_code == 422
+        assert requests.put(f"{server.url}/collections/no", json=zero, timeout=60).status_code == 422
     assert '"wiat"' in error("PUT", "/points?wiat=true", {"points": []})
     assert "ordering" in error("POST", "/points/delete?ordering=loose", {"points": [1]})
     assert "timeout" in error("POST", "/points/query?timeout=0", {"query": one}, 422)
     pinned = {"vectors": {"size": 2, "distance": "Dot", "memory": "pinned"}}
-    assert requests.put(f"{server.url}/collections/no", json=pinned, timeout=5).status_code == 422
+    assert requests.put(f"{server.url}/collections/no", json=pinned, timeout=60).status_code == 422
     assert client.count(collection).count == 0
 
 
 def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: threading.Event) -> None:
     """Upserts until the server ends, and records every acknowledged id."""
-    client = QdrantClient(url=url, timeout=10, check_compatibility=False)
+    client = QdrantClient(url=url, timeout=60, check_compatibility=False)
     rows = vectors(np.random.default_rng(worker), 400)
     for first in itertools.count(worker * 1_000_000, 10):
         ids = list(range(first, first + 10))
@@ -431,7 +484,7 @@ def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: 
 
 def test_acknowledged_writes_survive_kill_9(tmp_path):
     server = start(tmp_path, name="first")
-    client = QdrantClient(url=server.url)
+    client = QdrantClient(url=server.url, timeout=60)
     client.create_collection("kept", vectors_config=params())
     client.upsert("kept", [models.PointStruct(id=9_999_999, vector=[1.0] * DIMS, payload={"text": "Grüße"})])
     known: list[list[int]] = [[], [], []]
@@ -448,7 +501,7 @@ def test_acknowledged_writes_survive_kill_9(tmp_path):
     for thread in threads:
         thread.join()
     again = start(tmp_path, name="second")
-    client = QdrantClient(url=again.url)
+    client = QdrantClient(url=again.url, timeout=60)
     wait_open(client, "kept")
     there = {row[0] for row in everything(client, "kept", 1000)}
     assert len(there) > 1000
@@ -523,7 +576,7 @@ def wait_whole(client: QdrantClient, collection: str) -> None:
 
 def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):
     server = start(tmp_path, name="first")
-    client = QdrantClient(url=server.url)
+    client = QdrantClient(url=server.url, timeout=60)
     for name in ("good", "bad"):
         client.create_collection(name, vectors_config=params())
         client.upsert(name, points(1, 20))
@@ -531,7 +584,7 @@ def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):
     settings = tmp_path / "collections" / "bad" / "settings"
     settings.write_bytes(settings.read_bytes().replace(b"cosine", b"corine"))
     again = start(tmp_path, name="second")
-    client = QdrantClient(url=again.url)
+    client = QdrantClient(url=again.url, timeout=60)
     wait_open(client, "good")
     assert client.count("good").count == 20
     assert sorted(it.name for it in client.get_collections().collections) == ["bad", "good"]
@@ -546,12 +599,12 @@ def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):
 
 def test_a_server_with_a_key_requires_it(tmp_path):
     server = start(tmp_path, "--api-key", "s3cret")
-    with_key = QdrantClient(url=server.url, api_key="s3cret", check_compatibility=False)
+    with_key = QdrantClient(url=server.url, api_key="s3cret", check_compatibility=False, timeout=60)
     with_key.create_collection("c", vectors_config=params())
-    without = QdrantClient(url=server.url, check_compatibility=False)
+    without = QdrantClient(url=server.url, check_compatibility=False, timeout=60)
     for call in (without.get_collections, lambda: without.count("c"), lambda: without.delete_collection("c")):
         assert refusal(call).status_code == 401
     bearer = {"authorization": "Bearer s3cret"}
-    assert requests.get(f"{server.url}/collections", headers=bearer, timeout=5).status_code == 200
-    assert requests.get(f"{server.url}/healthz", timeout=5).status_code == 200
+    assert requests.get(f"{server.url}/collections", headers=bearer, timeout=60).status_code == 200
+    assert requests.get(f"{server.url}/healthz", timeout=60).status_code == 200
     assert server.stop() == 0, server.log_text()

@@ -18,6 +18,7 @@ mod call;
 mod collections;
 mod describe;
 mod filters;
+mod groups;
 pub mod json;
 mod mmr;
 mod params;

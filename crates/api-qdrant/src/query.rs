@@ -4,15 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::json::{
-    self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery,
+    self, OrderBy, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery,
 };
 use base::{Error, Result};
 use search::coarse::{HITS_MAX, ScanParams};
-use search::collection::{CANDIDATES_MAX, CollectionQuery, PointParts, SearchThread};
+use search::collection::{
+    CANDIDATES_MAX, CollectionQuery, OrderValue, OrderedPoint, PointParts, SearchThread,
+};
 use search::filter::{Condition, Filter};
 use search::points::{NUMBERS_MAX, PointId};
 use search::registry::NamedCollection;
 use serde::Serialize;
+use serde_json::Number;
 
 use crate::call::CallContext;
 use crate::filters;
@@ -37,19 +40,34 @@ pub(crate) struct QueryResponse {
     pub(crate) partial: bool,
 }
 
+/// Score of hits that no vector ranks.
+const UNRANKED_SCORE: f32 = 1.0;
+
 /// A hit before its point is read.
 #[derive(Clone, Copy)]
-struct RankedHit {
+pub(crate) struct RankedHit {
     /// The internal id.
-    id: u64,
+    pub(crate) id: u64,
     /// The score as clients see it.
     score: f32,
+    /// The value that the hit was ordered by.
+    value: Option<OrderValue>,
+}
+
+impl RankedHit {
+    fn scored(id: u64, score: f32) -> RankedHit {
+        RankedHit { id, score, value: None }
+    }
+
+    fn order_value(&self) -> Option<Number> {
+        self.value.and_then(OrderValue::to_number)
+    }
 }
 
 /// Hits, best first.
-struct RankedHits {
-    hits: Vec<RankedHit>,
-    partial: bool,
+pub(crate) struct RankedHits {
+    pub(crate) hits: Vec<RankedHit>,
+    pub(crate) partial: bool,
 }
 
 /// A query with its vector.
@@ -76,10 +94,10 @@ struct SearchLimits<'a> {
 }
 
 /// One query and the thread that answers it.
-struct QueryRun<'a> {
-    named: &'a NamedCollection,
-    thread: &'a mut SearchThread,
-    deadline: Instant,
+pub(crate) struct QueryRun<'a> {
+    pub(crate) named: &'a NamedCollection,
+    pub(crate) thread: &'a mut SearchThread,
+    pub(crate) deadline: Instant,
 }
 
 pub(crate) fn query(
@@ -143,20 +161,52 @@ impl QueryRun<'_> {
         );
         let filter =
             request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
-        let mut ranked = match (hits, request.query.take()) {
-            (Some(hits), _) => hits,
-            (None, Some(query)) => self.ranked(query, &request, count, filter)?,
-            (None, None) if request.prefetch.is_empty() => {
-                self.first_points(count, filter.as_ref())?
-            }
-            (None, None) => {
-                return Err(Error::invalid(
-                    "query: a query is needed to rank what the prefetches found",
-                ));
-            }
+        let mut ranked = match hits {
+            Some(hits) => hits,
+            None => self.find(request.query.take(), &request, count, filter)?,
         };
         ranked.hits.drain(..offset.min(ranked.hits.len()));
         self.present(ranked, &projection, budget)
+    }
+
+    /// Returns at most `count` hits of `query`; without a query, the first points in the order of
+    /// their ids.
+    pub(crate) fn find(
+        &mut self,
+        query: Option<VectorQuery>,
+        request: &QueryRequest,
+        count: usize,
+        filter: Option<Filter>,
+    ) -> Result<RankedHits> {
+        match query {
+            Some(VectorQuery::OrderBy(order)) if request.prefetch.is_empty() => {
+                self.ordered(&order, count, filter.as_ref())
+            }
+            Some(VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
+                "order_by of what prefetches found is not supported by this server",
+            )),
+            Some(query) => self.ranked(query, request, count, filter),
+            None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref()),
+            None => {
+                Err(Error::invalid("query: a query is needed to rank what the prefetches found"))
+            }
+        }
+    }
+
+    /// Returns the first points in the order of a field.
+    fn ordered(
+        &self,
+        order: &OrderBy,
+        count: usize,
+        filter: Option<&Filter>,
+    ) -> Result<RankedHits> {
+        let found = retrieve::ordered(self.named, order, filter, count)?;
+        let hit = |point: &OrderedPoint| RankedHit {
+            id: point.id,
+            score: UNRANKED_SCORE,
+            value: Some(point.value),
+        };
+        Ok(RankedHits { hits: found.points.iter().map(hit).collect(), partial: found.partial })
     }
 
     /// Returns at most `count` hits of a query.
@@ -214,7 +264,7 @@ impl QueryRun<'_> {
     }
 
     /// Checks the vector's name. A request without a query may leave it out.
-    fn check_using(&self, using: &str, has_query: bool) -> Result<()> {
+    pub(crate) fn check_using(&self, using: &str, has_query: bool) -> Result<()> {
         if !has_query && using.is_empty() {
             return Ok(());
         }
@@ -223,7 +273,7 @@ impl QueryRun<'_> {
 
     /// Returns the number of hits to find: at most the collection's points if the request has a
     /// high limit.
-    fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
+    pub(crate) fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
         let mut count = limit.saturating_add(offset);
         if count > CANDIDATES_MAX {
             let points = usize::try_from(self.named.count(None)?.count).unwrap_or(usize::MAX);
@@ -240,7 +290,7 @@ impl QueryRun<'_> {
     /// Returns the first points in the order of their ids.
     fn first_points(&self, count: usize, filter: Option<&Filter>) -> Result<RankedHits> {
         let page = self.named.scroll(None, count, filter, PointParts::NONE)?;
-        let hit = |id| RankedHit { id: self.named.internal(id), score: 1.0 };
+        let hit = |id| RankedHit::scored(self.named.internal(id), UNRANKED_SCORE);
         Ok(RankedHits {
             hits: page.points.iter().map(|point| hit(&point.id)).collect(),
             partial: page.partial,
@@ -251,6 +301,7 @@ impl QueryRun<'_> {
     fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
         let mut examples = Vec::new();
         let embedding = match query {
+            VectorQuery::OrderBy(_) => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
                 self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
             }
@@ -396,7 +447,7 @@ impl QueryRun<'_> {
         threshold: Option<f32>,
     ) -> Vec<RankedHit> {
         let metric = self.named.settings().metric;
-        hits.map(|(id, similarity)| RankedHit { id, score: scores::score(metric, similarity) })
+        hits.map(|(id, similarity)| RankedHit::scored(id, scores::score(metric, similarity)))
             .filter(|hit| scores::passes(metric, hit.score, threshold))
             .collect()
     }
@@ -451,6 +502,7 @@ impl QueryRun<'_> {
             Some(VectorQuery::Mmr { .. }) => Err(Error::unimplemented(
                 "mmr in a prefetch is not supported by this server; use it in the outer query",
             )),
+            Some(VectorQuery::OrderBy(order)) => self.ordered(&order, count, filter.as_ref()),
             Some(query) => {
                 let resolved = self.resolve(query)?;
                 let score_threshold = prefetch.score_threshold;
@@ -463,7 +515,7 @@ impl QueryRun<'_> {
 
     /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the
     /// response is partial then.
-    fn present(
+    pub(crate) fn present(
         &self,
         ranked: RankedHits,
         projection: &Projection,
@@ -474,7 +526,8 @@ impl QueryRun<'_> {
         if ids_only && hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
             let scored = |hit: RankedHit| {
                 let id = PointId::Number(hit.id);
-                ScoredPoint { id, version: 0, score: hit.score, payload: None, vector: None }
+                let (payload, vector, order_value) = (None, None, hit.order_value());
+                ScoredPoint { id, version: 0, score: hit.score, payload, vector, order_value }
             };
             return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });
         }
@@ -486,13 +539,14 @@ impl QueryRun<'_> {
                     Ok(Some(point)) => {
                         let record = projection.record(point);
                         budget.add_or_fail(&record)?;
-                        let json::PointRecord { id, payload, vector } = record;
+                        let json::PointRecord { id, payload, vector, .. } = record;
                         points.push(ScoredPoint {
                             id,
                             version: 0,
                             score: hit.score,
                             payload,
                             vector,
+                            order_value: hit.order_value(),
                         });
                     }
                     // Removed since the search.
@@ -526,7 +580,7 @@ fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
     Some(Filter { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Filter::default() })
 }
 
-fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
+pub(crate) fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     match (one, other) {
         (Some(one), Some(other)) => Some(Filter {
             must: vec![Condition::Nested(one), Condition::Nested(other)],

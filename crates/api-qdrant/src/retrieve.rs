@@ -1,8 +1,11 @@
 //! Points without ranking: by id, in the order of ids, counted, faceted.
 
-use crate::json::{self, PointRecord, Vector, WithPayload, WithVector};
+use crate::json::{self, OrderBy, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
-use search::collection::{FacetValue, IDS_MAX, PointParts, SearchThread};
+use search::collection::{
+    FacetValue, IDS_MAX, OrderedPoints, PointOrder, PointParts, SearchThread,
+};
+use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
 use search::registry::NamedCollection;
 use serde::Serialize;
@@ -89,7 +92,12 @@ impl Projection {
 
     pub(crate) fn record(&self, point: FetchedPoint) -> PointRecord {
         let vector = self.vector.then(|| Vector::labelled(&self.vector_name, point.embedding));
-        PointRecord { id: point.id, payload: self.payload.project(point.payload), vector }
+        PointRecord {
+            id: point.id,
+            payload: self.payload.project(point.payload),
+            vector,
+            order_value: None,
+        }
     }
 }
 
@@ -161,6 +169,15 @@ pub(crate) fn scroll(
     let projection =
         Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
+    if let Some(order) = &request.order_by {
+        if request.offset.is_some() {
+            return Err(Error::invalid(
+                "offset does not go with order_by; continue with order_by.start_from, and exclude by has_id the points \
+                 of that value that you have",
+            ));
+        }
+        return scroll_in_order(named, order, filter.as_ref(), limit, &projection);
+    }
     let mut page =
         ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
     let mut budget = ResponseBudget::default();
@@ -182,6 +199,53 @@ pub(crate) fn scroll(
         has_room &= found.next.is_some();
     }
     Ok(page)
+}
+
+/// Returns the first points in the order of a field.
+fn scroll_in_order(
+    named: &NamedCollection,
+    order: &OrderBy,
+    filter: Option<&Filter>,
+    limit: usize,
+    projection: &Projection,
+) -> Result<ScrollResponse> {
+    let found = ordered(named, order, filter, limit)?;
+    let mut page =
+        ScrollResponse { points: Vec::new(), next_page_offset: None, partial: found.partial };
+    let mut budget = ResponseBudget::default();
+    for points in found.points.chunks(CHUNK) {
+        let ids: Vec<u64> = points.iter().map(|point| point.id).collect();
+        for (point, ordered) in named.resolve(&ids, projection.parts()).into_iter().zip(points) {
+            match point {
+                Ok(Some(point)) => {
+                    let order_value = ordered.value.to_number();
+                    let record = PointRecord { order_value, ..projection.record(point) };
+                    budget.add_or_fail(&record)?;
+                    page.points.push(record);
+                }
+                // Removed since.
+                Ok(None) => {}
+                Err(error) if concerns_one_point(&error) => page.partial = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(page)
+}
+
+/// Returns the first `limit` points in the order of a field.
+///
+/// # Errors
+/// As [`NamedCollection::ordered`].
+pub(crate) fn ordered(
+    named: &NamedCollection,
+    order: &OrderBy,
+    filter: Option<&Filter>,
+    limit: usize,
+) -> Result<OrderedPoints> {
+    let order =
+        PointOrder { key: &order.key, descending: order.descending, from: order.start_from };
+    named.ordered(&order, filter, limit)
 }
 
 /// The number of points.

@@ -11,7 +11,7 @@ use transport::Reply;
 
 use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
-use crate::{collections, describe, json, query, retrieve, snapshots, update};
+use crate::{collections, describe, groups, json, query, retrieve, snapshots, update};
 
 /// Description of the routes as OpenAPI 3.1. Routes that answer 501 are left out.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -101,6 +101,7 @@ fn points() -> Router<Arc<CollectionsState>> {
         .route(&at("scroll"), post(|call: RestCall| call.read(retrieve::scroll)))
         .route(&at("count"), post(|call: RestCall| call.read(retrieve::count)))
         .route(&at("query"), post(|call: RestCall| call.read(query::query)))
+        .route(&at("query/groups"), post(|call: RestCall| call.read(groups::query)))
         .route(&at("query/batch"), post(|call: RestCall| call.read(query::batch)))
         .route(&at("delete"), post(|call: RestCall| call.write(update::delete)))
         .route(

@@ -26,8 +26,9 @@ pub use collection::{AliasAction, ChangeAliases, CreateCollection, CreateIndex, 
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
 pub use query::{
-    CountRequest, FacetRequest, Prefetch, QuantizationParams, QueryBatchRequest, QueryRequest,
-    RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
+    CountRequest, FacetRequest, OrderBy, Prefetch, QuantizationParams, QueryBatchRequest,
+    QueryGroupsRequest, QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput,
+    VectorQuery,
 };
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::vector::{DenseVector, is_inference, no_vector, object};
+use search::collection::OrderValue;
 use search::filter::Filter;
 use search::points::PointId;
 
@@ -59,6 +60,56 @@ impl QueryRequest {
     /// Returns the number of hits to skip.
     pub fn offset(&self) -> usize {
         self.offset.unwrap_or(0)
+    }
+}
+
+/// Groups in a response if the request has no limit.
+const DEFAULT_GROUPS: usize = 10;
+/// Points of a group if the request has no group size.
+const DEFAULT_GROUP_SIZE: usize = 3;
+
+/// A query whose hits are grouped by a payload field.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueryGroupsRequest {
+    /// Path of the field, as in a filter.
+    pub group_by: String,
+    /// Most points of a group.
+    pub group_size: usize,
+    /// Most groups of the response.
+    pub limit: usize,
+    /// The query without its limit.
+    pub query: QueryRequest,
+}
+
+/// Members of a request for groups beside those of a query.
+#[derive(serde::Deserialize)]
+struct GroupParams {
+    group_by: String,
+    #[serde(default, deserialize_with = "positive")]
+    group_size: Option<usize>,
+    #[serde(default, deserialize_with = "positive")]
+    limit: Option<usize>,
+    #[serde(default, rename = "with_lookup")]
+    _with_lookup: AbsentField,
+}
+
+impl<'de> Deserialize<'de> for QueryGroupsRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<QueryGroupsRequest, D::Error> {
+        let mut members = Map::deserialize(deserializer)?;
+        let own = ["group_by", "group_size", "limit", "with_lookup"];
+        let own: Map<String, Value> =
+            own.iter().filter_map(|name| members.remove_entry(*name)).collect();
+        if members.get("offset").is_some_and(|offset| !offset.is_null()) {
+            return Err(D::Error::custom("offset: groups have none; raise the limit"));
+        }
+        let params: GroupParams =
+            serde_json::from_value(Value::Object(own)).map_err(D::Error::custom)?;
+        Ok(QueryGroupsRequest {
+            group_by: params.group_by,
+            group_size: params.group_size.unwrap_or(DEFAULT_GROUP_SIZE),
+            limit: params.limit.unwrap_or(DEFAULT_GROUPS),
+            query: serde_json::from_value(Value::Object(members)).map_err(D::Error::custom)?,
+        })
     }
 }
 
@@ -153,9 +204,11 @@ pub struct QuantizationParams {
     pub oversampling: Option<f64>,
 }
 
-/// A query by vectors.
+/// A query: by vectors, or by a payload field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VectorQuery {
+    /// Points in the order of a payload field.
+    OrderBy(OrderBy),
     /// The most similar points.
     Nearest(VectorInput),
     /// Points similar to the target and different from each other (maximal marginal relevance).
@@ -174,6 +227,44 @@ pub enum VectorQuery {
         /// Examples to differ from.
         negative: Vec<VectorInput>,
     },
+}
+
+/// Order of points by the numbers and dates of a payload field.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OrderBy {
+    /// Path of the field, as in a filter.
+    pub key: String,
+    /// True to begin with the largest value.
+    pub descending: bool,
+    /// The first value.
+    pub start_from: Option<OrderValue>,
+}
+
+impl<'de> Deserialize<'de> for OrderBy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrderBy, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Members {
+            key: String,
+            direction: Option<String>,
+            start_from: Option<Value>,
+        }
+        let value = Value::deserialize(deserializer)?;
+        if let Value::String(key) = value {
+            return Ok(OrderBy { key, descending: false, start_from: None });
+        }
+        let members: Members = serde_json::from_value(value).map_err(D::Error::custom)?;
+        let descending = match members.direction.as_deref() {
+            None | Some("asc") => false,
+            Some("desc") => true,
+            Some(_) => return Err(D::Error::custom("direction: asc or desc is expected")),
+        };
+        let start_from = members.start_from.map(|value| {
+            let wrong = || D::Error::custom("start_from: a number or a date is expected");
+            OrderValue::of(&value).ok_or_else(wrong)
+        });
+        Ok(OrderBy { key: members.key, descending, start_from: start_from.transpose()? })
+    }
 }
 
 /// A vector, or a point of the collection that has it.
@@ -225,7 +316,7 @@ impl<'de> Deserialize<'de> for VectorQuery {
             type Value = VectorQuery;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a query: a vector, a point's id, nearest or recommend")
+                f.write_str("a query: a vector, a point's id, nearest, recommend or order_by")
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorQuery, A::Error> {
@@ -274,7 +365,8 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
             "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
             "recommend" => query = Some(recommend(map.next_value()?)?),
             "mmr" => mmr = map.next_value::<Option<MmrParams>>()?,
-            "discover" | "context" | "order_by" | "fusion" | "rrf" | "formula" | "sample"
+            "order_by" => query = Some(VectorQuery::OrderBy(map.next_value()?)),
+            "discover" | "context" | "fusion" | "rrf" | "formula" | "sample"
             | "relevance_feedback" | "defaults" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
@@ -292,9 +384,9 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
         (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
-        (None, _) => {
-            Err(A::Error::custom("an empty object is no query; give nearest or recommend"))
-        }
+        (None, _) => Err(A::Error::custom(
+            "an empty object is no query; give nearest, recommend or order_by",
+        )),
     }
 }
 
@@ -340,8 +432,8 @@ pub struct ScrollRequest {
     /// The requested vectors; none by default.
     #[serde(alias = "with_vectors")]
     pub with_vector: Option<WithVector>,
-    #[serde(default, rename = "order_by")]
-    _order_by: AbsentField,
+    /// Order by a payload field instead of the ids.
+    pub order_by: Option<OrderBy>,
     #[serde(default, rename = "shard_key")]
     _shard_key: AbsentField,
 }

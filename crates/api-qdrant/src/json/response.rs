@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use search::points::PointId;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use super::{VERSION, Vector};
 
@@ -19,6 +19,9 @@ pub(crate) struct PointRecord {
     /// Its vector, bare or under its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vector: Option<Vector>,
+    /// The value that it was ordered by; a date as microseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order_value: Option<Number>,
 }
 
 /// A hit of a query.
@@ -36,6 +39,9 @@ pub(crate) struct ScoredPoint {
     /// Its vector, bare or under its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vector: Option<Vector>,
+    /// The value that it was ordered by; a date as microseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order_value: Option<Number>,
 }
 
 /// Puts a result, which is JSON text, into its envelope.

@@ -219,7 +219,7 @@ fn queries_are_read_in_every_form() {
     assert_eq!(diverse, VectorQuery::Mmr { target: vector(), diversity: 0.25, candidates: None });
     assert!(target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 2}})).is_err());
     for unsupported in [
-        json!({"order_by": "n"}),
+        json!({"discover": {}}),
         json!({"fusion": "rrf"}),
         json!({"sample": "random"}),
         json!({"formula": {}}),
@@ -382,7 +382,7 @@ fn the_envelope_is_json() {
     let answer: Value = serde_json::from_slice(&version("millpond", "1")).unwrap();
     assert!(answer["version"].as_str().unwrap().starts_with("1."));
     let vector = Some(Vector::labelled("v", vec![0.1]));
-    let record = PointRecord { id: PointId::Number(1), payload: None, vector };
+    let record = PointRecord { id: PointId::Number(1), payload: None, vector, order_value: None };
     assert_eq!(serde_json::to_string(&record).unwrap(), r#"{"id":1,"vector":{"v":[0.1]}}"#);
 }
 

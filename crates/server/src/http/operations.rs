@@ -23,7 +23,7 @@ const OPEN: [&str; 12] = [
 /// Routes whose answers list the collections that the key may use.
 const LISTS: [&str; 4] = ["/", "/collections", "/aliases", "/v1/images"];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 11] = [
+const SEARCHES: [&str; 12] = [
     "/v1/images/{collection}/search",
     "/v1/images/{collection}/identify",
     "/v1/images/{collection}/verify",
@@ -34,6 +34,7 @@ const SEARCHES: [&str; 11] = [
     "/collections/{collection}/points/count",
     "/collections/{collection}/points/query",
     "/collections/{collection}/points/query/batch",
+    "/collections/{collection}/points/query/groups",
     "/v2/repository/index",
 ];
 

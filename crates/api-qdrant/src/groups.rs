@@ -1,0 +1,268 @@
+//! Queries whose hits are grouped by a payload field.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use base::{Error, Result};
+use search::collection::{CANDIDATES_MAX, PointParts, SearchThread};
+use search::filter::{Condition, Filter, Match, each_value};
+use search::registry::NamedCollection;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::call::CallContext;
+use crate::filters;
+use crate::json::{self, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery};
+use crate::query::{QueryRun, RankedHit, RankedHits, both};
+use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
+
+/// Most groups of one response.
+const GROUPS_MAX: usize = 1024;
+
+/// Groups of hits, the one with the best hit first.
+#[derive(Serialize)]
+pub(crate) struct GroupsResponse {
+    groups: Vec<PointGroup>,
+    #[serde(skip_serializing_if = "retrieve::is_false")]
+    partial: bool,
+}
+
+/// Hits with one value of the field, best first.
+#[derive(Serialize)]
+struct PointGroup {
+    id: GroupValue,
+    hits: Vec<ScoredPoint>,
+}
+
+/// Value by which points are grouped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(untagged)]
+enum GroupValue {
+    Whole(i64),
+    Text(String),
+}
+
+impl GroupValue {
+    /// Converts a value; `None` for values that make no group.
+    fn of(value: &Value) -> Option<GroupValue> {
+        match value {
+            Value::Number(number) => number.as_i64().map(GroupValue::Whole),
+            Value::String(text) => Some(GroupValue::Text(text.clone())),
+            _ => None,
+        }
+    }
+
+    fn to_value(&self) -> Value {
+        match self {
+            GroupValue::Whole(value) => Value::from(*value),
+            GroupValue::Text(text) => Value::from(text.as_str()),
+        }
+    }
+}
+
+/// Returns the values under `path`, each once. As in Qdrant, a point belongs to no group if one of
+/// its values makes none.
+fn group_values(payload: &Value, path: &str) -> Vec<GroupValue> {
+    let mut seen = HashSet::new();
+    let mut values = Vec::new();
+    let mut all_group = true;
+    each_value(payload, path, &mut |value| match GroupValue::of(value) {
+        Some(value) if seen.insert(value.clone()) => values.push(value),
+        Some(_) => {}
+        None => all_group = false,
+    });
+    if all_group { values } else { Vec::new() }
+}
+
+/// Group before its points are read.
+struct RankedGroup {
+    value: GroupValue,
+    hits: Vec<RankedHit>,
+    /// True if `hits` has all points of the group.
+    complete: bool,
+}
+
+/// Groups in the order of their best hits.
+struct RankedGroups {
+    size: usize,
+    groups: Vec<RankedGroup>,
+    /// Position in `groups` by value.
+    positions: HashMap<GroupValue, usize>,
+}
+
+impl RankedGroups {
+    fn new(size: usize) -> RankedGroups {
+        RankedGroups { size, groups: Vec::new(), positions: HashMap::new() }
+    }
+
+    /// Adds the hits of one search, best first, with the values of each. Groups of earlier
+    /// searches get no hits, since points with a better score may have been excluded. `complete`
+    /// is true if the search found every point. Returns true if there is a new group.
+    fn add(&mut self, hits: Vec<(RankedHit, Vec<GroupValue>)>, complete: bool) -> bool {
+        let before = self.groups.len();
+        for (hit, values) in hits {
+            for value in values {
+                let next = self.groups.len();
+                let at = *self.positions.entry(value.clone()).or_insert(next);
+                if at == next {
+                    self.groups.push(RankedGroup { value, hits: Vec::new(), complete });
+                }
+                let group = &mut self.groups[at];
+                if at >= before && group.hits.len() < self.size {
+                    group.hits.push(hit);
+                }
+            }
+        }
+        self.groups.len() > before
+    }
+
+    /// Returns the filter of points with a value that no group has.
+    fn other_values(&self, key: &str) -> Filter {
+        let empty = Condition::IsEmpty { key: key.to_owned() };
+        let known: Vec<Value> = self.groups.iter().map(|group| group.value.to_value()).collect();
+        let matching = Match::Except(known.into());
+        let other = Condition::Match { key: key.to_owned(), matching };
+        let must = if self.groups.is_empty() { Vec::new() } else { vec![other] };
+        Filter { must, must_not: vec![empty], ..Filter::default() }
+    }
+}
+
+/// Returns the filter of the points of one group.
+fn in_group(key: &str, value: &GroupValue) -> Filter {
+    let matching = Match::Value(value.to_value());
+    let must = vec![Condition::Match { key: key.to_owned(), matching }];
+    Filter { must, ..Filter::default() }
+}
+
+pub(crate) fn query(
+    named: &NamedCollection,
+    thread: &mut SearchThread,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<GroupsResponse> {
+    let mut request: QueryGroupsRequest = json::parse(body)?;
+    check(&request)?;
+    let query = &mut request.query;
+    let projection =
+        Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref());
+    let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
+    let target = query.query.take();
+    let run = QueryRun { named, thread, deadline: context.deadline };
+    run.check_using(&query.using, target.is_some())?;
+    let mut search = GroupSearch { run, request: &request, target, filter, partial: false };
+    let ranked = search.groups()?;
+    let mut budget = ResponseBudget::default();
+    let mut response = GroupsResponse { groups: Vec::new(), partial: search.partial };
+    for RankedGroup { value, hits, .. } in ranked {
+        let hits = RankedHits { hits, partial: false };
+        let presented = search.run.present(hits, &projection, &mut budget)?;
+        response.partial |= presented.partial;
+        // All points of the group may have been removed since the search.
+        if !presented.points.is_empty() {
+            response.groups.push(PointGroup { id: value, hits: presented.points });
+        }
+    }
+    Ok(response)
+}
+
+fn check(request: &QueryGroupsRequest) -> Result<()> {
+    if request.group_by.is_empty() {
+        return Err(Error::invalid("group_by: the path of a payload field is expected"));
+    }
+    if request.limit > GROUPS_MAX || request.group_size > CANDIDATES_MAX / request.limit {
+        return Err(Error::invalid(format!(
+            "limit: at most {GROUPS_MAX} groups, and limit x group_size at most {CANDIDATES_MAX}"
+        )));
+    }
+    match request.query.query {
+        Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
+            "groups of a query with mmr or order_by are not supported by this server",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Search for groups.
+struct GroupSearch<'a> {
+    run: QueryRun<'a>,
+    request: &'a QueryGroupsRequest,
+    target: Option<VectorQuery>,
+    filter: Option<Filter>,
+    partial: bool,
+}
+
+impl GroupSearch<'_> {
+    /// Returns the groups with the best hits, each with its best hits. Searches exclude the values
+    /// of known groups until there are enough groups, so that a large group hides no other one.
+    fn groups(&mut self) -> Result<Vec<RankedGroup>> {
+        let QueryGroupsRequest { group_by, group_size, limit, .. } = self.request;
+        let mut ranked = RankedGroups::new(*group_size);
+        let mut factor = 1;
+        while ranked.groups.len() < *limit {
+            let missing = limit - ranked.groups.len();
+            let most = (missing * group_size).saturating_mul(factor).min(CANDIDATES_MAX);
+            let count = self.run.hits_to_find(most, 0)?;
+            let found = self.find(ranked.other_values(group_by), count)?;
+            let complete = found.len() < count;
+            let found = self.with_values(found)?;
+            let is_new = ranked.add(found, complete);
+            if complete || (!is_new && most == CANDIDATES_MAX) {
+                break;
+            }
+            if !is_new {
+                // Values that make no group hid the rest.
+                factor *= 2;
+            }
+        }
+        ranked.groups.truncate(*limit);
+        for group in &mut ranked.groups {
+            if group.hits.len() < *group_size && !group.complete {
+                group.hits = self.hits_of_group(&group.value)?;
+            }
+        }
+        Ok(ranked.groups)
+    }
+
+    /// Searches the points of one group.
+    fn hits_of_group(&mut self, value: &GroupValue) -> Result<Vec<RankedHit>> {
+        let hits = self.find(in_group(&self.request.group_by, value), self.request.group_size)?;
+        let mut found = self.with_values(hits)?;
+        found.retain(|(_, values)| values.contains(value));
+        Ok(found.into_iter().map(|(hit, _)| hit).collect())
+    }
+
+    fn find(&mut self, limit: Filter, count: usize) -> Result<Vec<RankedHit>> {
+        if Instant::now() > self.run.deadline {
+            return Err(Error::deadline(
+                "the time was up before all groups were found; ask for fewer, or allow more time",
+            ));
+        }
+        let filter = both(self.filter.clone(), Some(limit));
+        let query: &QueryRequest = &self.request.query;
+        let found = self.run.find(self.target.clone(), query, count, filter)?;
+        self.partial |= found.partial;
+        Ok(found.hits)
+    }
+
+    /// Reads the values of hits. A hit with a damaged payload is left out.
+    fn with_values(&mut self, hits: Vec<RankedHit>) -> Result<Vec<(RankedHit, Vec<GroupValue>)>> {
+        let mut found = Vec::with_capacity(hits.len());
+        for hits in hits.chunks(CHUNK) {
+            let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
+            let points = self.run.named.resolve(&ids, PointParts::PAYLOAD);
+            for (point, hit) in points.into_iter().zip(hits) {
+                match point {
+                    Ok(Some(point)) => {
+                        let payload = Value::Object(point.payload);
+                        found.push((*hit, group_values(&payload, &self.request.group_by)));
+                    }
+                    // Removed since the search.
+                    Ok(None) => {}
+                    Err(error) if retrieve::concerns_one_point(&error) => self.partial = true,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
