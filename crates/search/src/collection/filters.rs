@@ -199,9 +199,13 @@ impl FilterCache {
         })
     }
 
-    /// Reads payloads until all rows are decided. If it stops before, keeps the progress.
+    /// Reads payloads until all rows are decided. If it stops before, keeps the progress. A filter
+    /// that is too long for the cache does not stop at the end of a slice.
     fn read(&self, segment: &Segment, mut scan: FilterScan) -> Result<FilterScan> {
-        let mut pass = PayloadScan::in_slices();
+        // The rows of a long filter are not cached, so a pause in a later segment would have this one
+        // read again from its start.
+        let short = scan.clause.memory_bytes() <= CLAUSE_BYTES_MAX;
+        let mut pass = if short { PayloadScan::in_slices() } else { PayloadScan::new() };
         scan.read(segment, &mut pass)?;
         let stopped = pass.check(&scan.unindexed.join(", "));
         let counter = match pass.step() {
@@ -353,7 +357,7 @@ mod tests {
 
     use super::*;
     use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
-    use crate::filter::{Condition, Range};
+    use crate::filter::{Condition, CountRange, Match, Range};
     use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
     fn clause(number: u64) -> Filter {
@@ -448,5 +452,26 @@ mod tests {
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
         assert!(late.message().contains("\"late\" has no index"), "{late}");
         assert_eq!(select(&range("late", 1.0)).unwrap().filter.count(), 200, "and it goes on");
+    }
+
+    #[test]
+    fn a_long_filter_is_read_without_a_pause() {
+        let payloads: Vec<Value> = (0..2000).map(|row| serde_json::json!({ "n": row })).collect();
+        let test = segment_of_values(&payloads);
+        let budget = MemoryBudget::new(1 << 30);
+        let filters = FilterCache::default();
+        let values: Vec<Value> = (0..2000).map(Value::from).collect();
+        let matching = Match::Any(values.into());
+        // Counts have no index.
+        let range = CountRange { gte: Some(1), ..CountRange::default() };
+        let must = vec![
+            Condition::Match { key: "n".into(), matching },
+            Condition::ValuesCount { key: "n".into(), range },
+        ];
+        let long = Filter { must, ..Filter::default() };
+        assert!(long.memory_bytes() > CLAUSE_BYTES_MAX);
+        let selected = in_ended_slice(|| filters.select(&test.segment, &long, &budget));
+        let SliceOutcome::Done(selected) = selected else { panic!("it was paused") };
+        assert_eq!(selected.unwrap().filter.count(), 2000);
     }
 }

@@ -12,7 +12,7 @@ use base::{Error, Result};
 use parking_lot::Mutex;
 
 use super::inner::Collection;
-use super::scan::until;
+use super::scan::{PartLimit, note_pause};
 use super::search::{
     BestPoints, CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread,
 };
@@ -100,6 +100,8 @@ pub(super) struct SegmentsSearch {
     filter: Option<Filter>,
     exact: bool,
     deadline: Option<Instant>,
+    /// Limits of passes over payloads: those of the owner, who waits for helpers.
+    limit: PartLimit,
     count: usize,
     /// Segments in the order of the search, with their numbers in the state.
     segments: Vec<(u32, SegmentView)>,
@@ -117,6 +119,8 @@ struct SharedHits {
     partial: bool,
     damaged: u64,
     error: Option<Error>,
+    /// True if a helper paused a pass over payloads at the end of the owner's slice.
+    paused: bool,
 }
 
 /// Result of a segment before the floor is known.
@@ -135,13 +139,15 @@ impl SegmentsSearch {
         let floor_is_exact = segments.iter().all(|(_, view)| view.segment.index().floor_is_exact());
         let best = BestPoints::new(count, floor);
         let waiting = segments.iter().map(|_| None).collect();
-        let found = SharedHits { best, waiting, partial: false, damaged: 0, error: None };
+        let found =
+            SharedHits { best, waiting, partial: false, damaged: 0, error: None, paused: false };
         SegmentsSearch {
             embedding: query.embedding.to_vec(),
             params: query.params,
             filter: query.filter.cloned(),
             exact: query.exact,
             deadline: query.deadline,
+            limit: PartLimit::of_this_thread(query.deadline),
             count,
             floor_is_exact,
             parts: SharedParts::new(segments.len()),
@@ -172,6 +178,9 @@ impl SegmentsSearch {
         }
         self.parts.wait()?;
         let mut shared = self.found.lock();
+        if shared.paused {
+            note_pause();
+        }
         if let Some(error) = shared.error.take() {
             return Err(error);
         }
@@ -220,7 +229,14 @@ impl SegmentsSearch {
     fn search_segment(&self, part: usize, collection: &Collection, thread: &mut SearchThread) {
         let (at, view) = &self.segments[part];
         let mut found = QueryHits::default();
-        let floor = self.found.lock().best.floor;
+        let floor = {
+            let shared = self.found.lock();
+            // The query fails, or runs again after a pause.
+            if shared.error.is_some() {
+                return;
+            }
+            shared.best.floor
+        };
         let request = self.request(floor);
         let waits = !self.floor_is_exact;
         let two_steps = waits && self.exact && !view.segment.index().floor_is_exact();
@@ -259,11 +275,8 @@ impl HelpWork for SegmentsSearch {
         while !thread.queries_wait()
             && let Some(part) = self.parts.claim()
         {
-            match self.deadline {
-                Some(deadline) => {
-                    until(deadline, || self.search_segment(part, collection, thread));
-                }
-                None => self.search_segment(part, collection, thread),
+            if self.limit.run(|| self.search_segment(part, collection, thread)) {
+                self.found.lock().paused = true;
             }
             parts += 1;
         }

@@ -10,6 +10,7 @@ use storage::UringMedium;
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::coarse::{CoarseKind, Metric};
+use crate::collection::scan::{SliceOutcome, in_ended_slice};
 use crate::collection::{CollectionOptions, Resources};
 use crate::filter::{Condition, CountRange, Match};
 use crate::ingest::PointRef;
@@ -173,18 +174,49 @@ fn queries_together_have_the_hits_of_each() {
     }
 }
 
+/// Filter without an index: values are not counted.
+fn counted() -> Filter {
+    let range = CountRange { gte: Some(1), ..CountRange::default() };
+    Filter {
+        must: vec![Condition::ValuesCount { key: "third".into(), range }],
+        ..Filter::default()
+    }
+}
+
+#[test]
+fn a_helper_pauses_at_the_end_of_the_slice() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(CoarseKind::Flat, &[2000, 1500], root.path());
+    let mut thread = collection.thread(limits()).unwrap();
+    let done = AtomicUsize::new(0);
+    let helper = EagerHelper { collection: Arc::downgrade(&collection), parts: 9, done };
+    thread.set_helpers(Arc::new(helper));
+    let embedding = [0.0; DIMS];
+    let filter = counted();
+    let query =
+        CollectionQuery { filter: Some(&filter), ..CollectionQuery::nearest(&embedding, 3) };
+    let mut slices = 0;
+    let found = loop {
+        slices += 1;
+        match in_ended_slice(|| collection.nearest(&mut thread, &query)) {
+            SliceOutcome::Paused => assert!(slices < 20, "it makes no progress"),
+            SliceOutcome::Done(found) => break found.unwrap(),
+        }
+    };
+    // The helper reads 512 payloads a slice.
+    assert!(slices > 5, "{slices}");
+    let mut alone = collection.thread(limits()).unwrap();
+    assert_eq!(found, collection.nearest(&mut alone, &query).unwrap());
+}
+
 #[test]
 fn an_error_of_a_helper_is_the_error_of_the_query() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(CoarseKind::Flat, &[100, 100], root.path());
     let mut thread = collection.thread(limits()).unwrap();
     let query = [0.0; DIMS];
-    // A deadline that passed ends the filter's scan of payloads. Counts have no index.
-    let range = CountRange { gte: Some(1), ..CountRange::default() };
-    let filter = Filter {
-        must: vec![Condition::ValuesCount { key: "third".into(), range }],
-        ..Filter::default()
-    };
+    // A deadline that passed ends the filter's scan of payloads.
+    let filter = counted();
     let query = CollectionQuery {
         filter: Some(&filter),
         deadline: Some(Instant::now()),

@@ -100,13 +100,16 @@ impl Collection {
             }
             let filtered = self.filtered(query.filter, view, &mut found.partial)?;
             let allow = filtered.as_ref().or(view.allowed().map(Arc::as_ref));
-            for row in 0..view.segment.rows() {
-                let id = view.segment.ids().id(row);
-                if let Some(id) = id.filter(|_| allow.is_none_or(|allow| allow.contains(row))) {
-                    let place = HitLocation::Segment(at, row);
-                    ranked.push(RankedPoint { coarse: UNINDEXED, id, place });
-                }
-            }
+            let rows = (0..view.segment.rows())
+                .filter(|&row| allow.is_none_or(|allow| allow.contains(row)));
+            let points = rows.filter_map(|row| {
+                let id = view.segment.ids().id(row)?;
+                let place = HitLocation::Segment(at, row);
+                Some(RankedPoint { coarse: UNINDEXED, id, place })
+            });
+            // One too many shows that points are left out.
+            let room = (PRINT_CANDIDATES_MAX + 1).saturating_sub(ranked.len());
+            ranked.extend(points.take(room));
         }
         found.partial |= ranked.len() > PRINT_CANDIDATES_MAX;
         ranked.truncate(PRINT_CANDIDATES_MAX);

@@ -81,6 +81,30 @@ fn limited<T>(limit: WorkLimit, work: impl FnOnce() -> T) -> (T, WorkLimit) {
     (result, LIMIT.get())
 }
 
+/// Limits of the work on one thread, for threads that do parts of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartLimit(WorkLimit);
+
+impl PartLimit {
+    /// Returns the limits of the work on this thread. `deadline` counts if it is earlier.
+    pub(super) fn of_this_thread(deadline: Option<Instant>) -> PartLimit {
+        let WorkLimit { deadline: own, slice_end, .. } = LIMIT.get();
+        let deadline = own.into_iter().chain(deadline).min();
+        PartLimit(WorkLimit { deadline, slice_end, paused: false })
+    }
+
+    /// Runs a part on this thread. Returns true if a pass over payloads was paused.
+    pub(super) fn run(self, part: impl FnOnce()) -> bool {
+        let (_, WorkLimit { paused, .. }) = limited(self.0, part);
+        paused
+    }
+}
+
+/// Records that another thread paused a part of this thread's work, which [`in_slice`] notices.
+pub(super) fn note_pause() {
+    LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
+}
+
 /// Next step of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanStep {
@@ -144,7 +168,7 @@ impl PayloadScan {
         match self.step {
             ScanStep::Read => Ok(()),
             ScanStep::Pause => {
-                LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
+                note_pause();
                 Err(Error::cancelled("reading payloads for a filter goes on in another slice"))
             }
             ScanStep::Late => Err(Error::deadline(format!(

@@ -121,9 +121,14 @@ mod tests {
     #[test]
     fn long_waits_escalate() {
         let stall = WriteStall::default();
+        let before = Instant::now();
         let first = stall.wait();
         let second = stall.wait();
-        assert!(stall.has_waiting() && !stall.is_escalated());
+        assert!(stall.has_waiting() && stall.0.lock().since >= Some(before));
+        // The test sets the start of the wait, because its thread may be paused at any time.
+        stall.0.lock().since = Some(Instant::now() + Duration::from_secs(3600));
+        assert!(!stall.is_escalated());
+        stall.0.lock().since = Some(before);
         std::thread::sleep(ESCALATE_AFTER);
         assert!(stall.is_escalated());
         drop((first, second));
@@ -138,8 +143,11 @@ mod tests {
     fn short_waits_do_not_escalate() {
         let stall = WriteStall::default();
         drop(stall.wait());
+        assert!(!stall.is_escalated() && stall.0.lock().since.is_none());
         std::thread::sleep(ESCALATE_AFTER);
+        let before = Instant::now();
         let _again = stall.wait();
-        assert!(!stall.is_escalated());
+        // Only the second wait counts.
+        assert!(stall.0.lock().since >= Some(before));
     }
 }

@@ -185,7 +185,7 @@ impl JobRun<'_> {
                 return Err(Error::not_found("the collection was removed"));
             }
             let began = Instant::now();
-            let step = self.step(STEP_POINTS * options.threads)?;
+            let step = self.step(step_points(&options))?;
             let Some(WalkStep { points, unreadable, ended }) = step else { return Ok(false) };
             self.pacer.wait(points.len() as u64);
             let outcomes = scan_all(&mut scanners, &points, &self.known)?;
@@ -256,6 +256,16 @@ impl JobRun<'_> {
     }
 }
 
+/// Returns the maximum points of a step: those of a second at a low rate, because a step that waits
+/// for its turn does not notice that the job was cancelled.
+fn step_points(options: &DuplicateOptions) -> usize {
+    let most = STEP_POINTS * options.threads;
+    match options.points_per_second {
+        0 => most,
+        rate => most.min(usize::try_from(rate).unwrap_or(most)),
+    }
+}
+
 /// Scans the points with all scanners, each on its thread.
 fn scan_all(
     scanners: &mut [DuplicateScanner<'_>],
@@ -290,4 +300,19 @@ fn scan_all(
         }
         Ok(outcomes)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_job_takes_short_steps() {
+        let points = |points_per_second| {
+            let options =
+                DuplicateOptions { threshold: 0.9, accept: None, points_per_second, threads: 2 };
+            step_points(&options)
+        };
+        assert_eq!([points(0), points(1), points(100), points(u64::MAX)], [1024, 1, 100, 1024]);
+    }
 }

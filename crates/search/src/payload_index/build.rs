@@ -193,8 +193,10 @@ impl PayloadIndexBuilder {
         };
         // The other half is for paths and reasons of fields without an index.
         let mut room = DIRECTORY_BYTES_MAX / 2;
-        for field in self.fields.drain(..) {
-            if matches!(self.by_path.get(&field.path), Some(FieldState::Indexed(_))) {
+        for (at, field) in self.fields.drain(..).enumerate() {
+            // A dropped field left an empty one without a name. A field may have no name either.
+            let state = self.by_path.get(&field.path);
+            if matches!(state, Some(FieldState::Indexed(of)) if *of == at) {
                 let field = field.write(&mut writer)?;
                 match room.checked_sub(field.encoded_bytes()) {
                     Some(left) => {

@@ -216,6 +216,10 @@ impl FieldReader<'_> {
                 _ => &bitmaps.bare,
             };
             met.doubt(&self.bitmap(outside)?);
+            if matches!(condition, Condition::IsNull { .. }) {
+                // An element may be a list with null.
+                met.doubt(&self.bitmap(&bitmaps.other)?);
+            }
         }
         Ok(Some(met))
     }

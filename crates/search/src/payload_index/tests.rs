@@ -327,11 +327,12 @@ fn too_many_fields_are_named() {
     }
 }
 
-#[test]
-fn a_field_beyond_the_memory_is_left_out() {
+/// Returns the bytes of the directory, and its offset, of rows with an id and one more member,
+/// whose memory has no room for the ids.
+fn directory_without_ids(member: &str) -> (Vec<u8>, u64) {
     let mut builder = PayloadIndexBuilder::new(20_000);
     for row in 0..1000 {
-        builder.add(json!({"id": format!("row {row}"), "kind": row % 2}).to_string().as_bytes());
+        builder.add(json!({"id": format!("row {row}"), member: row % 2}).to_string().as_bytes());
     }
     let mut bytes = Vec::new();
     builder
@@ -342,8 +343,33 @@ fn a_field_beyond_the_memory_is_left_out() {
         .unwrap();
     let trailer = bytes.len() - directory::TRAILER_BYTES as usize;
     let (offset, length) = directory::decode_trailer(&bytes[trailer..]).unwrap();
-    let encoded = &bytes[offset as usize..][..length as usize];
-    let directory = directory::IndexDirectory::decode(encoded, offset).unwrap();
+    (bytes[offset as usize..][..length as usize].to_vec(), offset)
+}
+
+#[test]
+fn a_field_without_a_name_is_indexed_once() {
+    let (encoded, offset) = directory_without_ids("");
+    let directory = directory::IndexDirectory::decode(&encoded, offset).unwrap();
+    let indexed: Vec<&str> = directory.fields.iter().map(|field| &*field.path).collect();
+    assert_eq!(indexed, [""]);
+    assert_eq!(directory.fields[0].bitmaps.present.count, 1000);
+    assert_eq!(directory.unindexed[0].path, "id");
+}
+
+#[test]
+fn a_null_in_a_list_within_a_list_is_found() {
+    let payloads = [json!([[null]]), json!([[1]]), json!([null]), json!([1])];
+    let payloads = payloads.map(|list| json!({ "a": list }));
+    let test = segment_of_values(&payloads);
+    for key in ["a", "a[]"] {
+        check(&test.segment, &only(Condition::IsNull { key: key.into() }), &payloads);
+    }
+}
+
+#[test]
+fn a_field_beyond_the_memory_is_left_out() {
+    let (encoded, offset) = directory_without_ids("kind");
+    let directory = directory::IndexDirectory::decode(&encoded, offset).unwrap();
     let indexed: Vec<&str> = directory.fields.iter().map(|field| &*field.path).collect();
     assert_eq!(indexed, ["kind"]);
     assert_eq!(directory.unindexed[0].path, "id");
