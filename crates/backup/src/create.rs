@@ -47,7 +47,6 @@ pub struct BackupReport {
 }
 
 /// Objects that the store has already.
-#[derive(Default)]
 struct KnownObjects {
     stored: BTreeMap<String, StoredObject>,
     /// Files of earlier backups, by the name of the object.
@@ -70,22 +69,22 @@ pub async fn create(
     let began = Instant::now();
     let collection = named.name();
     let id = BackupId::after(context.store.ids(collection).await?.last());
-    let mut mark = Mark::put(context.store, collection, MarkKind::Backup, &id).await?;
-    let outcome = async {
+    let mark = Mark::put(context.store, collection, MarkKind::Backup, &id).await?;
+    let work = async {
         mark.wait_for_removals(context.progress).await?;
-        let known = match extent {
-            BackupExtent::All => KnownObjects::default(),
-            _ => known_objects(context, collection).await?,
-        };
+        let mut known = known_objects(context, collection).await?;
+        if extent == BackupExtent::All {
+            known.stored.clear();
+        }
         named.collection().flush_before_pin()?;
         let pinned = named.collection().pin()?;
         let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
         if let Some(list) = newest.filter(|list| is_same(list, named, &pinned)) {
             return Ok(BackupReport { unchanged: true, ..report(list) });
         }
-        upload(context, named, &pinned, &known, &id, &mut mark).await
-    }
-    .await;
+        upload(context, named, &pinned, &known, &id).await
+    };
+    let outcome = mark.during(work).await;
     mark.remove().await;
     outcome.map(|report| BackupReport { seconds: began.elapsed().as_secs_f64(), ..report })
 }
@@ -125,7 +124,6 @@ async fn upload(
     pinned: &PinnedFiles<'_>,
     known: &KnownObjects,
     id: &BackupId,
-    mark: &mut Mark<'_>,
 ) -> Result<BackupReport> {
     let points = named.collection().count();
     context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
@@ -133,18 +131,25 @@ async fn upload(
     let mut files = Vec::with_capacity(pinned.files().len());
     let mut uploaded_files = 0;
     for file in pinned.files() {
-        mark.renew().await?;
         let object = object_name(file, named.points_name(), id);
         let stored = known.stored.get(&object).is_some_and(|found| found.bytes == file.bytes);
-        let listed = known.listed.get(&object).filter(|found| found.bytes == file.bytes);
+        let earlier = known.listed.get(&object);
+        let listed = earlier.filter(|found| found.bytes == file.bytes);
         let blake3 = match listed.filter(|_| stored) {
             Some(listed) => {
                 context.progress.add_done(file.bytes);
                 listed.blake3.clone()
             }
             // Objects appear whole, so one that a stopped backup left is not sent again.
-            None if stored => context.hash(&pinned.open(file)?).await?,
+            None if stored => {
+                let hash = context.hash(&pinned.open(file)?).await?;
+                context.progress.add_done(file.bytes);
+                hash
+            }
             None => {
+                if let Some(earlier) = earlier {
+                    check_unchanged(context, pinned, file, earlier).await?;
+                }
                 uploaded_files += 1;
                 let key = context.store.object_key(named.name(), &object);
                 let sent = context.upload(&pinned.open(file)?, &key).await;
@@ -167,6 +172,28 @@ async fn upload(
     context.store.put_list(&list).await?;
     let uploaded_bytes = context.progress.bytes_moved() - sent_before;
     Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
+}
+
+/// Checks that a file is still that of an earlier backup, before its object is replaced: a damaged
+/// file must not take the place of a sound object that earlier backups need.
+///
+/// # Errors
+/// `DataLoss` if it differs; the error of the medium.
+async fn check_unchanged(
+    context: &BackupContext<'_>,
+    pinned: &PinnedFiles<'_>,
+    file: &PinnedFile,
+    earlier: &BackupFile,
+) -> Result<()> {
+    if earlier.bytes == file.bytes && context.hash(&pinned.open(file)?).await? == earlier.blake3 {
+        return Ok(());
+    }
+    Err(Error::data_loss(format!(
+        "{} differs from the file of the same name in an earlier backup, so it is damaged, or the \
+         directory of the collection was copied; restore the collection from a backup, or back it \
+         up to another store",
+        file.name
+    )))
 }
 
 /// Returns the report of a backup of which nothing was uploaded.

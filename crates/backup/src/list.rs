@@ -21,6 +21,8 @@ const KIND: &str = "backup";
 pub(crate) const LIST_BYTES_MAX: u64 = 64 << 20;
 /// Maximum files of a list.
 const FILES_MAX: usize = 1 << 20;
+/// Maximum bytes of all files of a list.
+const BYTES_MAX: u64 = 1 << 60;
 /// Format of the time in an id.
 const ID_TIME: &str = "%Y%m%dT%H%M%S%3fZ";
 /// Characters of the time in an id.
@@ -213,6 +215,12 @@ impl BackupList {
         if list.files.len() > FILES_MAX {
             return Err(damaged(format!("it has {} files", list.files.len())));
         }
+        // A list that was uploaded may name any length; sums of lengths must not overflow.
+        let mut lengths = list.files.iter().map(|file| file.bytes);
+        let sum = lengths.try_fold(0u64, u64::checked_add);
+        if sum.is_none_or(|sum| sum > BYTES_MAX) {
+            return Err(damaged(format!("its files have more than {BYTES_MAX} bytes")));
+        }
         Ok(list)
     }
 }
@@ -252,6 +260,16 @@ mod tests {
             assert!(BackupList::decode(&damaged).is_err(), "byte {at}");
             assert!(BackupList::decode(&text[..at]).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn a_sum_of_lengths_that_overflows_is_refused() {
+        let mut list = example();
+        list.files[0].bytes = u64::MAX;
+        list.files.push(list.files[0].clone());
+        assert!(BackupList::decode(&list.encode().unwrap()).is_err());
+        list.files.truncate(1);
+        assert!(BackupList::decode(&list.encode().unwrap()).is_err());
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! objects. A backup that sees a removal waits for its end. A mark that is older than
 //! [`STALE`] is that of a program that has died.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -72,6 +75,32 @@ impl<'a> Mark<'a> {
             self.put = Instant::now();
         }
         Ok(())
+    }
+
+    /// Does `work` and puts the mark again meanwhile, so that it never becomes stale, however long
+    /// one file takes.
+    ///
+    /// # Errors
+    /// Those of `work`; the store's error if the mark cannot be put.
+    pub(crate) async fn during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut work = pin!(work);
+        let mut kept = pin!(self.keep());
+        poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(outcome) => Poll::Ready(outcome),
+            Poll::Pending => kept.as_mut().poll(context).map(Err),
+        })
+        .await
+    }
+
+    /// Puts the mark again in intervals. Ends only with the error of the store.
+    async fn keep(&self) -> Error {
+        loop {
+            tokio::time::sleep(RENEW).await;
+            let put = self.store.put(&self.key, PutPayload::from_static(b"in progress"));
+            if let Err(error) = put.await {
+                return error;
+            }
+        }
     }
 
     /// Returns the time of the store's clock.

@@ -78,7 +78,8 @@ async fn remove(
             context.progress.check()?;
             context.store.remove(&context.store.list_key(collection, id)).await?;
         }
-        let kept = ids.len() - removed.len();
+        // Another server may have removed some of them since.
+        let kept = ids.iter().filter(|id| !removed.contains(id)).count();
         let mut report = PruneReport { removed, kept, ..PruneReport::default() };
         if mark.sees(MarkKind::Backup).await? {
             let why = "a backup is in progress; the next removal takes unused objects";

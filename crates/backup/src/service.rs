@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -209,6 +210,8 @@ struct ServiceShared {
     pacer: Pacer,
     store: Mutex<Option<BackupStore>>,
     table: Mutex<JobTable>,
+    /// True once the thread should end. No backup of the schedule begins after that.
+    stopping: AtomicBool,
 }
 
 struct WorkThread {
@@ -238,6 +241,7 @@ impl BackupService {
             pacer,
             store: Mutex::default(),
             table: Mutex::default(),
+            stopping: AtomicBool::new(false),
         };
         BackupService { shared: Arc::new(shared), thread: Mutex::default() }
     }
@@ -376,8 +380,11 @@ impl BackupService {
         })
     }
 
-    /// Ends the thread. A backup in progress ends early and is continued by the next one.
+    /// Ends the thread. A backup in progress ends early and is continued by the next one. Later
+    /// requests are refused.
     pub fn shutdown(&self) {
+        // Before the jobs are stopped, so that none begins after that.
+        self.shared.stopping.store(true, Ordering::SeqCst);
         let Some(WorkThread { queue, thread }) = self.thread.lock().take() else { return };
         drop(queue);
         self.shared.table.lock().jobs.iter().for_each(|job| job.progress.stop());
@@ -388,6 +395,9 @@ impl BackupService {
 
     fn with_queue<T>(&self, each: impl FnOnce(&Sender<QueuedJob>) -> Result<T>) -> Result<T> {
         let mut thread = self.thread.lock();
+        if self.shared.is_stopping() {
+            return Err(Error::unavailable("the server is shutting down"));
+        }
         if thread.is_none() {
             *thread = Some(start_thread(&self.shared)?);
         }
@@ -411,6 +421,10 @@ fn start_thread(shared: &Arc<ServiceShared>) -> Result<WorkThread> {
 }
 
 impl ServiceShared {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
     /// Does the requests and the backups of the schedule until the queue is closed.
     fn work(&self, requests: &Receiver<QueuedJob>) {
         let mut due = self.config.every.map(|every| Instant::now() + every);
@@ -596,7 +610,7 @@ impl ServiceShared {
             while let Ok(job) = requests.try_recv() {
                 self.run(job);
             }
-            let progress = self.begin_scheduled(&listed.name);
+            let Some(progress) = self.begin_scheduled(&listed.name) else { return };
             let context =
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
             let result = self.back_up_scheduled(&context, &named);
@@ -611,9 +625,13 @@ impl ServiceShared {
         }
     }
 
-    /// Adds a backup of the schedule to the table.
-    fn begin_scheduled(&self, collection: &str) -> BackupJob {
+    /// Adds a backup of the schedule to the table. Returns `None` if the thread should end.
+    fn begin_scheduled(&self, collection: &str) -> Option<BackupJob> {
         let mut table = self.table.lock();
+        // Under the lock: a shutdown then finds the job in the table and stops it.
+        if self.is_stopping() {
+            return None;
+        }
         table.next += 1;
         let job = BackupJob {
             number: table.next,
@@ -625,7 +643,7 @@ impl ServiceShared {
             progress: Arc::default(),
         };
         table.jobs.push_back(job.clone());
-        job
+        Some(job)
     }
 
     fn back_up_scheduled(
@@ -650,5 +668,35 @@ impl std::fmt::Debug for BackupService {
         f.debug_struct("BackupService")
             .field("place", &self.shared.config.place)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct NoRegistry;
+
+    impl RegistryAccess for NoRegistry {
+        fn open_registry(&self) -> Result<Arc<Registry>> {
+            Err(Error::precondition("there are no collections"))
+        }
+
+        fn open_already(&self) -> Option<Arc<Registry>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_stopped_service_begins_nothing() {
+        let config = BackupConfig::default();
+        let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
+        let verify = || BackupRequest::Verify { collection: "c".to_owned(), backup: None };
+        assert!(service.submit(verify()).is_ok());
+        service.shutdown();
+        let error = service.submit(verify()).err();
+        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Unavailable));
+        assert_eq!(service.jobs().len(), 1);
+        assert!(service.shared.begin_scheduled("c").is_none());
     }
 }

@@ -14,6 +14,8 @@ use crate::store::BackupStore;
 
 /// Bytes of one part of an upload. Stores take parts of 5 MiB and more.
 const PART_BYTES: u64 = 8 << 20;
+/// Maximum bytes of a file for a store without uploads in parts. The file is held in memory.
+const WHOLE_BYTES_MAX: u64 = 512 << 20;
 /// Maximum parts of one object: the limit of S3 is 10,000.
 const PARTS_MAX: u64 = 9_000;
 /// Bytes that are read and hashed at once.
@@ -93,7 +95,7 @@ impl BackupContext<'_> {
         Ok(())
     }
 
-    /// Returns the BLAKE3 hash of a file of this machine.
+    /// Returns the BLAKE3 hash of a file of this machine. The caller counts the progress.
     pub(crate) async fn hash(&self, file: &PinnedReader) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
@@ -101,22 +103,23 @@ impl BackupContext<'_> {
             let part = self.read(file, at, PART_BYTES.min(file.bytes() - at), &mut hasher).await?;
             at += part.len() as u64;
         }
-        self.progress.add_done(file.bytes());
         Ok(hasher.finalize().to_hex().to_string())
     }
 
     /// Uploads a file and returns its BLAKE3 hash.
     pub(crate) async fn upload(&self, file: &PinnedReader, key: &Key) -> Result<String> {
-        let mut hasher = blake3::Hasher::new();
         if file.bytes() <= PART_BYTES {
-            let content = self.read(file, 0, file.bytes(), &mut hasher).await?;
-            self.store.put(key, content.into()).await?;
-            self.progress.add_moved(file.bytes());
-            return Ok(hasher.finalize().to_hex().to_string());
+            return self.upload_whole(file, key).await;
         }
         let objects = self.store.raw();
-        let mut parts =
-            objects.put_multipart(key).await.map_err(|error| self.store.failed(&error))?;
+        let mut parts = match objects.put_multipart(key).await {
+            // WebDAV takes whole files only.
+            Err(object_store::Error::NotImplemented { .. }) => {
+                return self.upload_whole(file, key).await;
+            }
+            parts => parts.map_err(|error| self.store.failed(&error))?,
+        };
+        let mut hasher = blake3::Hasher::new();
         match self.upload_parts(file, parts.as_mut(), &mut hasher).await {
             Ok(()) => {
                 parts.complete().await.map_err(|error| self.store.failed(&error))?;
@@ -128,6 +131,23 @@ impl BackupContext<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Uploads a file in one request, from memory.
+    async fn upload_whole(&self, file: &PinnedReader, key: &Key) -> Result<String> {
+        let bytes = file.bytes();
+        if bytes > WHOLE_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "{bytes} bytes, and {} takes files of at most {WHOLE_BYTES_MAX}, since it has no \
+                 uploads in parts; use a directory, s3://, gs:// or az://",
+                self.store.shown()
+            )));
+        }
+        let mut hasher = blake3::Hasher::new();
+        let content = self.read(file, 0, bytes, &mut hasher).await?;
+        self.store.put(key, content.into()).await?;
+        self.progress.add_moved(bytes);
+        Ok(hasher.finalize().to_hex().to_string())
     }
 
     async fn upload_parts(

@@ -118,3 +118,30 @@ fn a_damaged_collection_is_not_backed_up() {
     assert!(error.message().contains("segment-"), "{error}");
     assert!(block_on(store.store.ids("c")).unwrap().is_empty());
 }
+
+#[test]
+fn a_damaged_file_replaces_no_sound_object() {
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    let store = TestStore::open(&directory.path().join("store"));
+    let registry = open(&collections);
+    let named = create(&registry, "c");
+    put(&named, 0..100, 1);
+    named.collection().flush().unwrap();
+    store.back_up(&named);
+    let segment = std::fs::read_dir(collections.join("c").join(named.points_name()))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("segment-"))
+        .unwrap();
+    let mut bytes = std::fs::read(&segment).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&segment, bytes).unwrap();
+    let made = block_on(backup::create(&store.context(), &named, BackupExtent::All));
+    let error = made.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains("segment-"), "{error}");
+    let report = block_on(backup::verify(&store.context(), "c", None)).unwrap();
+    assert_eq!((report.problem_count, report.backups), (0, 1));
+}
