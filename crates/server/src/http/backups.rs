@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use backup::{
@@ -17,8 +19,8 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use transport::access::KeyGrant;
-use transport::{Reply, Shared};
+use transport::access::{AccessPolicy, AdminRequest, Caller, KeyGrant};
+use transport::{Peer, Reply, Shared};
 
 /// Maximum bytes of a body.
 const BODY_BYTES_MAX: usize = 16 << 10;
@@ -59,7 +61,7 @@ struct CloneCollection {
     to: String,
 }
 
-pub(super) fn routes() -> Router<Arc<BackupService>> {
+pub(super) fn routes(access: Arc<AccessPolicy>) -> Router<Arc<BackupService>> {
     const COLLECTION: &str = "/v1/collections/{collection}";
     let at = |rest: &str| format!("{COLLECTION}/{rest}");
     Router::new()
@@ -71,6 +73,45 @@ pub(super) fn routes() -> Router<Arc<BackupService>> {
         .route(&at("backups/prune"), post(prune))
         .route(&at("restore"), post(restore))
         .route(&at("clone"), post(clone))
+        .route_layer(from_fn_with_state(access, administer))
+}
+
+/// Checks and logs a request that changes something, as an admin call.
+async fn administer(
+    State(access): State<Arc<AccessPolicy>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.method().is_safe() {
+        return next.run(request).await;
+    }
+    let headers = request.headers().clone();
+    let peer = request.extensions().get::<Peer>().copied();
+    let action = format!("{} backups", request.method());
+    let path = request.uri().path().to_owned();
+    let call = AdminRequest {
+        calls: "backups are made, compared, removed and restored",
+        action: &action,
+        subject: &path,
+        caller: Caller { peer, headers: &headers },
+    };
+    let mut answered = None;
+    let work = async {
+        access.check_admin_page(&headers)?;
+        let response = next.run(request).await;
+        let status = response.status();
+        answered = Some(response);
+        match status.is_success() {
+            true => Ok(()),
+            false => Err(Error::precondition(format!("the request was answered with {status}"))),
+        }
+    };
+    let outcome = access.admin(call, work).await;
+    match (answered, outcome) {
+        (Some(response), _) => response,
+        (None, Err(error)) => Reply::error(&error).into_response(),
+        (None, Ok(())) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 /// Describes the store: its collections, and jobs.
@@ -92,8 +133,16 @@ async fn overview(
     Reply::of(described.await)
 }
 
-async fn job(State(backups): Shared<BackupService>, Path(job): Path<u64>) -> Reply {
-    Reply::of(backups.job(job).map(|job| Reply::json(describe_job(&job).to_string())))
+async fn job(
+    State(backups): Shared<BackupService>,
+    Path(job): Path<u64>,
+    grant: Option<Extension<KeyGrant>>,
+) -> Reply {
+    let found = backups.job(job).and_then(|job| {
+        check_seen(grant.as_deref(), job.request.collection())?;
+        Ok(Reply::json(describe_job(&job).to_string()))
+    });
+    Reply::of(found)
 }
 
 fn describe_job(job: &BackupJob) -> Value {

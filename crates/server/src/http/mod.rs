@@ -117,7 +117,7 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     };
     let images = api_images::routes().with_state(server.images.clone());
     let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
-    let backups = backups::routes().with_state(server.backups.clone());
+    let backups = backups::routes(access.clone()).with_state(server.backups.clone());
     let collections = traced(images.merge(qdrant).merge(backups));
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = models()

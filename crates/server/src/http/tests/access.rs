@@ -166,8 +166,15 @@ fn listed_origins_use_the_api_and_administer_nothing() {
             "{refused}"
         );
     }
-    let load = ask("POST /v2/repository/models/echo/load", "https://app.example");
-    assert!(load.starts_with("http/1.1 403"), "{load}");
+    for line in [
+        "POST /v2/repository/models/echo/load",
+        "POST /v1/collections/c/backups/prune",
+        "POST /v1/collections/c/restore",
+        "PUT /collections/c/snapshots/recover",
+    ] {
+        let refused = ask(line, "https://app.example");
+        assert!(refused.starts_with("http/1.1 403"), "{line}: {refused}");
+    }
     assert!(!ask("GET /metrics", "https://app.example").contains("access-control"));
 }
 
