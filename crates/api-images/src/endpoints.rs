@@ -346,8 +346,10 @@ async fn identify(
     let found = async {
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
-        if parameters.explain.is_some() {
-            return Err(Error::invalid("explain= is for /search: persons have no keypoints"));
+        if parameters.explain.is_some() || parameters.views.is_some() {
+            return Err(Error::invalid(
+                "explain= and views= are for /search: persons have no keypoints and no views",
+            ));
         }
         let files = if media(&headers) == "application/json" {
             let fingers: Fingers = parsed(&state.services, &headers, body).await?;
