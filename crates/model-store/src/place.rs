@@ -125,9 +125,8 @@ impl StorePlace {
 
     /// Returns the key of `name` below this directory. `name` may have several levels.
     pub fn key(&self, name: &str) -> Path {
-        let parts = self.prefix.parts().map(|part| part.as_ref().to_owned());
-        let whole: Vec<String> = parts.chain(name.split('/').map(str::to_owned)).collect();
-        whole.iter().map(String::as_str).collect()
+        // The parts of the prefix are those of the URL, which must not be encoded again.
+        name.split('/').fold(self.prefix.clone(), |key, part| key.join(part))
     }
 
     /// Lists all objects below this directory.
@@ -319,6 +318,13 @@ mod tests {
         assert!(place.key("a/1/model.onnx").as_ref().ends_with("/models/a/1/model.onnx"));
         let error = StorePlace::open("ftp://host/models", &[]).unwrap_err();
         assert!(error.message().contains("\"ftp\" is no kind of store; use s3://"), "{error}");
+    }
+
+    #[test]
+    fn keys_begin_with_the_prefix_of_the_url() {
+        let place = StorePlace::open("file:///models/~me", &[]).unwrap();
+        assert_eq!(place.key("a/1/..").as_ref(), "models/~me/a/1/%2E%2E");
+        assert!(place.key("a").prefix_matches(&place.prefix));
     }
 
     #[test]
