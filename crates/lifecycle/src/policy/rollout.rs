@@ -201,7 +201,7 @@ fn overflow(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<Rollbac
     if !slower || !overflows || candidate.requests < OVERFLOW_SAMPLES {
         return None;
     }
-    let mean_ms = |cost: RunCost| cost.mean().unwrap_or_default() * 1e3;
+    let mean_ms = |cost: RunCost| cost.mean_time().unwrap_or_default() * 1e3;
     Some(RollbackReason {
         kind: "overflow",
         message: format!(
@@ -305,14 +305,13 @@ mod tests {
     }
 
     fn arm(requests: u64, errors: u64, micros: impl Fn(u64) -> u64) -> ArmFigures {
+        let time: Duration =
+            (0..requests - errors).map(|at| Duration::from_micros(micros(at))).sum();
         ArmFigures {
             requests,
             errors,
             latency: LatencyCounts::of((0..requests - errors).map(&micros)),
-            cost: RunCost {
-                runs: requests - errors,
-                occupied: (0..requests - errors).map(|at| Duration::from_micros(micros(at))).sum(),
-            },
+            cost: RunCost { runs: requests - errors, time, occupied: time },
         }
     }
 

@@ -19,24 +19,37 @@ pub(crate) const SLOWER_RATIO: f64 = 1.5;
 /// stable version. A candidate that takes ten times as long may have a tenth of them.
 const STABLE_RUNS_PER_WORKER_MAX: f64 = 16.0;
 
-/// Runs of a version, and the time for which they occupied workers.
+/// Runs of a version, and their times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunCost {
     pub(crate) runs: u64,
-    /// A request of a batch has its share of the run.
+    /// Wall time. Each request of a batch counts the whole run.
+    pub(crate) time: Duration,
+    /// Time for which workers were occupied. A request of a batch has its share of the run.
     pub(crate) occupied: Duration,
 }
 
 impl RunCost {
-    /// Returns the mean in seconds; `None` after few runs.
-    pub(crate) fn mean(self) -> Option<f64> {
-        (self.runs >= KNOWN_RUNS_MIN).then(|| self.occupied.as_secs_f64() / self.runs as f64)
+    /// Returns the mean time of a run in seconds; `None` after few runs.
+    pub(crate) fn mean_time(self) -> Option<f64> {
+        self.mean(self.time)
+    }
+
+    fn mean(self, sum: Duration) -> Option<f64> {
+        (self.runs >= KNOWN_RUNS_MIN).then(|| sum.as_secs_f64() / self.runs as f64)
     }
 }
 
-/// Returns the mean time of the candidate as a multiple of stable's; `None` after few runs.
+/// Returns the mean cost of the candidate's requests as a multiple of stable's; `None` after few
+/// runs.
+///
+/// The candidate gets fewer requests, so its batches are smaller and each request occupies a worker
+/// for longer. That alone is not slow: a slower version has longer runs too.
 pub(crate) fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
-    Some(candidate.mean()? / stable.mean()?.max(f64::MIN_POSITIVE))
+    let ratio = |stable: f64, candidate: f64| candidate / stable.max(f64::MIN_POSITIVE);
+    let time = ratio(stable.mean_time()?, candidate.mean_time()?);
+    let occupied = ratio(stable.mean(stable.occupied)?, candidate.mean(candidate.occupied)?);
+    Some(if time > SLOWER_RATIO { occupied } else { occupied.min(time) })
 }
 
 /// Returns the maximum of the candidate's requests in flight: `None` is no limit. Before the means
@@ -104,7 +117,16 @@ mod tests {
     use super::*;
 
     fn cost(runs: u64, micros: u64) -> RunCost {
-        RunCost { runs, occupied: Duration::from_micros(runs * micros) }
+        let time = Duration::from_micros(runs * micros);
+        RunCost { runs, time, occupied: time }
+    }
+
+    #[test]
+    fn smaller_batches_are_not_slow() {
+        // Stable runs 8 requests at once in 400 us, the same version as candidate one in 150 us.
+        let stable = RunCost { occupied: Duration::from_micros(1000 * 50), ..cost(1000, 400) };
+        assert_eq!(in_flight_max(stable, cost(1000, 150), 2), None);
+        assert_eq!(in_flight_max(stable, cost(1000, 10_000), 2), Some(1));
     }
 
     #[test]

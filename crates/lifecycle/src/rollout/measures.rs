@@ -34,6 +34,8 @@ struct ArmMeasures {
     errors: AtomicU64,
     latency: LatencyHistogram,
     runs: AtomicU64,
+    /// Nanoseconds of wall time; see [`RunCost::time`].
+    time: AtomicU64,
     /// Nanoseconds for which they occupied workers.
     occupied: AtomicU64,
 }
@@ -47,14 +49,16 @@ impl ArmMeasures {
     }
 
     fn record_run(&self, run: AnsweredRun) {
-        let nanos = u64::try_from(run.occupied.as_nanos()).unwrap_or(u64::MAX);
-        self.occupied.fetch_add(nanos, Ordering::Relaxed);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.time.fetch_add(nanos(run.time), Ordering::Relaxed);
+        self.occupied.fetch_add(nanos(run.occupied), Ordering::Relaxed);
         self.runs.fetch_add(1, Ordering::Relaxed);
     }
 
     fn cost(&self) -> RunCost {
         RunCost {
             runs: self.runs.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.time.load(Ordering::Relaxed)),
             occupied: Duration::from_nanos(self.occupied.load(Ordering::Relaxed)),
         }
     }
@@ -313,7 +317,7 @@ mod tests {
         let RolloutFigures { stable, candidate, .. } = part.measures.read();
         assert_eq!((candidate.requests, candidate.errors), (4, 2));
         assert_eq!(candidate.latency.total(), 2, "failures may be fast, so their time is left out");
-        assert_eq!(candidate.cost, RunCost { runs: 1, occupied: time / 3 });
+        assert_eq!(candidate.cost, RunCost { runs: 1, time, occupied: time / 3 });
         assert_eq!((stable.requests, stable.errors, stable.p99()), (0, 0, None));
     }
 
