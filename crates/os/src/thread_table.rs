@@ -9,6 +9,9 @@ use crate::sched_stat;
 
 /// Most threads that are followed. Each has an open file.
 const THREADS_MAX: usize = 256;
+/// Readings at which the name of a thread without a group is looked at. A new thread has the name
+/// of its creator until it runs for the first time.
+const LOOKS_MAX: u8 = 10;
 
 /// Threads of this process, and the times at the last reading.
 pub struct ThreadTable<G> {
@@ -19,6 +22,7 @@ pub struct ThreadTable<G> {
 /// A thread that was seen; without a file if it is in no group.
 struct KnownThread<G> {
     group: Option<G>,
+    looks: u8,
     file: Option<File>,
     last: SchedTimes,
     seen: bool,
@@ -34,17 +38,20 @@ impl<G: Copy> ThreadTable<G> {
     /// thread counts from its start. Threads that ended since are left out.
     pub fn read(&mut self) -> Vec<(G, SchedTimes)> {
         self.threads.values_mut().for_each(|thread| thread.seen = false);
+        let group_of = self.group_of;
         for id in thread_ids() {
             let known = self.threads.len();
-            let thread = self.threads.entry(id).or_insert_with(|| {
-                let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
-                let group = (self.group_of)(name.unwrap_or_default().trim());
-                let followed = group.is_some() && known < THREADS_MAX;
-                let open = || File::open(format!("/proc/self/task/{id}/schedstat")).ok();
-                let file = if followed { open() } else { None };
-                KnownThread { group, file, last: SchedTimes::default(), seen: true }
-            });
+            let thread = self.threads.entry(id).or_insert_with(KnownThread::unnamed);
             thread.seen = true;
+            if thread.group.is_some() || thread.looks >= LOOKS_MAX {
+                continue;
+            }
+            thread.looks += 1;
+            let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
+            thread.group = group_of(name.unwrap_or_default().trim());
+            if thread.group.is_some() && known < THREADS_MAX {
+                thread.file = File::open(format!("/proc/self/task/{id}/schedstat")).ok();
+            }
         }
         self.threads.retain(|_, thread| thread.seen);
         self.threads.values_mut().filter_map(KnownThread::read).collect()
@@ -52,6 +59,10 @@ impl<G: Copy> ThreadTable<G> {
 }
 
 impl<G: Copy> KnownThread<G> {
+    fn unnamed() -> KnownThread<G> {
+        KnownThread { group: None, looks: 0, file: None, last: SchedTimes::default(), seen: true }
+    }
+
     fn read(&mut self) -> Option<(G, SchedTimes)> {
         let (group, file) = (self.group?, self.file.as_ref()?);
         let mut buffer = [0; 96];

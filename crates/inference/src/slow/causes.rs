@@ -262,18 +262,25 @@ impl<'a> Search<'a> {
     }
 
     /// Blames delays of the machine for at most `time` of the wait behind the model's own runs: a
-    /// stop of the workers delays every later request until the queue is empty again. Returns the
-    /// rest.
+    /// stop of the workers delays every later request until the queue is empty again. Also a stop
+    /// between two runs, which no run shows. Returns the rest.
     fn backlog(&mut self, time: f64) -> f64 {
-        let before = self.evidence.backlog;
+        let evidence = self.evidence;
+        let before = evidence.backlog;
+        // As in `SampleRing::backlog`: threads of this process make each other wait too.
+        let competes = |used: f64| evidence.in_cores(used) >= CORES_MIN;
+        let by_loads = competes(evidence.loads);
+        let by_others = !by_loads && competes(evidence.others_excess());
         let budget = &mut self.budget;
         let throttled = time.min(budget.throttled + before.throttled);
         budget.throttled = (budget.throttled - throttled).max(0.0);
         let stolen = (time - throttled).min(budget.stolen + before.stolen);
         budget.stolen = (budget.stolen - stolen).max(0.0);
         let rest = time - throttled - stolen;
-        let loads = rest.min(before.loads);
-        let contended = (rest - loads).min(before.contended);
+        let waited = |counts: bool| if counts { budget.workers_waited } else { 0.0 };
+        let loads = rest.min(before.loads + waited(by_loads));
+        let contended = (rest - loads).min(before.contended + waited(by_others));
+        budget.workers_waited = (budget.workers_waited - loads - contended).max(0.0);
         self.add(Cause::Throttled, throttled);
         self.add(Cause::StolenTime, stolen);
         self.add(Cause::Load, loads);

@@ -249,8 +249,11 @@ mod tests {
         let slow = log.list().remove(0);
         assert_eq!((&slow.id, slow.protocol, slow.status), (&id, "oip-grpc", "ok"));
         assert!(slow.total >= Duration::from_millis(500) && slow.expected < slow.total);
-        assert_eq!(slow.causes[0].cause, "client_slow_read");
-        let labels = CauseLabels { model: id.model.clone(), cause: "client_slow_read" };
+        // The log takes real samples of the machine. A machine that stops this one for half of the
+        // time is blamed first.
+        let cause = slow.causes[0].cause;
+        assert!(["client_slow_read", "stolen_time", "throttled"].contains(&cause), "{cause}");
+        let labels = CauseLabels { model: id.model.clone(), cause };
         assert!(log.metrics.slow_requests.get_or_create(&labels).get() >= 1);
     }
 
