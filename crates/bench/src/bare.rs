@@ -273,7 +273,7 @@ pub(crate) mod tests {
         let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
         let requests = vec![dense.inputs(1, 0, 1).unwrap()];
         let ms = Duration::from_millis;
-        let run = bare.run(&requests, 2, ms(10), ms(100)).unwrap();
+        let run = bare.run(&requests, 2, ms(10), ms(2000)).unwrap();
         assert!(run.latencies.count() > 0 && run.cpu_us_per_run > 0.0 && run.rate > 0.0);
     }
 }

@@ -219,6 +219,8 @@ impl<'a> RolloutStage<'a> {
             driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
             ended
         })?;
+        // Again, because requests may have been in flight when the rollout ended.
+        let last = served.status()?;
         served.server.stop()?;
         let TallyCounts { faults, .. } = tally.counted();
         let ended = &status["history"][0];
@@ -226,10 +228,12 @@ impl<'a> RolloutStage<'a> {
         Ok(RolledBack {
             requests_to_rollback: ended["requests"].as_u64().filter(|_| withdrawn),
             client_failures: faults.failed,
-            overflow: status["overflow"].as_u64().unwrap_or(0),
+            version_failures: last["errors"]["candidate"].as_u64().unwrap_or(0),
+            overflow: last["overflow"].as_u64().unwrap_or(0),
             wrong: faults.wrong,
             reason: ended["reason"].as_str().unwrap_or("no rollout ended").to_owned(),
             seconds,
+            failures: faults.lines(),
         })
     }
 
@@ -245,7 +249,10 @@ impl<'a> RolloutStage<'a> {
         };
         let control_p99_ms = p99()?;
         cache::publish_link(&self.stable, &served.dir, 2)?;
-        served.wait_for(LOAD_MAX, |status| status["state"] == "running")?;
+        let status = served.wait_for(LOAD_MAX, |status| status["state"] == "running")?;
+        if status["state"] != "running" {
+            return Err(Error::deadline("the rollout with copies did not start"));
+        }
         let shadow_p99_ms = p99()?;
         let copies = served.status()?["requests"]["candidate"].as_u64().unwrap_or(0);
         served.server.stop()?;

@@ -12,7 +12,8 @@ use loadgen::connection::call_once;
 use loadgen::cpu_group::CpuGroup;
 use loadgen::machine::cores;
 use loadgen::process::{end_with_us, let_go};
-use loadgen::wire::Api;
+use loadgen::wire::{Api, EncodedRequests};
+use serde::Deserialize;
 
 use super::{HEAVY, MODEL, SlowSetup};
 use crate::swap::server::SwapServer;
@@ -29,6 +30,10 @@ const THROTTLED_CORES: f64 = 0.05;
 const SEND_PAUSE: Duration = Duration::from_millis(150);
 /// Longest wait of the slow client for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Label of the protocol of the slow client. Steady requests use another.
+const SLOW_CLIENT_PROTOCOL: &str = "tfs-http";
+/// Longest swap.
+const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two checks for the end of a swap.
 const SWAP_POLL: Duration = Duration::from_millis(100);
 
@@ -79,6 +84,12 @@ impl Injection {
             Injection::Throttled => "throttled",
         }
     }
+
+    /// Returns true if the cause can delay a request of `protocol`. A slow client delays no other
+    /// client.
+    pub(super) fn affects(self, protocol: &str) -> bool {
+        self != Injection::SlowClient || protocol == SLOW_CLIENT_PROTOCOL
+    }
 }
 
 /// A pulse in seconds since the epoch.
@@ -86,6 +97,18 @@ impl Injection {
 pub(super) struct Pulse {
     pub(super) from: f64,
     pub(super) until: f64,
+}
+
+/// Versions of a model, as TensorFlow Serving's API lists them.
+#[derive(Deserialize)]
+struct StatusPage {
+    model_version_status: Vec<ListedVersion>,
+}
+
+#[derive(Deserialize)]
+struct ListedVersion {
+    version: String,
+    state: String,
 }
 
 /// Injects pulses of a cause into a server.
@@ -98,6 +121,11 @@ pub(super) struct Pulses<'a> {
 impl Pulses<'_> {
     /// Injects `injection` until its time is over. Returns the pulses.
     pub(super) fn run(&self, injection: Injection) -> Result<Vec<Pulse>> {
+        // Before the first pulse, because encoding takes a core from the server.
+        let heavy = match injection {
+            Injection::BehindBatch => Some(self.encode_heavy()?),
+            _ => None,
+        };
         let end = Instant::now() + self.setup.args.seconds;
         let mut pulses = Vec::new();
         while Instant::now() < end {
@@ -105,7 +133,7 @@ impl Pulses<'_> {
             match injection {
                 Injection::CpuHog => hog()?,
                 Injection::Swap => self.swap(pulses.len() as u64)?,
-                Injection::BehindBatch => self.heavy()?,
+                Injection::BehindBatch => heavy.iter().try_for_each(|it| self.heavy(it))?,
                 Injection::SlowClient => self.send_slowly()?,
                 Injection::Throttled => self.throttle()?,
             }
@@ -115,22 +143,44 @@ impl Pulses<'_> {
         Ok(pulses)
     }
 
-    /// Publishes the next version and waits until it serves.
+    /// Publishes the next version and waits until the last one is released.
     fn swap(&self, done: u64) -> Result<()> {
-        let before = self.server.process.metrics()?;
         // Version 1 serves from the start.
-        self.server.publish(done + 2)?;
-        match self.server.wait_swaps(&before, 1, SWAP_POLL)? {
-            true => Ok(()),
-            false => Err(Error::deadline("the swap did not end in time")),
+        let version = done + 2;
+        self.server.publish(version)?;
+        let deadline = Instant::now() + SWAP_TIMEOUT;
+        while !self.swapped(version)? {
+            if Instant::now() > deadline {
+                return Err(Error::deadline("the swap did not end in time"));
+            }
+            sleep(SWAP_POLL);
         }
+        Ok(())
+    }
+
+    /// Returns true if `version` is the only one in memory. Reads a short page: a scrape of all
+    /// metrics takes a core from requests, which the server would then name as their cause.
+    fn swapped(&self, version: u64) -> Result<bool> {
+        let path = format!("/v1/models/{MODEL}");
+        let page: StatusPage = serde_json::from_str(&self.server.process.page(&path)?)
+            .map_err(|error| Error::data_loss(format!("{path}: {error}")))?;
+        let wanted = version.to_string();
+        let is_new = |listed: &ListedVersion| listed.version == wanted;
+        let settled = |listed: &ListedVersion| {
+            listed.state == if is_new(listed) { "AVAILABLE" } else { "END" }
+        };
+        let listed = &page.model_version_status;
+        Ok(listed.iter().any(is_new) && listed.iter().all(settled))
+    }
+
+    fn encode_heavy(&self) -> Result<EncodedRequests> {
+        let (endpoint, rows) = (self.server.process.grpc(), self.setup.args.heavy_batch);
+        self.setup.encode(endpoint, Api::Oip, HEAVY, rows)
     }
 
     /// Keeps every worker busy with a large request.
-    fn heavy(&self) -> Result<()> {
+    fn heavy(&self, encoded: &EncodedRequests) -> Result<()> {
         let endpoint = self.server.process.grpc();
-        let rows = self.setup.args.heavy_batch;
-        let encoded = self.setup.encode(endpoint.clone(), Api::Oip, HEAVY, rows)?;
         let body = encoded.bodies.first().ok_or_else(|| Error::internal("no request"))?;
         std::thread::scope(|scope| {
             let (endpoint, template) = (&endpoint, &encoded.template);

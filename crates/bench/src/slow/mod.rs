@@ -62,7 +62,8 @@ const QUICK_BYTES: u64 = 64 * MIB;
 /// its own, so that one does not raise the limits of the next.
 ///
 /// Every slow request that overlaps a pulse counts, also if something else caused it: a busy
-/// machine lowers the share. Goal: at least 95 % of them name the injected cause first.
+/// machine lowers the share. Of a slow client only its own requests count, because it delays no
+/// other. Goal: at least 95 % of them name the injected cause first.
 #[derive(Args, Clone, Debug)]
 pub struct SlowArgs {
     /// Time of the pulses of each cause

@@ -32,13 +32,13 @@ pub(super) struct CauseReport {
     skipped: Option<String>,
     /// Pulses that were injected.
     pulses: usize,
-    /// Slow requests of the model that overlap a pulse.
+    /// Slow requests of the model that overlap a pulse; of a slow client only its own.
     slow: usize,
     /// Share of these whose first cause is the expected one, in percent.
     named_first_pct: f64,
     /// First causes of these requests.
     named: BTreeMap<String, usize>,
-    /// Slow requests of the model outside of pulses, by first cause.
+    /// Other slow requests of the model, by first cause.
     elsewhere: BTreeMap<String, usize>,
     failed: u64,
     wrong: u64,
@@ -67,7 +67,8 @@ impl CauseReport {
                 slow.time <= pulse.until + AFTER_PULSE
                     && slow.time + slow.total_ms / 1e3 >= pulse.from
             };
-            let counts = if pulses.iter().any(overlaps) { &mut named } else { &mut elsewhere };
+            let affected = injection.affects(&slow.protocol) && pulses.iter().any(overlaps);
+            let counts = if affected { &mut named } else { &mut elsewhere };
             let first = slow.causes.first().map(|first| first.cause.clone());
             *counts.entry(first.unwrap_or_default()).or_insert(0) += 1;
         }
@@ -198,5 +199,21 @@ mod tests {
         assert!((report.named_first_pct - 200.0 / 3.0).abs() < 1e-9);
         assert_eq!(report.elsewhere, [("load".into(), 1), ("unknown".into(), 1)].into());
         assert!(!report.goal().met);
+    }
+
+    #[test]
+    fn a_slow_client_delays_only_itself() {
+        let slow = |protocol: &str, cause: &str| {
+            let text = format!(
+                r#"{{"number":1,"time":10,"model":"{MODEL}","protocol":"{protocol}","total_ms":100,"causes":[{{"cause":"{cause}"}}]}}"#
+            );
+            serde_json::from_str::<ListedRequest>(&text).unwrap()
+        };
+        let all = [slow("tfs-http", "client_slow_send"), slow("oip-grpc", "unknown")];
+        let pulses = [Pulse { from: 10.0, until: 10.4 }];
+        let report =
+            CauseReport::new(Injection::SlowClient, &all, &pulses, &KeptSamples::default());
+        assert_eq!((report.slow, report.named_first_pct), (1, 100.0));
+        assert_eq!(report.elsewhere, [("unknown".into(), 1)].into());
     }
 }

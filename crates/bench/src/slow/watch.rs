@@ -19,6 +19,8 @@ pub(super) struct ListedRequest {
     number: u64,
     pub(super) time: f64,
     pub(super) model: String,
+    #[serde(default)]
+    pub(super) protocol: String,
     pub(super) total_ms: f64,
     pub(super) causes: Vec<ListedCause>,
 }

@@ -304,6 +304,7 @@ mod tests {
     fn the_answer_is_read_while_the_upload_runs() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = listener.local_addr().unwrap().to_string();
+        let (done, client_done) = std::sync::mpsc::channel::<()>();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut head = [0; 64];
@@ -312,8 +313,9 @@ mod tests {
                         \"faults\":1,\"partial\":true}\n";
             let head = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
             write!(stream, "{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).unwrap();
-            // Keep reading, since closing with unread bytes would discard the response.
-            let _ = std::io::copy(&mut stream.take(1 << 20), &mut std::io::sink());
+            let _ = std::io::copy(&mut Read::take(&stream, 1 << 20), &mut std::io::sink());
+            // Closing with unread bytes would discard a response that the client has not read.
+            let _ = client_done.recv();
         });
         let endless = AudioInput::Stream(Box::new(std::io::repeat(7)));
         let mut faults = 0;
@@ -325,6 +327,7 @@ mod tests {
                 Ok(())
             },
         );
+        drop(done);
         let summary = summary.unwrap();
         assert_eq!((summary.seconds, summary.partial, faults), (2.0, true, 1));
         server.join().unwrap();
