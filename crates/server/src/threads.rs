@@ -96,11 +96,17 @@ mod tests {
     #[test]
     fn threads_are_counted() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = std::sync::mpsc::channel();
         // Ends when `stop` is dropped.
-        let body = move || assert!(stopped.recv().is_err());
+        let body = move || {
+            begin.send(()).unwrap();
+            assert!(stopped.recv().is_err());
+        };
         let thread = std::thread::Builder::new().name("backing".into()).spawn(body).unwrap();
         let count_of = |kind: &str| count()[KINDS.iter().position(|known| *known == kind).unwrap()];
-        // The name is the new thread's own to set.
+        // The new thread sets its name itself, before it runs the body.
+        begun.recv().unwrap();
+        // A listing can lack a thread while other threads end.
         let named = (0..1000).any(|_| {
             std::thread::yield_now();
             // Servers of other tests have such threads too.

@@ -207,18 +207,22 @@ mod tests {
     /// The client reads nothing before it has sent everything, far later than the limit.
     #[test]
     fn a_client_that_still_sends_does_not_time_out() {
-        let (mut client, stream) = full();
+        /// Longer than the pauses of a busy machine, because a pause between two pieces counts.
+        const STALL: Duration = Duration::from_secs(4);
+        const PIECES: usize = 6;
+        let (mut client, server) = tokio::io::duplex(8);
+        let stream = TimedStream::new(server, HeaderTimeout::default(), STALL);
         let (mut reading, mut writing) = tokio::io::split(stream);
         let uploading = async {
-            for _ in 0..20 {
-                tokio::time::sleep(LIMIT / 4).await;
+            for _ in 0..PIECES {
+                tokio::time::sleep(STALL / 4).await;
                 client.write_all(b"piece").await.unwrap();
             }
             let mut all = [0; 64];
             client.read_exact(&mut all).await.unwrap();
         };
         let taking = async {
-            let mut piece = [0; 100];
+            let mut piece = [0; 5 * PIECES];
             reading.read_exact(&mut piece).await.unwrap();
         };
         run(async {

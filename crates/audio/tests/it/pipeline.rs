@@ -296,7 +296,9 @@ fn labels_come_while_an_upload_runs() {
     ] {
         let model: Arc<dyn AudioModel> = Arc::new(model);
         // The whole recording is shorter than a piece.
-        let (input, read) = upload(&samples, 4096, Duration::from_millis(1));
+        // Half of the upload takes more than a second, so that a pipeline that loses its core for
+        // a while is still ahead of it.
+        let (input, read) = upload(&samples, 4096, Duration::from_millis(8));
         let (mut first, mut done) = (None, 0.0f64);
         recognise(input, None, &events(&text), &model, &in_flight(2), &mut |event| {
             match event {

@@ -14,7 +14,7 @@ use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, recognise};
 use crate::fake::*;
 
 /// Time that a read blocks before the test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A reader that blocks once, after `left` bytes, until it is released.
 struct Stalling {

@@ -114,7 +114,7 @@ fn load_and_verify_send_a_key() {
     let server = Server::start_logged(&arguments, std::process::Stdio::null());
 
     let load = ["bench", "load", "--url", &server.grpc, "--model", "half_plus_two", "--clients"];
-    let load = [&load[..], &["1", "--duration", "200ms", "--warm-up", "0s"]].concat();
+    let load = [&load[..], &["1", "--duration", "1s", "--warm-up", "0s"]].concat();
     let with_key = [&load[..], &["--api-key", &key]].concat();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while run(&with_key).code != 0 {

@@ -115,7 +115,7 @@ fn a_log_in_json_is_replayed() {
 
     let url = &warmed.grpc;
     let load = ["bench", "load", "--url", url, "--model", "half_plus_two", "--clients", "1"];
-    let short = ["--duration", "300ms", "--warm-up", "0s"];
+    let short = ["--duration", "1s", "--warm-up", "0s"];
     let json = dir.path().join("load.json");
     let written = ["--json", json.to_str().unwrap()];
     let run = run(&[&load[..], &short, &requests, &written].concat());

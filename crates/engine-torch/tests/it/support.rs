@@ -99,9 +99,6 @@ pub(crate) fn answer(session: &dyn Session, input: NamedTensor) -> Vec<f32> {
     session.run(&[input], &[]).unwrap().remove(0).tensor.to_vec().unwrap()
 }
 
-/// Serialises tests that count resources of the whole process.
-pub(crate) static ALONE: parking_lot::Mutex<()> = parking_lot::const_mutex(());
-
 /// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does
 /// its work only if `key` is set.
 pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) {

@@ -1,5 +1,8 @@
 //! A run uses the configured number of threads, on every thread.
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use engine::{Engine, LoadRequest, SessionOptions};
 use engine_torch::build::TorchParameter;
 
@@ -8,22 +11,51 @@ use crate::support::{Written, child, floats, torch};
 /// Variable that is set in the process that counts, which has no threads of other tests.
 const CHILD: &str = "MILLPOND_TEST_COUNTS_THREADS";
 
-/// Returns the threads of the process: the minimum of several counts, because a joined thread is
-/// still listed for a moment. Threads of jemalloc, which is linked if the whole workspace is built,
-/// come and go by themselves.
-fn threads() -> usize {
-    let look = |_| {
-        std::thread::sleep(std::time::Duration::from_millis(2));
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let names = tasks
-            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
-        names.filter(|name| !name.starts_with("jemalloc")).count()
-    };
-    (0..20).map(look).min().unwrap()
+/// Longest wait for threads that start or end by themselves.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// Flag of a thread that is ending (PF_EXITING in the kernel's sched.h).
+const ENDING: u64 = 4;
+
+/// Returns true if the thread counts. A joined thread is still listed for a moment. Threads of
+/// jemalloc, which is linked if the whole workspace is built, come and go by themselves.
+fn counts(task: &Path) -> bool {
+    let Ok(stat) = std::fs::read_to_string(task.join("stat")) else { return false };
+    // The second field, the name, ends with the last parenthesis. The ninth field holds the flags.
+    let Some((name, fields)) = stat.rsplit_once(')') else { return false };
+    let flags = fields.split_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+    !name.contains("(jemalloc") && flags.is_some_and(|flags| flags & ENDING == 0)
 }
 
-/// Runs products of 1024 x 1024 on four fresh threads, one after another, and returns the number of
-/// additional threads.
+/// Returns the number of threads of the process.
+fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.filter(|task| counts(&task.as_ref().unwrap().path())).count()
+}
+
+/// Returns the least of several counts, as threads of earlier runs may be about to end.
+fn least_threads() -> usize {
+    let look = |_| {
+        std::thread::sleep(Duration::from_millis(10));
+        threads()
+    };
+    (0..50).map(look).min().unwrap()
+}
+
+/// Returns the number of threads as soon as it is `wanted`, or the last count after a long wait.
+/// LibTorch's own threads end some time after the thread that started them.
+fn threads_once(wanted: usize) -> usize {
+    let until = Instant::now() + WAIT_MAX;
+    loop {
+        let count = threads();
+        if count == wanted || Instant::now() >= until {
+            return count;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs products of 1024 x 1024 on four fresh threads, one after another, and returns the largest
+/// number of additional threads.
 fn extra(intra_op_threads: usize) -> usize {
     let weights =
         vec![TorchParameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
@@ -31,13 +63,14 @@ fn extra(intra_op_threads: usize) -> usize {
     let options = SessionOptions { intra_op_threads, ..SessionOptions::default() };
     let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };
     let session = torch().load(&request).unwrap();
-    let before = threads();
+    let before = least_threads();
     let mut most = 0;
     for _ in 0..4 {
         std::thread::scope(|scope| {
             let run = scope.spawn(|| {
                 session.run(&[floats("x", &[1024, 1024], &vec![1.0; 1 << 20])], &[]).unwrap();
-                threads() - before - 1
+                // This thread, and those that it asked for.
+                threads_once(before + intra_op_threads) - before - 1
             });
             most = most.max(run.join().unwrap());
         });

@@ -11,7 +11,7 @@ use metrics::{Metrics, ModelLabels};
 use millpond_isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
 
 /// Longest wait of a test.
-const WAIT_MAX: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The worker process.
 #[test]
@@ -32,7 +32,7 @@ pub(crate) const ECHO: &str =
 
 impl Host {
     pub(crate) fn new() -> Host {
-        Host::with_run_time(Duration::from_secs(20))
+        Host::with_run_time(Duration::from_secs(60))
     }
 
     pub(crate) fn with_run_time(run_time_max: Duration) -> Host {

@@ -9,7 +9,7 @@ use lifecycle::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
 
 use crate::world::{MIB, POLL, Setting, World, cold, eventually};
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn named(world: &World, name: &str, dir: &Path) -> ModelConfig {
     ModelConfig { base_path: dir.to_owned(), ..cold(world, name) }
@@ -99,7 +99,7 @@ fn versions_after_the_start_wait_for_a_request() {
     world.until_ready("m", 1);
     assert!(world.lifecycle().wait_settled(WAIT_MAX));
     // The scans that follow the start end; then nothing looks.
-    std::thread::sleep(20 * POLL);
+    std::thread::sleep(200 * POLL);
     world.publish("m", 2);
     std::thread::sleep(20 * POLL);
     assert_eq!(world.ready("m"), "1");

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use lifecycle::{LifecycleState, LoadSpec, ParameterPlacement};
 
-use crate::world::{MIB, Setting, World, cold, eventually};
+use crate::world::{MIB, NEVER, Setting, World, cold, eventually};
 
 const GRAPH: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = affine x 1 0\n";
 
@@ -52,7 +52,9 @@ fn they_are_converted_and_served() {
 #[test]
 fn only_the_first_load_runs_at_ordinary_priority() {
     let (ordinary, idle) = (["0"], ["5"]);
-    let world = start();
+    let mut world = World::prepare(64 * MIB);
+    foreign(&world, 1, GRAPH);
+    world.start(Setting { change: |config| config.starvation_limit = NEVER, ..Setting::default() });
     assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
     assert_eq!(policies(&world), ordinary);
     foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));

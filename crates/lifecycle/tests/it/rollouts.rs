@@ -66,7 +66,7 @@ fn admin(world: &World, action: RolloutAction) -> Result<()> {
     let (sender, receiver) = mpsc::channel();
     let done = Box::new(move |result| drop(sender.send(result)));
     world.lifecycle().rollout("m", action, done);
-    receiver.recv_timeout(Duration::from_secs(30)).expect("an answer")
+    receiver.recv_timeout(Duration::from_secs(60)).expect("an answer")
 }
 
 /// Ends of rollouts as "promoted reason" or "withdrawn reason".
@@ -116,9 +116,13 @@ fn a_failing_version_is_withdrawn_and_stays_so() {
     let world = world(HALF);
     world.publish("m", 2);
     until_state(&world, RolloutState::Running);
+    // 2000 requests are enough, however late the rollout is judged.
     let mut requests = 0;
     eventually("a rollback", || {
         for _ in 0..20 {
+            if requests == 2000 {
+                break;
+            }
             requests += u64::from(
                 2 == request(&world, |version| match version {
                     2 => Err(Error::internal("broken")),
@@ -128,7 +132,6 @@ fn a_failing_version_is_withdrawn_and_stays_so() {
         }
         report(&world).state == RolloutState::RolledBack
     });
-    assert!(requests <= 2000, "{requests}");
     let failed = world.until("m", 2, LifecycleState::Failed);
     let reason = failed.reason.unwrap();
     assert!(
@@ -311,19 +314,24 @@ fn copies_go_to_the_candidate() {
     world.publish("m", 2);
     until_state(&world, RolloutState::Running);
     let catalog = world.lifecycle().catalog();
+    let ended = || report(&world).state == RolloutState::RolledBack;
+    // As every answer differs, 99 requests are enough, however late the rollout is judged.
+    let mut requests = 0;
     eventually("a rollback", || {
         let route = catalog.route("m", None).unwrap();
         assert_eq!(route.servable.id.version, 1, "clients see stable");
-        let Some(part) = route.rollout else { return true };
+        // The routes change before the report does.
+        let Some(part) = route.rollout.filter(|_| requests < 99) else { return ended() };
+        requests += 1;
         let expected = route.servable.run(&[input(1.0)], &[]).unwrap();
         part.start().answered(&expected, AnsweredRun { time: run(1), occupied: run(1) });
         let shadow = part.shadow.as_ref().unwrap();
         assert_eq!(shadow.id.version, 2);
         part.measures().compared(&expected, &shadow.run(&[input(1.0)], &[]).unwrap());
-        report(&world).state == RolloutState::RolledBack
+        ended()
     });
     assert_eq!(ends(&world), ["withdrawn drift"]);
-    assert!(report(&world).history[0].requests < 100, "every answer differs");
+    assert!(report(&world).history[0].requests < 100, "a copy counts once");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lifecycle::{LifecycleEvent, LifecycleState};
 
-use crate::world::{MIB, Setting, World, cold, eventually, input};
+use crate::world::{MIB, NEVER, Setting, World, cold, eventually, input};
 
 #[test]
 fn requests_never_fail_while_versions_change() {
@@ -41,7 +41,10 @@ fn requests_never_fail_while_versions_change() {
 
 #[test]
 fn only_the_unload_thread_releases() {
-    let world = World::with_model();
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    world.start(Setting { change: |config| config.starvation_limit = NEVER, ..Setting::default() });
+    world.until_ready("m", 1);
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     world.publish("m", 2);
     world.until("m", 1, LifecycleState::Draining);
@@ -93,7 +96,11 @@ fn two_hundred_swaps_leave_no_trace() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     let models = vec![cold(&world, "m")];
-    world.start(Setting { models, ..Setting::default() });
+    world.start(Setting {
+        models,
+        change: |config| config.starvation_limit = NEVER,
+        ..Setting::default()
+    });
     world.until_ready("m", 1);
     let used = world.used();
     for version in 2..=201 {

@@ -27,10 +27,13 @@ impl WarmupSource for NoRecordedRequests {
 }
 
 /// Nothing here takes so long; a test that waits longer is stuck.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const POLL: Duration = Duration::from_millis(10);
+/// Starvation limit of loads that must stay at idle priority, also beside tests that keep all
+/// cores busy.
+pub(crate) const NEVER: Duration = Duration::from_secs(3600);
 
 /// Waits until `holds`, and says what was waited for when it never does.
 #[track_caller]

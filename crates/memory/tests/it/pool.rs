@@ -116,10 +116,14 @@ fn many_threads_share_a_pool() {
             })
             .collect();
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+            // At least one round, also if the workers end before this thread gets a core.
+            loop {
                 pool.prefault(pool.stats().bytes_max).unwrap();
                 let stats = pool.stats();
                 assert!(stats.used <= stats.backed && stats.backed <= stats.bytes_max);
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
             }
         });
         let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();

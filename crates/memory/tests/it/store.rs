@@ -196,7 +196,8 @@ fn a_stopped_load_gives_everything_back() {
     let file = weights(dir.path(), "weights.bin", &pieces);
     let pool = pool(32);
     pool.prefault(bytes_of(32)).unwrap();
-    let slow = StoreConfig { read_rate: Rate::per_second(32 << 20), direct: true };
+    // Half a second a slice and 8 s in all, so that the stop comes before the end.
+    let slow = StoreConfig { read_rate: Rate::per_second(8 << 20), direct: true };
     let stopped = ParameterStore::new(pool.clone(), slow);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -117,7 +117,7 @@ impl Rig {
         self.scheduler.submit(self.job(Duration::from_secs(60)))
     }
     fn answer(&self) -> Completion {
-        self.answers.1.recv_timeout(Duration::from_secs(20)).expect("an answer")
+        self.answers.1.recv_timeout(Duration::from_secs(60)).expect("an answer")
     }
     fn wait_running(&self, count: usize) {
         while self.runs.load(Ordering::SeqCst) < count {
@@ -193,7 +193,7 @@ fn the_servable_is_let_go_before_the_callback() {
     job.done = Box::new(move |_| sender.send(Arc::strong_count(&servable)).unwrap());
     rig.scheduler.submit(job).unwrap();
     assert_eq!(
-        receiver.recv_timeout(Duration::from_secs(20)).unwrap(),
+        receiver.recv_timeout(Duration::from_secs(60)).unwrap(),
         2,
         "the rig's and the callback's own"
     );

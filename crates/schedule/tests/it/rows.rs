@@ -236,7 +236,7 @@ impl Bench {
     /// The next `count` answers, tag first.
     pub(crate) fn answers(&self, count: usize) -> Vec<Tagged> {
         (0..count)
-            .map(|_| self.receiver.recv_timeout(Duration::from_secs(20)).expect("an answer"))
+            .map(|_| self.receiver.recv_timeout(Duration::from_secs(60)).expect("an answer"))
             .collect()
     }
 

@@ -70,14 +70,14 @@ fn another_delay_is_tried_although_lingering_was_given_up() {
     let lingering =
         |ms| ScheduleOptions { max_queue_delay: Duration::from_millis(ms), ..merging() };
     let bench = Bench::new(1, 100);
-    let (rows, servable) = model("m", lingering(2), Kind::default());
+    let (rows, servable) = model("m", lingering(20), Kind::default());
     rows.gate.open();
     let waits = |servable: &Arc<Servable>, ms| {
         bench.ask(0, servable, x(1, 4, 0.0));
         bench.answers(1)[0].1.queue >= Duration::from_millis(ms)
     };
-    assert!((0..40).any(|_| !waits(&servable, 2)), "it is given up where nobody ever comes");
-    assert!(waits(&under(&servable, lingering(4)), 4));
+    assert!((0..40).any(|_| !waits(&servable, 20)), "it is given up where nobody ever comes");
+    assert!(waits(&under(&servable, lingering(40)), 40));
 }
 
 /// Counts and measurements of a model stay while any of its versions exists.

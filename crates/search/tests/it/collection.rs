@@ -334,7 +334,7 @@ fn concurrent_writes_searches_flushes_and_merges() {
     std::thread::scope(|scope| {
         let searcher = scope.spawn(|| {
             let mut thread = collection.thread(limits()).unwrap();
-            while !stop.load(Ordering::Relaxed) {
+            loop {
                 let like = stored(searched.fetch_add(1, Ordering::Relaxed) % 30, 3);
                 let query = CollectionQuery {
                     k: 10,
@@ -347,6 +347,10 @@ fn concurrent_writes_searches_flushes_and_merges() {
                 ids.dedup();
                 assert_eq!(ids.len(), found.hits.len(), "no id twice in one state");
                 assert!(!found.partial);
+                // After a search, so that there is one however late this thread begins.
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
             }
         });
         let repeat = |work: fn(&Collection) -> base::Result<bool>| {

@@ -210,6 +210,10 @@ fn fast_writers_are_slowed_down() {
     // The flush takes long, and a writer waits for it.
     let waiting = collection.clone();
     let writer = std::thread::spawn(move || waiting.upsert(point(&stored(written, 1))).unwrap());
+    while resources.stall_stats().waiting == 0 {
+        assert!(!writer.is_finished(), "the write did not wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     std::thread::sleep(Duration::from_secs(2));
     assert!(collection.flush_if_stalled().unwrap());
     writer.join().unwrap();
@@ -266,8 +270,9 @@ fn piled_up_segments_escalate_the_merge() {
     let during = collection.clone();
     *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
         send.send(std::thread::spawn(move || during.merge_if_behind())).unwrap();
-        // It announces itself and waits until this thread ends.
-        std::thread::sleep(Duration::from_millis(500));
+        // It announces itself and waits until this thread ends. No counter shows that, so the time
+        // is long enough for a thread of a busy machine to begin.
+        std::thread::sleep(Duration::from_secs(3));
     })));
     assert!(!collection.merge().unwrap());
     assert!(hurries.recv().unwrap().join().unwrap().unwrap());

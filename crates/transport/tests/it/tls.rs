@@ -113,7 +113,8 @@ impl Served {
             limits: ConnectionLimits {
                 connections_max: 100,
                 streams_max: 100,
-                header_timeout: Duration::from_secs(1),
+                // Also the limit of a handshake, which one test waits for.
+                header_timeout: Duration::from_secs(5),
                 shutdown_grace: WAIT_MAX,
                 drain_time: Duration::ZERO,
             },

@@ -78,8 +78,7 @@ fn refusals_are_counted_with_their_status() {
 fn a_closed_loop_keeps_its_clients_busy() {
     let target = Target::start(true, Manner::Answers);
     let pid = std::process::id();
-    let report =
-        load(&target, "grpc", &format!("--clients 3 --duration 300ms --pid {pid}")).unwrap();
+    let report = load(&target, "grpc", &format!("--clients 3 --duration 3s --pid {pid}")).unwrap();
     assert_eq!(report["n"], target.taken.load(Ordering::SeqCst));
     assert!(
         report["rps"].as_f64().unwrap() > 10.0 && report["server_cpu_us_per_request"].is_number()
@@ -90,8 +89,8 @@ fn a_closed_loop_keeps_its_clients_busy() {
 fn a_silent_server_shows_as_failures_not_as_a_quiet_client() {
     let target = Target::start(true, Manner::Silent);
     // All but the four in flight fail at once; those fail when the run's wait for answers ends.
-    let error = load(&target, "grpc", "--rate 400 --duration 500ms --in-flight 4 --drain 300ms")
-        .unwrap_err();
+    let error =
+        load(&target, "grpc", "--rate 400 --duration 500ms --in-flight 4 --drain 5s").unwrap_err();
     assert!(error.contains("no request succeeded"), "{error}");
     assert_eq!(target.taken.load(Ordering::SeqCst), 4);
 }
