@@ -10,7 +10,7 @@ import requests
 COLLECTION = "kept"
 DIMS = 8
 BATCH = 20
-REQUEST_S = 20
+REQUEST_S = 60
 PAGE = 1000
 
 

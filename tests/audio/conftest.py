@@ -23,7 +23,8 @@ def made() -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
-    server = Server(RECOGNISERS, "--speakers-dir", str(place / "speakers"), log=place / "server.log").wait_ready()
+    flags = ("--speakers-dir", str(place / "speakers"), "--client-timeout", "120s")
+    server = Server(RECOGNISERS, *flags, log=place / "server.log").wait_ready()
     yield server
     assert server.stop() == 0, server.log_text()
 

@@ -17,7 +17,7 @@ from millpond import BINARY  # noqa: E402
 from recordings import REPOSITORY  # noqa: E402
 
 RECOGNISERS = REPOSITORY / ".cache/recognisers"
-COMMAND_TIMEOUT_S = 150
+COMMAND_TIMEOUT_S = 400
 READ_BYTES = 1 << 16
 
 

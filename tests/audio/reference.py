@@ -8,7 +8,7 @@ import subprocess
 from recordings import REPOSITORY
 
 PYTHON = REPOSITORY / ".venv-audio/bin/python"
-TIMEOUT_S = 150
+TIMEOUT_S = 400
 
 
 def command(recogniser: str, *arguments) -> list[str]:

@@ -81,5 +81,5 @@ def test_speakers_of_a_recording_are_named(start):
 
 
 def test_other_recognisers_have_no_speakers(start):
-    answer = requests.get(f"{start().url}/v1/audio/vad/speakers", timeout=20)
+    answer = requests.get(f"{start().url}/v1/audio/vad/speakers", timeout=60)
     assert answer.status_code in (400, 409, 412) and "vad" in answer.text

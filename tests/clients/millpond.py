@@ -13,8 +13,8 @@ import requests
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BINARY = REPOSITORY / os.environ.get("MILLPOND_PROGRAM", "target/release/millpond")
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 40
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 120
 
 
@@ -51,8 +51,8 @@ class Server:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log_text()}")
-            with contextlib.suppress(requests.ConnectionError):
-                answer = requests.get(f"{self.url}/v2/health/ready", timeout=5)
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+                answer = requests.get(f"{self.url}/v2/health/ready", timeout=60)
                 # If one model fails, the server serves the others and is not ready.
                 if answer.status_code == 200 or "does not serve" in answer.text:
                     return self
@@ -64,7 +64,7 @@ class Server:
     def infer(self, model: str, values: list[float]) -> requests.Response:
         """Sends one vector `x` of float32 to a model, written by hand."""
         tensor = {"name": "x", "datatype": "FP32", "shape": [len(values)], "data": values}
-        return requests.post(f"{self.url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=20)
+        return requests.post(f"{self.url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
 
     def assert_serving(self) -> None:
         """Checks that the process lives and answers a plain request correctly."""
@@ -75,7 +75,7 @@ class Server:
 
     def versions(self, model: str) -> dict[int, dict]:
         """Returns TensorFlow Serving's status of each version of a model."""
-        answer = requests.get(f"{self.url}/v1/models/{model}", timeout=10)
+        answer = requests.get(f"{self.url}/v1/models/{model}", timeout=60)
         if answer.status_code == 404:
             return {}
         assert answer.status_code == 200, answer.text
@@ -83,11 +83,11 @@ class Server:
 
     def index(self, model: str) -> list[dict]:
         """Returns the entries of a model in the repository index."""
-        answer = requests.post(f"{self.url}/v2/repository/index", json={}, timeout=10)
+        answer = requests.post(f"{self.url}/v2/repository/index", json={}, timeout=60)
         assert answer.status_code == 200, answer.text
         return [entry for entry in answer.json() if entry["name"] == model]
 
-    def wait_version(self, model: str, version: int, state: str = "AVAILABLE", timeout_s: float = 30) -> dict:
+    def wait_version(self, model: str, version: int, state: str = "AVAILABLE", timeout_s: float = 60) -> dict:
         """Waits until a version is in a state. Returns its status."""
         entry = None
         deadline = time.monotonic() + timeout_s
@@ -98,7 +98,7 @@ class Server:
             time.sleep(0.05)
         raise AssertionError(f"{model} version {version} is not {state}: {entry}\n{self.log_text()[-4000:]}")
 
-    def wait_refused(self, model: str, version: int, timeout_s: float = 30) -> str:
+    def wait_refused(self, model: str, version: int, timeout_s: float = 60) -> str:
         """Waits until a version is listed as not serving. Returns the reason."""
         entry = None
         deadline = time.monotonic() + timeout_s
@@ -127,12 +127,19 @@ class Server:
         return self.log.read_text(errors="replace")
 
 
+# Sockets of the ports that `free_ports` has returned.
+RESERVED: list[socket.socket] = []
+
+
 def free_ports() -> tuple[int, int]:
-    """Returns two free ports. Both are bound until both are known, so they differ."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+    """Returns two free ports, which no other suite gets while this one runs."""
+    one, other = socket.socket(), socket.socket()
+    for held in (one, other):
+        # A server with SO_REUSEADDR may bind a port that another socket has bound and does not listen on.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+    RESERVED.extend((one, other))
+    return one.getsockname()[1], other.getsockname()[1]
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:

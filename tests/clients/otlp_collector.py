@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-WAIT_MAX_S = 30
+WAIT_MAX_S = 60
 
 
 class Collector:

@@ -51,7 +51,7 @@ def main() -> None:
     admin = f"{url}/v2/repository/models/half_plus_two"
     headers = {"Authorization": f"Bearer {KEY}"}
     found = {
-        "ready": requests.get(f"{url}/v2/health/ready", timeout=10).status_code,
+        "ready": requests.get(f"{url}/v2/health/ready", timeout=60).status_code,
         "load without the key": requests.post(f"{admin}/load", json={}, timeout=30).status_code,
         "load": requests.post(f"{admin}/load", json={}, headers=headers, timeout=30).status_code,
         "unload": requests.post(f"{admin}/unload", json={}, headers=headers, timeout=30).status_code,

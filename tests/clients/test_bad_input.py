@@ -31,7 +31,7 @@ def tensor(**changes) -> dict:
 
 def post(server: Server, body, path: str = INFER, **headers) -> requests.Response:
     data = body if isinstance(body, bytes | str) else json.dumps(body)
-    return requests.post(server.url + path, data=data, headers=headers, timeout=20)
+    return requests.post(server.url + path, data=data, headers=headers, timeout=60)
 
 
 def assert_refused(answer: requests.Response, status: int, *words: str) -> None:
@@ -172,10 +172,10 @@ def test_strings_with_wrong_lengths(server, raw):
 
 
 def test_unknown_routes(server):
-    assert_refused(requests.get(f"{server.url}/v3/anything", timeout=10), 404)
-    assert_refused(requests.get(f"{server.url}/v2/models/half_plus_two/versions/x", timeout=10), 400)
-    assert requests.get(server.url + INFER, timeout=10).status_code == 405
-    assert_refused(requests.get(f"{server.url}/v2/models/nobody", timeout=10), 404, "nobody")
+    assert_refused(requests.get(f"{server.url}/v3/anything", timeout=60), 404)
+    assert_refused(requests.get(f"{server.url}/v2/models/half_plus_two/versions/x", timeout=60), 400)
+    assert requests.get(server.url + INFER, timeout=60).status_code == 405
+    assert_refused(requests.get(f"{server.url}/v2/models/nobody", timeout=60), 404, "nobody")
 
 
 # ---- gRPC below the client
@@ -185,7 +185,7 @@ def call_raw(server: Server, method: str, request: bytes) -> grpc.RpcError:
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
         with pytest.raises(grpc.RpcError) as caught:
-            call(request, timeout=10)
+            call(request, timeout=60)
         return caught.value
 
 
@@ -213,7 +213,7 @@ def grpc_infer(server: Server, **fields) -> grpc.StatusCode:
     request = service_pb2.ModelInferRequest(model_name="half_plus_two", raw_input_contents=raw)
     request.inputs.add(**({"name": "x", "datatype": "FP32", "shape": [2]} | fields))
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=10)
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
     return caught.value.code()
 
 
@@ -264,7 +264,7 @@ def test_tensor_protos_that_contradict_themselves(server):
             request.model_spec.name = "half_plus_two"
             request.inputs["x"].CopyFrom(case)
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Predict(request, timeout=10)
+                stub.Predict(request, timeout=60)
             assert caught.value.code() in codes, f"{name}: {caught.value.details()}"
 
 
@@ -275,10 +275,10 @@ def test_oversized_bodies(serve, tmp_path):
     server = serve(tmp_path / "root", "--max-body", "1MiB")
     too_large = {"x": np.zeros(1 << 20, np.float32)}
     fits = {"x": np.zeros(1 << 15, np.float32)}
-    answer = requests.post(server.url + INFER, data=b" " * (2 << 20), timeout=20)
+    answer = requests.post(server.url + INFER, data=b" " * (2 << 20), timeout=60)
     assert_refused(answer, 413)
     # A body of unknown length is counted while it arrives.
-    answer = requests.post(server.url + INFER, data=(b" " * 65536 for _ in range(64)), timeout=20)
+    answer = requests.post(server.url + INFER, data=(b" " * 65536 for _ in range(64)), timeout=60)
     assert answer.status_code == 413
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException) as caught:
@@ -330,7 +330,7 @@ def test_a_client_that_stalls_in_its_body_is_disconnected(serve, tmp_path):
     server = serve(tmp_path / "root", "--client-timeout", "1s")
     with connect(server) as connection:
         connection.sendall(request_head(1000) + b"{")
-        connection.settimeout(15)
+        connection.settimeout(60)
         server.assert_serving()
         assert read_to_end(connection).startswith(b"HTTP/1.1 408"), "408 Request Timeout"
     server.assert_serving()
@@ -343,7 +343,7 @@ def test_a_client_that_dribbles_its_headers_is_disconnected(serve, tmp_path):
         connection.settimeout(0.1)
         connection.sendall(b"POST ")
         ended = False
-        while not ended and time.monotonic() - started < 15:
+        while not ended and time.monotonic() - started < 60:
             try:
                 connection.sendall(b"x")
                 ended = connection.recv(100) == b""
@@ -351,7 +351,7 @@ def test_a_client_that_dribbles_its_headers_is_disconnected(serve, tmp_path):
                 server.assert_serving()
             except OSError:
                 ended = True
-        assert ended, "still connected after 15 s, --client-timeout is 1 s"
+        assert ended, "still connected after 60 s, --client-timeout is 1 s"
 
 
 def test_ten_thousand_idle_connections(serve, tmp_path):
@@ -372,16 +372,23 @@ def test_ten_thousand_idle_connections(serve, tmp_path):
 
 def test_connections_over_the_limit_are_closed_at_once(serve, tmp_path):
     server = serve(tmp_path / "root", "--max-connections", "8", "--client-timeout", "60s")
-    time.sleep(0.5)  # until the server has seen the readiness probe's connection close
+    time.sleep(3)  # until the server has seen the readiness probe's connection close
     kept = [connect(server) for _ in range(8)]
     time.sleep(0.5)
     with connect(server) as refused:
-        refused.settimeout(5)
+        refused.settimeout(60)
         assert read_to_end(refused) in (b"",) or b"503" in read_to_end(refused)
     for connection in kept:
         connection.close()
-    time.sleep(0.5)
-    server.assert_serving()
+    # The server has to see the connections close.
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            server.assert_serving()
+            break
+        except requests.ConnectionError:
+            assert time.monotonic() < deadline, "closed connections count on"
+            time.sleep(0.1)
 
 
 def test_overload_is_refused(serve, tmp_path, sources):

@@ -164,7 +164,8 @@ def test_a_copy_in_progress_waits_until_it_is_complete(serve, place, tmp_path):
             file.write(data[len(data) * number // pieces : len(data) * (number + 1) // pieces])
             file.flush()
             time.sleep(0.15)
-            assert answer_of(server) == 1
+            # The whole version may serve at once.
+            assert number == pieces - 1 or answer_of(server) == 1
     server.wait_version("stamped", 2)
     assert answer_of(server) == 2
 
@@ -185,7 +186,7 @@ def test_a_repository_without_a_good_version_still_answers(serve, tmp_path):
     (tmp_path / "root" / "hopeless" / "1").mkdir(parents=True)
     (tmp_path / "root" / "hopeless" / "1" / "model.onnx").write_bytes(b"no model")
     server = serve(tmp_path / "root", "--load-retries", "0", ready=False)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             server.assert_serving()

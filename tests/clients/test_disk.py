@@ -18,7 +18,7 @@ from models import save, value
 from test_images import Images, patches, picture
 
 DIMS = 64
-WAIT_S = 30
+WAIT_S = 60
 
 
 @pytest.fixture
@@ -58,17 +58,17 @@ def points(first: int, count: int, seed: int = 0) -> dict:
 
 def create(server: Server) -> None:
     body = {"vectors": {"size": DIMS, "distance": "Cosine"}}
-    assert requests.put(f"{server.url}/collections/c", json=body, timeout=20).status_code == 200
+    assert requests.put(f"{server.url}/collections/c", json=body, timeout=60).status_code == 200
 
 
 def upsert(server: Server, first: int, count: int = 1, seed: int = 0) -> requests.Response:
     url = f"{server.url}/collections/c/points?wait=true"
-    return requests.put(url, json=points(first, count, seed), timeout=30)
+    return requests.put(url, json=points(first, count, seed), timeout=60)
 
 
 def info(server: Server) -> dict:
     answer = wait_for(
-        lambda: requests.get(f"{server.url}/collections/c", timeout=20),
+        lambda: requests.get(f"{server.url}/collections/c", timeout=60),
         # Wait until the collection is open.
         lambda answer: answer.status_code != 503,
     )
@@ -77,7 +77,7 @@ def info(server: Server) -> dict:
 
 
 def get(server: Server, point: int) -> requests.Response:
-    return requests.get(f"{server.url}/collections/c/points/{point}", timeout=20)
+    return requests.get(f"{server.url}/collections/c/points/{point}", timeout=60)
 
 
 def wait_for(what, wanted):
@@ -164,7 +164,7 @@ def test_a_log_that_lost_acknowledged_points_is_named(tmp_path, harm):
         else:
             assert answers.count(200) < 100
         # Until it is dropped.
-        given_up = requests.delete(f"{server.url}/collections/c/segments/{log.name}", timeout=20)
+        given_up = requests.delete(f"{server.url}/collections/c/segments/{log.name}", timeout=60)
         assert given_up.status_code == 200, given_up.text
         found = info(server)
         assert found["status"] == "green" and not found["warnings"], found

@@ -10,7 +10,7 @@ from millpond import REPOSITORY, drop_in
 from models import half_plus_two
 
 TOOLS = REPOSITORY / ".cache/tools/bin"
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 HEALTH = "grpc.health.v1.Health"
 OIP = "inference.GRPCInferenceService"
 PREDICT = "tensorflow.serving.PredictionService"
@@ -18,7 +18,8 @@ PREDICT = "tensorflow.serving.PredictionService"
 
 def grpcurl(target: str, *words: str, data: dict | None = None, check: bool = True) -> subprocess.CompletedProcess:
     message = ["-d", json.dumps(data)] if data is not None else []
-    return subprocess.run([TOOLS / "grpcurl", "-plaintext", *message, target, *words], check=check, text=True,
+    limit = ["-connect-timeout", str(TIMEOUT_S)]
+    return subprocess.run([TOOLS / "grpcurl", "-plaintext", *limit, *message, target, *words], check=check, text=True,
                           capture_output=True, timeout=TIMEOUT_S)  # fmt: skip
 
 
@@ -27,8 +28,10 @@ def call(target: str, method: str, data: dict) -> dict:
 
 
 def probe(target: str, service: str = "") -> subprocess.CompletedProcess:
-    return subprocess.run([TOOLS / "grpc-health-probe", "-addr", target, "-service", service], text=True,
-                          capture_output=True, timeout=TIMEOUT_S)  # fmt: skip
+    # Its own limits are 1 s.
+    limits = ["-connect-timeout", f"{TIMEOUT_S}s", "-rpc-timeout", f"{TIMEOUT_S}s"]
+    return subprocess.run([TOOLS / "grpc-health-probe", "-addr", target, "-service", service, *limits], text=True,
+                          capture_output=True, timeout=2 * TIMEOUT_S)  # fmt: skip
 
 
 def test_reflection_lists_and_describes_the_services(server):
@@ -60,7 +63,7 @@ def test_health_of_server_and_models(server):
 
 def test_watch_follows_an_unload_and_a_swap(serve, tmp_path):
     server = serve(tmp_path / "models", "--grpc-socket", str(tmp_path / "grpc.sock"))
-    command = [TOOLS / "grpcurl", "-plaintext", "-d", '{"service": "half_plus_two"}', server.grpc, f"{HEALTH}/Watch"]
+    command = [TOOLS / "grpcurl", "-plaintext", "-connect-timeout", str(TIMEOUT_S), "-d", '{"service": "half_plus_two"}', server.grpc, f"{HEALTH}/Watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         killer = threading.Timer(4 * TIMEOUT_S, watch.kill)
         killer.start()

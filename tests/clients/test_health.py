@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
 

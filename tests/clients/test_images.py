@@ -21,7 +21,7 @@ from models import save, value
 
 SIDE = 32
 CELLS = 4
-BULK_TIMEOUT_S = 170
+BULK_TIMEOUT_S = 500
 
 
 def patches(path: pathlib.Path) -> pathlib.Path:
@@ -69,7 +69,7 @@ class Images:
         return answer.json()
 
     def count(self, collection: str) -> int:
-        answer = requests.get(f"{self.url}/{collection}", timeout=20)
+        answer = requests.get(f"{self.url}/{collection}", timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.json()["count"]
 
@@ -197,9 +197,9 @@ def test_every_image_format_is_read(images):
     # One channel alone and black and white have different keypoints, too.
     assert accepted >= set(files) - {"16-bit-png", "bilevel-tiff"}, set(files) - accepted
     for name, identity in ids.items():
-        original = requests.get(f"{images.url}/kinds/{identity}", timeout=20)
+        original = requests.get(f"{images.url}/kinds/{identity}", timeout=60)
         assert original.content == files[name], name
-        small = requests.get(f"{images.url}/kinds/{identity}/thumbnail?size=64", timeout=20)
+        small = requests.get(f"{images.url}/kinds/{identity}/thumbnail?size=64", timeout=60)
         assert Image.open(io.BytesIO(small.content)).size == (64, 48), name
 
 
@@ -242,7 +242,7 @@ def test_a_truncated_image_is_refused_by_name(images):
         assert f"half.{form}" in answer.json()["error"], answer.text
     whole = encoded(Image.fromarray(pixels(3)), "JPEG", progressive=True)
     assert images.put("truncated", whole[:-100], name="late.jpg").status_code == 400
-    assert requests.get(f"{images.url}/truncated", timeout=10).status_code == 404, "a refused picture makes no collection"
+    assert requests.get(f"{images.url}/truncated", timeout=60).status_code == 404, "a refused picture makes no collection"
 
 
 def test_hostile_entries_of_an_archive(images, tmp_path):
@@ -290,7 +290,7 @@ def test_ten_thousand_tiny_files(images):
 
 
 def raw(server: Server, head: str, body: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     return connection
 
@@ -307,14 +307,14 @@ def test_an_interrupted_upload(images):
     # Nothing was stored, and a client that still listens gets the reason.
     assert not answer or "broke off" in answer or "ended early" in answer, answer
     time.sleep(0.5)
-    assert requests.get(f"{images.url}/halves", timeout=10).status_code == 404
+    assert requests.get(f"{images.url}/halves", timeout=60).status_code == 404
     assert images.put("halves", whole).json()["status"] == "added"
     _, summary = images.zip("halves", many)
     assert summary["added"] == 5
     # The permits of ended uploads are free again; there are only a few.
     for _ in range(6):
         raw(images.server, head, many[:100]).close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while images.put("halves", many, "application/zip").status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -333,7 +333,7 @@ def test_a_folder_is_read_without_following_links(images, tmp_path):
         f"{images.url}/folder",
         json={"folder": str(tmp_path)},
         headers={"origin": "http://evil.example", "host": "evil.example"},
-        timeout=10,
+        timeout=60,
     )
     assert foreign.status_code == 403, foreign.text
 
@@ -372,14 +372,14 @@ def test_acknowledged_writes_survive_kill_9(models, tmp_path):
     assert len(acknowledged) >= 30
     server = Server(models, *flags, log=tmp_path / "last.log").wait_ready()
     client = Images(server)
-    deadline = time.monotonic() + 30
-    while requests.get(f"{client.url}/kept", timeout=10).status_code == 503 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while requests.get(f"{client.url}/kept", timeout=60).status_code == 503 and time.monotonic() < deadline:
         time.sleep(0.1)
     for identity, file in acknowledged:
-        original = requests.get(f"{client.url}/kept/{identity}", timeout=20)
+        original = requests.get(f"{client.url}/kept/{identity}", timeout=60)
         assert original.status_code == 200 and original.content == file, identity
     ids = [identity for identity, _ in acknowledged]
-    missing = requests.post(f"{client.url}/kept/missing", json={"ids": ids[:1000]}, timeout=20).json()
+    missing = requests.post(f"{client.url}/kept/missing", json={"ids": ids[:1000]}, timeout=60).json()
     assert missing == {"missing": []}
     found = client.search("kept", acknowledged[-1][1], k=1)["results"][0]
     assert (found["id"], found["accepted"]) == (acknowledged[-1][0], True)
@@ -391,11 +391,11 @@ def test_a_server_with_a_key_requires_it(models, tmp_path):
     server = Server(models, *flags, log=tmp_path / "server.log").wait_ready()
     try:
         for path in ["/v1/images", "/collections"]:
-            assert requests.get(server.url + path, timeout=10).status_code == 401
-            assert requests.get(server.url + path, headers={"api-key": "s3cre"}, timeout=10).status_code == 401
-            assert requests.get(server.url + path, headers={"api-key": "s3cret"}, timeout=10).status_code == 200
+            assert requests.get(server.url + path, timeout=60).status_code == 401
+            assert requests.get(server.url + path, headers={"api-key": "s3cre"}, timeout=60).status_code == 401
+            assert requests.get(server.url + path, headers={"api-key": "s3cret"}, timeout=60).status_code == 200
             bearer = {"authorization": "Bearer s3cret"}
-            assert requests.get(server.url + path, headers=bearer, timeout=10).status_code == 200
+            assert requests.get(server.url + path, headers=bearer, timeout=60).status_code == 200
         assert "s3cret" not in server.log_text()
     finally:
         assert server.stop() == 0
@@ -406,6 +406,6 @@ def test_the_same_collection_by_qdrants_interface(images):
     identity = answer.json()["id"]
     url = f"{images.server.url}/collections/both/points/scroll"
     query = {"filter": {"must": [{"key": "image.name", "match": {"value": "four.jpg"}}]}, "with_payload": True}
-    points = requests.post(url, json=query, timeout=10).json()["result"]["points"]
+    points = requests.post(url, json=query, timeout=60).json()["result"]["points"]
     assert [point["id"] for point in points] == [identity]
     assert points[0]["payload"]["year"] == 1999 and points[0]["payload"]["image"]["width"] == 320

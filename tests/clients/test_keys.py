@@ -18,7 +18,7 @@ from prometheus_text import samples
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 SECRET = "s3cret"
 INFER = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}]}
 
@@ -63,9 +63,15 @@ def test_a_tenant_over_its_quota_is_refused_and_others_are_not(start, tmp_path):
     busy = new_key(file, "--role", "infer", "--name", "busy")
     other = new_key(file, "--role", "infer", "--name", "other")
     server = start("--keys", str(file))
-    for _ in range(100):
-        assert infer(server, busy).status_code == 200
-    cost = counted(server, root)["busy", "cpu"] / 100
+    costs, used = [], 0.0
+    for _ in range(5):
+        for _ in range(20):
+            assert infer(server, busy).status_code == 200
+        total = counted(server, root)["busy", "cpu"]
+        costs.append((total - used) / 20)
+        used = total
+    # On some machines the time of a pause counts as processor time, so the cheapest requests show the cost.
+    cost = min(costs)
     assert cost > 0
     # The quota is a tenth of what the tenant will ask for: 400 requests in at most a minute.
     lines = file.read_text().split("[[keys]]")
@@ -77,13 +83,15 @@ def test_a_tenant_over_its_quota_is_refused_and_others_are_not(start, tmp_path):
     while infer(server, busy).status_code != 429:
         assert time.monotonic() < deadline, "the quota has no effect"
     before = counted(server, root)
+    started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(infer, server, busy) for _ in range(400)]
         answers = [infer(server, other).status_code for _ in range(100)]
         refused = [call.result().status_code for call in asked].count(429)
+    minutes = max(1.0, (time.monotonic() - started) / 60)
     assert answers == [200] * 100
     # At most a minute's quota and its burst, and what runs at a moment.
-    assert refused >= 400 - 40 - 8
+    assert refused >= 400 - 40 * minutes - 8
     after = counted(server, root)
     assert after["busy", "refused_cpu"] - before["busy", "refused_cpu"] == refused
     assert after["other", "accepted"] - before.get(("other", "accepted"), 0) == 100
@@ -120,7 +128,7 @@ def refused(call, status: int, words: str) -> None:
 
 
 def qdrant(server: Server, key: str) -> QdrantClient:
-    return QdrantClient(url=server.url, api_key=key, check_compatibility=False)
+    return QdrantClient(url=server.url, api_key=key, check_compatibility=False, timeout=TIMEOUT_S)
 
 
 def test_tokens_of_qdrant(start):
@@ -143,7 +151,7 @@ def test_tokens_of_qdrant(start):
     refused(lambda: part.delete_collection("shared"), 403, "as a whole")
     refused(lambda: part.create_collection("new", vectors_config=vectors), 403, "may not use collection new")
     for path in ("/metrics", "/v2/models", "/v2/models/half_plus_two"):
-        answer = requests.get(server.url + path, headers={"api-key": token(SECRET, {"access": access})}, timeout=5)
+        answer = requests.get(server.url + path, headers={"api-key": token(SECRET, {"access": access})}, timeout=60)
         assert answer.status_code == 403, path
 
     reads = qdrant(server, token(SECRET, {"access": "r"}))

@@ -74,7 +74,7 @@ def test_an_existing_collection_of_another_shape_is_refused(server):
     store(server, "existing")
     again = QdrantVectorStore.from_existing_collection("existing", embedding=Words(), url=server.url)
     assert again.similarity_search("rivers flow", k=1)[0].page_content == TEXTS[2]
-    client = QdrantClient(url=server.url)
+    client = QdrantClient(url=server.url, timeout=60)
     client.create_collection("narrow", vectors_config=models.VectorParams(size=3, distance=models.Distance.COSINE))
     with pytest.raises(Exception, match="dimension"):
         QdrantVectorStore.from_existing_collection("narrow", embedding=Words(), url=server.url)

@@ -28,7 +28,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    client = QdrantClient(url=server.url)
+    client = QdrantClient(url=server.url, timeout=60)
     yield client
     client.close()
 
@@ -95,7 +95,7 @@ def test_an_index_on_the_store(client):
 
 
 async def test_the_asynchronous_client(server):
-    client = AsyncQdrantClient(url=server.url)
+    client = AsyncQdrantClient(url=server.url, timeout=60)
     store = QdrantVectorStore("later", aclient=client)
     made = nodes()
     await store.async_add(made)

@@ -7,7 +7,7 @@ import tritonclient.http as triton_http
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 TRITON = {
     "nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count",
     "nv_inference_request_duration_us", "nv_inference_queue_duration_us", "nv_inference_compute_infer_duration_us",

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millpond import BINARY, run
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 INFER = "/v2/models/half_plus_two/infer"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [4.0]}]}
 ORIGIN = "https://app.example"

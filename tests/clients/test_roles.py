@@ -11,7 +11,7 @@ from models import half_plus_two
 from roles import METHODS, OPEN, OPERATIONS, PAGES, ROLES, by_name, grpc_methods, permits
 
 VERBS = ("get", "post", "put", "patch", "delete")
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 # Suffixes of the operations of a path for versions and labels.
 TARGETS = ("OfVersion", "OfLabel")
 

@@ -128,14 +128,14 @@ def from_many_clients(task, requests_each: int) -> list:
 
 
 def metric(server: Server, name: str, **labels: str) -> float:
-    answer = requests.get(f"{server.url}/metrics", timeout=10)
+    answer = requests.get(f"{server.url}/metrics", timeout=60)
     matching = [v for found, has, v in samples(answer.text) if found == f"millpond_{name}" and labels.items() <= has.items()]
     assert len(matching) == 1, (name, labels, matching)
     return matching[0]
 
 
 def statistics(server: Server, model: str) -> dict:
-    answer = requests.get(f"{server.url}/v2/models/{model}/stats", timeout=10)
+    answer = requests.get(f"{server.url}/v2/models/{model}/stats", timeout=60)
     return answer.json()["model_stats"][0]
 
 
@@ -155,6 +155,10 @@ def test_merged_answers_equal_onnx_runtimes(scheduled):
         return items
 
     items = from_many_clients(task, 10)
+    # The worker counts a batch after it has sent the answers.
+    deadline = time.monotonic() + 60
+    while metric(server, "batch_size_sum", model="ranker") < sum(items) and time.monotonic() < deadline:
+        time.sleep(0.01)
     stats = statistics(server, "ranker")
     assert stats["inference_count"] == sum(items)
     assert stats["inference_stats"]["success"]["count"] == len(items)
@@ -205,12 +209,12 @@ def test_inputs_that_the_server_fills_may_be_sent(scheduled, endpoint):
 
 def test_the_configuration_shows_the_batching(scheduled):
     server, _ = scheduled
-    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=10).json()
+    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=60).json()
     assert config["max_batch_size"] == 16
     assert (config["input"][0]["dims"], config["output"][0]["dims"]) == ([FEATURES], [8])
     assert config["dynamic_batching"]["preferred_batch_size"] == [8]
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 20_000
-    metadata = requests.get(f"{server.url}/v2/models/ranker", timeout=10).json()
+    metadata = requests.get(f"{server.url}/v2/models/ranker", timeout=60).json()
     assert metadata["inputs"][0]["shape"] == [-1, FEATURES], "the metadata keeps the batch axis, as Triton's does"
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         config = client.get_model_config("lines").config
@@ -233,7 +237,7 @@ def test_an_unknown_priority_is_refused(scheduled):
     tensor = {"name": "features", "datatype": "FP32", "shape": [1, FEATURES], "data": [0] * FEATURES}
     for wrong in [-1, "high", 1.5]:
         body = {"inputs": [tensor], "parameters": {"priority": wrong}}
-        answer = requests.post(f"{server.url}/v2/models/ranker/infer", json=body, timeout=10)
+        answer = requests.post(f"{server.url}/v2/models/ranker/infer", json=body, timeout=60)
         assert answer.status_code == 400
         assert "priority" in answer.json()["error"]
 
@@ -282,7 +286,14 @@ def test_a_models_deadline_applies_to_requests_without_one(serve, tmp_path, sour
     with pytest.raises(InferenceServerException) as caught:
         ask(server, "grpc", "spin", {"rounds": np.array([20_000], np.int64)})
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    ask(server, "grpc", "spin", {"rounds": np.array([1], np.int64)})
+    # A short request is served. A pause of a busy machine may be longer than the timeout, so it is repeated.
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            ask(server, "grpc", "spin", {"rounds": np.array([1], np.int64)})
+            break
+        except InferenceServerException as late:
+            assert late.status() == "StatusCode.DEADLINE_EXCEEDED" and time.monotonic() < deadline, late
 
 
 def test_a_rule_that_does_not_fit_the_model_is_refused(serve, tmp_path):
@@ -304,13 +315,13 @@ def test_settings_for_all_models_come_from_flags(serve, tmp_path):
     root = tmp_path / "root"
     publish(ranker(tmp_path / "ranker.onnx"), root / "ranker", 1)
     server = serve(root, "--threads", "1", "--runtime-threads", "1", "--max-batch", "4", "--max-queue-delay", "1ms")
-    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=10).json()
+    config = requests.get(f"{server.url}/v2/models/ranker/config", timeout=60).json()
     assert config["max_batch_size"] == 4
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 1000
     features = np.ones((10, FEATURES), np.float32)
     assert ask(server, "http", "ranker", {"features": features}).as_numpy("scores").shape == (10, 8)
     # The worker counts a batch after it has sent the answers.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while metric(server, "batch_size_count", model="ranker") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert metric(server, "batch_size_count", model="ranker") == 3, "ten items in batches of at most four"

@@ -20,7 +20,7 @@ from millpond import BINARY, REPOSITORY, drop_in, publish, run
 from models import SPIN_ROUNDS_MAX
 
 # Duration of a request that must still run at the signal, and the rounds that measure it.
-SPIN_S = 1.0
+SPIN_S = 3.0
 SPIN_TRIAL = 1000
 
 
@@ -40,35 +40,39 @@ def test_sigterm_finishes_requests_in_flight(serve, tmp_path, sources, kind):
             return client.infer("spin", inputs).as_numpy("y").tolist()
 
     ask = ask_http if kind == "http" else ask_grpc
-    started = time.monotonic()
-    ask(SPIN_TRIAL)
-    rounds = min(SPIN_ROUNDS_MAX, round(SPIN_TRIAL * SPIN_S / (time.monotonic() - started)))
+
+    def trial_s() -> float:
+        started = time.monotonic()
+        ask(SPIN_TRIAL)
+        return time.monotonic() - started
+
+    # The shortest of some trials had no pause of the machine.
+    rounds = min(SPIN_ROUNDS_MAX, round(SPIN_TRIAL * SPIN_S / min(trial_s() for _ in range(5))))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(ask, rounds) for _ in range(4)]
-        time.sleep(0.4)
+        time.sleep(1.2)
         in_flight = sum(not call.done() for call in calls)
         server.terminate()
         assert in_flight == 4, f"requests of {rounds} rounds were over before the signal came"
         for call in calls:
             assert len(call.result(60)) == 1
-    assert server.process.wait(30) == 0, server.log_text()
+    assert server.process.wait(60) == 0, server.log_text()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.http_port), timeout=5)
+        socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
 
 
 def test_sigterm_with_idle_connections_ends_at_once(serve, tmp_path):
-    server = serve(tmp_path / "root")
+    server = serve(tmp_path / "root", "--shutdown-grace", "120s")
     with (
         requests.Session() as session,
         tritonclient.grpc.InferenceServerClient(server.grpc) as client,
         socket.create_connection(("127.0.0.1", server.http_port)),
     ):
-        session.get(f"{server.url}/v2/health/live", timeout=5)
+        session.get(f"{server.url}/v2/health/live", timeout=60)
         assert client.is_server_live()
-        started = time.monotonic()
         server.terminate()
-        assert server.process.wait(20) == 0, server.log_text()
-        assert time.monotonic() - started < 10, "idle connections must not use up the grace time"
+        # Idle connections must not use up the grace time.
+        assert server.process.wait(60) == 0, server.log_text()
 
 
 def test_metrics(server):
@@ -102,12 +106,12 @@ def test_metrics_count_refused_requests(server):
                    if name.endswith("requests_total") and labels.get("status") == "invalid_argument")  # fmt: skip
 
     before = failed()
-    assert requests.post(f"{server.url}/v2/models/half_plus_two/infer", json={"inputs": []}, timeout=5).status_code == 400
+    assert requests.post(f"{server.url}/v2/models/half_plus_two/infer", json={"inputs": []}, timeout=60).status_code == 400
     assert failed() == before + 1
 
 
 def scrape(server) -> list:
-    answer = requests.get(f"{server.url}/metrics", timeout=10)
+    answer = requests.get(f"{server.url}/metrics", timeout=60)
     assert answer.status_code == 200
     assert "openmetrics" in answer.headers["Content-Type"] or "text/plain" in answer.headers["Content-Type"]
     return samples(answer.text)

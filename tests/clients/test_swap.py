@@ -51,7 +51,7 @@ def ask_http(server: Server, tally: Tally, stop: threading.Event) -> None:
 def ask_rest(server: Server, tally: Tally, stop: threading.Event) -> None:
     with requests.Session() as session:
         while not stop.is_set():
-            answer = session.post(f"{server.url}/v1/models/stamped:predict", json={"instances": X.tolist()}, timeout=30)
+            answer = session.post(f"{server.url}/v1/models/stamped:predict", json={"instances": X.tolist()}, timeout=60)
             if answer.status_code != 200:
                 tally.failures.append(answer.text)
             else:
@@ -65,6 +65,16 @@ def guarded(ask, server: Server, tally: Tally, stop: threading.Event) -> None:
         tally.failures.append(repr(error))
 
 
+def wait_answers(server: Server, version: int, tallies: list[Tally]) -> None:
+    """Waits until each client has 25 more answers, the last of them from `version`."""
+    counts = [tally.answers for tally in tallies]
+    deadline = time.monotonic() + 60
+    for tally, count in zip(tallies, counts, strict=True):
+        while not tally.failures and (tally.versions[-1:] != [version] or tally.answers < count + 25):
+            assert time.monotonic() < deadline, (version, tallies, server.log_text()[-4000:])
+            time.sleep(0.02)
+
+
 def test_swaps_under_load_lose_nothing(serve, tmp_path):
     models = {version: stamped(tmp_path / f"{version}.onnx", version, megabytes=24) for version in [1, *VERSIONS]}
     place = tmp_path / "root" / "stamped"
@@ -76,20 +86,21 @@ def test_swaps_under_load_lose_nothing(serve, tmp_path):
     for thread in threads:
         thread.start()
     try:
+        wait_answers(server, 1, list(tallies.values()))
         for version in VERSIONS:
             # Both forms of a version: published, and another tool's plain file.
             (publish if version % 2 else drop_in)(models[version], place, version)
             server.wait_version("stamped", version)
-            time.sleep(0.5)
+            wait_answers(server, version, list(tallies.values()))
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
     for ask, tally in tallies.items():
         assert tally.failures == [], ask.__name__
         assert tally.answers > 100, f"{ask.__name__}: {tally.answers} answers are no load"
         assert tally.versions == [1, *VERSIONS], f"{ask.__name__}: each version answered, in order"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(entry["state"] == "AVAILABLE" for number, entry in server.versions("stamped").items() if number != 6):
         assert time.monotonic() < deadline, server.versions("stamped")
         time.sleep(0.1)
@@ -106,7 +117,7 @@ def test_removing_the_newest_version_rolls_back(serve, tmp_path):
     server.wait_version("stamped", 2)
     shutil.rmtree(place / "2")
     server.wait_version("stamped", 1)
-    answer = requests.post(f"{server.url}/v1/models/stamped:predict", json={"instances": [0.0]}, timeout=10)
+    answer = requests.post(f"{server.url}/v1/models/stamped:predict", json={"instances": [0.0]}, timeout=60)
     assert answer.json()["predictions"] == [1.0]
 
 
@@ -117,7 +128,7 @@ def test_two_versions_at_once(serve, tmp_path):
     server = serve(place.parent, "--versions", "latest:2")
 
     def ask(path: str) -> requests.Response:
-        return requests.post(f"{server.url}/v1/models/stamped{path}:predict", json={"instances": [0.0]}, timeout=10)
+        return requests.post(f"{server.url}/v1/models/stamped{path}:predict", json={"instances": [0.0]}, timeout=60)
 
     server.wait_version("stamped", 2)
     server.wait_version("stamped", 3)
@@ -125,7 +136,7 @@ def test_two_versions_at_once(serve, tmp_path):
     assert ask("/versions/2").json()["predictions"] == [2.0]
     assert ask("/versions/3").json()["predictions"] == [3.0]
     assert ask("/versions/1").status_code == 404
-    metadata = requests.get(f"{server.url}/v2/models/stamped", timeout=10).json()
+    metadata = requests.get(f"{server.url}/v2/models/stamped", timeout=60).json()
     assert sorted(metadata["versions"]) == ["2", "3"]
 
 
@@ -139,7 +150,7 @@ def test_equal_parameters_are_read_once(serve, tmp_path):
     shutil.copytree(place / "1", place.parent / ".aside")
     (place.parent / ".aside").rename(place / "2")
     server.wait_version("stamped", 2)
-    text = requests.get(f"{server.url}/metrics", timeout=10).text
+    text = requests.get(f"{server.url}/metrics", timeout=60).text
     (line,) = [
         line for line in text.splitlines() if "shared_bytes" in line and 'model="stamped"' in line and line[0] != "#"
     ]

@@ -59,7 +59,7 @@ def refused(call, code: grpc.StatusCode, *words: str) -> None:
 
 
 def test_predict(prediction):
-    answer = prediction.Predict(predict_request("half_plus_two", x=np.array([1, 2, 5], np.float32)), timeout=10)
+    answer = prediction.Predict(predict_request("half_plus_two", x=np.array([1, 2, 5], np.float32)), timeout=60)
     np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), np.array([2.5, 3, 4.5], np.float32))
     # As in TensorFlow Serving's example clients.
     assert list(answer.outputs["y"].float_val) == [2.5, 3, 4.5]
@@ -75,7 +75,7 @@ def test_predict_in_typed_fields(prediction):
     proto.dtype = tf.float32.as_datatype_enum
     proto.tensor_shape.dim.add(size=3)
     proto.float_val.append(4.0)
-    answer = prediction.Predict(request, timeout=10)
+    answer = prediction.Predict(request, timeout=60)
     assert tf.make_ndarray(answer.outputs["y"]).tolist() == [4, 4, 4]
 
 
@@ -84,43 +84,43 @@ def test_predict_without_values(prediction):
     request = predict_request("half_plus_two")
     request.inputs["x"].dtype = tf.float32.as_datatype_enum
     request.inputs["x"].tensor_shape.dim.add(size=2)
-    assert tf.make_ndarray(prediction.Predict(request, timeout=10).outputs["y"]).tolist() == [2, 2]
+    assert tf.make_ndarray(prediction.Predict(request, timeout=60).outputs["y"]).tolist() == [2, 2]
 
 
 def test_predict_only_the_requested_outputs(prediction):
     request = predict_request("symbolic", items=np.ones((1, 2, 4), np.float32), bias=np.zeros((1, 4), np.float32))
     request.output_filter.append("total")
-    answer = prediction.Predict(request, timeout=10)
+    answer = prediction.Predict(request, timeout=60)
     assert list(answer.outputs) == ["total"]
 
 
 def test_predict_by_version(prediction):
     x = np.array([1], np.float32)
-    assert prediction.Predict(predict_request("half_plus_two", 1, x=x), timeout=10).model_spec.version.value == 1
-    refused(lambda: prediction.Predict(predict_request("half_plus_two", 9, x=x), timeout=10), grpc.StatusCode.NOT_FOUND, "9")
+    assert prediction.Predict(predict_request("half_plus_two", 1, x=x), timeout=60).model_spec.version.value == 1
+    refused(lambda: prediction.Predict(predict_request("half_plus_two", 9, x=x), timeout=60), grpc.StatusCode.NOT_FOUND, "9")
 
 
 def test_predict_refuses_mistakes(prediction):
     x = np.array([1], np.float32)
     invalid = grpc.StatusCode.INVALID_ARGUMENT
-    ask = lambda **inputs: prediction.Predict(predict_request("half_plus_two", **inputs), timeout=10)  # noqa: E731
-    refused(lambda: prediction.Predict(predict_request("nobody", x=x), timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+    ask = lambda **inputs: prediction.Predict(predict_request("half_plus_two", **inputs), timeout=60)  # noqa: E731
+    refused(lambda: prediction.Predict(predict_request("nobody", x=x), timeout=60), grpc.StatusCode.NOT_FOUND, "nobody")
     refused(lambda: ask(), invalid, "x")
     refused(lambda: ask(wrong=x), invalid, "wrong")
     refused(lambda: ask(x=np.array([1], np.int64)), invalid, "x")
     refused(lambda: ask(x=np.ones((2, 2), np.float32)), invalid, "x")
     request = predict_request("half_plus_two", x=x)
     request.model_spec.signature_name = "regress"
-    refused(lambda: prediction.Predict(request, timeout=10), grpc.StatusCode.FAILED_PRECONDITION, "regress")
+    refused(lambda: prediction.Predict(request, timeout=60), grpc.StatusCode.FAILED_PRECONDITION, "regress")
     request = predict_request("half_plus_two", x=x)
     request.model_spec.version_label = "none"
-    refused(lambda: prediction.Predict(request, timeout=10), invalid, "none")
+    refused(lambda: prediction.Predict(request, timeout=60), invalid, "none")
 
 
 def test_batches_of_different_sizes_are_refused(prediction, server):
     items, bias = np.ones((2, 2, 4), np.float32), np.zeros((3, 4), np.float32)
     request = predict_request("symbolic", items=items, bias=bias)
-    refused(lambda: prediction.Predict(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "bias")
+    refused(lambda: prediction.Predict(request, timeout=60), grpc.StatusCode.INVALID_ARGUMENT, "bias")
     # tf2onnx names the batch differently in each input, so only the engine finds the mistake.
     body = {"inputs": {"uid": [[5.0], [6.0]], "price": [[1.0]]}}
     answer = post(server, "unnamed_batches:predict", json=body)
@@ -130,7 +130,7 @@ def test_batches_of_different_sizes_are_refused(prediction, server):
 def test_get_model_metadata(prediction):
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "half_plus_two"
-    answer = prediction.GetModelMetadata(request, timeout=10)
+    answer = prediction.GetModelMetadata(request, timeout=60)
     assert answer.model_spec.version.value == 1
     signatures = get_model_metadata_pb2.SignatureDefMap()
     assert answer.metadata["signature_def"].Unpack(signatures)
@@ -144,21 +144,21 @@ def test_get_model_metadata(prediction):
 def test_get_model_metadata_refuses_mistakes(prediction):
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "nobody"
-    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+    refused(lambda: prediction.GetModelMetadata(request, timeout=60), grpc.StatusCode.NOT_FOUND, "nobody")
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["weather"])
     request.model_spec.name = "half_plus_two"
-    refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "metadata_field")
+    refused(lambda: prediction.GetModelMetadata(request, timeout=60), grpc.StatusCode.INVALID_ARGUMENT, "metadata_field")
 
 
 def test_get_model_status(service):
     request = get_model_status_pb2.GetModelStatusRequest()
     request.model_spec.name = "half_plus_two"
-    (status,) = service.GetModelStatus(request, timeout=10).model_version_status
+    (status,) = service.GetModelStatus(request, timeout=60).model_version_status
     assert status.version == 1
     assert status.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
     assert status.status.error_code == 0
     request.model_spec.name = "nobody"
-    refused(lambda: service.GetModelStatus(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
+    refused(lambda: service.GetModelStatus(request, timeout=60), grpc.StatusCode.NOT_FOUND, "nobody")
 
 
 # ---- Examples, which the settings of any model map to its inputs and outputs
@@ -195,7 +195,7 @@ def test_classify_and_regress(examples):
         request = classification_pb2.ClassificationRequest()
         request.model_spec.name = "half_plus_two"
         request.input.example_list.examples.extend([example(x=1), example(x=5), example()])
-        answer = prediction.Classify(request, timeout=10)
+        answer = prediction.Classify(request, timeout=60)
         found = [[(one.label, one.score) for one in list.classes] for list in answer.result.classifications]
         assert found == [[("half", 2.5)], [("half", 4.5)], [("half", 6.0)]]
         assert (answer.model_spec.version.value, answer.model_spec.signature_name) == (1, "serving_default")
@@ -204,18 +204,18 @@ def test_classify_and_regress(examples):
         request.model_spec.name = "half_plus_two"
         request.input.example_list_with_context.context.CopyFrom(example(x=2))
         request.input.example_list_with_context.examples.extend([example(), example(x=4)])
-        answer = prediction.Regress(request, timeout=10)
+        answer = prediction.Regress(request, timeout=60)
         assert [one.value for one in answer.result.regressions] == [3, 4]
 
         request = inference_pb2.MultiInferenceRequest(input=request.input)
         for method in ("regress", "classify"):
             task = request.tasks.add(method_name=f"tensorflow/serving/{method}")
             task.model_spec.name = "half_plus_two"
-        first, second = prediction.MultiInference(request, timeout=10).results
+        first, second = prediction.MultiInference(request, timeout=60).results
         assert [one.value for one in first.regression_result.regressions] == [3, 4]
         assert second.classification_result.classifications[1].classes[0].score == 4
         request.tasks[0].method_name = "tensorflow/serving/predict"
-        refused(lambda: prediction.MultiInference(request, timeout=10), grpc.StatusCode.UNIMPLEMENTED, "predict")
+        refused(lambda: prediction.MultiInference(request, timeout=60), grpc.StatusCode.UNIMPLEMENTED, "predict")
 
 
 def test_rest_classify_and_regress(examples):
@@ -228,7 +228,7 @@ def test_rest_classify_and_regress(examples):
     for wrong, words in [({"examples": [{"x": "word"}]}, "float32"), ({"examples": []}, "empty"), ({}, "examples")]:
         answer = post(examples, "half_plus_two:classify", json=wrong)
         assert answer.status_code == 400 and words in answer.json()["error"], answer.text
-    answer = requests.get(f"{examples.url}/V1/Models/half_plus_two/Metadata", timeout=10)
+    answer = requests.get(f"{examples.url}/V1/Models/half_plus_two/Metadata", timeout=60)
     assert answer.json()["model_spec"]["name"] == "half_plus_two"
     slow = post(examples, "half_plus_two:predict", json={"instances": [1]}, headers={"Grpc-Timeout": "20S"})
     assert slow.status_code == 200, slow.text
@@ -239,7 +239,7 @@ def test_rest_classify_and_regress(examples):
 
 
 def post(server, path: str, **options) -> requests.Response:
-    return requests.post(f"{server.url}/v1/models/{path}", timeout=10, **options)
+    return requests.post(f"{server.url}/v1/models/{path}", timeout=60, **options)
 
 
 def test_rest_row_form(server):
@@ -293,12 +293,12 @@ def test_rest_status(server):
         ]
     }
     for path in ("half_plus_two", "half_plus_two/versions/1"):
-        answer = requests.get(f"{server.url}/v1/models/{path}", timeout=10)
+        answer = requests.get(f"{server.url}/v1/models/{path}", timeout=60)
         assert (answer.status_code, answer.json()) == (200, expected)
 
 
 def test_rest_metadata(server):
-    answer = requests.get(f"{server.url}/v1/models/half_plus_two/metadata", timeout=10)
+    answer = requests.get(f"{server.url}/v1/models/half_plus_two/metadata", timeout=60)
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert body["model_spec"] == {"name": "half_plus_two", "signature_name": "", "version": "1"}

@@ -20,7 +20,7 @@ FILES = REPOSITORY / "packaging/kubernetes/millpond/files"
 COMPOSE = REPOSITORY / "packaging/compose"
 PROMETHEUS = REPOSITORY / ".cache/tools/promtool/usr/bin"
 BAD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.0]}]}
-REQUEST_TIMEOUT_S = 20
+REQUEST_TIMEOUT_S = 60
 
 
 def alerts() -> dict[str, str]:

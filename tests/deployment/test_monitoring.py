@@ -28,7 +28,7 @@ def live(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
         # A version's series end with it.
         running.use()
         series = collections.defaultdict(list)
-        for name, labels, _ in samples(requests.get(f"{running.server.url}/metrics", timeout=20).text):
+        for name, labels, _ in samples(requests.get(f"{running.server.url}/metrics", timeout=60).text):
             series[name].append(labels)
         return series
 

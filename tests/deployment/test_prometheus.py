@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import socket
 import subprocess
 import time
 
@@ -10,6 +9,8 @@ import pytest
 import requests
 import yaml
 from monitored import COMPOSE, FILES, PROMETHEUS, alerts, filled, panels, subject, used, variables
+
+from millpond import free_ports
 
 TIMEOUT_S = 60
 # Prometheus is asked again until a query has an answer: rates need two scrapes.
@@ -30,9 +31,7 @@ class Prometheus:
         config["scrape_configs"][0]["authorization"]["credentials_file"] = str(scratch / "key")
         (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
         (scratch / "alerts.yaml").write_bytes((FILES / "alerts.yaml").read_bytes())
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port, _ = free_ports()
         self.url = f"http://127.0.0.1:{port}/api/v1"
         self.log = scratch / "prometheus.log"
         command = [
@@ -120,7 +119,9 @@ def test_the_broken_model_raises_its_alert(prometheus):
 def test_panels_show_the_right_figures(prometheus):
     labels = lambda series: {(one["metric"]["version"], one["metric"]["state"]) for one in series}  # noqa: E731
     state = dict(panels())["Versions by state"]
-    assert ("3", "ready") in labels(prometheus.query(filled(state).replace('model=~".*"', 'model="half"')))
+    of_half = filled(state).replace('model=~".*"', 'model="half"')
+    # The last scrape may be older than the swap.
+    prometheus.wait("version 3", lambda: ("3", "ready") in labels(prometheus.get("query", query=of_half)["result"]))
     (rate,) = prometheus.query('sum by (model) (rate(millpond_requests_total{model="half",status="ok"}[10s])) > 0')
     assert rate["metric"] == {"model": "half"}
     # Prometheus stores these from the exposition's own types.

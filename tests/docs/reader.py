@@ -21,9 +21,9 @@ from pages import Block, check
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
 from millpond import BINARY, REPOSITORY, free_ports  # noqa: E402
 
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 40
-BLOCK_TIMEOUT_S = 90
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+BLOCK_TIMEOUT_S = 300
 SERVER = re.compile(r"^millpond (serve|tfs)\b")
 
 
@@ -118,7 +118,7 @@ class Reader:
         while time.monotonic() < deadline:
             assert self.server.poll() is None, f"the server ended with {self.server.returncode}:\n{self._log()}"
             with contextlib.suppress(OSError, urllib.error.URLError):
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/v2/health/ready", timeout=5) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/v2/health/ready", timeout=60) as answer:
                     if answer.status == 200:
                         return
             time.sleep(0.05)

@@ -7,8 +7,8 @@ import subprocess
 import time
 import uuid
 
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 40
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
 HTTP = "http://127.0.0.1:8501"
 WRITABLE = ("/tmp", "/var/cache/millpond", "/var/lib/millpond")
 
@@ -62,7 +62,7 @@ class Container:
 
     def curl(self, path: str, *options: str) -> subprocess.CompletedProcess:
         """Requests a path from inside the container's network."""
-        command = ["nsenter", "--target", str(self.pid()), "--net", "curl", "--silent", "--fail-with-body", "--max-time", "20"]
+        command = ["nsenter", "--target", str(self.pid()), "--net", "curl", "--silent", "--fail-with-body", "--max-time", "60"]
         return subprocess.run([*command, *options, f"{HTTP}{path}"], capture_output=True, text=True)
 
     def wait(self, path: str) -> None:

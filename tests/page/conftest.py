@@ -67,7 +67,7 @@ def traffic(server):
         yield
         stop.set()
         for caller in callers:
-            caller.result(30)
+            caller.result(60)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +79,7 @@ def chromium():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_script_timeout(30)
+    driver.set_script_timeout(60)
     yield driver
     driver.quit()
 

@@ -9,7 +9,7 @@ PICTURES = pathlib.Path(__file__).resolve().parents[2] / ".cache/page"
 DESKTOP, PHONE = (1280, 900), (390, 844)
 # A model that is swapped, one that is unloaded, and one that cannot be loaded.
 SWAPPED, UNLOADED, BROKEN = "stamped", "half_plus_two", "broken"
-WAIT_S = 20
+WAIT_S = 60
 
 # WCAG 2.2 AA: text, and graphics that carry meaning.
 TEXT_CONTRAST_MIN, GRAPHIC_CONTRAST_MIN = 4.5, 3.0

@@ -131,7 +131,7 @@ def test_labels_arrive_during_the_upload(browser, server, tmp_path):
     wait(lambda: js(browser, "document.getElementById('state').textContent") == "stopped", "it stopped")
 
     def idle() -> bool:
-        return "millpond_recordings_active 0\n" in requests.get(f"{server.url}/metrics", timeout=10).text
+        return "millpond_recordings_active 0\n" in requests.get(f"{server.url}/metrics", timeout=60).text
 
     wait(idle, "the server stopped too")
 

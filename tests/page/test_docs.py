@@ -36,7 +36,7 @@ def test_every_call_is_drawn(browser, server):
     browser.execute_script("for (const call of document.querySelectorAll('.call')) call.open = true")
     drawn = "document.querySelectorAll('.call .statuses').length"
     wait(lambda: js(browser, f"{drawn} === document.querySelectorAll('.call').length"), "all calls are drawn")
-    document = requests.get(f"{server.url}/openapi.json", timeout=20).json()
+    document = requests.get(f"{server.url}/openapi.json", timeout=60).json()
     calls = sum(method != "parameters" for item in document["paths"].values() for method in item)
     assert js(browser, drawn) == calls
     assert browser.get_log("browser") == []

@@ -129,7 +129,7 @@ def test_the_address_of_an_unknown_collection(browser, server):
 
 def test_a_collection_of_vectors_is_no_collection_of_images(browser, server):
     vectors = {"vectors": {"size": 3, "distance": "Dot"}}
-    assert requests.put(f"{server.url}/collections/notes", json=vectors, timeout=20).status_code == 200
+    assert requests.put(f"{server.url}/collections/notes", json=vectors, timeout=60).status_code == 200
     browser.get(f"{server.url}/images?collection=notes")
     wait(lambda: "collection of vectors" in text(browser, "problem"), "the page says what it is")
     assert names(browser, "#pictures") == []
@@ -172,7 +172,7 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     # Delete it by the page's own button.
     choose(browser, "#menu", "Delete collection…")
     press(browser, "#question-yes")
-    gone = lambda: [entry["name"] for entry in requests.get(f"{server.url}/v1/images", timeout=10).json()["collections"]]
+    gone = lambda: [entry["name"] for entry in requests.get(f"{server.url}/v1/images", timeout=60).json()["collections"]]
     wait(lambda: "dropped" not in gone(), "the collection is deleted")
 
 

@@ -29,9 +29,9 @@ def path(browser) -> str:
 
 
 def log_in(browser, key: str) -> None:
-    field = browser.switch_to.active_element
-    assert field.get_attribute("id") == "key", "the field has the focus"
-    field.send_keys(key, Keys.ENTER)
+    focus = "return document.readyState === 'complete' && document.activeElement.id"
+    wait(lambda: browser.execute_script(focus) == "key", "the field has the focus")
+    browser.switch_to.active_element.send_keys(key, Keys.ENTER)
 
 
 def test_a_browser_logs_in_and_out(browser, locked):
@@ -40,13 +40,13 @@ def test_a_browser_logs_in_and_out(browser, locked):
     assert path(browser) == "/login?next=%2Fimages%3Fa%3Db"
     assert browser.find_element(By.CSS_SELECTOR, "label[for=key]").text == "Key"
     log_in(browser, "wrong")
-    alert = browser.find_element(By.CSS_SELECTOR, "[role=alert]")
-    assert "not a key of this server" in alert.text
+    alert = "return document.querySelector('[role=alert]')?.textContent ?? ''"
+    wait(lambda: "not a key of this server" in browser.execute_script(alert), "the refusal")
     field = browser.find_element(By.ID, "key")
     assert field.get_attribute("aria-invalid") == "true" and "error" in field.get_attribute("aria-describedby")
     picture(browser, PICTURES / "login-refused.png")
     log_in(browser, key)
-    assert path(browser) == "/images?a=b"
+    wait(lambda: path(browser) == "/images?a=b", "the page that was asked for")
     [cookie] = browser.get_cookies()
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and key not in cookie["value"]
     assert browser.execute_script("return document.cookie") == ""
@@ -59,14 +59,14 @@ def test_a_browser_logs_in_and_out(browser, locked):
     jar = {cookie["name"]: cookie["value"]}
     url = f"{server.url}/v2/repository/models/half_plus_two/load"
     for headers in ({}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
-        assert requests.post(url, cookies=jar, headers=headers, timeout=10).status_code == 401, headers
+        assert requests.post(url, cookies=jar, headers=headers, timeout=60).status_code == 401, headers
 
     wait(lambda: browser.find_elements(By.ID, "log-out"), "a button to log out")
     button = browser.find_element(By.ID, "log-out")
     assert "operator" in button.get_attribute("title")
     button.send_keys(Keys.ENTER)
     wait(lambda: path(browser) == "/login", "the form")
-    assert requests.get(f"{server.url}/metrics", cookies=jar, timeout=10).status_code == 401, "the session has ended"
+    assert requests.get(f"{server.url}/metrics", cookies=jar, timeout=60).status_code == 401, "the session has ended"
     browser.get(server.url)
     assert path(browser) == "/login?next=%2F"
 

@@ -11,7 +11,7 @@ REQUESTS = 20
 
 
 def rollout(server) -> dict:
-    answer = requests.get(f"{server.url}/v2/models/{SWAPPED}/rollout", timeout=10)
+    answer = requests.get(f"{server.url}/v2/models/{SWAPPED}/rollout", timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -277,10 +277,10 @@ def test_code_runs_as_it_is_shown(browser, server, tmp_path, model, values, lang
     shapes = dict(zip(values, js(browser, "[...document.querySelectorAll('.input .input-head > .note')].map((e) => e.textContent)"), strict=True))
     inputs = [
         {"name": name, "datatype": spec["datatype"], "shape": json.loads(shapes[name]), "data": json.loads(values[name])}
-        for spec in requests.get(f"{server.url}/v2/models/{model}", timeout=10).json()["inputs"]
+        for spec in requests.get(f"{server.url}/v2/models/{model}", timeout=60).json()["inputs"]
         if (name := spec["name"]) in values
     ]
-    wanted = requests.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": inputs}, timeout=20).json()["outputs"]
+    wanted = requests.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": inputs}, timeout=60).json()["outputs"]
     printed = run_code(browser, language, tmp_path)
     if language == "curl":
         assert json.loads(printed)["outputs"] == wanted

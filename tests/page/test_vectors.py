@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 
 
 def call(server, method: str, path: str, body: dict | None = None):
-    answer = requests.request(method, f"{server.url}/collections/{path}", json=body, timeout=20)
+    answer = requests.request(method, f"{server.url}/collections/{path}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()["result"]
 
@@ -150,6 +150,7 @@ def test_points_are_read_by_page(browser, server):
     assert UUID in ids(browser)
     assert js(browser, "document.getElementById('next').getAttribute('aria-disabled')") == "true"
     click(browser, "#back")
+    wait(lambda: "21–40" in text(browser, "#shown"), "the second page again")
     click(browser, "#back")
     wait(lambda: ids(browser) == first, "the first page again")
 
@@ -322,7 +323,7 @@ def test_a_point_is_deleted_after_a_question(browser, server):
     choose(browser, "#details-actions", "Delete point…")
     answer(browser, "yes")
     wait(lambda: ids(browser) == [], "it is gone")
-    assert requests.get(f"{server.url}/collections/notes/points/1000", timeout=10).status_code == 404
+    assert requests.get(f"{server.url}/collections/notes/points/1000", timeout=60).status_code == 404
 
 
 def test_values_of_a_field_are_counted_and_chosen(browser, server):
@@ -382,7 +383,7 @@ def test_a_point_by_keyboard(browser, server):
     wait(lambda: js(browser, "document.getElementById('details').open"), "Enter opens the point")
     ActionChains(browser).send_keys(Keys.ESCAPE).perform()
     wait(lambda: not js(browser, "document.getElementById('details').open"), "Escape closes it")
-    assert js(browser, "document.activeElement.classList.contains('open')"), "the focus is back"
+    wait(lambda: js(browser, "document.activeElement.classList.contains('open')"), "the focus is back")
 
 
 def test_without_a_collection_an_example_runs(browser, tmp_path):

@@ -50,6 +50,8 @@ class S3Store:
         # Bytes after which the bodies of objects are held back; `None` holds back none.
         self.bytes_max: int | None = None
         self.released = threading.Event()
+        # Bodies of objects that are being sent, without those that are held back.
+        self.sending = 0
         self.lock = threading.Lock()
         self.app = DomainDispatcherApplication(create_backend_app)
         self.server = make_server("127.0.0.1", 0, self.count, threaded=True, request_handler=QuietHandler)
@@ -95,11 +97,17 @@ class S3Store:
         if self.bytes_max is not None and self.counts.bytes_read >= self.bytes_max:
             self.released.wait()
             return
-        for start in range(0, len(body), CHUNK_BYTES):
-            chunk = body[start : start + CHUNK_BYTES]
-            yield chunk
+        with self.lock:
+            self.sending += 1
+        try:
+            for start in range(0, len(body), CHUNK_BYTES):
+                chunk = body[start : start + CHUNK_BYTES]
+                yield chunk
+                with self.lock:
+                    self.counts.bytes_read += len(chunk)
+        finally:
             with self.lock:
-                self.counts.bytes_read += len(chunk)
+                self.sending -= 1
 
     def reset(self) -> None:
         with self.lock:
@@ -148,7 +156,7 @@ class S3Store:
         self.server.server_close()
 
 
-def wait_for(what, wanted, timeout_s: float = 40, why=lambda: ""):
+def wait_for(what, wanted, timeout_s: float = 60, why=lambda: ""):
     """Waits until `what()` has the wanted value. Returns its last value."""
     deadline = time.monotonic() + timeout_s
     while not wanted(found := what()) and time.monotonic() < deadline:

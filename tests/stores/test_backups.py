@@ -47,11 +47,15 @@ def test_a_backup_in_s3_is_incremental_and_restored_elsewhere(s3, serve, tmp_pat
     first = json.loads(run(*command).stdout)
     # More than one part of a multipart upload.
     assert first["uploaded_bytes"] == first["bytes"] > 8 << 20
-    wait_for(lambda: json.loads(run(*command).stdout), small)
-    put(server, "docs", range(100), 2)
-    s3.reset()
-    second = json.loads(run(*command).stdout)
-    assert small(second)
+    wait_for(lambda: json.loads(run(*command).stdout), small, timeout_s=120)
+
+    def changed() -> dict:
+        put(server, "docs", range(100), 2)
+        s3.reset()
+        return json.loads(run(*command).stdout)
+
+    # A merge of segments may have made new files meanwhile.
+    second = wait_for(changed, small, timeout_s=120)
     keys = list(s3.counts.keys)
     lists = [key for key in keys if key.endswith(f"docs/backups/{second['backup']}")]
     objects = [at for at, key in enumerate(keys) if "/docs/objects/" in key]

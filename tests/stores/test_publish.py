@@ -96,11 +96,11 @@ def test_an_interrupt_removes_what_was_uploaded(s3, tmp_path):
     model = layered(tmp_path / "m.onnx", 1, [1, 2], kib=6 * 1024)
     command = [str(BINARY), "publish", str(model), "--to", f"{URL}/m", "--rate", "500KB"]
     publisher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "models/m/1/model.onnx" not in s3.objects():
         assert publisher.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     publisher.send_signal(signal.SIGINT)
-    _, told = publisher.communicate(timeout=30)
+    _, told = publisher.communicate(timeout=60)
     assert publisher.returncode == 1 and "the upload was stopped" in told, told
     assert not list(s3.objects()), "no object and no claim is left"

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 def metric(server: Server, name: str) -> float:
     """Returns the sum of a metric over its labels."""
-    lines = requests.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+    lines = requests.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     values = [line.rsplit(" ", 1)[1] for line in lines if line.split("{")[0].split(" ")[0] == name]
     assert values, name
     return sum(map(float, values))
@@ -25,8 +25,8 @@ def metric(server: Server, name: str) -> float:
 
 def ready(server: Server) -> tuple[int, dict]:
     """Returns the answer of the readiness probe; status 0 without one."""
-    with contextlib.suppress(requests.ConnectionError):
-        answer = requests.get(f"{server.url}/readyz", timeout=10)
+    with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+        answer = requests.get(f"{server.url}/readyz", timeout=60)
         return answer.status_code, answer.json()
     return 0, {}
 
@@ -66,8 +66,10 @@ def test_a_hundred_models_share_a_listing(s3, serve, tmp_path):
     assert [stamp(server, f"m{at:02}") for at in (0, 50, 99)] == [1, 1, 1]
     wait_for(lambda: metric(server, "millpond_store_lists_total"), lambda count: count >= 4)
     # A listing is one request. Nothing else is requested if nothing changed.
+    # Listings go on between two readings.
+    before = s3.counts.lists
     listings, gets = metric(server, "millpond_store_lists_total"), s3.counts.gets
-    assert listings <= s3.counts.lists <= listings + 1
+    assert before - 1 <= listings <= s3.counts.lists
     wait_for(lambda: s3.counts.lists, lambda count: count > listings)
     assert s3.counts.gets == gets
     # The pauses of a day are tested in mirror/pace.rs: at most 1,500 listings.
@@ -109,6 +111,8 @@ def test_a_killed_fetch_continues(s3, serve, tmp_path):
 
     # One part can be missing in the journal: two are made durable together.
     wait_for(journaled, lambda count: count >= whole // 2 - 8 * MIB, why=server.log_text)
+    # No part is on its way any more, and none can begin.
+    wait_for(lambda: s3.sending, lambda count: count == 0 and s3.counts.bytes_read >= whole // 2, why=server.log_text)
     wait_for(journaled, lambda count: count >= s3.counts.bytes_read - 9 * MIB, why=server.log_text)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
@@ -141,6 +145,9 @@ def test_a_flipped_byte_is_refused_and_named(s3, serve, tmp_path):
     found = wait_status(server, "m", "version 2 cannot be copied")
     assert 'tensor "layer1" does not have the hash of the manifest' in found, found
     assert list(server.versions("m")) == [1] and stamp(server, "m") == 1
+    # Other parts of the version may still have been on their way.
+    lists = s3.counts.lists
+    wait_for(lambda: s3.counts.lists, lambda count: count >= lists + 2)
     gets, lists = s3.counts.gets, s3.counts.lists
     wait_for(lambda: s3.counts.lists, lambda count: count >= lists + 2)
     assert s3.counts.gets == gets, "it is not fetched again"
@@ -160,16 +167,16 @@ def test_wrong_credentials_are_named(s3, serve, tmp_path, monkeypatch):
     assert stamp(server, "m") == 1 and ready(server)[0] == 200, "the copy serves on"
     # Without a copy, the start fails with the reason.
     refused = serve(f"x={URL}/m", ready=False)
-    assert refused.process.wait(60) == 3, refused.log_text()
+    assert refused.process.wait(120) == 3, refused.log_text()
     assert "SignatureDoesNotMatch" in refused.log_text().splitlines()[-1], refused.log_text()
 
 
 def test_probes_and_signals_have_answers_during_the_first_copy(s3, serve, tmp_path):
     upload(tmp_path, "m", 1, list(range(8)), kib=8 * 1024)
-    server = serve(URL, "--load-rate", "10MB/s", ready=False)
+    server = serve(URL, "--load-rate", "2MB/s", ready=False)
     code, body = wait_for(lambda: ready(server), lambda found: found[0] != 0, why=server.log_text)
     assert code == 503 and f"the models of {URL} are being copied for the first time" in body["error"], body
-    assert requests.get(f"{server.url}/livez", timeout=10).status_code == 200
+    assert requests.get(f"{server.url}/livez", timeout=60).status_code == 200
     wait_for(lambda: metric(server, "millpond_store_fetched_bytes_total"), lambda count: count > 0)
     assert server.infer("m", [1.0]).status_code in (404, 503)
     assert ready(server)[0] == 503
@@ -198,7 +205,8 @@ def test_a_full_disk_keeps_the_old_version(s3, serve, tmp_path, small_disk):
     found = wait_status(server, "m", "is full")
     assert "--store-cache" in found and "--cache-dir" in found and str(small_disk) in found, found
     assert stamp(server, "m") == 1
-    assert not list(small_disk.glob("stores/*/staging/m/*")), "nothing of it stays on the disk"
+    # Nothing of it stays on the disk.
+    wait_for(lambda: list(small_disk.glob("stores/*/staging/m/*")), lambda found: not found, why=server.log_text)
     upload(tmp_path, "m", 3, [4, 5], kib=4 * 1024)
     server.wait_version("m", 3)
     assert stamp(server, "m") == 3
@@ -224,8 +232,8 @@ def test_a_list_of_tensorflow_serving_names_a_store(s3, tmp_path):
         url = f"http://127.0.0.1:{rest}/v1/models/m"
 
         def answer():
-            with contextlib.suppress(requests.ConnectionError):
-                return requests.post(f"{url}:predict", json={"instances": [1.0]}, timeout=10)
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+                return requests.post(f"{url}:predict", json={"instances": [1.0]}, timeout=60)
             return None
 
         # It listens once the model serves.
@@ -235,4 +243,4 @@ def test_a_list_of_tensorflow_serving_names_a_store(s3, tmp_path):
         wait_for(answer, lambda found: found.json() == {"predictions": [3.0]}, why=log.read_text)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(40) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()

@@ -25,8 +25,8 @@ from tensorflow_serving.apis import (
 )
 from tensorflow_serving.config import model_server_config_pb2
 
-TIMEOUT_S = 60
-STOP_TIMEOUT_S = 40
+TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
 Arrays = dict[str, np.ndarray]
 
 
@@ -67,7 +67,7 @@ class ModelServer:
             time.sleep(0.05)
         raise AssertionError(f"{model} is not available: {self.states(model)}\n{self.log_text()[-4000:]}")
 
-    def wait_gone(self, model: str, timeout_s: float = 20) -> None:
+    def wait_gone(self, model: str, timeout_s: float = 60) -> None:
         """Waits until `model` has no version that serves."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and "AVAILABLE" in self.states(model).values():
@@ -76,7 +76,7 @@ class ModelServer:
 
     def states(self, model: str) -> dict[int, str]:
         with contextlib.suppress(requests.ConnectionError):
-            answer = requests.get(f"{self.url}/{model}", timeout=10)
+            answer = requests.get(f"{self.url}/{model}", timeout=60)
             if answer.status_code == 200:
                 return {int(entry["version"]): entry["state"] for entry in answer.json()["model_version_status"]}
         return {}

@@ -14,7 +14,7 @@ X = {"x": np.array([[2.0]], np.float32)}
 
 
 def test_no_model_spec(server):
-    refused(lambda: server.stub().Predict(predict_pb2.PredictRequest(), timeout=10), INVALID, "model_spec")
+    refused(lambda: server.stub().Predict(predict_pb2.PredictRequest(), timeout=60), INVALID, "model_spec")
 
 
 def test_unknown_version(server):
@@ -51,7 +51,7 @@ def test_wrong_number_of_values(server):
     request.inputs["x"].dtype = tf.float32.as_datatype_enum
     request.inputs["x"].tensor_shape.dim.add(size=2)
     request.inputs["x"].float_val.extend([1, 2, 3])
-    refused(lambda: server.stub().Predict(request, timeout=10), INVALID, "x")
+    refused(lambda: server.stub().Predict(request, timeout=60), INVALID, "x")
 
 
 def test_classify_without_examples(server):
@@ -61,13 +61,13 @@ def test_classify_without_examples(server):
 def test_classify_with_empty_input(server):
     request = classification_pb2.ClassificationRequest()
     fill_spec(request.model_spec, HALF, "classify_x_to_y")
-    refused(lambda: server.stub().Classify(request, timeout=10), INVALID)
+    refused(lambda: server.stub().Classify(request, timeout=60), INVALID)
 
 
 def test_regress_without_model(server):
     request = regression_pb2.RegressionRequest()
     request.input.example_list.examples.add()
-    refused(lambda: server.stub().Regress(request, timeout=10), INVALID)
+    refused(lambda: server.stub().Regress(request, timeout=60), INVALID)
 
 
 def test_classify_of_a_regression_signature(server):

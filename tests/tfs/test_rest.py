@@ -138,7 +138,7 @@ def test_get_of_an_unknown_model(server):
 
 
 def test_get_of_predict_is_refused(server):
-    assert requests.get(f"{server.url}/{HALF}:predict", timeout=10).status_code in (400, 404, 405)
+    assert requests.get(f"{server.url}/{HALF}:predict", timeout=60).status_code in (400, 404, 405)
 
 
 def test_examples_with_every_kind_of_feature(server):
