@@ -12,11 +12,11 @@ use matching::{Explanation, Graph, Probe};
 use metrics::KindLabels;
 use search::collection::{
     CANDIDATES_MAX, CollectionQuery, PRINT_CANDIDATES_MAX, PointParts, PrintQuery, QueryHit,
-    QueryHits, SearchThread, until,
+    QueryHits, SearchThread, SliceOutcome, in_slice,
 };
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
-use search::registry::{NamedCollection, Registry};
+use search::registry::{NamedCollection, Registry, TaskProgress};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use vision::photo::PhotoView;
@@ -378,24 +378,36 @@ impl SearchPlan {
         let probe = Arc::new(Probe::new(&features.graph, matching::MatchOptions::default()));
         let (sender, receiver) = oneshot::channel();
         let embedding = features.embedding.clone();
+        let mut sender = Some(sender);
         let work = move |named: &NamedCollection, thread: &mut SearchThread| {
-            // The send fails only if the client has disconnected.
-            let found = until(self.deadline, || self.run(named, thread, &embedding, probe));
-            drop(sender.send(found));
+            // The client may have disconnected.
+            if sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
+                return TaskProgress::Done;
+            }
+            let search = || self.run(named, thread, &embedding, &probe);
+            let SliceOutcome::Done(found) = in_slice(self.deadline, search) else {
+                return TaskProgress::Paused;
+            };
+            if let Some(sender) = sender.take() {
+                drop(sender.send(found));
+            }
+            TaskProgress::Done
         };
-        registry.submit(&target.named, Box::new(work))?;
+        registry.submit_sliced(&target.named, Box::new(work))?;
         receiver.await.map_err(|_| {
             Error::unavailable("no search thread could take the query; try again")
                 .with_retry_after(Duration::from_secs(1))
         })?
     }
 
+    /// Searches and reads the hits. Only a filter that reads payloads pauses; the search then runs
+    /// again from its start, with the rows that the filter has found so far.
     fn run(
-        self,
+        &self,
         named: &NamedCollection,
         thread: &mut SearchThread,
         embedding: &[f32],
-        probe: Arc<Probe>,
+        probe: &Arc<Probe>,
     ) -> Result<SearchResult> {
         let found = self.candidates(named, thread, embedding, &Matcher(probe.clone()))?;
         let (of, unseen) = match &self.clause {
@@ -421,7 +433,7 @@ impl SearchPlan {
             // partial.
             partial |= point.is_err();
             let Ok(Some(point)) = point else { continue };
-            let matched = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
+            let matched = if self.explain { explain(probe, &point, &mut scratch) } else { None };
             kept.push(SearchHit { hit, point, matched });
         }
         Ok(SearchResult { hits: kept, coverage, partial })

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 /// Longest wait for the reason after a socket was closed.
-const REASON_WAIT_MAX: Duration = Duration::from_secs(2);
+const REASON_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The sockets of one worker process.
 pub(crate) struct Channels {

@@ -23,7 +23,7 @@ const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Most bytes kept of one line of the process's standard error.
 const LINE_BYTES_MAX: usize = 2048;
 /// Longest wait for the rest of that output. A process left behind may hold it open.
-const OUTPUT_WAIT_MAX: Duration = Duration::from_millis(500);
+const OUTPUT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Owner of a child process: the supervisor waits for it, and closing the session kills it.
 pub(crate) type ChildSlot = Mutex<ChildState>;

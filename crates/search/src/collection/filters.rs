@@ -13,7 +13,7 @@ use base::{Error, Result};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::scan::{PayloadScan, ScanStep};
+use super::scan::{self, PayloadScan, ScanStep};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::filter::{Filter, RowSet};
 use crate::ingest::MemtableRow;
@@ -164,8 +164,10 @@ impl FilterCache {
         held.resize(set_bytes(segment), "a filter")?;
         let selected = Arc::new(selected);
         // Not cached if rows were lost: the next read may succeed.
-        if selected.lost == 0 {
-            self.keep(uuid, clause, selected.clone(), held, budget);
+        match selected.lost {
+            0 => self.keep(uuid, clause, selected.clone(), held, budget),
+            // A pause in a later segment would have this one read again, without end.
+            _ => scan::read_on(),
         }
         Ok(selected)
     }
@@ -202,8 +204,8 @@ impl FilterCache {
     /// Reads payloads until all rows are decided. If it stops before, keeps the progress. A filter
     /// that is too long for the cache does not stop at the end of a slice.
     fn read(&self, segment: &Segment, mut scan: FilterScan) -> Result<FilterScan> {
-        // The rows of a long filter are not cached, so a pause in a later segment would have this one
-        // read again from its start.
+        // The rows of a long filter are not cached, so a pause in a later segment would have this
+        // one read again from its start.
         let short = scan.clause.memory_bytes() <= CLAUSE_BYTES_MAX;
         let mut pass = if short { PayloadScan::in_slices() } else { PayloadScan::new() };
         scan.read(segment, &mut pass)?;

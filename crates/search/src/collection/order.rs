@@ -81,7 +81,7 @@ impl PartialOrd for OrderedCandidate {
     }
 }
 
-/// The first points of those that were offered.
+/// The first of the offered points.
 struct FirstPoints {
     limit: usize,
     range: OrderRange,

@@ -105,6 +105,11 @@ pub(super) fn note_pause() {
     LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
 }
 
+/// Lets the passes of this work go on beyond the end of its slice.
+pub(super) fn read_on() {
+    LIMIT.set(WorkLimit { slice_end: None, ..LIMIT.get() });
+}
+
 /// Next step of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanStep {
@@ -225,6 +230,11 @@ mod tests {
             rows_until_stop(PayloadScan::new(), 2000)
         });
         assert_eq!((result.0, result.1.is_ok(), limit.paused), (2000, true, false));
+        let ended = in_ended_slice(|| {
+            read_on();
+            rows_until_stop(PayloadScan::in_slices(), 2000).0
+        });
+        assert_eq!(ended, SliceOutcome::Done(2000), "the work was let go on");
         let done = in_slice(Instant::now() + HOUR, || 7);
         assert_eq!(done, SliceOutcome::Done(7));
     }
