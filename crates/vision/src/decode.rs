@@ -16,7 +16,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, RgbImage};
 
 use crate::limits::{allowed, checked, refused};
-use crate::{Format, Header, Image, Limits, density, jpeg, png, tiff, webp};
+use crate::{Format, Header, Image, Limits, density, jpeg, png, tiff, webp, wsq};
 
 /// A decoded file.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub struct Decoded {
     pub dots_per_inch: Option<f32>,
 }
 
-/// Decodes a JPEG, PNG, WebP, TIFF or BMP file, the first image if it has several. Undoes the EXIF
+/// Decodes a JPEG, PNG, WebP, TIFF, BMP or WSQ file, the first image if it has several. Undoes the EXIF
 /// orientation, puts transparency over white, and converts CMYK, 16-bit, grey and palettes to 8-bit
 /// RGB. Colour profiles are not applied.
 ///
@@ -92,6 +92,7 @@ fn decode_as(
             ImageDecoder::orientation,
         ),
         Format::Tiff => tiff::decode(header, bytes, limits),
+        Format::Wsq => Ok((wsq::decode(header, bytes)?, Orientation::NoTransforms)),
     }
 }
 

@@ -1,8 +1,8 @@
-//! The resolution that a file claims in JFIF's density, EXIF's and TIFF's tags, PNG's pHYs or BMP's
-//! header.
+//! The resolution that a file claims in JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's
+//! header or WSQ's comment.
 
-use crate::Format;
 use crate::bytes::{be16, be32, le32};
+use crate::{Format, wsq};
 
 /// Metres per inch.
 const INCH: f32 = 0.0254;
@@ -23,6 +23,7 @@ pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
         Format::Tiff => tiff(bytes),
         Format::Bmp => le32(bytes, 38).map(|metre| metre as f32 * INCH),
         Format::WebP => None,
+        Format::Wsq => wsq::dots_per_inch(bytes),
     };
     claimed.filter(|dots| (1.0..=20_000.0).contains(dots))
 }

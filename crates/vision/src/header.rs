@@ -8,7 +8,7 @@ use base::{Error, Result};
 
 use crate::bytes::{be32, le16, le32};
 use crate::limits::{Announced, within};
-use crate::{Format, Limits, jpeg, tiff, webp};
+use crate::{Format, Limits, jpeg, tiff, webp, wsq};
 
 /// Bytes that every decoder may use beside its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
@@ -32,14 +32,14 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the header of a JPEG, PNG, WebP, TIFF or BMP file.
+    /// Reads the header of a JPEG, PNG, WebP, TIFF, BMP or WSQ file.
     ///
     /// # Errors
     /// `InvalidArgument` if the bytes are not such a file or end early, `TooLarge` if the file
     /// announces more than `limits`.
     pub fn read(bytes: &[u8], limits: &Limits) -> Result<Header> {
         let format = Format::sniff(bytes).ok_or_else(|| {
-            Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP)")
+            Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ)")
         })?;
         let announced = match format {
             Format::Jpeg => jpeg::announced(bytes),
@@ -47,6 +47,7 @@ impl Header {
             Format::WebP => webp::announced(bytes),
             Format::Tiff => Some(tiff::announced(bytes, limits)?),
             Format::Bmp => bmp(bytes),
+            Format::Wsq => Some(wsq::announced(bytes)?),
         };
         let announced = announced.ok_or_else(|| {
             Error::invalid(format!(

@@ -18,6 +18,7 @@ mod png;
 mod thumbnail;
 mod tiff;
 mod webp;
+mod wsq;
 
 pub use decode::{Decoded, decode};
 pub use embed::{Fit, Layout, Order, Preprocess};

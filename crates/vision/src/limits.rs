@@ -19,6 +19,8 @@ pub enum Format {
     Tiff,
     /// Windows bitmap.
     Bmp,
+    /// WSQ, the wavelet format of fingerprint images.
+    Wsq,
 }
 
 impl Format {
@@ -30,11 +32,12 @@ impl Format {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Format::WebP),
             [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => Some(Format::Tiff),
             [b'B', b'M', ..] => Some(Format::Bmp),
+            [0xff, 0xa0, 0xff, 0xa2..=0xa8 | 0xff, ..] => Some(Format::Wsq),
             _ => None,
         }
     }
 
-    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp".
+    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp", "wsq".
     pub fn name(self) -> &'static str {
         match self {
             Format::Jpeg => "jpeg",
@@ -42,6 +45,7 @@ impl Format {
             Format::WebP => "webp",
             Format::Tiff => "tiff",
             Format::Bmp => "bmp",
+            Format::Wsq => "wsq",
         }
     }
 
@@ -53,6 +57,7 @@ impl Format {
             Format::WebP => "image/webp",
             Format::Tiff => "image/tiff",
             Format::Bmp => "image/bmp",
+            Format::Wsq => "image/x-wsq",
         }
     }
 }

@@ -234,7 +234,8 @@ proptest! {
     #[test]
     fn any_bytes_decode_without_panic(
         head in prop::sample::select(vec![
-            &b"\xff\xd8\xff"[..], b"\x89PNG\r\n\x1a\n", b"RIFF\xff\0\0\0WEBP", b"II*\0\x08\0\0\0", b"MM\0*", b"BM",
+            &b"\xff\xa0\xff\xa8\0\x02\xff\xa2\0\x11"[..],
+            b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\xff\0\0\0WEBP", b"II*\0\x08\0\0\0", b"MM\0*", b"BM",
         ]),
         tail in prop::collection::vec(any::<u8>(), 0..400),
     ) {

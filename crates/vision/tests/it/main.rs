@@ -13,3 +13,4 @@ mod fingerprint;
 mod input;
 mod memory;
 mod photo;
+mod wsq;

@@ -174,6 +174,7 @@ fn the_bound_of_a_header_holds_for_every_format_and_depth() {
             bounded(&format!("{format:?} {:?}", image.color()), &file.into_inner()).unwrap();
         }
     }
+    bounded("wsq", &crate::wsq::flat(1000, 700)).unwrap();
     let floats = DynamicImage::ImageRgb32F(image.to_rgb32f());
     bounded("floats", &encoded(&floats, ImageFormat::Tiff)).unwrap();
     bounded("turned", &turned(&image.to_rgb8(), 6, 72)).unwrap();
