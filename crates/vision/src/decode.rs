@@ -16,7 +16,9 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, RgbImage};
 
 use crate::limits::{allowed, checked, refused};
-use crate::{Format, Header, Image, Limits, density, jpeg, png, tiff, webp, wsq};
+use crate::{
+    Format, Header, Image, Limits, NistImage, density, header, jpeg, nist, png, tiff, webp, wsq,
+};
 
 /// A decoded file.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,31 +34,59 @@ pub struct Decoded {
     pub dots_per_inch: Option<f32>,
 }
 
-/// Decodes a JPEG, PNG, WebP, TIFF, BMP or WSQ file, the first image if it has several. Undoes the EXIF
-/// orientation, puts transparency over white, and converts CMYK, 16-bit, grey and palettes to 8-bit
-/// RGB. Colour profiles are not applied.
+/// Decodes a JPEG, PNG, WebP, TIFF, BMP, WSQ or ANSI/NIST-ITL file, the first image if it has
+/// several. Undoes the EXIF orientation, puts transparency over white, and converts CMYK, 16-bit,
+/// grey and palettes to 8-bit RGB. Colour profiles are not applied.
+///
+/// An ANSI/NIST-ITL file gives the first image whose compression is supported;
+/// [`crate::nist_images`] lists all.
 ///
 /// # Errors
 /// `InvalidArgument` if the bytes are no such file, are damaged, end early, or use an unsupported
 /// feature; `TooLarge` if the header announces more than `limits`, before anything is allocated.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
-    // The decoders are meant for foreign bytes and do not panic by design. A panic refuses the
-    // image.
-    let decoded = catch_unwind(AssertUnwindSafe(|| {
+    guarded(|| {
         let header = Header::read(bytes, limits)?;
-        decode_as(&header, bytes, limits).map(|decoded| (header.format, decoded))
-    }));
-    let (format, (image, orientation)) =
-        decoded.unwrap_or_else(|_| Err(Error::invalid("this image is damaged")))?;
-    let image = upright(image, orientation);
-    Ok(Decoded {
-        image,
-        format,
-        orientation: orientation.to_exif(),
-        dots_per_inch: density::dots_per_inch(format, bytes),
+        let pixels = decode_as(&header, bytes, limits)?;
+        let dots_per_inch = density::dots_per_inch(header.format, bytes);
+        Ok(DecodedFile { format: header.format, pixels, dots_per_inch })
     })
 }
 
+/// Result of a decoder.
+struct DecodedFile {
+    format: Format,
+    /// Pixels in the file's depth, as stored.
+    pixels: (DynamicImage, Orientation),
+    dots_per_inch: Option<f32>,
+}
+
+impl NistImage<'_> {
+    /// Decodes the image.
+    ///
+    /// # Errors
+    /// As [`decode`]; `InvalidArgument` for an unsupported compression.
+    pub fn decode(&self, limits: &Limits) -> Result<Decoded> {
+        guarded(|| {
+            let pixels = decode_record(self, limits)?;
+            let dots_per_inch = density::dots_per_inch_of_record(self);
+            Ok(DecodedFile { format: Format::Nist, pixels, dots_per_inch })
+        })
+    }
+}
+
+/// Runs a decoder and turns its image upright.
+fn guarded(decoder: impl FnOnce() -> Result<DecodedFile>) -> Result<Decoded> {
+    // The decoders are meant for foreign bytes and do not panic by design. A panic refuses the
+    // image.
+    let decoded = catch_unwind(AssertUnwindSafe(decoder));
+    let decoded = decoded.unwrap_or_else(|_| Err(Error::invalid("this image is damaged")))?;
+    let DecodedFile { format, pixels: (image, orientation), dots_per_inch } = decoded;
+    let image = upright(image, orientation);
+    Ok(Decoded { image, format, orientation: orientation.to_exif(), dots_per_inch })
+}
+
+/// Decodes a file to its own depth, as stored.
 fn decode_as(
     header: &Header,
     bytes: &[u8],
@@ -93,7 +123,17 @@ fn decode_as(
         ),
         Format::Tiff => tiff::decode(header, bytes, limits),
         Format::Wsq => Ok((wsq::decode(header, bytes)?, Orientation::NoTransforms)),
+        Format::Nist => decode_record(&nist::first(bytes)?, limits),
     }
+}
+
+fn decode_record(image: &NistImage, limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+    let Some(format) = image.file_format()? else {
+        image.header(limits)?;
+        return Ok((image.levels()?, Orientation::NoTransforms));
+    };
+    let announced = header::announced(format, image.data, limits)?;
+    decode_as(&Header::of(format, announced, limits)?, image.data, limits)
 }
 
 /// Returns the image upright and on white. Pixels become 8-bit RGB before they are turned, so that

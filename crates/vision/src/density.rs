@@ -1,8 +1,8 @@
 //! The resolution that a file claims in JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's
-//! header or WSQ's comment.
+//! header, WSQ's comment or ANSI/NIST-ITL's records.
 
 use crate::bytes::{be16, be32, le32};
-use crate::{Format, wsq};
+use crate::{Format, NistImage, nist, wsq};
 
 /// Metres per inch.
 const INCH: f32 = 0.0254;
@@ -24,8 +24,14 @@ pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
         Format::Bmp => le32(bytes, 38).map(|metre| metre as f32 * INCH),
         Format::WebP => None,
         Format::Wsq => wsq::dots_per_inch(bytes),
+        Format::Nist => nist::first(bytes).ok().and_then(|image| dots_per_inch_of_record(&image)),
     };
     claimed.filter(|dots| (1.0..=20_000.0).contains(dots))
+}
+
+/// Returns the dots per inch that a record names, otherwise those that its image's file names.
+pub(crate) fn dots_per_inch_of_record(image: &NistImage) -> Option<f32> {
+    image.dots_per_inch.or_else(|| dots_per_inch(image.file_format().ok()??, image.data))
 }
 
 fn jpeg(bytes: &[u8]) -> Option<f32> {

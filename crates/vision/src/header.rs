@@ -8,7 +8,7 @@ use base::{Error, Result};
 
 use crate::bytes::{be32, le16, le32};
 use crate::limits::{Announced, within};
-use crate::{Format, Limits, jpeg, tiff, webp, wsq};
+use crate::{Format, Limits, NistImage, jpeg, nist, tiff, webp, wsq};
 
 /// Bytes that every decoder may use beside its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
@@ -32,29 +32,22 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the header of a JPEG, PNG, WebP, TIFF, BMP or WSQ file.
+    /// Reads the header of a JPEG, PNG, WebP, TIFF, BMP, WSQ or ANSI/NIST-ITL file.
     ///
     /// # Errors
     /// `InvalidArgument` if the bytes are not such a file or end early, `TooLarge` if the file
     /// announces more than `limits`.
     pub fn read(bytes: &[u8], limits: &Limits) -> Result<Header> {
         let format = Format::sniff(bytes).ok_or_else(|| {
-            Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ)")
+            Error::invalid(
+                "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",
+            )
         })?;
-        let announced = match format {
-            Format::Jpeg => jpeg::announced(bytes),
-            Format::Png => png(bytes),
-            Format::WebP => webp::announced(bytes),
-            Format::Tiff => Some(tiff::announced(bytes, limits)?),
-            Format::Bmp => bmp(bytes),
-            Format::Wsq => Some(wsq::announced(bytes)?),
-        };
-        let announced = announced.ok_or_else(|| {
-            Error::invalid(format!(
-                "this {} image is damaged or ends early: its header is not whole",
-                format.name()
-            ))
-        })?;
+        Header::of(format, announced(format, bytes, limits)?, limits)
+    }
+
+    /// Checks an announced size, and bounds the memory that decoding takes.
+    pub(crate) fn of(format: Format, announced: Announced, limits: &Limits) -> Result<Header> {
         let Announced { width, height, depth_bytes, beside_bytes } = announced;
         let pixels = u64::from(width) * u64::from(height);
         let stored = pixels.saturating_mul(depth_bytes);
@@ -63,6 +56,45 @@ impl Header {
         let peak = stored.saturating_add(beside_bytes).max(converted).max(pixels * UPRIGHT_BYTES);
         Ok(Header { format, width, height, decode_bytes: peak.saturating_add(FIXED_BYTES) })
     }
+}
+
+/// Reads the size and depth of a file of `format`.
+pub(crate) fn announced(format: Format, bytes: &[u8], limits: &Limits) -> Result<Announced> {
+    let announced = match format {
+        Format::Jpeg => jpeg::announced(bytes),
+        Format::Png => png(bytes),
+        Format::WebP => webp::announced(bytes),
+        Format::Tiff => Some(tiff::announced(bytes, limits)?),
+        Format::Bmp => bmp(bytes),
+        Format::Wsq => Some(wsq::announced(bytes)?),
+        Format::Nist => Some(announced_by_record(&nist::first(bytes)?, limits)?),
+    };
+    announced.ok_or_else(|| {
+        Error::invalid(format!(
+            "this {} image is damaged or ends early: its header is not whole",
+            format.name()
+        ))
+    })
+}
+
+impl NistImage<'_> {
+    /// Reads the size of the image from its data, and bounds the memory that decoding it takes.
+    ///
+    /// # Errors
+    /// As [`Header::read`]; `InvalidArgument` for an unsupported compression.
+    pub fn header(&self, limits: &Limits) -> Result<Header> {
+        Header::of(Format::Nist, announced_by_record(self, limits)?, limits)
+    }
+}
+
+/// A record's image that is a file is as large as that file says.
+fn announced_by_record(image: &NistImage, limits: &Limits) -> Result<Announced> {
+    if let Some(format) = image.file_format()? {
+        return announced(format, image.data, limits);
+    }
+    image.check_levels()?;
+    let (width, height) = (image.width, image.height);
+    Ok(Announced { width, height, depth_bytes: 1, beside_bytes: 0 })
 }
 
 /// Returns an upper bound of the bytes that decoding a file allocates at once, from its header

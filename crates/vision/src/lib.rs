@@ -12,6 +12,7 @@ pub mod fingerprint;
 mod header;
 mod jpeg;
 mod limits;
+mod nist;
 pub mod photo;
 mod pixels;
 mod png;
@@ -24,6 +25,7 @@ pub use decode::{Decoded, decode};
 pub use embed::{Fit, Layout, Order, Preprocess};
 pub use header::{Header, decode_bytes};
 pub use limits::{Format, Limits};
+pub use nist::{NistCompression, NistImage, nist_images};
 pub use pixels::{Gray, Image};
 pub use thumbnail::thumbnail;
 

@@ -21,6 +21,9 @@ pub enum Format {
     Bmp,
     /// WSQ, the wavelet format of fingerprint images.
     Wsq,
+    /// ANSI/NIST-ITL file in the traditional encoding; the first fingerprint image that can be
+    /// read.
+    Nist,
 }
 
 impl Format {
@@ -33,11 +36,14 @@ impl Format {
             [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => Some(Format::Tiff),
             [b'B', b'M', ..] => Some(Format::Bmp),
             [0xff, 0xa0, 0xff, 0xa2..=0xa8 | 0xff, ..] => Some(Format::Wsq),
+            // The first field: the length of the record of type 1.
+            [b'1', b'.', b'0', b'1', b':', b'0'..=b'9', ..]
+            | [b'1', b'.', b'0', b'0', b'1', b':', b'0'..=b'9', ..] => Some(Format::Nist),
             _ => None,
         }
     }
 
-    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp", "wsq".
+    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp", "wsq", "nist".
     pub fn name(self) -> &'static str {
         match self {
             Format::Jpeg => "jpeg",
@@ -46,10 +52,11 @@ impl Format {
             Format::Tiff => "tiff",
             Format::Bmp => "bmp",
             Format::Wsq => "wsq",
+            Format::Nist => "nist",
         }
     }
 
-    /// Media type, as in `image/jpeg`.
+    /// Media type, as in `image/jpeg`. ANSI/NIST-ITL files have none of their own.
     pub fn media_type(self) -> &'static str {
         match self {
             Format::Jpeg => "image/jpeg",
@@ -58,6 +65,7 @@ impl Format {
             Format::Tiff => "image/tiff",
             Format::Bmp => "image/bmp",
             Format::Wsq => "image/x-wsq",
+            Format::Nist => "application/octet-stream",
         }
     }
 }

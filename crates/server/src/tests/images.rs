@@ -280,9 +280,10 @@ fn a_wrong_request_puts_nothing_in() {
     let served = served(dir.path(), |_| {});
     let whole = picture(1);
     served.put("/v1/images/photos?name=half.jpg", &whole[..whole.len() / 2]).bad(400, "half.jpg");
-    served
-        .put("/v1/images/photos", b"hello")
-        .bad(400, "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ)");
+    served.put("/v1/images/photos", b"hello").bad(
+        400,
+        "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",
+    );
     served.put("/v1/images/photos?kind=riddle", &whole).bad(400, "riddle");
     served.put("/v1/images/photos?payload=%7B%22image%22%3A1%7D", &whole).bad(400, "image");
     served.put("/v1/images/photos?model=nobody", &whole).bad(409, "nobody");

@@ -235,6 +235,7 @@ proptest! {
     fn any_bytes_decode_without_panic(
         head in prop::sample::select(vec![
             &b"\xff\xa0\xff\xa8\0\x02\xff\xa2\0\x11"[..],
+            b"1.001:24\x1d1.003:1\x1f1\x1e4\x1f00\x1c",
             b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\xff\0\0\0WEBP", b"II*\0\x08\0\0\0", b"MM\0*", b"BM",
         ]),
         tail in prop::collection::vec(any::<u8>(), 0..400),

@@ -12,5 +12,6 @@ mod files;
 mod fingerprint;
 mod input;
 mod memory;
+mod nist;
 mod photo;
 mod wsq;

@@ -175,6 +175,7 @@ fn the_bound_of_a_header_holds_for_every_format_and_depth() {
         }
     }
     bounded("wsq", &crate::wsq::flat(1000, 700)).unwrap();
+    bounded("nist", crate::nist::CARD).unwrap();
     let floats = DynamicImage::ImageRgb32F(image.to_rgb32f());
     bounded("floats", &encoded(&floats, ImageFormat::Tiff)).unwrap();
     bounded("turned", &turned(&image.to_rgb8(), 6, 72)).unwrap();
