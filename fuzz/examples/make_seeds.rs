@@ -74,6 +74,7 @@ fn main() {
     models();
     saved_models();
     images();
+    fingerprints();
     sounds();
     templates();
     storage_files();
@@ -232,6 +233,18 @@ fn images() {
     let length = (tags.len() as u16 + 2).to_be_bytes();
     let jpeg = jpeg.into_inner();
     seed("image_decode", "exif", [&jpeg[..2], &[0xff, 0xe1], &length, &tags, &jpeg[2..]].concat());
+}
+
+fn fingerprints() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/vision/tests/data/wsq");
+    for (target, name) in [
+        ("wsq_decode", "nist-107x131.wsq"),
+        ("wsq_decode", "even-taps-110x97.wsq"),
+        ("wsq_decode", "restarts-100x97.wsq"),
+        ("nist_parse", "card.an2"),
+    ] {
+        seed(target, name, std::fs::read(folder.join(name)).unwrap());
+    }
 }
 
 fn sounds() {

@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 pub use archives::{onnx, saved_model, torch_archive};
-pub use media::{audio_decode, image_decode, iso_template};
+pub use media::{audio_decode, image_decode, iso_template, nist_parse, wsq_decode};
 pub use protocols::{
     golden_json, oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf,
     tfs_warmup,
@@ -45,6 +45,8 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("saved_model", saved_model),
     ("audio_decode", audio_decode),
     ("image_decode", image_decode),
+    ("wsq_decode", wsq_decode),
+    ("nist_parse", nist_parse),
     ("iso_template", iso_template),
     ("record_page", record_page),
     ("superblock", superblock),

@@ -4,7 +4,7 @@ use std::io::{Cursor, Write};
 
 use audio::decode::{AudioInput, CHANNELS_MAX, Decoder};
 use matching::{Graph, MatchOptions, Probe, Scratch, iso, template};
-use vision::{Format, Limits};
+use vision::{Format, Header, Limits};
 
 use crate::bounded;
 
@@ -15,6 +15,8 @@ const BLOCKS_MAX: usize = 64;
 const PIXELS_MAX: u64 = 1 << 20;
 /// Bytes of an image's pixels and of a decoder's copies of them.
 const IMAGE_BYTES: usize = 8 << 20;
+/// Images of an ANSI/NIST-ITL file that are decoded.
+const IMAGES_MAX: usize = 4;
 
 /// Fuzzes recordings of every format, as a file and as a stream.
 ///
@@ -55,8 +57,17 @@ fn recording(input: AudioInput) {
 /// Asserts that a decoded image has the size of its pixels and is within the limits. The resolution
 /// is also read from incomplete images.
 pub fn image_decode(data: &[u8]) {
-    let limits = Limits { pixels_max: PIXELS_MAX, side_max: 65_535, bytes_max: IMAGE_BYTES as u64 };
-    for format in [Format::Jpeg, Format::Png, Format::WebP, Format::Tiff, Format::Bmp] {
+    let limits = limits();
+    let formats = [
+        Format::Jpeg,
+        Format::Png,
+        Format::WebP,
+        Format::Tiff,
+        Format::Bmp,
+        Format::Wsq,
+        Format::Nist,
+    ];
+    for format in formats {
         let dots = bounded(data, 0, || vision::fuzzing::dots_per_inch(format, data));
         assert!(dots.is_none_or(|dots| (1.0..=20_000.0).contains(&dots)));
     }
@@ -67,6 +78,55 @@ pub fn image_decode(data: &[u8]) {
     assert!((1..=8).contains(&decoded.orientation));
     let (width, height) = (decoded.image.width, decoded.image.height);
     assert!(u64::from(width) * u64::from(height) <= PIXELS_MAX);
+}
+
+fn limits() -> Limits {
+    Limits { pixels_max: PIXELS_MAX, side_max: 65_535, bytes_max: IMAGE_BYTES as u64 }
+}
+
+/// Fuzzes WSQ files. Other bytes get the first four of such a file.
+///
+/// Asserts that the decoder does not panic, and that an image has the size that its header
+/// announces.
+pub fn wsq_decode(data: &[u8]) {
+    let mut file = vec![0xff, 0xa0, 0xff, 0xa8];
+    file.extend(data.get(4..).unwrap_or_default());
+    if Format::sniff(data) == Some(Format::Wsq) {
+        file = data.to_vec();
+    }
+    let header = bounded(data, 0, || Header::read(&file, &limits()));
+    // Two planes of coefficients, the grey levels, and the 8-bit pixels.
+    let decoded = match bounded(data, 4 * IMAGE_BYTES, || vision::decode(&file, &limits())) {
+        Ok(decoded) => decoded,
+        // The message of a panic, which leaves no decoder.
+        Err(error) => return assert_ne!(error.message(), "this image is damaged"),
+    };
+    let header = header.expect("the header of a decoded image");
+    assert_eq!(
+        (decoded.image.width, decoded.image.height, decoded.format),
+        (header.width, header.height, Format::Wsq)
+    );
+}
+
+/// Fuzzes ANSI/NIST-ITL files: the list of images, and each image.
+///
+/// Asserts that the data of an image lie in the file, and that a decoded image has the size that
+/// its header announces.
+pub fn nist_parse(data: &[u8]) {
+    let Ok(images) = bounded(data, 0, || vision::nist_images(data)) else { return };
+    assert!(images.iter().map(|image| image.data.len()).sum::<usize>() <= data.len());
+    for image in images.iter().take(IMAGES_MAX) {
+        let header = bounded(data, 0, || image.header(&limits()));
+        let Ok(decoded) = bounded(data, 4 * IMAGE_BYTES, || image.decode(&limits())) else {
+            continue;
+        };
+        let header = header.expect("the header of a decoded image");
+        let stored = [header.width, header.height];
+        let upright = [decoded.image.width, decoded.image.height];
+        // A JPEG file in a record may be turned by its EXIF data.
+        assert!(upright == stored || upright == [stored[1], stored[0]]);
+        assert_eq!(decoded.format, Format::Nist);
+    }
 }
 
 /// Fuzzes ISO/IEC 19794-2 templates and graph records: parses, writes, parses again, and scores.
