@@ -161,7 +161,8 @@ fn last_part(name: &str) -> String {
 pub(crate) fn looks_like_an_image(name: &str) -> bool {
     // Resource forks of a Mac's archives have the image's name after "._".
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
-    let known = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
+    let known =
+        ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst"];
     !name.starts_with("._")
         && extension.is_some_and(|extension| known.contains(&extension.as_str()))
 }

@@ -8,7 +8,7 @@ use vision::{Limits, decode};
 use super::thread_microseconds;
 
 /// Extensions of images.
-pub(super) const EXTENSIONS: &[&str] = &["tif", "tiff", "png", "bmp", "jpg", "jpeg", "webp"];
+pub(super) const EXTENSIONS: &[&str] = &["tif", "tiff", "png", "bmp", "jpg", "jpeg", "webp", "wsq"];
 /// Plausible resolutions in dots per inch. Many files say 72 or 96 although they were not measured.
 const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 

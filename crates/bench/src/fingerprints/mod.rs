@@ -53,8 +53,8 @@ pub struct MatchArgs {
     /// 19794-2)
     #[arg(long, value_name = "FINGERPRINTS")]
     pub dir: Option<PathBuf>,
-    /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg or .webp instead
-    /// of .iso
+    /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg, .webp or .wsq
+    /// instead of .iso
     #[arg(long, requires = "dir")]
     pub images: bool,
     /// Resolution of the images in dots per inch, of all or in one folder [default: that of the

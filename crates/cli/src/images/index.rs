@@ -39,7 +39,7 @@ stopped. What the server has acknowledged is on its disk. Hidden files are skipp
 Many images are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the \
 whole machine. Exit status 1 says that some images failed: they are listed with the reason.")]
 pub(super) struct IndexArgs {
-    /// Folders of images (jpg, png, webp, tiff, bmp), or single files
+    /// Folders of images (jpg, png, webp, tiff, bmp, wsq, an2), or single files
     #[arg(value_name = "DIR", required = true)]
     sources: Vec<PathBuf>,
     /// Collection to add them to

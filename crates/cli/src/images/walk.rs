@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::exit::{CommandError, CommandResult};
 
 /// File extensions of the formats that the server reads.
-const ENDINGS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
+const ENDINGS: [&str; 12] =
+    ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "wsq", "an2", "eft", "nist", "nst"];
 /// Maximum number of files per call, which bounds memory.
 const FILES_MAX: usize = 20_000_000;
 
