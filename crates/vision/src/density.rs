@@ -29,7 +29,7 @@ pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
     claimed.filter(|dots| (1.0..=20_000.0).contains(dots))
 }
 
-/// Returns the dots per inch that a record names, otherwise those that its image's file names.
+/// Returns the dots per inch that a record names, otherwise the dots per inch of its image file.
 pub(crate) fn dots_per_inch_of_record(image: &NistImage) -> Option<f32> {
     image.dots_per_inch.or_else(|| dots_per_inch(image.file_format().ok()??, image.data))
 }

@@ -6,7 +6,7 @@ use super::tables::{Quantizer, QuantizerBins};
 use super::tree::{Band, SUBBANDS_CODED, SubbandTree};
 use super::{damaged, truncated};
 
-/// Coefficients of an image. Those that the file has not reached yet are zero.
+/// Coefficients of an image. A coefficient that the file has not reached yet is zero.
 pub(super) struct Coefficients {
     plane: Vec<f32>,
     width: usize,
