@@ -23,7 +23,7 @@ OPERATIONS = {
         showTrace traceSettings modelTraceSettings tritonLog
         listImageCollections describeImages listImages searchImages missingImages rebuildProgress image thumbnail
         keypoints listCollections describeCollection collectionExists aliasesOf listAliases facet fetchPoints
-        fetchPoint scrollPoints countPoints queryPoints queryPointsBatch clusterStatus listIssues
+        fetchPoint scrollPoints countPoints queryPoints queryPointsBatch queryPointGroups clusterStatus listIssues
         listBackedUpCollections backupJob listBackups listSnapshots downloadSnapshot
         identifyPerson verifyPrints printTemplate duplicatesProgress duplicateGroups
     """,

@@ -667,7 +667,7 @@ fn hits_are_grouped_by_a_field() {
         (
             json!({"query": [0, 0], "group_by": "n", "with_lookup": "other"}),
             ErrorKind::Unimplemented,
-            "not supported",
+            "with_lookup: this field",
         ),
         (
             json!({"query": {"nearest": [0, 0], "mmr": {}}, "group_by": "n"}),

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeOwned, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value};
 
 use super::vector::{DenseVector, is_inference, no_vector, object};
@@ -102,15 +104,24 @@ impl<'de> Deserialize<'de> for QueryGroupsRequest {
         if members.get("offset").is_some_and(|offset| !offset.is_null()) {
             return Err(D::Error::custom("offset: groups have none; raise the limit"));
         }
-        let params: GroupParams =
-            serde_json::from_value(Value::Object(own)).map_err(D::Error::custom)?;
+        let params: GroupParams = member(own)?;
         Ok(QueryGroupsRequest {
             group_by: params.group_by,
             group_size: params.group_size.unwrap_or(DEFAULT_GROUP_SIZE),
             limit: params.limit.unwrap_or(DEFAULT_GROUPS),
-            query: serde_json::from_value(Value::Object(members)).map_err(D::Error::custom)?,
+            query: member(members)?,
         })
     }
+}
+
+/// Reads a part of a request. Errors begin with the path of the field.
+fn member<T: DeserializeOwned, E: DeError>(members: Map<String, Value>) -> Result<T, E> {
+    serde_path_to_error::deserialize(Value::Object(members)).map_err(|error| {
+        match error.path().to_string().as_str() {
+            "." => E::custom(error.inner()),
+            path => E::custom(format_args!("{path}: {}", error.inner())),
+        }
+    })
 }
 
 /// Several queries of one collection.
