@@ -1,4 +1,4 @@
-"""What the tests of alerts and dashboard share: the files, their queries, and a server that does everything they show."""
+"""Shared parts of the tests of alerts and dashboard: files, queries, and a server that does everything they show."""
 
 import contextlib
 import json

@@ -26,7 +26,7 @@ class Prometheus:
         config = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
         config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
-        # What compose writes for a server without keys.
+        # Compose writes this for a server without keys.
         (scratch / "key").write_text("none")
         config["scrape_configs"][0]["authorization"]["credentials_file"] = str(scratch / "key")
         (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))

@@ -52,7 +52,7 @@ impl ViewSearch<'_> {
     /// the request is up. `whole` are the features of the whole photograph.
     ///
     /// # Errors
-    /// Those of the image, the model and the collection.
+    /// The errors of the image, the model and the collection.
     pub(crate) async fn run(&self, file: Bytes, whole: &QueryFeatures) -> Result<ViewsResult> {
         let started = Instant::now();
         let embedder = self.services.embedder(Some(self.target), None)?;

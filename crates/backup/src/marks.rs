@@ -81,7 +81,7 @@ impl<'a> Mark<'a> {
     /// one file takes.
     ///
     /// # Errors
-    /// Those of `work`; the store's error if the mark cannot be put.
+    /// The errors of `work`; the store's error if the mark cannot be put.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut work = pin!(work);
         let mut kept = pin!(self.keep());

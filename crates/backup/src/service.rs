@@ -249,7 +249,7 @@ impl BackupService {
     /// Opens the store and starts the thread if there is a schedule.
     ///
     /// # Errors
-    /// Those of [`BackupStore::open`].
+    /// As [`BackupStore::open`].
     pub fn start(&self) -> Result<()> {
         if self.shared.config.every.is_none() {
             return Ok(());

@@ -29,8 +29,8 @@ const EXCERPT_CHARS_MAX: usize = 200;
 /// Address of the server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArgs {
-    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT, or unix:PATH for the socket of
-    /// --http-socket [default: http://127.0.0.1:8501]
+    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT, or unix:PATH for the socket
+    /// of --http-socket [default: http://127.0.0.1:8501]
     #[arg(long, value_name = "URL", alias = "server")]
     pub(crate) url: Option<String>,
     #[command(flatten)]

@@ -38,8 +38,8 @@ pub(crate) struct PublishArgs {
     /// ONNX file, directory with model.onnx and its external data, SavedModel, or published version
     #[arg(value_name = "IN")]
     source: PathBuf,
-    /// The model's directory, or its URL such as s3://BUCKET/PATH/NAME; the new version appears in it
-    /// in one step
+    /// The model's directory, or its URL such as s3://BUCKET/PATH/NAME; the new version appears in
+    /// it in one step
     #[arg(long, value_name = "DIR/NAME")]
     to: PathBuf,
     /// Version number [default: one more than the highest existing version]

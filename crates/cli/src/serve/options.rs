@@ -66,9 +66,9 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
     /// Origin whose pages may use the HTTP API from a browser (CORS), as in https://app.example or
-    /// http://localhost:3000; may be given more than once. Pages of other origins get no answer. "*"
-    /// admits all pages, for servers without --keys. Cookies are never accepted from other origins:
-    /// a page sends a key in a header
+    /// http://localhost:3000; may be given more than once. Pages of other origins get no answer.
+    /// "*" admits all pages, for servers without --keys. Cookies are never accepted from other
+    /// origins: a page sends a key in a header
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
     /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with

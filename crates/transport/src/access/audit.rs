@@ -46,7 +46,7 @@ impl AdminCall {
     /// Does the call, and records its outcome.
     ///
     /// # Errors
-    /// Those of `work`.
+    /// The errors of `work`.
     pub(super) async fn record<T>(mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         match &result {

@@ -183,7 +183,7 @@ fn a_slow_reader_is_cut_off() {
     .unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     until(|| refused(&served, "slow_reader") == 1);
-    // What is left is what the connection has taken over already.
+    // Only bytes that the connection has taken over are left.
     until(|| memory.used() < 1 << 20);
     let mut taken = Vec::new();
     // The end may come as a reset.
