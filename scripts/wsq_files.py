@@ -18,7 +18,6 @@ import math
 import pathlib
 import struct
 
-import _wsq
 import numpy
 from PIL import Image
 
@@ -265,11 +264,15 @@ def encode(pixels: numpy.ndarray, step: float, filters=FILTERS_9_7, restart=0, d
 
 def reference(file: bytes) -> numpy.ndarray:
     """Pixels of NIST's decoder."""
+    import _wsq
+
     pixels, width, height, _ = _wsq.decompress(file)
     return numpy.frombuffer(bytes(pixels), numpy.uint8).reshape(height, width)
 
 
 def nist_encoded(pixels: numpy.ndarray) -> bytes:
+    import _wsq
+
     return _wsq.compress(pixels.tobytes(), *pixels.shape, 0.75)
 
 
