@@ -36,3 +36,4 @@ mod write_threads;
 pub use filters::parse_filter;
 pub use routes::{OPENAPI, routes, version};
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};
+pub use update::apply_operation;

@@ -94,19 +94,35 @@ pub(crate) fn batch(
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
             UpdateOperation::Upsert(request) => write(&named, context, request),
-            UpdateOperation::Delete(request) => remove(&named, request),
-            UpdateOperation::SetPayload(request) => set(&named, request),
-            UpdateOperation::OverwritePayload(request) => overwrite(&named, request),
-            UpdateOperation::DeletePayload(request) => delete_keys(&named, request),
-            UpdateOperation::ClearPayload(request) => clear(&named, request),
-            UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
-                match never {}
-            }
+            other => apply(&named, other),
         };
         made.map_err(|error| error.context(format_args!("operations[{at}]")))?;
         done.push(updated(&named));
     }
     Ok(done)
+}
+
+/// Makes the change of one element of `operations` of a batch, in JSON, to a collection that holds
+/// no images. Durable when this returns.
+///
+/// # Errors
+/// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
+pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
+    apply(named, json::parse(operation)?)
+}
+
+fn apply(named: &NamedCollection, operation: UpdateOperation) -> Result<()> {
+    match operation {
+        UpdateOperation::Upsert(request) => add(named, request),
+        UpdateOperation::Delete(request) => remove(named, request),
+        UpdateOperation::SetPayload(request) => set(named, request),
+        UpdateOperation::OverwritePayload(request) => overwrite(named, request),
+        UpdateOperation::DeletePayload(request) => delete_keys(named, request),
+        UpdateOperation::ClearPayload(request) => clear(named, request),
+        UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
+            match never {}
+        }
+    }
 }
 
 fn write(
@@ -121,6 +137,10 @@ fn write(
             named.name()
         )));
     }
+    add(named, request)
+}
+
+fn add(named: &NamedCollection, request: json::UpsertRequest) -> Result<()> {
     let settings = named.settings();
     let mut points = request.points(&settings.vector_name)?;
     for point in &mut points {

@@ -66,9 +66,14 @@ impl BackupStore {
         Ok(BackupStore { place })
     }
 
-    /// Wraps `objects`, whose keys begin with `prefix`. For tests.
+    /// Wraps `objects`, whose keys begin with `prefix`.
     pub fn wrap(objects: Arc<dyn ObjectStore>, prefix: &str) -> BackupStore {
         BackupStore { place: StorePlace::new(objects, prefix, "the store") }
+    }
+
+    /// Returns the directory or object store.
+    pub fn place(&self) -> &StorePlace {
+        &self.place
     }
 
     /// Returns the URL or path without secrets, for messages.

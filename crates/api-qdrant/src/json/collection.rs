@@ -12,7 +12,7 @@ use super::{AbsentField, out_of_limits, unsupported};
 const SIZE_MAX: u64 = 65_536;
 
 /// Returns Qdrant's name of a metric.
-pub(crate) fn distance_name(metric: Metric) -> &'static str {
+pub fn distance_name(metric: Metric) -> &'static str {
     match metric {
         Metric::Cosine => "Cosine",
         Metric::Dot => "Dot",

@@ -21,8 +21,9 @@ use base::{Error, Result};
 use search::filter::Filter;
 use serde::Deserialize;
 
-pub(crate) use collection::distance_name;
-pub use collection::{AliasAction, ChangeAliases, CreateCollection, CreateIndex, UpdateCollection};
+pub use collection::{
+    AliasAction, ChangeAliases, CreateCollection, CreateIndex, UpdateCollection, distance_name,
+};
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
 pub use query::{
@@ -45,29 +46,29 @@ const VALIDATION: &str = "Validation error in ";
 
 /// Returns true if `message` is about a value outside the interface's limits, for which Qdrant's
 /// status is 422 and not 400.
-pub(crate) fn is_validation(message: &str) -> bool {
+pub fn is_validation(message: &str) -> bool {
     message.contains(VALIDATION)
 }
 
 /// Returns the error for a value of the body outside its limits. `field` is the field's path.
-pub(crate) fn out_of_limits(field: &str, problem: impl std::fmt::Display) -> Error {
+pub fn out_of_limits(field: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{VALIDATION}JSON body: [{field}: {problem}]"))
 }
 
 /// Returns the error for a collection's name of `bytes` bytes, more than [`NAME_BYTES_MAX`].
-pub(crate) fn name_too_long(bytes: usize) -> Error {
+pub fn name_too_long(bytes: usize) -> Error {
     Error::invalid(format!(
         "{VALIDATION}path parameters: [name: {bytes} bytes; a collection's name has 1 to {NAME_BYTES_MAX}]"
     ))
 }
 
 /// Returns the error for a query parameter outside its limits.
-pub(crate) fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
+pub fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{VALIDATION}query parameters: [{name}: {problem}]"))
 }
 
 /// Most bytes of a collection's name in Qdrant's interface.
-pub(crate) const NAME_BYTES_MAX: usize = 255;
+pub const NAME_BYTES_MAX: usize = 255;
 
 /// Mark in a message about a value outside its limits, until [`parse`] knows the field's path.
 const LIMITS: &str = "outside its limits";

@@ -23,7 +23,7 @@ impl NamedCollection {
     ///
     /// # Errors
     /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the
-    /// reserved key, `FailedPrecondition` for a UUID whose hash belongs to another point,
+    /// reserved key, `AlreadyExists` for a UUID whose hash belongs to another point,
     /// `NotFound` if the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
         self.collection().throttle();
@@ -220,9 +220,10 @@ impl NamedCollection {
     fn check_hashes(&self, ids: &[PointId]) -> Result<()> {
         let mut seen: HashMap<u64, PointId> = HashMap::new();
         let taken = |id: &PointId, by: &PointId| {
-            Error::precondition(format!(
+            let message = format!(
                 "point {id} has the hash of point {by}, so both cannot be in one collection; give it another UUID"
-            ))
+            );
+            Error::new(ErrorKind::AlreadyExists, message)
         };
         for id in ids.iter().filter(|id| matches!(id, PointId::Uuid(_))) {
             let other = *seen.entry(self.internal(id)).or_insert(*id);

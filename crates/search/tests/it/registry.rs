@@ -491,7 +491,7 @@ fn a_uuid_hash_collision_is_refused() {
     let check = |named: &NamedCollection| {
         for point in [got(uuid(5), 3), got(uuid(6), 3)] {
             let error = put(named, std::slice::from_ref(&point)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists);
             assert!(error.message().contains(&point.id.to_string()), "{error}");
             assert_eq!(named.get(&point.id).unwrap(), None);
             assert_eq!(named.delete(&[point.id]).unwrap(), 0);
