@@ -6,6 +6,7 @@
 
 mod audio;
 mod backups;
+mod cluster;
 mod images;
 mod keys;
 mod process;
@@ -32,6 +33,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub use audio::{AudioLabels, AudioMetrics};
 pub use backups::{BackupMetrics, BackupWorkLabels};
+pub use cluster::ClusterMetrics;
 pub use images::ImageMetrics;
 pub use keys::{KeyLabels, KeyMetrics, KeyOutcomeLabels};
 pub use process::ProcessMetrics;
@@ -264,6 +266,8 @@ pub struct Metrics {
     pub stores: StoreMetrics,
     /// Metrics of backups of collections.
     pub backups: BackupMetrics,
+    /// Metrics of a node of a cluster.
+    pub cluster: ClusterMetrics,
     /// Metrics under TensorFlow Serving's names, in a registry of their own.
     pub tfs: TfsMetrics,
 }
@@ -338,6 +342,7 @@ impl Default for Metrics {
             process: ProcessMetrics::default(),
             stores: StoreMetrics::default(),
             backups: BackupMetrics::default(),
+            cluster: ClusterMetrics::default(),
             tfs: TfsMetrics::default(),
         };
         metrics.register();
@@ -549,6 +554,7 @@ impl Metrics {
         self.recordings.register(r);
         self.stores.register(r);
         self.backups.register(r);
+        self.cluster.register(r);
     }
 
     /// Records one finished request.

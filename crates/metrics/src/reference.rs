@@ -42,7 +42,7 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 }
 
 /// Files that register metrics.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     include_str!("lib.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
@@ -52,6 +52,7 @@ const SOURCES: [&str; 10] = [
     include_str!("scheduling.rs"),
     include_str!("stores.rs"),
     include_str!("backups.rs"),
+    include_str!("cluster.rs"),
     include_str!("tfs.rs"),
 ];
 
@@ -167,6 +168,7 @@ fn fill(metrics: &Metrics) {
     metrics.stores.add_to(&metrics.stores, &"URL".into());
     kinds(&metrics.stores.cache_bytes, &["used", "max"]);
     fill_backups(&metrics.backups);
+    fill_cluster(&metrics.cluster);
     fill_images(&metrics.images);
     for outcome in ["accepted", "refused_rate", "refused_cpu"] {
         drop(
@@ -357,7 +359,8 @@ fn the_reference_is_up_to_date() {
     let mut text = HEAD.to_owned();
     let tables = [table(&metrics.encode()), table(&metrics.tfs.encode())];
     // A metric without a series is not encoded, so `fill` must know each.
-    let registered: usize = SOURCES.iter().map(|source| source.matches("r.register").count()).sum();
+    let registered: usize =
+        SOURCES.iter().map(|source| source.matches(" r.register").count()).sum();
     let rows: usize = tables.iter().map(|table| table.lines().count() - 2).sum();
     assert_eq!(rows, registered, "give the new metric a series in `fill`");
     write!(text, "{}{TFS_HEAD}{}", tables[0], tables[1]).unwrap();
@@ -370,6 +373,12 @@ fn the_reference_is_up_to_date() {
         stored == text,
         "docs/metrics.md is stale; run `UPDATE_DOCS=1 cargo test -p millpond-metrics` and commit it"
     );
+}
+
+fn fill_cluster(cluster: &ClusterMetrics) {
+    kinds(&cluster.requests, &["first", "hedged", "hedge_won", "retried", "partial"]);
+    kinds(&cluster.operations, &["applied", "skipped"]);
+    kinds(&cluster.snapshots, &["taken", "failed", "restored"]);
 }
 
 fn fill_backups(backups: &BackupMetrics) {

@@ -37,6 +37,20 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("transport", &["base", "metrics", "os"]),
     ("api-qdrant", &["base", "metrics", "os", "search", "backup", "transport"]),
     (
+        "cluster-node",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "cluster",
+            "model-store",
+            "search",
+            "backup",
+            "api-qdrant",
+            "transport",
+        ],
+    ),
+    (
         "api-audio",
         &[
             "base",
@@ -89,6 +103,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "api-images",
             "api-qdrant",
             "backup",
+            "cluster-node",
             "search",
             "transport",
             // For tests only.

@@ -1,0 +1,316 @@
+//! A client of etcd through its JSON gateway (etcd 3.4 or newer).
+//!
+//! The gateway needs no gRPC client, and the few requests a second of a node do not need speed. A
+//! request whose outcome is unknown may have been carried out. It may also be carried out twice if
+//! the first endpoint does not answer. Callers therefore compare revisions of creation.
+
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use http::Uri;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::http_client::HttpClient;
+use wire::{KeepAliveAnswer, LeaseAnswer, RangeAnswer, TransactionAnswer};
+
+/// Time for a request to one endpoint.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Entries of one answer.
+const PAGE_ENTRIES_MAX: usize = 1000;
+/// Entries below one prefix.
+const RANGE_ENTRIES_MAX: usize = 1 << 20;
+/// Endpoints of one cluster.
+const ENDPOINTS_MAX: usize = 16;
+
+/// Number of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseId(pub i64);
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdEntry {
+    /// Key. Bytes that are not UTF-8 are replaced.
+    pub key: String,
+    /// Value.
+    pub value: Bytes,
+    /// Revision in which the key was created, which no other creation ever has.
+    pub create_revision: i64,
+    /// Lease that it ends with; 0 if it has none.
+    pub lease: LeaseId,
+}
+
+/// Entries below a prefix at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdRange {
+    /// Revision of etcd at which the entries were read.
+    pub revision: i64,
+    /// Entries in the order of keys.
+    pub entries: Vec<EtcdEntry>,
+}
+
+/// A client of one etcd. Clones share connections.
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    client: HttpClient,
+    /// `HOST:PORT` of each endpoint.
+    addresses: Arc<[String]>,
+    /// Index of the endpoint that answered last.
+    current: Arc<AtomicUsize>,
+}
+
+impl Etcd {
+    /// Creates a client of the etcd at `endpoints`: `http://HOST:PORT`, also several with commas
+    /// between them. A request goes to the endpoint that answered last, and then to the others.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an endpoint of another form, and if there is none.
+    pub fn new(endpoints: &[String], client: HttpClient) -> Result<Etcd> {
+        let texts = endpoints.iter().flat_map(|text| text.split(',')).map(str::trim);
+        let addresses = texts
+            .filter(|text| !text.is_empty())
+            .map(endpoint_address)
+            .collect::<Result<Arc<[String]>>>()?;
+        if addresses.is_empty() || addresses.len() > ENDPOINTS_MAX {
+            return Err(Error::invalid(format!(
+                "{} endpoints of etcd are named; name 1 to {ENDPOINTS_MAX} as http://HOST:PORT",
+                addresses.len()
+            )));
+        }
+        Ok(Etcd { client, addresses, current: Arc::new(AtomicUsize::new(0)) })
+    }
+
+    /// Grants a lease that ends `ttl` after its last keep-alive, in whole seconds.
+    ///
+    /// # Errors
+    /// `Unavailable` if no endpoint answers, as for all methods. A lease may exist then.
+    pub async fn grant(&self, ttl: Duration) -> Result<LeaseId> {
+        let request = json!({ "TTL": ttl.as_secs().max(1).to_string() });
+        let lease: LeaseAnswer = self.call("/v3/lease/grant", &request).await?;
+        if lease.id == 0 {
+            return Err(Error::internal("etcd grants a lease without a number"));
+        }
+        Ok(LeaseId(lease.id))
+    }
+
+    /// Renews a lease. Returns false if it does not exist any more.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn keep_alive(&self, lease: LeaseId) -> Result<bool> {
+        let request = json!({ "ID": lease.0.to_string() });
+        let answer: Result<KeepAliveAnswer> = self.call("/v3/lease/keepalive", &request).await;
+        let renewed = answer.and_then(|answer| match answer {
+            KeepAliveAnswer { error: Some(error), .. } => {
+                Err(wire::refused("its keep-alive", &error))
+            }
+            KeepAliveAnswer { result: Some(lease), .. } => Ok(lease.ttl > 0),
+            _ => Err(Error::unavailable("etcd does not say if the lease exists")),
+        });
+        match renewed {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            renewed => renewed,
+        }
+    }
+
+    /// Ends a lease and removes its keys. An absent lease is no error.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn revoke(&self, lease: LeaseId) -> Result<()> {
+        let request = json!({ "ID": lease.0.to_string() });
+        match self.call::<Value>("/v3/lease/revoke", &request).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            answered => answered.map(drop),
+        }
+    }
+
+    /// Sets a key, which ends with the lease.
+    ///
+    /// # Errors
+    /// `NotFound` if the lease does not exist any more, and as [`Etcd::grant`].
+    pub async fn put(&self, key: &str, value: &[u8], lease: LeaseId) -> Result<()> {
+        self.call::<Value>("/v3/kv/put", &put_request(key, value, lease)).await.map(drop)
+    }
+
+    /// Creates a key, which ends with the lease. Returns the revision of the creation, or `None` if
+    /// the key exists.
+    ///
+    /// # Errors
+    /// As [`Etcd::put`]. The key may have been created if the kind is `Unavailable`, and `None` may
+    /// mean that an earlier try of the same call created it.
+    pub async fn create(&self, key: &str, value: &[u8], lease: LeaseId) -> Result<Option<i64>> {
+        let operation = json!({ "request_put": put_request(key, value, lease) });
+        let answer = self.transact(&wire::if_created(key, 0, operation)).await?;
+        Ok(answer.succeeded.then_some(answer.header.revision))
+    }
+
+    /// Removes a key. An absent key is no error.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        let request = json!({ "key": wire::encoded(key.as_bytes()) });
+        self.call::<Value>("/v3/kv/deleterange", &request).await.map(drop)
+    }
+
+    /// Removes a key if it was created in `revision`. Returns true if this call removed it.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn delete_if_created(&self, key: &str, revision: i64) -> Result<bool> {
+        let delete = json!({ "key": wire::encoded(key.as_bytes()) });
+        let operation = json!({ "request_delete_range": delete });
+        let answer = self.transact(&wire::if_created(key, revision, operation)).await?;
+        Ok(answer.succeeded)
+    }
+
+    /// Reads one key; `None` if it is absent.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`], and `DataLoss` for an answer that is not base64.
+    pub async fn get(&self, key: &str) -> Result<Option<EtcdEntry>> {
+        let request = json!({ "key": wire::encoded(key.as_bytes()) });
+        let answer: RangeAnswer = self.call("/v3/kv/range", &request).await?;
+        answer.kvs.first().map(|entry| entry.decode()).transpose()
+    }
+
+    /// Returns the present revision of etcd. It grows with each change of any key.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn revision(&self) -> Result<i64> {
+        let request = json!({ "key": wire::encoded(&[0]), "count_only": true });
+        let answer: RangeAnswer = self.call("/v3/kv/range", &request).await?;
+        Ok(answer.header.revision)
+    }
+
+    /// Reads all keys that begin with `prefix`, as they are at one revision.
+    ///
+    /// # Errors
+    /// As [`Etcd::get`], and `ResourceExhausted` for more than 1,048,576 keys.
+    pub async fn range(&self, prefix: &str) -> Result<EtcdRange> {
+        self.range_paged(prefix, PAGE_ENTRIES_MAX).await
+    }
+
+    async fn range_paged(&self, prefix: &str, page: usize) -> Result<EtcdRange> {
+        let mut range = EtcdRange { revision: 0, entries: Vec::new() };
+        let mut from = prefix.as_bytes().to_vec();
+        loop {
+            let request = json!({
+                "key": wire::encoded(&from),
+                "range_end": wire::encoded(&wire::range_end(prefix)),
+                "limit": page.to_string(),
+                // Zero is the newest. Later pages show the revision of the first one.
+                "revision": range.revision.to_string(),
+            });
+            let answer: RangeAnswer = self.call("/v3/kv/range", &request).await?;
+            if range.revision == 0 {
+                range.revision = answer.header.revision;
+            }
+            for entry in &answer.kvs {
+                range.entries.push(entry.decode()?);
+            }
+            let Some(last) = answer.kvs.last().filter(|_| answer.more) else {
+                return Ok(range);
+            };
+            if range.entries.len() > RANGE_ENTRIES_MAX {
+                return Err(Error::exhausted(format!(
+                    "etcd has more than {RANGE_ENTRIES_MAX} keys below {prefix}; remove some"
+                )));
+            }
+            // The next key in order: the last one and a zero byte.
+            from = last.key()?;
+            from.push(0);
+        }
+    }
+
+    async fn transact(&self, request: &Value) -> Result<TransactionAnswer> {
+        self.call("/v3/kv/txn", request).await
+    }
+
+    /// Sends a request to each endpoint in turn until one answers.
+    async fn call<A: DeserializeOwned>(&self, path: &str, request: &Value) -> Result<A> {
+        let body = Bytes::from(request.to_string());
+        let first = self.current.load(Ordering::Relaxed);
+        let mut failure = Error::unavailable("etcd has no endpoint");
+        for attempt in 0..self.addresses.len() {
+            let at = (first + attempt) % self.addresses.len();
+            match self.ask(&self.addresses[at], path, body.clone()).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable => failure = error,
+                answered => {
+                    self.current.store(at, Ordering::Relaxed);
+                    return answered;
+                }
+            }
+        }
+        Err(failure.context("etcd does not answer"))
+    }
+
+    async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
+        let answer = self.client.post(address, path, body, REQUEST_TIMEOUT).await?;
+        if answer.status != 200 {
+            return Err(wire::refusal(address, answer.status, &answer.body));
+        }
+        // A stream has one message a line. The first one answers the only request.
+        let mut messages = serde_json::Deserializer::from_slice(&answer.body).into_iter::<A>();
+        let unreadable = |reason: String| {
+            Error::unavailable(format!("the answer of etcd at {address} is unreadable ({reason})"))
+        };
+        match messages.next() {
+            Some(message) => message.map_err(|error| unreadable(error.to_string())),
+            None => Err(unreadable("it is empty".to_owned())),
+        }
+    }
+}
+
+fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {
+    json!({
+        "key": wire::encoded(key.as_bytes()),
+        "value": wire::encoded(value),
+        "lease": lease.0.to_string(),
+    })
+}
+
+fn endpoint_address(text: &str) -> Result<String> {
+    let refused = |reason: &str| {
+        Error::invalid(format!("etcd's endpoint {text:?} {reason}; write http://HOST:PORT"))
+    };
+    let uri: Uri = text.parse().map_err(|_| refused("is no address"))?;
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => return Err(refused("has TLS, which is not supported yet")),
+        _ => return Err(refused("has no scheme")),
+    }
+    if uri.path().len() > 1 || uri.query().is_some() {
+        return Err(refused("has a path"));
+    }
+    let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
+    let authority = authority.ok_or_else(|| refused("has a user or no host"))?;
+    match authority.port() {
+        Some(_) => Ok(authority.to_string()),
+        None => Err(refused("has no port")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_http_addresses() {
+        let new = |text: &str| Etcd::new(&[text.to_owned()], HttpClient::new(None));
+        let etcd = new("http://a:2379, http://[::1]:2379/,").unwrap();
+        assert_eq!(*etcd.addresses, ["a:2379".to_owned(), "[::1]:2379".to_owned()]);
+        let refused = ["", "a:2379", "https://a:2379", "http://a", "http://a:1/b", "http://u@a:1"];
+        for text in refused {
+            assert_eq!(new(text).unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
+        }
+        assert!(new("https://a:2379").unwrap_err().message().contains("TLS"));
+    }
+}

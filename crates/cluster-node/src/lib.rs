@@ -1,0 +1,28 @@
+//! A node of a cluster of search servers: what the decisions of `cluster` need of the outside.
+//!
+//! Writes go to a log in an object store. Each shard of a collection has one log, one writer at a
+//! time, and several holders. A holder applies the log in order to an ordinary local collection, so
+//! all holders of a shard have the same points. etcd names the nodes that are alive and the writer
+//! of each shard. A root sends reads to holders and writes to writers.
+//!
+//! # Modules
+//! `log` is the log in the store, its writer and its followers. `etcd` and `membership` tell the
+//! nodes from each other. `node` follows logs, takes snapshots and answers roots. `root` answers
+//! clients.
+//!
+//! # Invariant
+//! A write is acknowledged only once it is in the log in the store and no later owner can have
+//! missed it. Nothing else decides whether a write exists: neither etcd nor a local disk.
+
+pub mod etcd;
+mod http_client;
+pub mod log;
+pub mod membership;
+pub mod node;
+pub mod root;
+mod types;
+
+pub use http_client::{HttpAnswer, HttpClient};
+pub use types::{
+    ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
+};

@@ -1,0 +1,324 @@
+//! Task of a shard's writer: carries out the actions of `cluster::LogWriter`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use cluster::{
+    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogWriter, RequestId, Ticket, WriterId,
+    WriterState,
+};
+use tokio::task::{JoinError, JoinSet};
+
+use super::codec::Batch;
+use super::options::WriterOptions;
+use super::queue::{QueueLook, QueueSignal, TakenBatch};
+use super::read_ahead::ReadAhead;
+use super::retry::Retry;
+use super::shared::{WriterPhase, WriterShared, WriterStatus};
+use super::store::{CreateOutcome, LogFloor, ShardLog};
+
+/// Entries that a new owner reads at the same time. Writes of the shard wait meanwhile, so it reads
+/// more than a follower does.
+const REPLAY_AHEAD_MAX: usize = 32;
+
+/// Answer of the store to a request.
+enum StoreAnswer {
+    /// Floor from which a new owner reads.
+    Begin(LogFloor),
+    /// Entries behind the end of the last ones, none if the first is absent.
+    Entries {
+        request: RequestId,
+        entries: Vec<LogEntry<Batch>>,
+        ahead: ReadAhead,
+    },
+    /// One entry; `None` if it is absent.
+    Entry(RequestId, Option<LogEntry<Batch>>),
+    Created(RequestId, CreateOutcome),
+    Floor(RequestId, LogFloor),
+}
+
+/// Task of a writer, from its start to the loss of the ownership.
+pub(super) struct WriterDriver {
+    log: ShardLog,
+    epoch: Epoch,
+    options: WriterOptions,
+    shared: Arc<WriterShared>,
+    writer: LogWriter<Batch>,
+    requests: JoinSet<StoreAnswer>,
+    ahead: ReadAhead,
+    /// Entries that were read ahead of the writer while it reads the log.
+    entries: VecDeque<LogEntry<Batch>>,
+    /// Batches that the writer has neither acknowledged nor failed.
+    batches: BTreeMap<Ticket, TakenBatch>,
+    tickets: u64,
+    /// Number behind the fence or the last applied entry.
+    next: EntryNumber,
+    /// Failures of creates since the last success.
+    create_failures: u32,
+    ended: bool,
+}
+
+/// Ends the writer for its handles, even if its task is aborted.
+struct EndGuard(Arc<WriterShared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl WriterDriver {
+    pub(super) fn new(
+        log: ShardLog,
+        epoch: Epoch,
+        options: WriterOptions,
+        shared: Arc<WriterShared>,
+        id: WriterId,
+    ) -> WriterDriver {
+        WriterDriver {
+            log,
+            epoch,
+            options,
+            shared,
+            writer: LogWriter::new(id),
+            requests: JoinSet::new(),
+            ahead: ReadAhead::new(REPLAY_AHEAD_MAX),
+            entries: VecDeque::new(),
+            batches: BTreeMap::new(),
+            tickets: 0,
+            next: EntryNumber::default(),
+            create_failures: 0,
+            ended: false,
+        }
+    }
+
+    /// Runs until the ownership is lost or no handle is left.
+    pub(super) async fn run(mut self) {
+        let shared = self.shared.clone();
+        let _end = EndGuard(shared.clone());
+        self.begin();
+        loop {
+            self.look_at_signal();
+            let look_again = self.submit();
+            if self.ended {
+                return;
+            }
+            tokio::select! {
+                () = shared.queue.woken() => {}
+                () = sleep_until(look_again) => {}
+                Some(answer) = self.requests.join_next() => self.answered(answer),
+            }
+        }
+    }
+
+    fn look_at_signal(&mut self) {
+        match self.shared.queue.signal() {
+            QueueSignal::Open => {}
+            QueueSignal::Expired => {
+                self.handle(Event::Expired);
+                // Before the floor is read, the writer does not know of its ownership.
+                self.ended |= self.writer.state() == WriterState::Idle;
+            }
+            QueueSignal::Stopped => self.ended = true,
+        }
+    }
+
+    /// Gives writes that wait to the writer. Returns the time at which to look again.
+    fn submit(&mut self) -> Option<Instant> {
+        while !self.ended && self.writer.state() == WriterState::Owning {
+            match self.shared.queue.look(self.batches.len()) {
+                QueueLook::Wait(until) => return until,
+                QueueLook::Take(batch, taken) => {
+                    self.tickets += 1;
+                    let ticket = Ticket(self.tickets);
+                    self.batches.insert(ticket, taken);
+                    self.handle(Event::Submitted(ticket, batch));
+                }
+            }
+        }
+        None
+    }
+
+    fn answered(&mut self, joined: Result<StoreAnswer, JoinError>) {
+        match joined {
+            Ok(StoreAnswer::Begin(floor)) => {
+                let epoch = self.epoch;
+                self.handle(Event::Granted { epoch, from: floor.entry, covered: floor.epoch });
+                // The writer refuses an epoch of 0, which no owner has.
+                self.ended |= self.writer.state() == WriterState::Idle;
+            }
+            Ok(StoreAnswer::Entries { request, entries, ahead }) => {
+                self.ahead = ahead;
+                self.entries = entries.into();
+                let first = self.entries.pop_front();
+                self.handle(Event::Found(request, first));
+            }
+            Ok(StoreAnswer::Entry(request, entry)) => self.handle(Event::Found(request, entry)),
+            Ok(StoreAnswer::Created(request, outcome)) => self.created(request, outcome),
+            Ok(StoreAnswer::Floor(request, floor)) => {
+                self.shared.health.works();
+                self.handle(Event::Floor(request, floor.entry));
+            }
+            Err(error) => {
+                let shard = self.log.shown();
+                tracing::error!(shard, %error, "a log's writer ends: a request panicked");
+                self.ended = true;
+            }
+        }
+    }
+
+    fn created(&mut self, request: RequestId, outcome: CreateOutcome) {
+        match outcome {
+            CreateOutcome::Created => {
+                self.create_failures = 0;
+                self.shared.health.works();
+                self.handle(Event::Created(request));
+            }
+            CreateOutcome::NotCreated => self.handle(Event::NotCreated(request)),
+            CreateOutcome::Unknown(_) => {
+                self.create_failures = self.create_failures.saturating_add(1);
+                self.handle(Event::NotCreated(request));
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event<Batch>) {
+        let mut events = VecDeque::from([event]);
+        let mut actions = Vec::new();
+        while let Some(event) = events.pop_front() {
+            self.writer.handle(event, &mut actions);
+            for action in actions.drain(..) {
+                events.extend(self.act(action));
+            }
+        }
+        self.publish();
+    }
+
+    /// Carries out an action. Returns its event if it is known at once.
+    fn act(&mut self, action: Action<Batch>) -> Option<Event<Batch>> {
+        match action {
+            Action::Read(request, number) => return self.read(request, number),
+            Action::Create(request, number, entry) => self.create(request, number, entry),
+            Action::ReadFloor(request) => self.read_floor(request),
+            // Holders apply the log. The number is that of the acknowledgement, which follows.
+            Action::Apply(number, _) => self.next = number.plus(1),
+            Action::Acknowledge(ticket) => {
+                let number = EntryNumber(self.next.0.saturating_sub(1));
+                self.answer(ticket, &Ok(number));
+            }
+            Action::Fail(ticket) => {
+                let error = self.shared.queue.unknown("this node lost the log meanwhile");
+                self.answer(ticket, &Err(error));
+            }
+            Action::Lost => self.ended = true,
+        }
+        None
+    }
+
+    fn answer(&mut self, ticket: Ticket, answer: &base::Result<EntryNumber>) {
+        if let Some(batch) = self.batches.remove(&ticket) {
+            self.shared.queue.answer(batch, answer);
+        }
+    }
+
+    fn publish(&self) {
+        let phase = match self.writer.state() {
+            _ if self.ended => WriterPhase::Draining,
+            WriterState::Owning => WriterPhase::Owning,
+            WriterState::Draining => WriterPhase::Draining,
+            _ => WriterPhase::Starting,
+        };
+        self.shared.set_status(WriterStatus { phase, next: self.next });
+    }
+
+    fn retry(&self) -> Retry {
+        Retry::new(self.options.pauses(), self.shared.health.clone())
+    }
+
+    /// Reads the floor, from which the log is read.
+    fn begin(&mut self) {
+        let (log, mut retry) = (self.log.clone(), self.retry());
+        self.requests.spawn(async move {
+            loop {
+                match log.floor().await {
+                    Ok(floor) => return StoreAnswer::Begin(floor),
+                    Err(error) => retry.pause(&error).await,
+                }
+            }
+        });
+    }
+
+    fn read_floor(&mut self, request: RequestId) {
+        let (log, mut retry) = (self.log.clone(), self.retry());
+        self.requests.spawn(async move {
+            loop {
+                match log.floor().await {
+                    Ok(floor) => return StoreAnswer::Floor(request, floor),
+                    Err(error) => retry.pause(&error).await,
+                }
+            }
+        });
+    }
+
+    fn read(&mut self, request: RequestId, number: EntryNumber) -> Option<Event<Batch>> {
+        if self.writer.state() == WriterState::Reading {
+            return self.replay(request, number);
+        }
+        let (log, mut retry) = (self.log.clone(), self.retry());
+        self.requests.spawn(async move {
+            loop {
+                match log.read(number).await {
+                    Ok(entry) => return StoreAnswer::Entry(request, entry),
+                    Err(error) => retry.pause(&error).await,
+                }
+            }
+        });
+        None
+    }
+
+    /// Reads the log to its end. The writer asks for one entry after the other, so entries that
+    /// were read ahead are the next ones.
+    fn replay(&mut self, request: RequestId, from: EntryNumber) -> Option<Event<Batch>> {
+        if let Some(entry) = self.entries.pop_front() {
+            return Some(Event::Found(request, Some(entry)));
+        }
+        let (log, mut retry) = (self.log.clone(), self.retry());
+        let mut ahead = self.ahead.clone();
+        self.requests.spawn(async move {
+            loop {
+                match ahead.read(&log, from).await {
+                    Ok(entries) => return StoreAnswer::Entries { request, entries, ahead },
+                    Err(error) => retry.pause(&error).await,
+                }
+            }
+        });
+        None
+    }
+
+    fn create(&mut self, request: RequestId, number: EntryNumber, entry: LogEntry<Batch>) {
+        if matches!(entry.body, EntryBody::Fence) {
+            self.next = number.plus(1);
+        }
+        let (log, health) = (self.log.clone(), self.shared.health.clone());
+        let pause = self.options.pauses().after(self.create_failures.saturating_add(1));
+        self.requests.spawn(async move {
+            let outcome = log.create(number, &entry).await;
+            if let CreateOutcome::Unknown(error) = &outcome {
+                // The entry is read next. If reads succeed and creates fail, only this pause keeps
+                // the writer from trying without end at full speed.
+                health.failed(error);
+                tokio::time::sleep(pause).await;
+            }
+            StoreAnswer::Created(request, outcome)
+        });
+    }
+}
+
+/// Waits until a time, or for ever without one.
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,102 @@
+//! A reader of a shard's log.
+
+use std::collections::VecDeque;
+
+use base::Result;
+use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay};
+
+use super::codec::Batch;
+use super::read_ahead::ReadAhead;
+use super::store::{LogFloor, ShardLog};
+
+/// Entries that a follower reads at the same time while it is behind.
+const FOLLOW_AHEAD_MAX: usize = 8;
+
+/// Step of a [`LogFollower`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FollowStep {
+    /// The next entry.
+    Entry {
+        /// Its number.
+        number: EntryNumber,
+        /// Its operations; `None` for a fence and for an entry that does not count.
+        batch: Option<Batch>,
+    },
+    /// The next entry does not exist. Every write that was acknowledged before the call of
+    /// [`LogFollower::next`] has been returned.
+    End,
+    /// The next entry is below the floor and may be removed: a snapshot has to be restored.
+    Removed(LogFloor),
+}
+
+/// Position in a log, from which a follower can go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FollowPosition {
+    /// Next entry.
+    pub next: EntryNumber,
+    /// Largest epoch of the entries before.
+    pub epoch: Epoch,
+}
+
+/// Reads a log in order. A follower that is behind reads up to 8 entries at the same time.
+#[derive(Clone, Debug)]
+pub struct LogFollower {
+    log: ShardLog,
+    replay: LogReplay,
+    ahead: ReadAhead,
+    /// Entries from the position on, which the floor did not exceed after they were read.
+    ready: VecDeque<LogEntry<Batch>>,
+}
+
+impl LogFollower {
+    /// Creates a reader of the log from `from` on, where the largest epoch before is `epoch`.
+    pub fn new(log: ShardLog, from: EntryNumber, epoch: Epoch) -> LogFollower {
+        LogFollower {
+            log,
+            replay: LogReplay::new(from, epoch),
+            ahead: ReadAhead::new(FOLLOW_AHEAD_MAX),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Returns the position behind the last returned entry.
+    pub fn position(&self) -> FollowPosition {
+        FollowPosition { next: self.replay.next(), epoch: self.replay.epoch() }
+    }
+
+    /// Returns the next step. If the future is dropped or fails, the position stays, and a later
+    /// call goes on from there.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged entry and `FailedPrecondition` for one of a newer program, both
+    /// with its key; otherwise the store's error, after which another call may succeed.
+    pub async fn next(&mut self) -> Result<FollowStep> {
+        if let Some(step) = self.take() {
+            return Ok(step);
+        }
+        let from = self.replay.next();
+        let run = match self.ahead.read(&self.log, from).await {
+            // A snapshot may cover a damaged entry: the floor decides.
+            Err(error) if error.is_retryable() => return Err(error),
+            run => run,
+        };
+        // A removed number looks like the end, and a process that slept may create it again.
+        let floor = self.log.floor().await?;
+        if floor.entry > from {
+            return Ok(FollowStep::Removed(floor));
+        }
+        self.ready.extend(run?);
+        Ok(self.take().unwrap_or(FollowStep::End))
+    }
+
+    fn take(&mut self) -> Option<FollowStep> {
+        let entry = self.ready.pop_front()?;
+        let number = self.replay.next();
+        let counts = self.replay.take(&entry);
+        let batch = match entry.body {
+            EntryBody::Writes(batch) if counts => Some(batch),
+            EntryBody::Writes(_) | EntryBody::Fence => None,
+        };
+        Some(FollowStep::Entry { number, batch })
+    }
+}

@@ -1,0 +1,37 @@
+//! The log of a shard in the object store: its objects, its writer and its followers.
+//!
+//! `cluster::LogWriter` and `cluster::LogReplay` decide; this module carries out. [`ShardLog`]
+//! reads and creates objects. [`ShardWriter`] drives a writer with a task and gathers writes of
+//! clients into entries. [`LogFollower`] returns the entries of a log in order.
+//!
+//! # Objects
+//! Below `data/ID/` of the cluster's store, SSSS being the shard with 4 decimal digits and all
+//! other numbers having 16 hexadecimal digits:
+//! * `wal/SSSS/NUMBER` is an entry ([`codec`]), created only if it is absent.
+//! * `floor/SSSS/NUMBER-EPOCH` is an empty object: entries below NUMBER may be removed, and EPOCH
+//!   is the largest epoch below NUMBER. The largest counts.
+//!
+//! # Failures
+//! Each request to the store has a timeout. A create without a clear answer is followed by a read
+//! of its entry, because it may succeed late. Reads are repeated with growing pauses. A process
+//! that slept can create a removed number again. So an entry that was read counts only if the
+//! floor, read after it, is not above it.
+
+pub mod codec;
+mod driver;
+mod follower;
+mod options;
+mod queue;
+mod read_ahead;
+mod retry;
+mod shared;
+mod store;
+mod writer;
+
+pub use codec::Batch;
+pub use follower::{FollowPosition, FollowStep, LogFollower};
+pub use options::{GATHER_MAX, WriterOptions};
+pub use queue::was_not_made;
+pub use shared::{WriterPhase, WriterStatus};
+pub use store::{CreateOutcome, LogFloor, REQUEST_TIMEOUT_DEFAULT, ShardLog};
+pub use writer::ShardWriter;

@@ -1,0 +1,340 @@
+//! Writes that wait for an entry, between the callers and the task of a writer.
+//!
+//! A write leaves the queue once: the task takes it for an entry, its caller takes it back at its
+//! deadline or when its future is dropped, or the queue closes. So a caller knows whether its write
+//! was not made or may have been made.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster::{EntryNumber, PIPELINE_MAX};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::codec::{Batch, ENTRY_OPERATIONS_MAX};
+use super::options::WriterOptions;
+use super::retry::StoreHealth;
+
+/// Bytes counted for an operation beside its text: its length in the entry, and memory.
+const OPERATION_BYTES: usize = 64;
+/// Advice to a client whose write was not made.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+/// Returns true if an error of [`ShardWriter::write`](super::ShardWriter::write) says that the
+/// write was not made and never will be. Otherwise its outcome is unknown: the write may be in the
+/// log already, or arrive there later. Such an error has no advice to retry.
+pub fn was_not_made(error: &Error) -> bool {
+    error.kind() != ErrorKind::Unavailable || error.retry_after().is_some()
+}
+
+/// State of a queue; a later one replaces an earlier one only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum QueueSignal {
+    /// Takes writes.
+    Open,
+    /// The ownership ended.
+    Expired,
+    /// The writer has ended or must end now.
+    Stopped,
+}
+
+/// Answer to a write.
+type WriteAnswer = oneshot::Sender<Result<EntryNumber>>;
+
+/// A write without an entry.
+struct WaitingWrite {
+    operations: Vec<Bytes>,
+    bytes: usize,
+    arrived: Instant,
+    answer: WriteAnswer,
+}
+
+/// Number and size of writes.
+#[derive(Clone, Copy, Debug, Default)]
+struct WriteAmount {
+    writes: usize,
+    operations: usize,
+    bytes: usize,
+}
+
+impl WriteAmount {
+    fn add(&mut self, write: &WaitingWrite) {
+        self.writes += 1;
+        self.operations += write.operations.len();
+        self.bytes += write.bytes;
+    }
+
+    fn subtract(&mut self, other: WriteAmount) {
+        self.writes -= other.writes;
+        self.operations -= other.operations;
+        self.bytes -= other.bytes;
+    }
+
+    fn of(write: &WaitingWrite) -> WriteAmount {
+        let mut amount = WriteAmount::default();
+        amount.add(write);
+        amount
+    }
+}
+
+/// Writes that share an entry.
+pub(super) struct TakenBatch {
+    answers: Vec<WriteAnswer>,
+    amount: WriteAmount,
+}
+
+/// Result of a look at the queue.
+pub(super) enum QueueLook {
+    /// Writes for an entry.
+    Take(Batch, TakenBatch),
+    /// Nothing to do before this time, if there is one, or before the queue or the store wakes the
+    /// task.
+    Wait(Option<Instant>),
+}
+
+struct QueueState {
+    signal: QueueSignal,
+    /// Number of the next write.
+    next: u64,
+    /// Writes without an entry, by number and so in order.
+    waiting: BTreeMap<u64, WaitingWrite>,
+    waiting_amount: WriteAmount,
+    /// Writes whose entries are on their way.
+    taken_amount: WriteAmount,
+}
+
+/// Bounded queue of writes.
+pub(super) struct WriteQueue {
+    shard: String,
+    options: WriterOptions,
+    state: Mutex<QueueState>,
+    woken: Notify,
+}
+
+impl WriteQueue {
+    /// Creates an open queue. `shard` is for messages.
+    pub(super) fn new(shard: &str, options: WriterOptions) -> WriteQueue {
+        WriteQueue {
+            shard: shard.to_owned(),
+            options,
+            state: Mutex::new(QueueState {
+                signal: QueueSignal::Open,
+                next: 0,
+                waiting: BTreeMap::new(),
+                waiting_amount: WriteAmount::default(),
+                taken_amount: WriteAmount::default(),
+            }),
+            woken: Notify::new(),
+        }
+    }
+
+    /// Adds a write.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without operations; `TooLarge` for a write that no entry can have;
+    /// `ResourceExhausted` if the queue is full; `Unavailable` if it is closed.
+    pub(super) fn add(self: &Arc<WriteQueue>, operations: Vec<Bytes>) -> Result<QueuedWrite> {
+        let bytes = self.check_size(&operations)?;
+        let (sender, receiver) = oneshot::channel();
+        let write = WaitingWrite { operations, bytes, arrived: Instant::now(), answer: sender };
+        let mut state = self.state.lock();
+        if state.signal != QueueSignal::Open {
+            return Err(self.closed());
+        }
+        let writes = state.waiting_amount.writes + state.taken_amount.writes;
+        let held = state.waiting_amount.bytes + state.taken_amount.bytes;
+        if writes >= self.options.waiting_max || held + bytes > self.options.waiting_bytes_max {
+            return Err(self.full(writes, held));
+        }
+        let number = state.next;
+        state.next += 1;
+        state.waiting_amount.add(&write);
+        state.waiting.insert(number, write);
+        drop(state);
+        self.woken.notify_one();
+        Ok(QueuedWrite { queue: self.clone(), number, answer: receiver })
+    }
+
+    fn check_size(&self, operations: &[Bytes]) -> Result<usize> {
+        let bytes = operations.iter().map(|operation| OPERATION_BYTES + operation.len()).sum();
+        let bytes_max = self.options.write_bytes_max();
+        if operations.is_empty() {
+            return Err(Error::invalid("a write without operations"));
+        }
+        if bytes > bytes_max || operations.len() > ENTRY_OPERATIONS_MAX {
+            return Err(Error::too_large(format!(
+                "{bytes} bytes in {} operations for shard {}; one write has at most {bytes_max} \
+                 bytes and {ENTRY_OPERATIONS_MAX} operations: send several",
+                operations.len(),
+                self.shard
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// Takes writes for an entry if it is time: the first has waited for others and no entry is on
+    /// its way, or there are enough for a full entry. `on_way` is the number of entries without an
+    /// answer.
+    pub(super) fn look(&self, on_way: usize) -> QueueLook {
+        let mut state = self.state.lock();
+        let Some((_, first)) = state.waiting.first_key_value() else {
+            return QueueLook::Wait(None);
+        };
+        let due = first.arrived + self.options.gather;
+        let amount = state.waiting_amount;
+        let full = amount.bytes >= self.options.batch_bytes_max
+            || amount.operations >= ENTRY_OPERATIONS_MAX;
+        if full && on_way < PIPELINE_MAX || on_way == 0 && Instant::now() >= due {
+            return state.take(self.options.batch_bytes_max);
+        }
+        QueueLook::Wait((on_way == 0).then_some(due))
+    }
+
+    /// Answers writes of an entry and frees their place.
+    pub(super) fn answer(&self, batch: TakenBatch, answer: &Result<EntryNumber>) {
+        self.state.lock().taken_amount.subtract(batch.amount);
+        for sender in batch.answers {
+            // The caller may have gone.
+            let _ = sender.send(answer.clone());
+        }
+    }
+
+    /// Returns the error of a write whose outcome is unknown.
+    pub(super) fn unknown(&self, reason: &str) -> Error {
+        Error::unavailable(format!(
+            "{reason}; a write of shard {} may be made or not: send it again",
+            self.shard
+        ))
+    }
+
+    /// Takes back a write. Returns false if it is not in the queue any more.
+    fn withdraw(&self, number: u64) -> bool {
+        let mut state = self.state.lock();
+        let Some(write) = state.waiting.remove(&number) else { return false };
+        state.waiting_amount.subtract(WriteAmount::of(&write));
+        true
+    }
+
+    /// Refuses further writes and the waiting ones.
+    pub(super) fn close(&self, signal: QueueSignal) {
+        let mut state = self.state.lock();
+        state.signal = state.signal.max(signal);
+        state.waiting_amount = WriteAmount::default();
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for write in waiting.into_values() {
+            let _ = write.answer.send(Err(self.closed()));
+        }
+        self.woken.notify_one();
+    }
+
+    pub(super) fn signal(&self) -> QueueSignal {
+        self.state.lock().signal
+    }
+
+    /// Waits for a write or a signal. Only the writer's task waits.
+    pub(super) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+
+    fn closed(&self) -> Error {
+        Error::unavailable(format!(
+            "this node no longer writes the log of shard {}; the write was not made: send it to \
+             the new owner",
+            self.shard
+        ))
+        .with_retry_after(RETRY_AFTER)
+    }
+
+    fn full(&self, writes: usize, bytes: usize) -> Error {
+        Error::exhausted(format!(
+            "{writes} writes with {bytes} bytes of shard {} wait for the store; the write was not \
+             made: send fewer at the same time",
+            self.shard
+        ))
+        .with_retry_after(RETRY_AFTER)
+    }
+}
+
+impl QueueState {
+    /// Takes the first write, and those behind it that fit into the same entry.
+    fn take(&mut self, bytes_max: usize) -> QueueLook {
+        let mut operations = Vec::new();
+        let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };
+        while let Some(first) = self.waiting.first_entry() {
+            let (bytes, count) = (first.get().bytes, first.get().operations.len());
+            let fits = batch.amount.bytes + bytes <= bytes_max
+                && batch.amount.operations + count <= ENTRY_OPERATIONS_MAX;
+            if batch.amount.writes > 0 && !fits {
+                break;
+            }
+            let write = first.remove();
+            batch.amount.add(&write);
+            operations.extend(write.operations);
+            batch.answers.push(write.answer);
+        }
+        self.waiting_amount.subtract(batch.amount);
+        self.taken_amount.writes += batch.amount.writes;
+        self.taken_amount.operations += batch.amount.operations;
+        self.taken_amount.bytes += batch.amount.bytes;
+        QueueLook::Take(Batch::from(operations), batch)
+    }
+}
+
+/// A write in the queue or in an entry. Dropping it takes it back if it has no entry yet.
+pub(super) struct QueuedWrite {
+    queue: Arc<WriteQueue>,
+    number: u64,
+    answer: oneshot::Receiver<Result<EntryNumber>>,
+}
+
+impl QueuedWrite {
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// The answer's; `Unavailable` at `deadline`, with advice to retry if the write was not made.
+    pub(super) async fn wait(
+        mut self,
+        deadline: Instant,
+        health: &StoreHealth,
+    ) -> Result<EntryNumber> {
+        match tokio::time::timeout_at(deadline.into(), &mut self.answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(self.queue.unknown("the writer ended")),
+            Err(_) if self.queue.withdraw(self.number) => Err(self.not_in_time(health)),
+            // The answer may have come at the last moment.
+            Err(_) => self.answer.try_recv().unwrap_or_else(|_| Err(self.unanswered(health))),
+        }
+    }
+
+    fn not_in_time(&self, health: &StoreHealth) -> Error {
+        let error = Error::unavailable(format!(
+            "{}; the write of shard {} was not made: send it again",
+            reason(health),
+            self.queue.shard
+        ));
+        error.with_retry_after(RETRY_AFTER)
+    }
+
+    fn unanswered(&self, health: &StoreHealth) -> Error {
+        self.queue.unknown(&reason(health))
+    }
+}
+
+fn reason(health: &StoreHealth) -> String {
+    match health.error() {
+        Some(error) => {
+            format!("the log was not written in time, because the store fails ({error})")
+        }
+        None => "the log was not written in time".to_owned(),
+    }
+}
+
+impl Drop for QueuedWrite {
+    fn drop(&mut self) {
+        self.queue.withdraw(self.number);
+    }
+}

@@ -1,0 +1,265 @@
+//! The objects of a shard's log.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use cluster::{EntryNumber, Epoch, LogEntry};
+use model_store::StorePlace;
+use object_store::path::Path as Key;
+use object_store::{Error as StoreError, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio_stream::{Stream, StreamExt};
+
+use super::codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
+use crate::types::ShardKey;
+
+/// Longest time of a request to the store.
+pub const REQUEST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+
+/// Objects of floors that are kept, the newest included. A listing of a directory may miss an
+/// object that is created meanwhile and one that is removed meanwhile. With these, it misses the
+/// floor only if the floor is raised as many times during one listing.
+const FLOORS_KEPT: usize = 4;
+
+/// Lower end of a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LogFloor {
+    /// First entry that is not removed.
+    pub entry: EntryNumber,
+    /// Largest epoch of the entries below.
+    pub epoch: Epoch,
+}
+
+impl fmt::Display for LogFloor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}", self.entry, self.epoch.0)
+    }
+}
+
+impl LogFloor {
+    fn parse(name: &str) -> Option<LogFloor> {
+        let (entry, epoch) = name.split_once('-')?;
+        Some(LogFloor { entry: parse_number(entry)?, epoch: Epoch(parse_number(epoch)?.0) })
+    }
+}
+
+/// Reads a number of exactly 16 hexadecimal digits.
+fn parse_number(digits: &str) -> Option<EntryNumber> {
+    let valid = digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = valid.then(|| u64::from_str_radix(digits, 16).ok())?;
+    number.map(EntryNumber)
+}
+
+/// Outcome of a create.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CreateOutcome {
+    /// The entry was created.
+    Created,
+    /// An entry of this number exists.
+    NotCreated,
+    /// The entry may have been created, or may be later.
+    Unknown(Error),
+}
+
+/// Log of a shard in a store. Clones are the same log.
+#[derive(Clone, Debug)]
+pub struct ShardLog {
+    place: Arc<StorePlace>,
+    entries: Key,
+    floors: Key,
+    timeout: Duration,
+    shown: Arc<str>,
+}
+
+impl ShardLog {
+    /// Opens the log of a shard below the root of a cluster's store. Does not connect.
+    pub fn new(place: &StorePlace, key: &ShardKey) -> ShardLog {
+        let directory = |name: &str| format!("data/{}/{name}/{:04}", key.collection, key.shard.0);
+        ShardLog {
+            entries: place.key(&directory("wal")),
+            floors: place.key(&directory("floor")),
+            place: Arc::new(place.clone()),
+            timeout: REQUEST_TIMEOUT_DEFAULT,
+            shown: key.to_string().into(),
+        }
+    }
+
+    /// Sets the longest time of a request, by default [`REQUEST_TIMEOUT_DEFAULT`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> ShardLog {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Returns the shard as `ID/SSSS`, for messages.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    fn entry_key(&self, number: EntryNumber) -> Key {
+        self.entries.clone().join(number.to_string())
+    }
+
+    /// Reads an entry; `None` if it is absent.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged entry and `FailedPrecondition` for one of a newer program, both
+    /// with its key; otherwise the store's error.
+    pub async fn read(&self, number: EntryNumber) -> Result<Option<LogEntry<Batch>>> {
+        let key = self.entry_key(number);
+        let read = async {
+            let got = match self.place.objects().get(&key).await {
+                Err(StoreError::NotFound { .. }) => return Ok(None),
+                got => got.map_err(|error| self.place.failed(&error))?,
+            };
+            if got.meta.size > ENTRY_BYTES_MAX as u64 {
+                let bytes = got.meta.size;
+                return Err(Error::data_loss(format!("{bytes} bytes are too many for an entry")));
+            }
+            match got.bytes().await {
+                // A directory's entry was removed after it was opened.
+                Err(StoreError::NotFound { .. }) => Ok(None),
+                bytes => bytes.map(Some).map_err(|error| self.place.failed(&error)),
+            }
+        };
+        let bytes = self.within(&key, read).await;
+        let entry = bytes.and_then(|bytes| bytes.as_ref().map(decode_entry).transpose());
+        entry.map_err(|error| error.context(format!("{key} in {}", self.place.shown())))
+    }
+
+    /// Creates an entry if it is absent.
+    pub async fn create(&self, number: EntryNumber, entry: &LogEntry<Batch>) -> CreateOutcome {
+        let bytes = match encode_entry(entry) {
+            Ok(bytes) => bytes,
+            Err(error) => return CreateOutcome::Unknown(error),
+        };
+        match self.create_object(&self.entry_key(number), bytes.into()).await {
+            Ok(true) => CreateOutcome::Created,
+            Ok(false) => CreateOutcome::NotCreated,
+            Err(error) => CreateOutcome::Unknown(error),
+        }
+    }
+
+    /// Creates an object. Returns false if it exists.
+    async fn create_object(&self, key: &Key, payload: PutPayload) -> Result<bool> {
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let put = async {
+            match self.place.objects().put_opts(key, payload, options).await {
+                Ok(_) => Ok(true),
+                Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {
+                    Ok(false)
+                }
+                Err(StoreError::NotImplemented { .. } | StoreError::NotSupported { .. }) => {
+                    Err(Error::precondition(format!(
+                        "{} cannot create an object only if it is absent; a cluster needs S3, \
+                         Google Cloud Storage, Azure Blob Storage or a directory",
+                        self.place.shown()
+                    )))
+                }
+                Err(error) => Err(self.place.failed(&error)),
+            }
+        };
+        self.within(key, put).await
+    }
+
+    /// Returns the floor, by default 0: the entries below may be removed.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn floor(&self) -> Result<LogFloor> {
+        let floors = self.within(&self.floors, self.list_floors()).await?;
+        Ok(floors.last().copied().unwrap_or_default())
+    }
+
+    async fn list_floors(&self) -> Result<BTreeSet<LogFloor>> {
+        let mut floors = BTreeSet::new();
+        let mut listing = self.place.objects().list(Some(&self.floors));
+        while let Some(object) = listing.next().await {
+            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            floors.extend(location.filename().and_then(LogFloor::parse));
+        }
+        Ok(floors)
+    }
+
+    /// Raises the floor, then removes the objects of old floors. A floor below the present one
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// The store's error: the floor may be raised or not.
+    pub async fn raise_floor(&self, floor: LogFloor) -> Result<()> {
+        let key = |floor: LogFloor| self.floors.clone().join(floor.to_string());
+        self.create_object(&key(floor), PutPayload::default()).await?;
+        let floors = self.within(&self.floors, self.list_floors()).await;
+        let old = floors.map(|floors| {
+            let old = floors.iter().rev().skip(FLOORS_KEPT);
+            old.map(|old| key(*old)).collect::<Vec<Key>>()
+        });
+        let removed = match old {
+            Ok(old) => self.remove(old).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::debug!(shard = &*self.shown, %error, "old floors stay until the next raise");
+        }
+        Ok(())
+    }
+
+    /// Removes the entries below `entry`, or below the floor if that is lower. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy; some entries may be removed.
+    pub async fn remove_below(&self, entry: EntryNumber) -> Result<u64> {
+        // An entry at or above the floor must exist, otherwise its absence looks like the end.
+        let entry = entry.min(self.floor().await?.entry);
+        let mut listing = self.place.objects().list(Some(&self.entries));
+        let mut below = Vec::new();
+        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            let number = location.filename().and_then(parse_number);
+            if number.is_some_and(|number| number < entry) {
+                below.push(location);
+            }
+        }
+        self.remove(below).await
+    }
+
+    /// Removes objects, several at the same time. Returns how many there were.
+    async fn remove(&self, keys: Vec<Key>) -> Result<u64> {
+        let keys: Pin<Box<dyn Stream<Item = object_store::Result<Key>> + Send>> =
+            Box::pin(tokio_stream::iter(keys.into_iter().map(Ok)));
+        // Stores remove up to 1,000 objects with a request, or up to 20 at the same time.
+        let mut outcomes = self.place.objects().delete_stream(keys);
+        let mut removed = 0;
+        while let Some(outcome) = self.within(&self.entries, next(&mut outcomes)).await? {
+            match outcome {
+                Ok(_) => removed += 1,
+                Err(StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(self.place.failed(&error)),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Waits for a request, up to the timeout.
+    async fn within<T>(&self, key: &Key, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let began = Instant::now();
+        match tokio::time::timeout(self.timeout, request).await {
+            // A process that was stopped meanwhile may find an old answer.
+            Ok(answer) if began.elapsed() <= self.timeout.saturating_mul(2) => answer,
+            _ => Err(Error::unavailable(format!(
+                "{}: no answer within {:?} about {key}; the store may be unreachable or overloaded",
+                self.place.shown(),
+                self.timeout
+            ))),
+        }
+    }
+}
+
+/// Returns the next item, which may be an error of its own.
+async fn next<S: Stream + Unpin>(stream: &mut S) -> Result<Option<S::Item>> {
+    Ok(stream.next().await)
+}

@@ -1,0 +1,158 @@
+//! Membership of a node in a cluster: its registration in etcd, the shards that it owns, and the
+//! view of all nodes.
+//!
+//! # Keys
+//! Below `millpond/CLUSTER/`, `nodes/NAME` has a node's description and `owners/ID/SSSS` the name
+//! of a shard's owner. Both end with the lease of their node. The epoch of an owner is the revision
+//! in which its key was created, so it grows.
+//!
+//! # Without etcd
+//! The view stays as it is, and owners go on writing: the log itself fences an older owner. Nodes
+//! that are absent when etcd answers again stay in the view for the time of one lease, because they
+//! register again at different moments.
+
+mod keys;
+mod lease;
+mod reader;
+mod state;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::{Error, Result};
+use cluster::Epoch;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use crate::etcd::Etcd;
+use crate::types::{NodeInfo, ShardKey, ViewUpdater};
+use keys::check_name;
+use state::MemberState;
+
+pub use state::MembershipTimes;
+
+/// A node's membership in a cluster. Two tasks keep it. Dropping it ends the tasks, and the node
+/// then disappears for the others once its lease ends.
+#[derive(Debug)]
+pub struct Membership {
+    state: Arc<MemberState>,
+    /// Keeps the lease and the registration.
+    registration: Mutex<JoinSet<()>>,
+    /// Follows the view, also after this node has left: its root still answers.
+    _follower: JoinSet<()>,
+}
+
+impl Membership {
+    /// Registers the node `own` in the cluster `cluster` and reads the view, which it follows from
+    /// then on: `nodes` and `owners` of `view`, while `collections` stays as it is. Needs a tokio
+    /// runtime.
+    ///
+    /// A registration with the same name and address counts as that of an earlier process of this
+    /// node. It is removed at once, with the shards that it owned.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
+    /// `AlreadyExists` if the name is registered with another address. `Unavailable` if etcd does
+    /// not answer; the caller may try again.
+    pub async fn start(
+        etcd: Etcd,
+        cluster: &str,
+        own: NodeInfo,
+        view: ViewUpdater,
+    ) -> Result<Membership> {
+        Membership::start_with(etcd, cluster, own, view, MembershipTimes::default()).await
+    }
+
+    /// Does the same as [`Membership::start`] with other intervals.
+    ///
+    /// # Errors
+    /// As [`Membership::start`], and `InvalidArgument` for a lease that keep-alives cannot hold.
+    pub async fn start_with(
+        etcd: Etcd,
+        cluster: &str,
+        own: NodeInfo,
+        view: ViewUpdater,
+        times: MembershipTimes,
+    ) -> Result<Membership> {
+        check_name("cluster", cluster)?;
+        check_name("node", &own.name)?;
+        if times.keep_alive * 2 > times.lease || times.poll * 2 > times.lease {
+            return Err(Error::invalid(
+                "a lease must last at least two intervals of keep-alives and of readings",
+            ));
+        }
+        let state = Arc::new(MemberState::new(etcd, cluster, own, view, times));
+        state.enter().await?;
+        state.refresh().await?;
+        let mut registration = JoinSet::new();
+        let lease_keeper = state.clone();
+        registration.spawn(async move { lease_keeper.keep_registered().await });
+        let mut follower = JoinSet::new();
+        let view_follower = state.clone();
+        follower.spawn(async move { view_follower.follow_view().await });
+        Ok(Membership { state, registration: Mutex::new(registration), _follower: follower })
+    }
+
+    /// Sets the shards that this node holds and that follow the end of the log. Other nodes see
+    /// them within about a second.
+    pub fn set_serving(&self, serving: BTreeMap<String, BTreeSet<u32>>) {
+        self.state.change_info(|info| info.serving = serving);
+    }
+
+    /// Acquires the ownership of a shard. Returns its epoch, or `None` if another node owns the
+    /// shard or this node drains. The view shows this node as the owner when the call returns.
+    ///
+    /// The epoch is larger than each earlier one of the shard. If this node owns the shard already,
+    /// that ownership is replaced by a new one.
+    ///
+    /// The epoch can change later without a call: if the lease ended while etcd was not reachable,
+    /// the node registers again and creates the keys of its shards again. The view then has the new
+    /// epoch. A writer with another epoch than that of the view must end.
+    ///
+    /// # Errors
+    /// `Unavailable` if etcd does not answer or the node is not registered at the moment. A key
+    /// that was created nevertheless is removed in the background.
+    pub async fn acquire(&self, key: &ShardKey) -> Result<Option<Epoch>> {
+        self.state.acquire(key).await
+    }
+
+    /// Releases the ownership of a shard that has this epoch. The view shows it at once. An
+    /// ownership with another epoch stays as it is.
+    ///
+    /// # Errors
+    /// `Unavailable` if etcd does not answer. The key is removed in the background then.
+    pub async fn release(&self, key: &ShardKey, epoch: Epoch) -> Result<()> {
+        self.state.release(key, epoch).await
+    }
+
+    /// Sets the weight of this node to 0, so that it has no share of the shards, and refuses
+    /// further ownership. Shards that it owns stay until they are released.
+    pub fn drain(&self) {
+        self.state.drain();
+    }
+
+    /// Ends the membership: other nodes see the node and its ownerships disappear at once. Called
+    /// at shutdown, after writers have ended. The view is followed on until this is dropped.
+    pub async fn leave(&self) {
+        self.state.own.lock().drains = true;
+        let mut registration = std::mem::take(&mut *self.registration.lock());
+        registration.shutdown().await;
+        // Acquisitions that are under way end before their lease.
+        let _guard = self.state.ownership.write().await;
+        let lease = {
+            let mut own = self.state.own.lock();
+            own.written = None;
+            own.owned.clear();
+            own.lease
+        };
+        match self.state.etcd.revoke(lease).await {
+            Ok(()) => info!(node = self.state.name, "the node left the cluster"),
+            Err(error) => warn!(
+                %error,
+                "the registration stays in etcd until its lease ends, in {} s at most",
+                self.state.times.lease.as_secs()
+            ),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Reading the view of the cluster from etcd.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use tracing::{info, warn};
+
+use super::keys::ClusterSnapshot;
+use super::state::MemberState;
+
+/// State of the readings so far. A reading holds its lock from the request to the view's change,
+/// so that an older reading never replaces a newer one.
+#[derive(Debug, Default)]
+pub(super) struct ViewReadings {
+    /// Revision of the view; `None` if the next reading must be complete.
+    revision: Option<i64>,
+    /// Time of the last answer of etcd.
+    answered: Option<Instant>,
+    /// Time at which etcd answered again after an outage, for one lease's time after that.
+    returned: Option<Instant>,
+    /// True if the last reading failed, which has been logged.
+    failing: bool,
+    /// Keys with unreadable values, which have been logged.
+    unreadable: BTreeSet<String>,
+}
+
+impl ViewReadings {
+    /// Makes the next reading complete.
+    pub(super) fn forget_revision(&mut self) {
+        self.revision = None;
+    }
+
+    /// Records an answer of etcd. Returns true if nodes and owners that are absent from it are to
+    /// be kept.
+    ///
+    /// A cut between etcd and all nodes ends every lease. After it, nodes register again at
+    /// different moments. Without a time of grace the first reading would show an empty cluster,
+    /// and all reads would fail for some seconds. Half a lease is the shortest cut that can end a
+    /// lease.
+    fn answer(&mut self, now: Instant, lease: Duration) -> bool {
+        let silent = self.answered.map(|last| now.duration_since(last));
+        if silent.is_some_and(|silent| silent > lease / 2) {
+            self.returned = Some(now);
+        }
+        self.answered = Some(now);
+        let grace = self.returned.is_some_and(|returned| now.duration_since(returned) < lease);
+        if self.returned.is_some() {
+            self.revision = None;
+        }
+        if !grace {
+            self.returned = None;
+        }
+        grace
+    }
+
+    fn succeeded(&mut self) {
+        if self.failing {
+            info!("etcd answers again");
+        }
+        self.failing = false;
+    }
+
+    fn failed(&mut self, error: &Error) {
+        if !self.failing {
+            warn!(%error, "the view of the cluster stays as it is until etcd answers");
+        }
+        self.failing = true;
+        // An etcd that was set up anew may reach the same revision.
+        self.revision = None;
+    }
+
+    fn log_unreadable(&mut self, unreadable: BTreeSet<String>) {
+        for key in unreadable.difference(&self.unreadable) {
+            warn!(key, "the value of a key in etcd is unreadable, so it is ignored");
+        }
+        self.unreadable = unreadable;
+    }
+}
+
+impl MemberState {
+    /// Reads the view at fixed intervals and after changes of this node.
+    pub(super) async fn follow_view(&self) {
+        loop {
+            // The pause ends early if this node changed something.
+            let _ = tokio::time::timeout(self.times.poll, self.view_work.notified()).await;
+            let _ = self.refresh().await;
+        }
+    }
+
+    /// Reads the view once. Keeps the last view if etcd does not answer.
+    ///
+    /// # Errors
+    /// As [`crate::etcd::Etcd::range`]; logged already.
+    pub(super) async fn refresh(&self) -> Result<()> {
+        let mut readings = self.readings.lock().await;
+        let result = self.read_view(&mut readings).await;
+        match &result {
+            Ok(()) => readings.succeeded(),
+            Err(error) => readings.failed(error),
+        }
+        result
+    }
+
+    async fn read_view(&self, readings: &mut ViewReadings) -> Result<()> {
+        let revision = self.etcd.revision().await?;
+        let keep_absent = readings.answer(Instant::now(), self.times.lease);
+        if readings.revision == Some(revision) {
+            return Ok(());
+        }
+        let range = self.etcd.range(self.keys.prefix()).await?;
+        let mut snapshot = ClusterSnapshot::new(&self.keys, &range.entries);
+        readings.log_unreadable(std::mem::take(&mut snapshot.unreadable));
+        self.compare_ownership(&mut snapshot);
+        self.view.update(|view| {
+            if keep_absent {
+                snapshot.keep_absent(view);
+            }
+            view.nodes = snapshot.nodes;
+            view.owners = snapshot.owners;
+        });
+        readings.revision = Some(range.revision);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn absent_entries_are_kept_for_one_lease_after_an_outage() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut readings = ViewReadings::default();
+        // (second of an answer, absent entries are kept)
+        let answers =
+            [(0, false), (4, false), (9, false), (15, true), (20, true), (24, true), (25, false)];
+        for (second, kept) in answers {
+            assert_eq!(readings.answer(after(second), LEASE), kept, "at {second} s");
+        }
+        assert!(!readings.answer(after(29), LEASE));
+        // A second outage within the time of grace begins another one.
+        assert!(readings.answer(after(40), LEASE));
+        assert!(readings.answer(after(46), LEASE));
+        assert!(readings.answer(after(51), LEASE));
+        assert!(!readings.answer(after(56), LEASE));
+    }
+
+    #[test]
+    fn readings_are_complete_through_the_end_of_grace() {
+        let start = Instant::now();
+        let mut readings = ViewReadings { revision: Some(3), ..ViewReadings::default() };
+        readings.answer(start, LEASE);
+        assert_eq!(readings.revision, Some(3));
+        for second in [6, 10, 15, 16] {
+            readings.revision = Some(3);
+            readings.answer(start + Duration::from_secs(second), LEASE);
+            assert_eq!(readings.revision, None, "at {second} s");
+        }
+        readings.revision = Some(3);
+        readings.answer(start + Duration::from_secs(17), LEASE);
+        assert_eq!(readings.revision, Some(3));
+    }
+}

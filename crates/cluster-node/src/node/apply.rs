@@ -1,0 +1,99 @@
+//! Application of a log's entries to the local collection of a shard.
+//!
+//! All holders apply the same operations in the same order. An operation that no holder can make,
+//! such as a vector of the wrong length, is skipped by all of them. Any other failure is one of
+//! this machine and is tried again: an operation is never skipped because of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result};
+use search::registry::NamedCollection;
+
+use super::local::blocking;
+use crate::log::Batch;
+
+/// Pause before an operation is tried again: from this, doubled each time,
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Tries of one operation. Then the follower starts over, with a new local collection if the data
+/// of the old one is damaged.
+const TRIES_MAX: u32 = 30;
+
+/// Outcome of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AppliedBatch {
+    /// Operations that were made.
+    pub(super) made: u64,
+    /// Operations that no holder can make.
+    pub(super) skipped: u64,
+}
+
+/// Makes the operations of an entry, in order. Durable when this returns.
+///
+/// # Errors
+/// `DataLoss` if the local collection is damaged; otherwise the error of the last try.
+pub(super) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result<AppliedBatch> {
+    let mut at = 0;
+    let mut applied = AppliedBatch::default();
+    let mut pause = PAUSE_MIN;
+    let mut tries = 0;
+    while at < batch.0.len() {
+        let (target, rest) = (named.clone(), batch.clone());
+        let step = blocking(move || Ok(apply_from(&target, &rest, at))).await?;
+        applied.made += step.made;
+        applied.skipped += step.skipped;
+        at += (step.made + step.skipped) as usize;
+        let Some(error) = step.failure else { continue };
+        if step.made + step.skipped > 0 {
+            (tries, pause) = (0, PAUSE_MIN);
+        }
+        tries += 1;
+        if tries >= TRIES_MAX || error.kind() == ErrorKind::DataLoss {
+            return Err(error);
+        }
+        tracing::warn!(collection = named.name(), %error, "an operation of the log is tried again");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+    Ok(applied)
+}
+
+/// Outcome of some operations, until the first that failed.
+struct AppliedStep {
+    made: u64,
+    skipped: u64,
+    failure: Option<Error>,
+}
+
+/// Makes the operations from number `from` on, until one fails on this machine.
+fn apply_from(named: &NamedCollection, batch: &Batch, from: usize) -> AppliedStep {
+    let mut step = AppliedStep { made: 0, skipped: 0, failure: None };
+    for operation in &batch.0[from..] {
+        match api_qdrant::apply_operation(named, operation) {
+            Ok(()) => step.made += 1,
+            Err(error) if is_same_everywhere(&error) && !is_removed(named) => {
+                step.skipped += 1;
+                tracing::debug!(collection = named.name(), %error, "an operation changes nothing");
+            }
+            Err(error) => {
+                step.failure = Some(error);
+                break;
+            }
+        }
+    }
+    step
+}
+
+/// Returns true if every holder gets this error for the operation.
+fn is_same_everywhere(error: &Error) -> bool {
+    use ErrorKind::{AlreadyExists, InvalidArgument, NotFound, TooLarge};
+    // `AlreadyExists`: the hash of a UUID belongs to another point.
+    matches!(error.kind(), InvalidArgument | TooLarge | NotFound | AlreadyExists)
+}
+
+/// Returns true if the collection was removed, so that its errors say nothing about the operation.
+fn is_removed(named: &NamedCollection) -> bool {
+    !named.directory().exists()
+}

@@ -1,0 +1,209 @@
+//! The collections of the cluster, as objects in the store.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use api_qdrant::BoxFuture;
+use base::{Error, ErrorKind, Result};
+use model_store::StorePlace;
+use object_store::path::Path as Key;
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio_stream::StreamExt;
+
+use crate::root::CollectionCatalog;
+use crate::types::{CollectionRecord, ViewUpdater};
+
+/// Directory of the records.
+const RECORDS: &str = "collections";
+/// Maximum bytes of a record.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+/// Maximum collections of a cluster.
+const COLLECTIONS_MAX: usize = 10_000;
+/// Time between two reads of the records.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest time of one request to the store.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The records of the cluster's collections.
+pub struct StoreCatalog {
+    place: StorePlace,
+    view: ViewUpdater,
+    /// True once the records were read.
+    loaded: AtomicBool,
+    /// Changes by this process. Records that were read before a change are not taken.
+    changes: AtomicU64,
+}
+
+/// A record that was read, and its object.
+#[derive(Clone)]
+struct KnownRecord {
+    object: ObjectMeta,
+    record: CollectionRecord,
+}
+
+type KnownRecords = BTreeMap<Key, KnownRecord>;
+
+impl StoreCatalog {
+    /// Creates the catalog of the cluster in `place`, which keeps the collections of `view`.
+    pub fn new(place: StorePlace, view: ViewUpdater) -> StoreCatalog {
+        StoreCatalog { place, view, loaded: AtomicBool::new(false), changes: AtomicU64::new(0) }
+    }
+
+    /// Returns true once the records were read, so that a collection without a record was removed.
+    pub fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Acquire)
+    }
+
+    /// Creates a collection. Returns false if there is one of this name.
+    ///
+    /// # Errors
+    /// The store's error.
+    async fn create_record(&self, record: &CollectionRecord) -> Result<bool> {
+        let bytes = serde_json::to_vec(record)
+            .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let key = self.key(&record.name);
+        let put = self.place.objects().put_opts(&key, PutPayload::from(bytes), options);
+        match within(put).await? {
+            Ok(_) => {
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                self.view.update(|view| {
+                    view.collections.insert(record.name.clone(), record.clone());
+                });
+                Ok(true)
+            }
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    /// Removes a collection. Its data stays in the store. Returns false if there is none.
+    ///
+    /// # Errors
+    /// The store's error.
+    async fn remove_record(&self, name: &str) -> Result<bool> {
+        let key = self.key(name);
+        match within(self.place.objects().head(&key)).await? {
+            Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            found => found.map_err(|error| self.place.failed(&error))?,
+        };
+        match within(self.place.objects().delete(&key)).await? {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                self.view.update(|view| {
+                    view.collections.remove(name);
+                });
+                Ok(true)
+            }
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    /// Keeps the collections of the view until the task is dropped.
+    pub async fn run(&self) {
+        let mut failed = false;
+        let mut known = KnownRecords::new();
+        loop {
+            let changes = self.changes.load(Ordering::Acquire);
+            match self.read(&known).await {
+                Ok(records) => {
+                    known = records;
+                    failed = false;
+                    self.take(&known, changes);
+                }
+                Err(error) if !failed => {
+                    tracing::warn!(%error, "the collections of the cluster stay as they were");
+                    failed = true;
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(READ_INTERVAL).await;
+        }
+    }
+
+    /// Puts records into the view, unless this process has changed one since they were read.
+    fn take(&self, records: &KnownRecords, changes: u64) {
+        self.view.update(|view| {
+            if self.changes.load(Ordering::Acquire) == changes {
+                let named = records.values().map(|known| known.record.clone());
+                view.collections = named.map(|record| (record.name.clone(), record)).collect();
+            }
+        });
+        self.loaded.store(true, Ordering::Release);
+    }
+
+    /// Reads the records whose objects have changed.
+    async fn read(&self, known: &KnownRecords) -> Result<KnownRecords> {
+        let mut records = KnownRecords::new();
+        for object in within(self.list()).await?? {
+            let key = object.location.clone();
+            let same = known.get(&key).filter(|known| known.object == object);
+            if let Some(same) = same {
+                records.insert(key, same.clone());
+                continue;
+            }
+            match self.record(&key).await {
+                Ok(Some(record)) => {
+                    records.insert(key, KnownRecord { object, record });
+                }
+                Ok(None) => {}
+                // One unreadable record must not stop the others.
+                Err(error) if error.kind() == ErrorKind::DataLoss => {
+                    tracing::error!(%error, "a record of a collection cannot be read");
+                    records.extend(known.get(&key).map(|known| (key, known.clone())));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(records)
+    }
+
+    async fn list(&self) -> Result<Vec<ObjectMeta>> {
+        let prefix = self.place.key(RECORDS);
+        let mut objects = self.place.objects().list(Some(&prefix));
+        let mut found = Vec::new();
+        while let Some(object) = objects.next().await {
+            let object = object.map_err(|error| self.place.failed(&error))?;
+            if object.size <= RECORD_BYTES_MAX && found.len() < COLLECTIONS_MAX {
+                found.push(object);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn record(&self, key: &Key) -> Result<Option<CollectionRecord>> {
+        let get = async {
+            let got = self.place.objects().get(key).await?;
+            got.bytes().await
+        };
+        let bytes = match within(get).await? {
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            bytes => bytes.map_err(|error| self.place.failed(&error))?,
+        };
+        let record = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::data_loss(format!("{key}: {error}")))?;
+        Ok(Some(record))
+    }
+
+    fn key(&self, name: &str) -> Key {
+        self.place.key(&format!("{RECORDS}/{name}"))
+    }
+}
+
+impl CollectionCatalog for StoreCatalog {
+    fn create<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(self.create_record(record))
+    }
+
+    fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(self.remove_record(name))
+    }
+}
+
+/// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.
+async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(REQUEST_TIMEOUT, request)
+        .await
+        .map_err(|_| Error::unavailable("the cluster's store does not answer"))
+}

@@ -1,0 +1,224 @@
+//! Routes between the nodes of a cluster.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::routing::{get, post};
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster::EntryNumber;
+use http::{HeaderMap, Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use transport::Reply;
+
+use super::ClusterNode;
+use super::hints::{self, AppendedEntries};
+use super::ownership::WriteOutcome;
+use crate::log::was_not_made;
+use crate::types::ShardKey;
+
+/// Longest time of a request of another node.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+/// Maximum shards that a node reads at the same time. More wait.
+pub(super) const READS_RUNNING_MAX: usize = 64;
+/// Maximum shards of one read.
+const SHARDS_MAX: usize = 1024;
+/// Routes of a collection that a root may read.
+const READ_PATHS: [&str; 6] =
+    ["points", "points/query", "points/query/batch", "points/count", "points/scroll", "facet"];
+
+/// A read of some shards that this node holds.
+#[derive(Debug, Deserialize)]
+struct ReadRequest {
+    /// Id of the collection.
+    collection: String,
+    /// The shards, each with the entry that it must have applied. Entry 0 is a fence, so 0 asks for
+    /// none.
+    shards: BTreeMap<u32, u64>,
+    /// Route behind the name of the collection.
+    path: String,
+    /// Body for the route, as the client wrote it.
+    body: Box<RawValue>,
+    /// Longest time, in milliseconds.
+    timeout_ms: u64,
+    /// True to answer only once all acknowledged writes are applied.
+    #[serde(default)]
+    strong: bool,
+}
+
+/// The answer of one shard.
+#[derive(Debug, Serialize)]
+struct ShardAnswer {
+    status: u16,
+    body: Box<RawValue>,
+}
+
+/// Answers of shards.
+#[derive(Debug, Serialize)]
+struct ReadAnswer {
+    shards: BTreeMap<u32, ShardAnswer>,
+}
+
+/// A write to a shard whose log this node writes.
+#[derive(Debug, Deserialize)]
+struct WriteRequest {
+    collection: String,
+    shard: u32,
+    operations: Vec<Box<RawValue>>,
+    timeout_ms: u64,
+}
+
+/// Returns the routes between nodes.
+pub(super) fn routes() -> Router<Arc<ClusterNode>> {
+    Router::new()
+        .route("/cluster/v1/read", post(read))
+        .route("/cluster/v1/write", post(write))
+        .route(hints::PATH, post(appended))
+        .route("/cluster/v1/node", get(status))
+}
+
+fn deadline(timeout_ms: u64) -> Instant {
+    Instant::now() + Duration::from_millis(timeout_ms).min(TIMEOUT_MAX)
+}
+
+async fn parsed<T: for<'a> Deserialize<'a>>(
+    node: &ClusterNode,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T> {
+    let body: Bytes = node.requests.read_json_body(headers, body).await?;
+    serde_json::from_slice(&body)
+        .map_err(|error| Error::invalid(format!("a request of another node: {error}")))
+}
+
+async fn read(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
+    Reply::of(answer_read(&node, &headers, body).await)
+}
+
+async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let request: ReadRequest = parsed(node, headers, body).await?;
+    if !READ_PATHS.contains(&request.path.as_str()) || request.shards.len() > SHARDS_MAX {
+        return Err(Error::invalid(format!("{:?} is not read in a cluster", request.path)));
+    }
+    let until = deadline(request.timeout_ms);
+    let request = Arc::new(request);
+    let body = Bytes::from(request.body.get().to_owned());
+    let mut running = tokio::task::JoinSet::new();
+    for shard in request.shards.keys().copied() {
+        let (node, request, body) = (node.clone(), request.clone(), body.clone());
+        running
+            .spawn(async move { (shard, read_shard(&node, &request, shard, body, until).await) });
+    }
+    let mut answers = BTreeMap::new();
+    while let Some(done) = running.join_next().await {
+        let (shard, answer) =
+            done.map_err(|error| Error::internal(format!("a read of a shard: {error}")))?;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => ShardAnswer {
+                status: error.kind().http_status(),
+                body: encoded(&json!({ "status": { "error": error.message() } }))?,
+            },
+        };
+        answers.insert(shard, answer);
+    }
+    Ok(Reply::json(encoded(&ReadAnswer { shards: answers })?.get().to_owned()))
+}
+
+fn encoded(value: &impl Serialize) -> Result<Box<RawValue>> {
+    to_raw_value(value).map_err(|error| Error::internal(format!("an answer to a node: {error}")))
+}
+
+async fn read_shard(
+    node: &ClusterNode,
+    request: &ReadRequest,
+    shard: u32,
+    body: Bytes,
+    until: Instant,
+) -> Result<ShardAnswer> {
+    let key = ShardKey::new(&request.collection, shard);
+    let state = node.held.find(&key).filter(|state| state.is_caught_up());
+    let state = state.ok_or_else(|| {
+        Error::unavailable(format!("node {} does not serve the shard {key}", node.name))
+    })?;
+    if request.strong {
+        state.wait_end(until).await?;
+    }
+    if let Some(entry @ 1..) = request.shards.get(&shard) {
+        state.wait_applied(EntryNumber(*entry), until).await?;
+    }
+    // A root that asks for many shards, or many roots together, wait here and are not refused.
+    let turn = node.reads.acquire();
+    let _turn = tokio::time::timeout_at(until.into(), turn)
+        .await
+        .map_err(|_| Error::exhausted("too many shards are read on this node"))?;
+    let path = format!("/{}", request.path);
+    let answered = node.local.call(Method::POST, &key, &path, body);
+    let answer = tokio::time::timeout_at(until.into(), answered)
+        .await
+        .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;
+    let body = serde_json::from_slice(&answer.body)
+        .map_err(|error| Error::internal(format!("the answer of the shard {key}: {error}")))?;
+    Ok(ShardAnswer { status: answer.status.as_u16(), body })
+}
+
+async fn write(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
+    Reply::of(answer_write(&node, &headers, body).await)
+}
+
+async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let request: WriteRequest = parsed(node, headers, body).await?;
+    let key = ShardKey::new(&request.collection, request.shard);
+    let operations = request.operations.iter();
+    let operations = operations.map(|operation| Bytes::from(operation.get().to_owned())).collect();
+    let outcome = node.owned.write(&key, operations, deadline(request.timeout_ms)).await;
+    let outcome = match outcome {
+        // The root sends it again, to the owner that it then knows.
+        Err(error) if error.is_retryable() && was_not_made(&error) => {
+            let body = json!({ "made": false, "error": error.message() });
+            return Ok(Reply::error_with_body(&error, body.to_string()));
+        }
+        outcome => outcome?,
+    };
+    Ok(match outcome {
+        WriteOutcome::Appended(entry) => Reply::json(json!({ "entry": entry.0 }).to_string()),
+        WriteOutcome::Elsewhere(owner) => {
+            Reply::json(json!({ "owner": owner }).to_string()).with_status(StatusCode::CONFLICT)
+        }
+    })
+}
+
+async fn appended(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
+    let request: Result<AppendedEntries> = parsed(&node, &headers, body).await;
+    Reply::of(request.map(|request| {
+        for (collection, shards) in &request.entries {
+            for (shard, entry) in shards {
+                node.held.announce(&ShardKey::new(collection, *shard), EntryNumber(*entry));
+            }
+        }
+        Reply::json("{}")
+    }))
+}
+
+/// Describes this node: the shards that it holds and their next entries.
+async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
+    let shards: Vec<Value> = node
+        .held
+        .progress()
+        .into_iter()
+        .map(|shard| {
+            json!({
+                "shard": shard.shard.to_string(),
+                "next": shard.next.0,
+                "caught_up": shard.caught_up,
+            })
+        })
+        .collect();
+    Reply::json(json!({ "name": node.name, "shards": shards }).to_string())
+}

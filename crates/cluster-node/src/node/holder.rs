@@ -1,0 +1,301 @@
+//! A shard that this node holds: its local collection, and the task that follows its log.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use cluster::EntryNumber;
+use metrics::KindLabels;
+use search::registry::NamedCollection;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+use super::apply::apply;
+use super::local::{self, blocking};
+use super::services::NodeServices;
+use super::snapshot::{self, SnapshotState};
+use crate::log::{FollowPosition, FollowStep, LogFollower, ShardLog};
+use crate::types::{CollectionRecord, ShardKey};
+
+/// Time between two reads of the log's end if no writer announced an entry.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two records of the applied position.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after a failure: from this, doubled each time,
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// State of a shard that requests and the follower share.
+pub(super) struct HolderState {
+    /// Next entry to apply.
+    applied: watch::Sender<EntryNumber>,
+    /// Number of the newest look for the end of the log that requests asked for.
+    looks_wanted: AtomicU64,
+    /// Number of the newest such look that found the end, with everything before it applied.
+    looks_done: watch::Sender<u64>,
+    /// Wakes the follower before its next poll.
+    wake: Notify,
+    /// True once the end of the log was reached, until the local collection is replaced.
+    caught_up: AtomicBool,
+}
+
+/// A shard that this node holds. Dropping it ends the follower.
+pub(super) struct Holder {
+    pub(super) record: CollectionRecord,
+    pub(super) state: Arc<HolderState>,
+    task: JoinHandle<()>,
+}
+
+impl Holder {
+    /// Starts to follow the shard's log.
+    pub(super) fn start(
+        services: Arc<NodeServices>,
+        record: CollectionRecord,
+        key: ShardKey,
+    ) -> Holder {
+        let state = Arc::new(HolderState {
+            applied: watch::Sender::new(EntryNumber::default()),
+            looks_wanted: AtomicU64::new(0),
+            looks_done: watch::Sender::new(0),
+            wake: Notify::new(),
+            caught_up: AtomicBool::new(false),
+        });
+        let log = ShardLog::new(&services.place, &key);
+        let follower = ShardFollower {
+            services,
+            record: record.clone(),
+            key,
+            log,
+            state: state.clone(),
+            snapshots: SnapshotState::default(),
+        };
+        Holder { record, state, task: tokio::spawn(follower.run()) }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl HolderState {
+    /// Returns true if the shard has reached the end of its log once.
+    pub(super) fn is_caught_up(&self) -> bool {
+        self.caught_up.load(Ordering::Acquire)
+    }
+
+    /// Returns the next entry to apply.
+    pub(super) fn applied(&self) -> EntryNumber {
+        *self.applied.borrow()
+    }
+
+    /// Reads the log soon: a writer has appended `entry`.
+    pub(super) fn announce(&self, entry: EntryNumber) {
+        if self.applied() <= entry {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits until the entry `entry` is applied.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay at `deadline`.
+    pub(super) async fn wait_applied(&self, entry: EntryNumber, deadline: Instant) -> Result<()> {
+        self.announce(entry);
+        let mut applied = self.applied.subscribe();
+        let reached = applied.wait_for(|next| *next > entry);
+        settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+
+    /// Waits until all that was acknowledged before this call is applied: looks for the end of the
+    /// log.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay at `deadline`.
+    pub(super) async fn wait_end(&self, deadline: Instant) -> Result<()> {
+        let look = self.looks_wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wake.notify_one();
+        let mut done = self.looks_done.subscribe();
+        let reached = done.wait_for(|newest| *newest >= look);
+        settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+}
+
+fn settled(reached: bool) -> Result<()> {
+    match reached {
+        true => Ok(()),
+        false => Err(Error::unavailable("the shard did not reach the end of its log in time")
+            .with_retry_after(PAUSE_MIN)),
+    }
+}
+
+/// Task of a shard.
+struct ShardFollower {
+    services: Arc<NodeServices>,
+    record: CollectionRecord,
+    key: ShardKey,
+    log: ShardLog,
+    state: Arc<HolderState>,
+    snapshots: SnapshotState,
+}
+
+/// Progress of a follower since it opened the local collection.
+struct FollowProgress {
+    named: Arc<NamedCollection>,
+    position: FollowPosition,
+    /// Position that is recorded with the local collection.
+    recorded: FollowPosition,
+    recorded_at: Instant,
+}
+
+impl ShardFollower {
+    async fn run(mut self) {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let began = Instant::now();
+            if let Err(error) = self.follow().await {
+                tracing::warn!(shard = %self.key, %error, "a shard is opened again");
+            }
+            self.state.caught_up.store(false, Ordering::Release);
+            self.services.serving_changed();
+            pause = if began.elapsed() > PAUSE_MAX { PAUSE_MIN } else { pause };
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Opens the local collection and applies the log, until the collection has to be opened again.
+    async fn follow(&mut self) -> Result<()> {
+        let named = self.open().await?;
+        let position = local::position(&named).unwrap_or_default();
+        let mut progress =
+            FollowProgress { named, position, recorded: position, recorded_at: Instant::now() };
+        let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
+        self.state.applied.send_replace(position.next);
+        let mut pause = PAUSE_MIN;
+        loop {
+            let look = self.state.looks_wanted.load(Ordering::Acquire);
+            let step = match follower.next().await {
+                Ok(step) => step,
+                // The store may be down; what is applied is served on.
+                Err(error) if error.is_retryable() => {
+                    tracing::debug!(shard = %self.key, %error, "the log is read again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            pause = PAUSE_MIN;
+            match step {
+                FollowStep::Entry { number, batch } => {
+                    if let Some(batch) = batch {
+                        self.apply(&progress.named, &batch).await?;
+                    }
+                    progress.position = follower.position();
+                    self.state.applied.send_replace(number.plus(1));
+                    self.work_between(&mut progress).await?;
+                }
+                FollowStep::End => {
+                    self.reached_end(look);
+                    self.work_between(&mut progress).await?;
+                    let woken = self.state.wake.notified();
+                    let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
+                }
+                FollowStep::Removed(floor) => {
+                    return Err(Error::unavailable(format!(
+                        "entry {} was removed from the log, which begins at {}; a snapshot is restored",
+                        progress.position.next, floor.entry
+                    )));
+                }
+            }
+        }
+    }
+
+    async fn apply(&self, named: &Arc<NamedCollection>, batch: &crate::log::Batch) -> Result<()> {
+        let applied = apply(named, batch).await;
+        let applied = match applied {
+            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is made anew");
+                self.services.local.remove(&self.key).await?;
+                return Err(error);
+            }
+            applied => applied?,
+        };
+        let metrics = &self.services.metrics;
+        metrics.entries.inc();
+        for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {
+            metrics.operations.get_or_create(&KindLabels { kind }).inc_by(count);
+        }
+        Ok(())
+    }
+
+    fn reached_end(&self, look: u64) {
+        self.state.looks_done.send_if_modified(|done| {
+            let newer = *done < look;
+            *done = look.max(*done);
+            newer
+        });
+        if !self.state.caught_up.swap(true, Ordering::AcqRel) {
+            self.services.serving_changed();
+        }
+    }
+
+    /// Records the position if it is due, and starts a snapshot if one is due.
+    async fn work_between(&mut self, progress: &mut FollowProgress) -> Result<()> {
+        let moved = progress.position != progress.recorded;
+        if moved && progress.recorded_at.elapsed() >= RECORD_INTERVAL {
+            let (named, position) = (progress.named.clone(), progress.position);
+            blocking(move || local::store_position(&named, position)).await?;
+            progress.recorded = progress.position;
+            progress.recorded_at = Instant::now();
+        }
+        if self.is_first_holder() {
+            let (services, key) = (&self.services, &self.key);
+            self.snapshots.begin_if_due(services, key, &self.record, &self.log, progress.into());
+        }
+        Ok(())
+    }
+
+    /// Returns true if this node is the one that takes snapshots of the shard.
+    fn is_first_holder(&self) -> bool {
+        let view = self.services.view.current();
+        let holders = view.serving_holders(&self.key, self.record.copies);
+        holders.first().is_some_and(|first| first.name == self.services.name)
+    }
+
+    /// Returns the local collection: the present one, one restored from a snapshot, or an empty
+    /// one.
+    async fn open(&self) -> Result<Arc<NamedCollection>> {
+        let floor = self.log.floor().await?;
+        if let Some(named) = self.services.local.find(&self.key)? {
+            match local::position(&named) {
+                Some(position) if position.next >= floor.entry => return Ok(named),
+                _ => self.services.local.remove(&self.key).await?,
+            }
+        }
+        if let Some(named) = snapshot::restore(&self.services, &self.key, &self.record).await? {
+            return Ok(named);
+        }
+        if floor.entry > EntryNumber::default() {
+            return Err(Error::data_loss(format!(
+                "the log of shard {} begins at entry {}, and there is no snapshot of what was before; restore the \
+                 cluster's store from a copy",
+                self.key, floor.entry
+            )));
+        }
+        let named = self.services.local.create(&self.key, &self.record.create).await?;
+        let empty = named.clone();
+        blocking(move || local::store_position(&empty, FollowPosition::default())).await?;
+        Ok(named)
+    }
+}
+
+impl From<&mut FollowProgress> for snapshot::SnapshotSource {
+    fn from(progress: &mut FollowProgress) -> snapshot::SnapshotSource {
+        snapshot::SnapshotSource { named: progress.named.clone(), position: progress.position }
+    }
+}

@@ -1,0 +1,186 @@
+//! Local collections of a node: one for each shard that it holds.
+
+use std::sync::Arc;
+
+use api_qdrant::RegistrySource;
+use axum::Router;
+use axum::body::Body;
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster::{EntryNumber, Epoch};
+use http::{Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use search::registry::NamedCollection;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::log::FollowPosition;
+use crate::types::ShardKey;
+
+/// Member of a collection's extra data that has the position in the log.
+const EXTRA: &str = "cluster";
+
+/// The answer of a local collection.
+#[derive(Clone, Debug)]
+pub struct LocalAnswer {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// Qdrant's JSON.
+    pub body: Bytes,
+}
+
+/// The collections of this process: Qdrant's routes over them, and the registry below.
+#[derive(Clone)]
+pub struct LocalCollections {
+    router: Router,
+    registry: Arc<dyn RegistrySource>,
+}
+
+impl LocalCollections {
+    /// Wraps `router`, the routes of `api_qdrant` with their state, and the registry of that state.
+    pub fn new(router: Router, registry: Arc<dyn RegistrySource>) -> LocalCollections {
+        LocalCollections { router, registry }
+    }
+
+    /// Calls a route of a shard's collection, as a client does. `path` begins behind the name of
+    /// the collection, such as `/points/query`.
+    ///
+    /// # Errors
+    /// `Internal` for a path that is none, or an answer that breaks off.
+    pub async fn call(
+        &self,
+        method: Method,
+        key: &ShardKey,
+        path: &str,
+        body: Bytes,
+    ) -> Result<LocalAnswer> {
+        let broken = |error: &dyn std::fmt::Display| {
+            Error::internal(format!("shard {key}: {path}: {error}"))
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/collections/{}{path}", key.local_name()))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .map_err(|error| broken(&error))?;
+        let Ok(response) = self.router.clone().oneshot(request).await;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| broken(&error))?;
+        Ok(LocalAnswer { status, body: body.to_bytes() })
+    }
+
+    /// Returns the collection of a shard, or `None` if there is none.
+    ///
+    /// # Errors
+    /// `Unavailable` while it is being opened; the error of a broken one.
+    pub fn find(&self, key: &ShardKey) -> Result<Option<Arc<NamedCollection>>> {
+        match self.registry.registry()?.get(&key.local_name()) {
+            Ok(named) => Ok(Some(named)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates the empty collection of a shard from the body of Qdrant's request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the message of the refusal.
+    pub async fn create(&self, key: &ShardKey, create: &Value) -> Result<Arc<NamedCollection>> {
+        let body = Bytes::from(create.to_string());
+        let answer = self.call(Method::PUT, key, "", body).await?;
+        if !answer.status.is_success() {
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            return Err(Error::invalid(format!("the shard {key} cannot be created: {text}")));
+        }
+        let missing = || Error::internal(format!("the shard {key} was created and is not there"));
+        self.find(key)?.ok_or_else(missing)
+    }
+
+    /// Removes the collection of a shard if there is one.
+    ///
+    /// # Errors
+    /// `Unavailable` while it is being opened; the error of the file system.
+    pub async fn remove(&self, key: &ShardKey) -> Result<()> {
+        let registry = self.registry.registry()?;
+        let name = key.local_name();
+        blocking(move || registry.remove(&name).map(drop)).await
+    }
+
+    /// Returns the shards that have a local collection.
+    ///
+    /// # Errors
+    /// The error of the registry.
+    pub fn shards(&self) -> Result<Vec<ShardKey>> {
+        let listed = self.registry.registry()?.list();
+        Ok(listed.iter().filter_map(|listed| shard_of_name(&listed.name)).collect())
+    }
+
+    /// Returns the registry.
+    ///
+    /// # Errors
+    /// The error of the registry.
+    pub fn registry(&self) -> Result<Arc<search::registry::Registry>> {
+        self.registry.registry()
+    }
+}
+
+/// Returns the shard of a local collection's name, or `None` for another collection.
+fn shard_of_name(name: &str) -> Option<ShardKey> {
+    let (collection, shard) = name.rsplit_once('.')?;
+    let digits = shard.len() == 4 && shard.bytes().all(|byte| byte.is_ascii_digit());
+    let number = shard.parse().ok().filter(|_| digits)?;
+    Some(ShardKey::new(collection, number))
+}
+
+/// Returns the position that the collection has applied, or `None` if it has none.
+pub(super) fn position(named: &NamedCollection) -> Option<FollowPosition> {
+    position_in(&named.settings().extra)
+}
+
+/// Returns the position in the extra data of a collection, if there is one.
+pub(super) fn position_in(extra: &Value) -> Option<FollowPosition> {
+    let stored = extra.get(EXTRA)?;
+    let next = EntryNumber(stored.get("next")?.as_u64()?);
+    let epoch = Epoch(stored.get("epoch")?.as_u64()?);
+    Some(FollowPosition { next, epoch })
+}
+
+/// Stores the position with the collection. Durable when this returns. Blocks the thread.
+///
+/// # Errors
+/// `NotFound` if the collection was removed; the error of the file system.
+pub(super) fn store_position(named: &NamedCollection, position: FollowPosition) -> Result<()> {
+    named.change_extra(|extra| {
+        if !extra.is_object() {
+            *extra = json!({});
+        }
+        extra[EXTRA] = json!({ "next": position.next.0, "epoch": position.epoch.0 });
+        Ok(())
+    })
+}
+
+/// Runs `work` on a thread that may block.
+///
+/// # Errors
+/// The error of `work`; `Internal` if it panicked.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::internal(format!("work of the cluster: {error}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_shards_come_back() {
+        let key = ShardKey::new("photos-0a1b2c3d", 7);
+        assert_eq!(key.local_name(), "photos-0a1b2c3d.0007");
+        assert_eq!(shard_of_name(&key.local_name()), Some(key));
+        for other in ["photos", "a.7", "a.00007", "a.+007", ".x"] {
+            assert_eq!(shard_of_name(other), None, "{other}");
+        }
+    }
+}

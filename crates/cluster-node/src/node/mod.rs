@@ -1,0 +1,180 @@
+//! A node's own work: it follows the logs of the shards that it holds, writes the logs of those
+//! that it owns, takes snapshots, and answers roots.
+
+mod apply;
+mod catalog;
+mod endpoints;
+mod hints;
+mod holder;
+mod local;
+mod ownership;
+mod placement;
+mod services;
+mod snapshot;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use base::{Error, Result};
+use model_store::StorePlace;
+use os::{Pacer, Rate};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+use transport::RequestResources;
+
+pub use self::catalog::StoreCatalog;
+use self::hints::EntryHints;
+pub use self::local::{LocalAnswer, LocalCollections};
+use self::ownership::OwnedShards;
+use self::placement::HeldShards;
+use self::services::{NodeServices, SNAPSHOTS_RUNNING_MAX};
+use crate::etcd::Etcd;
+use crate::http_client::HttpClient;
+use crate::membership::Membership;
+use crate::types::{NodeInfo, ViewSource, ViewUpdater};
+
+/// Longest wait for etcd when a node leaves.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
+/// Time in which roots see that a node has left: two of their reads of etcd.
+const SEEN_AFTER: Duration = Duration::from_secs(1);
+
+/// Settings of a node.
+pub struct NodeOptions {
+    /// Directory of the cluster in the store.
+    pub place: StorePlace,
+    /// Addresses of etcd, such as `http://127.0.0.1:2379`.
+    pub etcd: Vec<String>,
+    /// Name of the cluster in etcd.
+    pub cluster: String,
+    /// This node.
+    pub info: NodeInfo,
+    /// Entries of a shard's log between two snapshots.
+    pub snapshot_entries: u64,
+    /// Limit of the bytes per second of snapshots.
+    pub background_rate: Rate,
+    /// Key that this node shows to the others.
+    pub key: Option<String>,
+    /// Routes of `api_qdrant` over the local collections, and their registry.
+    pub local: LocalCollections,
+    /// Limits of requests.
+    pub requests: Arc<RequestResources>,
+}
+
+/// A node of a cluster.
+pub struct ClusterNode {
+    name: String,
+    local: LocalCollections,
+    requests: Arc<RequestResources>,
+    held: Arc<HeldShards>,
+    owned: Arc<OwnedShards>,
+    membership: Arc<Membership>,
+    catalog: Arc<StoreCatalog>,
+    view: ViewSource,
+    client: HttpClient,
+    tasks: Mutex<JoinSet<()>>,
+    /// Turns of reads of shards.
+    reads: Semaphore,
+}
+
+impl ClusterNode {
+    /// Starts the tasks of a node on the current runtime of tokio.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings that cannot work; as [`Membership::start`].
+    pub async fn start(options: NodeOptions) -> Result<Arc<ClusterNode>> {
+        let NodeOptions { place, info, local, requests, .. } = options;
+        if options.snapshot_entries == 0 {
+            return Err(Error::invalid("a snapshot is taken after at least one entry"));
+        }
+        let (roles, name) = (info.roles, info.name.clone());
+        let view = ViewUpdater::new();
+        let client = HttpClient::new(options.key);
+        let metrics = requests.metrics.cluster.clone();
+        let services = Arc::new(NodeServices {
+            name: name.clone(),
+            place: place.clone(),
+            local: local.clone(),
+            view: view.source(),
+            client: client.clone(),
+            pacer: Arc::new(Pacer::new(options.background_rate)),
+            metrics,
+            snapshot_entries: options.snapshot_entries,
+            snapshots: Semaphore::new(SNAPSHOTS_RUNNING_MAX),
+            serving: Notify::new(),
+        });
+        let etcd = Etcd::new(&options.etcd, HttpClient::new(None))?;
+        let membership = Membership::start(etcd, &options.cluster, info, view.clone()).await?;
+        let membership = Arc::new(membership);
+        let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
+        let hints = EntryHints::new();
+        let held = HeldShards::new(services.clone(), membership.clone(), catalog.clone());
+        let held = Arc::new(held);
+        let owned = OwnedShards::new(services.clone(), membership.clone(), hints.clone());
+        let owned = Arc::new(owned);
+        let mut tasks = JoinSet::new();
+        let reading = catalog.clone();
+        tasks.spawn(async move { reading.run().await });
+        tasks.spawn(held.clone().run(view.source(), roles.search));
+        if roles.ingest {
+            tasks.spawn(owned.clone().run(view.source()));
+            tasks.spawn(hints.run(services));
+        }
+        let (view, tasks) = (view.source(), Mutex::new(tasks));
+        Ok(Arc::new(ClusterNode {
+            name,
+            local,
+            requests,
+            held,
+            owned,
+            membership,
+            catalog,
+            view,
+            client,
+            tasks,
+            reads: Semaphore::new(endpoints::READS_RUNNING_MAX),
+        }))
+    }
+
+    /// Returns the routes between nodes.
+    pub fn routes(self: &Arc<ClusterNode>) -> Router {
+        endpoints::routes().with_state(self.clone())
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the view of the cluster.
+    pub fn view(&self) -> ViewSource {
+        self.view.clone()
+    }
+
+    /// Returns the records of the collections.
+    pub fn catalog(&self) -> &Arc<StoreCatalog> {
+        &self.catalog
+    }
+
+    /// Returns the client that this node calls others with.
+    pub fn client(&self) -> &HttpClient {
+        &self.client
+    }
+
+    /// Leaves its shards to other nodes, before requests end. Serves meanwhile, until roots have
+    /// seen that this node leaves.
+    pub async fn leave(&self) {
+        let left = async {
+            self.membership.drain();
+            self.owned.give_up_all().await;
+            self.membership.leave().await;
+        };
+        if tokio::time::timeout(LEAVE_MAX, left).await.is_err() {
+            tracing::warn!("etcd did not answer; the lease of this node ends by itself");
+        }
+        tokio::time::sleep(SEEN_AFTER).await;
+        self.tasks.lock().abort_all();
+        self.held.stop();
+    }
+}

@@ -1,0 +1,211 @@
+//! Ownership of shards: the logs that this node writes.
+//!
+//! Placement says which node should own a shard. That node asks etcd for the ownership once no
+//! other node has it, and starts a writer, which fences the log. A node that should no longer own a
+//! shard gives it up.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::Result;
+use bytes::Bytes;
+use cluster::{EntryNumber, Epoch};
+use parking_lot::Mutex;
+
+use super::hints::EntryHints;
+use super::services::NodeServices;
+use crate::log::{ShardLog, ShardWriter, WriterOptions};
+use crate::membership::Membership;
+use crate::types::{ClusterView, ShardKey, ViewSource};
+
+/// Time between two looks at the ownership, beside those after a change of the view.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A log that this node writes.
+struct OwnedShard {
+    epoch: Epoch,
+    writer: ShardWriter,
+    /// Ends the task that waits for the loss.
+    watch: tokio::task::AbortHandle,
+}
+
+impl Drop for OwnedShard {
+    fn drop(&mut self) {
+        self.watch.abort();
+        self.writer.expire();
+    }
+}
+
+/// Outcome of a write on this node.
+#[derive(Debug)]
+pub(super) enum WriteOutcome {
+    /// The entry is in the log.
+    Appended(EntryNumber),
+    /// Another node owns the shard, or none, as far as is known.
+    Elsewhere(Option<String>),
+}
+
+/// The logs that this node writes.
+pub(super) struct OwnedShards {
+    services: Arc<NodeServices>,
+    membership: Arc<Membership>,
+    hints: EntryHints,
+    owned: Mutex<BTreeMap<ShardKey, OwnedShard>>,
+    /// Shards whose writers found a newer owner.
+    lost: Arc<Mutex<BTreeMap<ShardKey, Epoch>>>,
+    /// True once this node gives all shards up.
+    leaving: AtomicBool,
+}
+
+impl OwnedShards {
+    pub(super) fn new(
+        services: Arc<NodeServices>,
+        membership: Arc<Membership>,
+        hints: EntryHints,
+    ) -> OwnedShards {
+        OwnedShards {
+            services,
+            membership,
+            hints,
+            owned: Mutex::default(),
+            lost: Arc::default(),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    /// Appends operations to a shard's log.
+    ///
+    /// # Errors
+    /// As [`ShardWriter::write`].
+    pub(super) async fn write(
+        &self,
+        key: &ShardKey,
+        operations: Vec<Bytes>,
+        deadline: Instant,
+    ) -> Result<WriteOutcome> {
+        let writer = self.owned.lock().get(key).map(|owned| owned.writer.clone());
+        let Some(writer) = writer else {
+            let view = self.services.view.current();
+            let owner = view.owners.get(key).map(|owner| owner.node.clone());
+            return Ok(WriteOutcome::Elsewhere(owner.filter(|name| *name != self.services.name)));
+        };
+        let entry = writer.write(operations, deadline).await?;
+        self.hints.appended(key, entry);
+        Ok(WriteOutcome::Appended(entry))
+    }
+
+    /// Takes and gives up shards until the task is dropped.
+    pub(super) async fn run(self: Arc<OwnedShards>, mut view: ViewSource) {
+        loop {
+            let current = view.current();
+            self.give_up(&current).await;
+            self.take(&current).await;
+            let _ = tokio::time::timeout(LOOK_INTERVAL, view.changed()).await;
+        }
+    }
+
+    /// Gives all shards up: at the end of the process.
+    pub(super) async fn give_up_all(&self) {
+        self.leaving.store(true, Ordering::Release);
+        let owned = std::mem::take(&mut *self.owned.lock());
+        for (key, shard) in owned {
+            let epoch = shard.epoch;
+            drop(shard);
+            self.release(&key, epoch).await;
+        }
+    }
+
+    async fn give_up(&self, view: &ClusterView) {
+        let lost = std::mem::take(&mut *self.lost.lock());
+        for (key, epoch) in lost {
+            if self.end_writer(&key, epoch) {
+                tracing::info!(shard = %key, "another node owns the log now");
+                self.release(&key, epoch).await;
+            }
+        }
+        let name = &self.services.name;
+        let unwanted: Vec<(ShardKey, Epoch)> = {
+            let owned = self.owned.lock();
+            let is_kept = |key: &ShardKey, epoch: Epoch| {
+                let owner = view.owners.get(key);
+                // etcd may not show a new ownership yet, so an absent one says nothing.
+                let same = owner.is_none_or(|owner| owner.node == *name && owner.epoch <= epoch);
+                let wanted = view.wanted_owner(key).is_none_or(|wanted| wanted == *name);
+                same && wanted && view.by_id(&key.collection).is_some()
+            };
+            let shards = owned.iter().filter(|shard| !is_kept(shard.0, shard.1.epoch));
+            shards.map(|shard| (shard.0.clone(), shard.1.epoch)).collect()
+        };
+        for (key, epoch) in unwanted {
+            self.end_writer(&key, epoch);
+            tracing::info!(shard = %key, "the log is left to another node");
+            self.release(&key, epoch).await;
+        }
+    }
+
+    /// Ends the writer of an ownership. Returns false if there is none.
+    fn end_writer(&self, key: &ShardKey, epoch: Epoch) -> bool {
+        let mut owned = self.owned.lock();
+        let ends = owned.get(key).is_some_and(|shard| shard.epoch == epoch);
+        if ends {
+            owned.remove(key);
+        }
+        ends
+    }
+
+    async fn release(&self, key: &ShardKey, epoch: Epoch) {
+        if let Err(error) = self.membership.release(key, epoch).await {
+            tracing::debug!(shard = %key, %error, "the ownership ends with the lease");
+        }
+    }
+
+    async fn take(&self, view: &ClusterView) {
+        let name = &self.services.name;
+        for key in view.collections.values().flat_map(|record| record.shard_keys()) {
+            if self.leaving.load(Ordering::Acquire) {
+                return;
+            }
+            let writes = self.owned.lock().contains_key(&key);
+            if writes || view.wanted_owner(&key).as_ref() != Some(name) {
+                continue;
+            }
+            match view.owners.get(&key) {
+                // Of an earlier process of this name, or of a lease that ended: its number must not
+                // be used again, since entries of that process may still arrive.
+                Some(owner) if owner.node == *name => {
+                    self.release(&key, owner.epoch).await;
+                    continue;
+                }
+                Some(_) => continue,
+                None => {}
+            }
+            match self.membership.acquire(&key).await {
+                Ok(Some(epoch)) => self.start(key, epoch),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(shard = %key, %error, "etcd gave no ownership");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn start(&self, key: ShardKey, epoch: Epoch) {
+        if self.leaving.load(Ordering::Acquire) {
+            // The ownership ends with the lease.
+            return;
+        }
+        let log = ShardLog::new(&self.services.place, &key);
+        let writer = ShardWriter::start(log, epoch, WriterOptions::default());
+        tracing::info!(shard = %key, epoch = epoch.0, "this node writes the log");
+        let (watched, lost, lost_key) = (writer.clone(), self.lost.clone(), key.clone());
+        let watch = tokio::spawn(async move {
+            watched.lost().await;
+            lost.lock().insert(lost_key, epoch);
+        });
+        let shard = OwnedShard { epoch, writer, watch: watch.abort_handle() };
+        self.owned.lock().insert(key, shard);
+    }
+}

@@ -1,0 +1,203 @@
+//! Shards that this node holds: it follows the shards that placement gives it, announces each shard
+//! that has caught up, and removes a shard once other nodes hold it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster::EntryNumber;
+use parking_lot::Mutex;
+
+use super::catalog::StoreCatalog;
+use super::holder::{Holder, HolderState};
+use super::services::NodeServices;
+use crate::membership::Membership;
+use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
+
+/// Time between two looks at the placement, beside those after a change of the view.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time for which a shard stays after it became unneeded, so that queries that were planned with an
+/// older view still find it.
+const UNNEEDED_STAYS: Duration = Duration::from_secs(30);
+
+/// The shards of this node.
+pub(super) struct HeldShards {
+    services: Arc<NodeServices>,
+    membership: Arc<Membership>,
+    catalog: Arc<StoreCatalog>,
+    held: Mutex<BTreeMap<ShardKey, HeldShard>>,
+    /// Local collections of shards that are not followed, and since when they are unneeded.
+    leftovers: Mutex<BTreeMap<ShardKey, Instant>>,
+}
+
+struct HeldShard {
+    holder: Holder,
+    /// Time since which other nodes hold the shard instead.
+    unneeded: Option<Instant>,
+}
+
+impl HeldShards {
+    pub(super) fn new(
+        services: Arc<NodeServices>,
+        membership: Arc<Membership>,
+        catalog: Arc<StoreCatalog>,
+    ) -> HeldShards {
+        HeldShards {
+            services,
+            membership,
+            catalog,
+            held: Mutex::default(),
+            leftovers: Mutex::default(),
+        }
+    }
+
+    /// Returns the state of a shard, if this node follows it.
+    pub(super) fn find(&self, key: &ShardKey) -> Option<Arc<HolderState>> {
+        self.held.lock().get(key).map(|held| held.holder.state.clone())
+    }
+
+    /// Tells the follower of a shard that a writer has appended an entry.
+    pub(super) fn announce(&self, key: &ShardKey, entry: EntryNumber) {
+        if let Some(state) = self.find(key) {
+            state.announce(entry);
+        }
+    }
+
+    /// Returns the next entry of each shard that this node follows, and if it has caught up.
+    pub(super) fn progress(&self) -> Vec<ShardProgress> {
+        let held = self.held.lock();
+        let progress = |shard: (&ShardKey, &HeldShard)| ShardProgress {
+            shard: shard.0.clone(),
+            next: shard.1.holder.state.applied(),
+            caught_up: shard.1.holder.state.is_caught_up(),
+        };
+        held.iter().map(progress).collect()
+    }
+
+    /// Follows the placement until the task is dropped.
+    pub(super) async fn run(self: Arc<HeldShards>, mut view: ViewSource, searches: bool) {
+        loop {
+            let current = view.current();
+            // Before the records are read, an absent collection says nothing.
+            if self.catalog.is_loaded() && current.nodes.contains_key(&self.services.name) {
+                if searches {
+                    self.start_wanted(&current);
+                }
+                self.drop_unneeded(&current).await;
+                self.remove_leftovers(&current).await;
+            }
+            self.membership.set_serving(self.serving());
+            tokio::select! {
+                () = view.changed() => {}
+                () = self.services.serving.notified() => {}
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+
+    /// Stops all followers: at the end of the process.
+    pub(super) fn stop(&self) {
+        self.held.lock().clear();
+    }
+
+    fn serving(&self) -> BTreeMap<String, BTreeSet<u32>> {
+        let mut serving: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for shard in self.progress().into_iter().filter(|shard| shard.caught_up) {
+            let key = shard.shard;
+            serving.entry(key.collection.to_string()).or_default().insert(key.shard.0);
+        }
+        serving
+    }
+
+    fn wants(&self, view: &ClusterView, record: &CollectionRecord, key: &ShardKey) -> bool {
+        view.wanted_holders(key, record.copies).contains(&self.services.name)
+    }
+
+    fn start_wanted(&self, view: &ClusterView) {
+        for record in view.collections.values() {
+            for key in record.shard_keys().filter(|key| self.wants(view, record, key)) {
+                let mut held = self.held.lock();
+                if let Some(held) = held.get_mut(&key) {
+                    held.unneeded = None;
+                } else {
+                    let holder = Holder::start(self.services.clone(), record.clone(), key.clone());
+                    held.insert(key.clone(), HeldShard { holder, unneeded: None });
+                    self.leftovers.lock().remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Ends the followers of shards that enough other nodes hold, or whose collection was removed.
+    async fn drop_unneeded(&self, view: &ClusterView) {
+        let mut ended = Vec::new();
+        {
+            let mut held = self.held.lock();
+            for (key, shard) in held.iter_mut() {
+                if self.is_needed(view, &shard.holder.record, key) {
+                    shard.unneeded = None;
+                } else if shard.unneeded.get_or_insert_with(Instant::now).elapsed()
+                    >= UNNEEDED_STAYS
+                {
+                    ended.push(key.clone());
+                }
+            }
+            for key in &ended {
+                held.remove(key);
+            }
+        }
+        for key in ended {
+            tracing::info!(shard = %key, "the shard is left to other nodes");
+            self.remove_local(&key).await;
+        }
+    }
+
+    fn is_needed(&self, view: &ClusterView, record: &CollectionRecord, key: &ShardKey) -> bool {
+        if view.by_id(&key.collection).is_none() {
+            return false;
+        }
+        let wanted = view.wanted_holders(key, record.copies);
+        let serves = |name: &String| view.nodes.get(name).is_some_and(|node| node.serves(key));
+        wanted.contains(&self.services.name) || wanted.is_empty() || !wanted.iter().all(serves)
+    }
+
+    /// Removes local collections of shards that this node does not follow, left by an earlier
+    /// process.
+    async fn remove_leftovers(&self, view: &ClusterView) {
+        let Ok(shards) = self.services.local.shards() else { return };
+        let mut expired = Vec::new();
+        {
+            let held = self.held.lock();
+            let mut leftovers = self.leftovers.lock();
+            leftovers.retain(|key, _| shards.contains(key) && !held.contains_key(key));
+            for key in shards.into_iter().filter(|key| !held.contains_key(key)) {
+                let known = view.by_id(&key.collection);
+                if known.is_some_and(|record| self.wants(view, record, &key)) {
+                    continue;
+                }
+                let since = *leftovers.entry(key.clone()).or_insert_with(Instant::now);
+                if since.elapsed() >= UNNEEDED_STAYS {
+                    expired.push(key);
+                }
+            }
+        }
+        for key in expired {
+            self.remove_local(&key).await;
+        }
+    }
+
+    async fn remove_local(&self, key: &ShardKey) {
+        if let Err(error) = self.services.local.remove(key).await {
+            tracing::debug!(shard = %key, %error, "the local copy is removed later");
+        }
+    }
+}
+
+/// Progress of a shard that this node follows.
+pub(super) struct ShardProgress {
+    pub(super) shard: ShardKey,
+    /// Next entry to apply.
+    pub(super) next: EntryNumber,
+    /// True if the end of the log was reached.
+    pub(super) caught_up: bool,
+}

@@ -1,0 +1,45 @@
+//! Services that the tasks of a node share.
+
+use std::sync::Arc;
+
+use metrics::ClusterMetrics;
+use model_store::StorePlace;
+use os::Pacer;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+
+use super::local::LocalCollections;
+use crate::http_client::HttpClient;
+use crate::types::ViewSource;
+
+/// Snapshots that a node takes at the same time.
+pub(super) const SNAPSHOTS_RUNNING_MAX: usize = 1;
+
+/// Services that the tasks of a node share.
+pub(super) struct NodeServices {
+    /// Name of this node.
+    pub(super) name: String,
+    pub(super) place: StorePlace,
+    pub(super) local: LocalCollections,
+    pub(super) view: ViewSource,
+    pub(super) client: HttpClient,
+    pub(super) pacer: Arc<Pacer>,
+    pub(super) metrics: ClusterMetrics,
+    /// Entries of a shard between two snapshots.
+    pub(super) snapshot_entries: u64,
+    pub(super) snapshots: Semaphore,
+    /// Wakes the task that announces the shards of this node.
+    pub(super) serving: Notify,
+}
+
+impl NodeServices {
+    /// Announces the shards of this node soon.
+    pub(super) fn serving_changed(&self) {
+        self.serving.notify_one();
+    }
+
+    /// Waits for the turn of a snapshot.
+    pub(super) async fn snapshot_turn(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.snapshots.acquire().await.ok()
+    }
+}

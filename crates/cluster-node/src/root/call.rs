@@ -1,0 +1,122 @@
+//! One request: reads it within its limits, and answers in Qdrant's envelope.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api_qdrant::json;
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use base::{Error, Result};
+use bytes::Bytes;
+use http::HeaderMap;
+use transport::access::KeyGrant;
+use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
+
+use super::envelope::{RootAnswer, refuse, reply};
+use super::params::RootParams;
+use super::state::RootState;
+
+/// Time limit of a request that has none.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+
+/// A request that is not handled yet.
+pub(super) struct RootCall {
+    context: RootContext,
+    headers: HeaderMap,
+    body: Body,
+    started: Instant,
+}
+
+/// Parts of a request that its handler uses besides the body.
+pub(super) struct RootContext {
+    pub(super) state: Arc<RootState>,
+    /// The collection's name; empty if the path has none.
+    pub(super) collection: String,
+    /// The part of the collection in the path, such as a point; empty if the path has none.
+    pub(super) item: String,
+    pub(super) params: RootParams,
+    /// The earlier end of the client's timeout and the server's.
+    pub(super) deadline: Instant,
+    /// Rights of the request's key; `None` if the server needs no keys.
+    grant: Option<KeyGrant>,
+}
+
+impl RootContext {
+    /// Returns true if the request's key may use the collection `name`.
+    pub(super) fn sees(&self, name: &str) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
+
+    /// Runs `work` on a codec thread if a text of `bytes` bytes is large, and otherwise at once.
+    ///
+    /// # Errors
+    /// As [`transport::CodecThreads::run_if`].
+    pub(super) async fn compute<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.state.requests.codec.run_if(bytes > INLINE_BYTES_MAX, CodecStep::Decode, work).await
+    }
+}
+
+impl FromRequest<Arc<RootState>> for RootCall {
+    type Rejection = Reply;
+
+    async fn from_request(request: Request, state: &Arc<RootState>) -> Result<RootCall, Reply> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
+        let context = path
+            .map_err(|error| Error::invalid(error.body_text()))
+            .and_then(|Path(path)| {
+                let params = RootParams::parse(&parts.uri, &parts.headers)?;
+                context(state, path, params, started, parts.extensions.get().cloned())
+            })
+            .map_err(|error| refuse(&error, started.elapsed()))?;
+        Ok(RootCall { context, headers: parts.headers, body, started })
+    }
+}
+
+fn context(
+    state: &Arc<RootState>,
+    mut path: HashMap<String, String>,
+    params: RootParams,
+    started: Instant,
+    grant: Option<KeyGrant>,
+) -> Result<RootContext> {
+    let collection = path.remove("collection").unwrap_or_default();
+    if collection.len() > json::NAME_BYTES_MAX {
+        return Err(json::name_too_long(collection.len()));
+    }
+    let timeout = params.timeout.unwrap_or(TIMEOUT_DEFAULT);
+    Ok(RootContext {
+        collection,
+        item: path.remove("item").unwrap_or_default(),
+        params,
+        deadline: started + timeout.min(state.requests.limits.request_timeout),
+        grant,
+        state: state.clone(),
+    })
+}
+
+impl RootCall {
+    /// Answers with the outcome of `handler`. If the client disconnects, the handler stops at its
+    /// next wait.
+    pub(super) async fn answer<F: Future<Output = Result<RootAnswer>>>(
+        self,
+        handler: impl FnOnce(RootContext, Bytes) -> F,
+    ) -> Reply {
+        let RootCall { context, headers, body, started } = self;
+        let state = context.state.clone();
+        let result = async {
+            state.requests.check_room()?;
+            let body: Bytes = state.requests.read_json_body(&headers, body).await?;
+            let _admitted = state.requests.admit()?;
+            handler(context, body).await
+        };
+        let result = Box::pin(result).await;
+        reply(result, &state.requests, started.elapsed())
+    }
+}

@@ -1,0 +1,214 @@
+//! Checks of writes. A holder skips an operation of the log that it cannot make, so everything that
+//! a collection would refuse is refused here, before it is in the log.
+
+use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
+use base::{Error, Result};
+use search::coarse::Metric;
+use search::points::{PayloadChange, PointId, PointSelection};
+use search::registry::CollectionSettings;
+
+/// Maximum nesting of a request's JSON. The log nests it deeper, and JSON readers stop at 128.
+const DEPTH_MAX: usize = 120;
+/// Maximum bytes of a payload as it is stored, as in `search`.
+const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// Bytes that a stored payload has for a UUID.
+const UUID_BYTES: usize = 56;
+/// Maximum squared length of a vector, as in `search`.
+const SQUARE_MAX: f64 = 1e36;
+
+/// Checks the nesting of JSON text.
+///
+/// # Errors
+/// `InvalidArgument` for more than [`DEPTH_MAX`] levels.
+pub(super) fn depth(json: &[u8]) -> Result<()> {
+    let mut depth: usize = 0;
+    let mut in_text = false;
+    let mut escaped = false;
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => depth += 1,
+            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEPTH_MAX {
+            return Err(Error::invalid(format!(
+                "the request's JSON is nested deeper than {DEPTH_MAX} levels; write it flatter"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks an operation for a collection.
+///
+/// # Errors
+/// As the collection would refuse it.
+pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSettings) -> Result<()> {
+    match operation {
+        UpdateOperation::Upsert(request) => upsert(request, settings),
+        UpdateOperation::Delete(request) | UpdateOperation::ClearPayload(request) => {
+            selection(&request.selection()?)
+        }
+        UpdateOperation::SetPayload(mut request) => {
+            selection(&request.selection()?)?;
+            PayloadChange::Set { payload: request.payload, key: request.key }.check()
+        }
+        UpdateOperation::OverwritePayload(mut request) => {
+            selection(&request.selection()?)?;
+            PayloadChange::Overwrite(request.payload).check()
+        }
+        UpdateOperation::DeletePayload(mut request) => {
+            selection(&request.selection()?)?;
+            PayloadChange::DeleteKeys(request.keys).check()
+        }
+        UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
+            match never {}
+        }
+    }
+}
+
+fn selection(selection: &PointSelection) -> Result<()> {
+    match selection {
+        PointSelection::Ids(_) => Ok(()),
+        PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
+    }
+}
+
+fn upsert(request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
+    for new in request.points(&settings.vector_name)? {
+        let id = new.id;
+        point(new, settings).map_err(|error| error.context(format_args!("point {id}")))?;
+    }
+    Ok(())
+}
+
+fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
+    if point.vector.len() != settings.dims {
+        return Err(Error::invalid(format!(
+            "Vector dimension error: expected dim: {}, got {}",
+            settings.dims,
+            point.vector.len()
+        )));
+    }
+    length(&point.vector, settings.metric)?;
+    let bytes = match (point.payload.is_empty(), point.id) {
+        (true, _) => 0,
+        (false, id) => {
+            let own = serde_json::to_vec(&point.payload)
+                .map_err(|error| Error::internal(format!("a payload: {error}")))?;
+            own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 }
+        }
+    };
+    if bytes > PAYLOAD_BYTES_MAX {
+        return Err(Error::too_large(format!(
+            "its payload has {bytes} bytes, {PAYLOAD_BYTES_MAX} at most"
+        )));
+    }
+    PayloadChange::Overwrite(point.payload).check()
+}
+
+/// Checks that a vector can be compared.
+fn length(vector: &[f32], metric: Metric) -> Result<()> {
+    if vector.iter().any(|value| !value.is_finite()) {
+        return Err(Error::invalid("its vector has a value that no 32-bit float can hold"));
+    }
+    if metric == Metric::Cosine {
+        // As `api_qdrant` computes it: such a vector is stored with the length one.
+        let norm = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+        if norm > f32::EPSILON && norm.is_finite() {
+            return Ok(());
+        }
+    }
+    let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let least = if metric == Metric::Cosine { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
+    if square == 0.0 || (least..=SQUARE_MAX).contains(&square) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "its vector has the length {:.1e}, and one from {:.1e} to {:.1e} can be compared; scale it",
+        square.sqrt(),
+        least.sqrt(),
+        SQUARE_MAX.sqrt()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use api_qdrant::json;
+    use base::ErrorKind;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn check(metric: Metric, body: &Value) -> Result<()> {
+        let settings = CollectionSettings::new(2, metric);
+        operation(json::parse(body.to_string().as_bytes())?, &settings)
+    }
+
+    fn check_point(metric: Metric, point: Value) -> Result<()> {
+        check(metric, &json!({"upsert": {"points": [point]}}))
+    }
+
+    #[test]
+    fn vectors_that_no_collection_takes_are_refused() {
+        let vector = |metric, vector: [f64; 2]| {
+            check_point(metric, json!({"id": 1, "vector": vector})).map_err(|error| error.kind())
+        };
+        let invalid = Err(ErrorKind::InvalidArgument);
+        for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
+            assert_eq!(vector(metric, [1.0, 2.0]), Ok(()));
+            assert_eq!(vector(metric, [0.0, 0.0]), Ok(()));
+            assert_eq!(vector(metric, [1e39, 0.0]), invalid);
+            assert_eq!(vector(metric, [1e20, 0.0]), invalid);
+        }
+        assert_eq!(vector(Metric::Cosine, [1e-30, 0.0]), invalid);
+        assert_eq!(vector(Metric::Dot, [1e-30, 0.0]), Ok(()));
+        let three = check_point(Metric::Dot, json!({"id": 1, "vector": [1, 2, 3]})).unwrap_err();
+        assert_eq!(three.message(), "point 1: Vector dimension error: expected dim: 2, got 3");
+    }
+
+    #[test]
+    fn payloads_that_no_collection_takes_are_refused() {
+        let payload = |payload: Value| {
+            check_point(Metric::Dot, json!({"id": 1, "vector": [1, 2], "payload": payload}))
+                .map_err(|error| error.kind())
+        };
+        assert_eq!(payload(json!({"a": "x".repeat(PAYLOAD_BYTES_MAX - 8)})), Ok(()));
+        assert_eq!(
+            payload(json!({"a": "x".repeat(PAYLOAD_BYTES_MAX - 7)})),
+            Err(ErrorKind::TooLarge)
+        );
+        assert_eq!(payload(json!({"__millpond_id": 1})), Err(ErrorKind::InvalidArgument));
+    }
+
+    #[test]
+    fn changes_that_no_collection_takes_are_refused() {
+        for (refused, body) in [
+            (false, json!({"delete": {"points": [1]}})),
+            (true, json!({"delete": {}})),
+            (true, json!({"set_payload": {"payload": {"__millpond_id": 1}, "points": [1]}})),
+            (false, json!({"set_payload": {"payload": {}, "key": "a.b", "points": [1]}})),
+            (true, json!({"set_payload": {"payload": {}, "key": "", "points": [1]}})),
+            (true, json!({"overwrite_payload": {"payload": {"__millpond_id": 1}, "points": []}})),
+            (true, json!({"delete_payload": {"keys": ["__millpond_id"], "points": [1]}})),
+            (
+                true,
+                json!({"clear_payload": {"filter": {"must": vec![json!({"has_id": []}); 1025]}}}),
+            ),
+        ] {
+            assert_eq!(check(Metric::Dot, &body).is_err(), refused, "{body}");
+        }
+    }
+
+    #[test]
+    fn deep_json_is_refused() {
+        let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(depth(nested(DEPTH_MAX).as_bytes()).is_ok());
+        assert!(depth(nested(DEPTH_MAX + 1).as_bytes()).is_err());
+        let text = format!("{{\"a\": \"\\\"{}\"}}", "[".repeat(500));
+        assert!(depth(text.as_bytes()).is_ok());
+    }
+}

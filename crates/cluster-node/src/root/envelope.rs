@@ -1,0 +1,102 @@
+//! Responses in Qdrant's envelope, with the coverage of partial answers.
+
+use std::time::Duration;
+
+use api_qdrant::json;
+use base::{Error, ErrorKind, Result};
+use http::StatusCode;
+use serde::Serialize;
+use transport::{Reply, RequestResources, Reservation};
+
+/// Shards that answered a read, of the shards that were asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReadCoverage {
+    /// Shards with an answer.
+    pub(super) shards: usize,
+    /// Shards that were asked.
+    pub(super) of: usize,
+}
+
+impl ReadCoverage {
+    /// Returns true if every shard answered.
+    pub(super) fn is_whole(self) -> bool {
+        self.shards == self.of
+    }
+}
+
+/// Result of a request.
+pub(super) struct RootAnswer {
+    /// JSON text.
+    pub(super) result: Vec<u8>,
+    /// Coverage, if shards are missing.
+    pub(super) coverage: Option<ReadCoverage>,
+    /// Bytes of memory that the result takes.
+    pub(super) reservation: Option<Reservation>,
+}
+
+impl RootAnswer {
+    /// Creates an answer from a value.
+    ///
+    /// # Errors
+    /// `Internal` if the value cannot be written as JSON.
+    pub(super) fn of(result: &impl Serialize) -> Result<RootAnswer> {
+        let result = serde_json::to_vec(result)
+            .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
+        Ok(RootAnswer { result, coverage: None, reservation: None })
+    }
+}
+
+/// Returns the response of a result.
+pub(super) fn reply(
+    result: Result<RootAnswer>,
+    requests: &RequestResources,
+    took: Duration,
+) -> Reply {
+    match result {
+        Ok(answer) => {
+            let reply = Reply::json(envelope(&answer.result, answer.coverage, took));
+            match answer.reservation {
+                Some(reservation) => reply.with_reservation(requests, reservation),
+                None => reply,
+            }
+        }
+        Err(error) => refuse(&error, took),
+    }
+}
+
+/// Puts a result, which is JSON text, into its envelope.
+fn envelope(result: &[u8], coverage: Option<ReadCoverage>, took: Duration) -> Vec<u8> {
+    let coverage = coverage.map_or_else(String::new, |coverage| {
+        format!(",\"coverage\":{{\"shards\":{},\"of\":{}}}", coverage.shards, coverage.of)
+    });
+    let tail = format!("{coverage},\"status\":\"ok\",\"time\":{}}}", took.as_secs_f64());
+    [b"{\"result\":", result, tail.as_bytes()].concat()
+}
+
+/// Returns an error in Qdrant's envelope.
+pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
+    let body =
+        serde_json::json!({ "status": { "error": error.message() }, "time": took.as_secs_f64() });
+    let reply = Reply::error_with_body(error, body.to_string());
+    if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
+        return reply.with_status(StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_stands_beside_the_result() {
+        let text = |coverage| {
+            String::from_utf8(envelope(b"[1]", coverage, Duration::from_millis(500))).unwrap()
+        };
+        assert_eq!(text(None), r#"{"result":[1],"status":"ok","time":0.5}"#);
+        assert_eq!(
+            text(Some(ReadCoverage { shards: 3, of: 4 })),
+            r#"{"result":[1],"coverage":{"shards":3,"of":4},"status":"ok","time":0.5}"#
+        );
+    }
+}

@@ -1,0 +1,360 @@
+//! Answers of shards merged to the answer of the whole collection. Points stay as the text that
+//! their holder wrote.
+//!
+//! A point is in one shard only, so no point appears twice. All functions are pure.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use base::{Error, Result};
+use search::collection::{FacetValue, OrderValue};
+use search::points::PointId;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Number, Value, json};
+
+/// Bytes of points after which a page ends. Its rest comes with the next page.
+const PAGE_BYTES_MAX: usize = 128 << 20;
+
+/// Order of the hits of a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HitOrder {
+    /// The largest score first. Hits of equal scores are in the order of their ids.
+    HigherScore,
+    /// The smallest score first, because it is a distance.
+    LowerScore,
+    /// By a value of the payload, and then by the id.
+    Value { descending: bool },
+}
+
+/// Part of the merged hits that the answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HitRange {
+    /// Hits to skip.
+    pub(super) offset: usize,
+    /// Maximum hits of the answer.
+    pub(super) limit: usize,
+}
+
+/// Results of the shards that answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShardResults<'a> {
+    pub(super) results: &'a [&'a RawValue],
+    /// True if shards are missing.
+    pub(super) incomplete: bool,
+}
+
+#[derive(Deserialize)]
+struct PointsText<'a> {
+    #[serde(borrow)]
+    points: Vec<&'a RawValue>,
+    #[serde(default)]
+    next_page_offset: Option<PointId>,
+    #[serde(default)]
+    partial: bool,
+}
+
+#[derive(Deserialize)]
+struct PointKeyText {
+    id: PointId,
+    score: Option<f32>,
+    order_value: Option<Number>,
+}
+
+/// Parts of a point that decide about its place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PointKey {
+    /// Order of ids in collections: numbers, then UUIDs by their hash.
+    id: (u64, PointId),
+    score: Option<f32>,
+    value: Option<OrderValue>,
+}
+
+/// A point and its text.
+struct KeyedPoint<'a> {
+    key: PointKey,
+    text: &'a RawValue,
+}
+
+fn place(id: PointId) -> (u64, PointId) {
+    (id.internal(), id)
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
+    serde_json::from_str(text.get())
+        .map_err(|error| Error::internal(format!("a shard's result: {error}")))
+}
+
+fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
+    let point: PointKeyText = read(text)?;
+    let value = point.order_value.and_then(|number| OrderValue::of(&Value::Number(number)));
+    Ok(KeyedPoint { key: PointKey { id: place(point.id), score: point.score, value }, text })
+}
+
+impl HitOrder {
+    fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
+        let by_id = || one.id.cmp(&other.id);
+        match self {
+            // A score that is no number has no JSON and comes last.
+            HitOrder::HigherScore => {
+                let score = |key: &PointKey| key.score.unwrap_or(f32::NEG_INFINITY);
+                score(other).total_cmp(&score(one)).then_with(by_id)
+            }
+            HitOrder::LowerScore => {
+                let score = |key: &PointKey| key.score.unwrap_or(f32::INFINITY);
+                score(one).total_cmp(&score(other)).then_with(by_id)
+            }
+            HitOrder::Value { descending } => {
+                let order = one.value.cmp(&other.value).then_with(by_id);
+                if descending { order.reverse() } else { order }
+            }
+        }
+    }
+}
+
+/// Merges the results of a query.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -> Result<Vec<u8>> {
+    let mut partial = shards.incomplete;
+    let mut all = Vec::new();
+    for result in shards.results {
+        let result: PointsText<'_> = read(result)?;
+        partial |= result.partial;
+        for point in result.points {
+            all.push(keyed(point)?);
+        }
+    }
+    all.sort_by(|one, other| order.compare(&one.key, &other.key));
+    let points = all.iter().skip(range.offset).take(range.limit).map(|point| point.text);
+    Ok(page_text(points, None, partial))
+}
+
+/// Returns the JSON of a page of points. `next` is the text of the next page's offset, if the
+/// answer has this member.
+fn page_text<'a>(
+    points: impl Iterator<Item = &'a RawValue>,
+    next: Option<&str>,
+    partial: bool,
+) -> Vec<u8> {
+    let mut text = b"{\"points\":".to_vec();
+    push_list(&mut text, points);
+    if let Some(next) = next {
+        text.extend_from_slice(b",\"next_page_offset\":");
+        text.extend_from_slice(next.as_bytes());
+    }
+    if partial {
+        text.extend_from_slice(b",\"partial\":true");
+    }
+    text.push(b'}');
+    text
+}
+
+fn push_list<'a>(text: &mut Vec<u8>, values: impl Iterator<Item = &'a RawValue>) {
+    text.push(b'[');
+    for (at, value) in values.enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(value.get().as_bytes());
+    }
+    text.push(b']');
+}
+
+/// Merges the results of batches of queries, each with its order and range.
+///
+/// # Errors
+/// As [`hits`]; `Internal` if a shard answered another number of queries.
+pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) -> Result<Vec<u8>> {
+    let mut columns: Vec<Vec<&RawValue>> = vec![Vec::new(); queries.len()];
+    for result in shards.results {
+        let answers: Vec<&RawValue> = read(result)?;
+        if answers.len() != queries.len() {
+            return Err(Error::internal(format!(
+                "a shard answered {} of {} queries",
+                answers.len(),
+                queries.len()
+            )));
+        }
+        columns.iter_mut().zip(answers).for_each(|(column, answer)| column.push(answer));
+    }
+    let mut text = b"[".to_vec();
+    for (at, (column, query)) in columns.iter().zip(queries).enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        let one = ShardResults { results: column, incomplete: shards.incomplete };
+        text.append(&mut hits(one, query.0, query.1)?);
+    }
+    text.push(b']');
+    Ok(text)
+}
+
+/// Merges pages of points in the order of their ids.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
+    let mut partial = shards.incomplete;
+    let mut all = Vec::new();
+    // A shard may end its page early. Points behind that end come with the next page.
+    let mut next: Option<(u64, PointId)> = None;
+    for result in shards.results {
+        let result: PointsText<'_> = read(result)?;
+        partial |= result.partial;
+        let end = result.next_page_offset.map(place);
+        next = [next, end].into_iter().flatten().min();
+        for point in result.points {
+            all.push(keyed(point)?);
+        }
+    }
+    all.sort_by_key(|point| point.key.id);
+    let mut bytes = 0;
+    let mut count = 0;
+    for point in &all {
+        let id = point.key.id;
+        let is_full = count >= limit || (count > 0 && bytes >= PAGE_BYTES_MAX);
+        if is_full || next.is_some_and(|next| id >= next) {
+            next = Some(next.map_or(id, |next| next.min(id)));
+            break;
+        }
+        count += 1;
+        bytes += point.text.get().len();
+    }
+    let next = match next {
+        Some((_, id)) => json!(id).to_string(),
+        None => "null".to_owned(),
+    };
+    Ok(page_text(all[..count].iter().map(|point| point.text), Some(&next), partial))
+}
+
+/// Merges pages of points in the order of a value of the payload.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn ordered_scroll(
+    shards: ShardResults<'_>,
+    descending: bool,
+    limit: usize,
+) -> Result<Vec<u8>> {
+    let mut partial = shards.incomplete;
+    let mut all = Vec::new();
+    for result in shards.results {
+        let result: PointsText<'_> = read(result)?;
+        partial |= result.partial;
+        for point in result.points {
+            all.push(keyed(point)?);
+        }
+    }
+    let order = HitOrder::Value { descending };
+    all.sort_by(|one, other| order.compare(&one.key, &other.key));
+    Ok(page_text(all.iter().take(limit).map(|point| point.text), Some("null"), partial))
+}
+
+/// Returns records in the order of the requested ids. Ids without a point are left out.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn records(results: &[&RawValue], ids: &[PointId]) -> Result<Vec<u8>> {
+    let mut found: HashMap<PointId, &RawValue> = HashMap::new();
+    for result in results {
+        let points: Vec<&RawValue> = read(result)?;
+        for point in points {
+            found.insert(keyed(point)?.key.id.1, point);
+        }
+    }
+    let mut text = Vec::new();
+    push_list(&mut text, ids.iter().filter_map(|id| found.get(id).copied()));
+    Ok(text)
+}
+
+/// Adds counts of points. Returns the sum, and true if it may be too small.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
+    #[derive(Deserialize)]
+    struct CountText {
+        count: u64,
+        #[serde(default)]
+        partial: bool,
+    }
+    let mut sum = 0;
+    let mut partial = shards.incomplete;
+    for result in shards.results {
+        let counted: CountText = read(result)?;
+        sum += counted.count;
+        partial |= counted.partial;
+    }
+    Ok((sum, partial))
+}
+
+/// Merges counts of points.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn count(shards: ShardResults<'_>) -> Result<Vec<u8>> {
+    let (count, partial) = sum(shards)?;
+    let mut answer = json!({ "count": count });
+    if partial {
+        answer["partial"] = Value::Bool(true);
+    }
+    Ok(answer.to_string().into_bytes())
+}
+
+/// Merges counts by the values of a field: the most frequent values first, equal counts in the
+/// order of the values.
+///
+/// # Errors
+/// As [`hits`].
+pub(super) fn facet(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
+    #[derive(Deserialize)]
+    struct FacetHitText {
+        value: Value,
+        count: u64,
+    }
+    #[derive(Deserialize)]
+    struct FacetText {
+        hits: Vec<FacetHitText>,
+        #[serde(default)]
+        partial: bool,
+    }
+    let mut partial = shards.incomplete;
+    let mut counts: HashMap<FacetValue, u64> = HashMap::new();
+    for result in shards.results {
+        let result: FacetText = read(result)?;
+        partial |= result.partial;
+        for hit in result.hits {
+            *counts.entry(facet_value(hit.value)?).or_default() += hit.count;
+        }
+    }
+    let mut hits: Vec<(FacetValue, u64)> = counts.into_iter().collect();
+    hits.sort_unstable_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+    hits.truncate(limit);
+    let hit = |(value, count): (FacetValue, u64)| match value {
+        FacetValue::Bool(value) => json!({ "value": value, "count": count }),
+        FacetValue::Whole(value) => json!({ "value": value, "count": count }),
+        FacetValue::Text(value) => json!({ "value": value, "count": count }),
+    };
+    let mut answer = json!({ "hits": hits.into_iter().map(hit).collect::<Vec<Value>>() });
+    if partial {
+        answer["partial"] = Value::Bool(true);
+    }
+    Ok(answer.to_string().into_bytes())
+}
+
+fn facet_value(value: Value) -> Result<FacetValue> {
+    let whole = value.as_i64().map(FacetValue::Whole);
+    match value {
+        Value::Bool(value) => Ok(FacetValue::Bool(value)),
+        Value::String(text) => Ok(FacetValue::Text(text)),
+        other => {
+            whole.ok_or_else(|| Error::internal(format!("{other} is no value of a facet's result")))
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
+mod tests;

@@ -1,0 +1,246 @@
+//! Merged answers compared with a plain sort of all points.
+
+use proptest::prelude::*;
+use search::coarse::Metric;
+
+use super::*;
+
+const UUID: &str = "5c56c793-69f3-4fbf-87e6-c4bf54c28c26";
+
+fn raw(value: &Value) -> Box<RawValue> {
+    RawValue::from_string(value.to_string()).unwrap()
+}
+
+/// Calls `merge` with the results of shards.
+fn merged(
+    results: &[Value],
+    incomplete: bool,
+    merge: impl Fn(ShardResults<'_>) -> Result<Vec<u8>>,
+) -> Value {
+    let texts: Vec<Box<RawValue>> = results.iter().map(raw).collect();
+    let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
+    let answer = merge(ShardResults { results: &texts, incomplete }).unwrap();
+    serde_json::from_slice(&answer).unwrap()
+}
+
+fn ids(answer: &Value) -> Vec<Value> {
+    answer["points"].as_array().unwrap().iter().map(|point| point["id"].clone()).collect()
+}
+
+fn hit(id: impl Into<Value>, score: f64) -> Value {
+    let id: Value = id.into();
+    json!({"id": id, "version": 0, "score": score, "payload": {"n": id}})
+}
+
+fn range(offset: usize, limit: usize) -> HitRange {
+    HitRange { offset, limit }
+}
+
+#[test]
+fn larger_scores_come_first_except_for_distances() {
+    let shards = [
+        json!({"points": [hit(3, 0.5), hit(1, 0.25)]}),
+        json!({"points": [hit(2, 0.5), hit(UUID, 0.5), hit(4, 2.0)], "partial": true}),
+    ];
+    let all = range(0, 10);
+    let higher = merged(&shards, false, |it| hits(it, HitOrder::HigherScore, all));
+    assert_eq!(ids(&higher), [json!(4), json!(2), json!(3), json!(UUID), json!(1)]);
+    assert_eq!(higher["partial"], true);
+    assert_eq!(higher["points"][1], hit(2, 0.5), "points stay as they are");
+    let lower = merged(&shards[..1], false, |it| hits(it, HitOrder::LowerScore, range(1, 1)));
+    assert_eq!((ids(&lower), &lower["partial"]), (vec![json!(3)], &Value::Null));
+    let missing = merged(&shards[..1], true, |it| hits(it, HitOrder::LowerScore, all));
+    assert_eq!(missing["partial"], true);
+}
+
+#[test]
+fn the_text_of_points_stays() {
+    let payload = r#"{"f":1e-7,"big":18446744073709551615}"#;
+    let point = format!(r#"{{"id":1,"score":0.10000000149011612,"payload":{payload}}}"#);
+    let text = format!("{{\"points\":[{point}]}}");
+    let result = RawValue::from_string(text.clone()).unwrap();
+    let shards = ShardResults { results: &[&result], incomplete: false };
+    let answer = hits(shards, HitOrder::HigherScore, range(0, 1)).unwrap();
+    assert_eq!(String::from_utf8(answer).unwrap(), text);
+}
+
+#[test]
+fn values_order_as_in_one_collection() {
+    let point = |id: u64, value: Value| json!({"id": id, "score": 1.0, "order_value": value});
+    let shards = [
+        json!({"points": [point(5, json!(1)), point(2, json!(2)), point(1, json!(3))]}),
+        json!({"points": [point(4, json!(1)), point(3, json!(2.5)), point(6, json!(3))]}),
+    ];
+    let order = |descending| HitOrder::Value { descending };
+    let up = merged(&shards, false, |it| hits(it, order(false), range(0, 10)));
+    assert_eq!(ids(&up), [4, 5, 2, 3, 1, 6].map(Value::from));
+    let down = merged(&shards, false, |it| ordered_scroll(it, true, 3));
+    assert_eq!(ids(&down), [6, 1, 3].map(Value::from), "ids descend too");
+    assert_eq!(down.get("next_page_offset"), Some(&Value::Null));
+}
+
+#[test]
+fn batches_merge_each_query() {
+    let shards = [
+        json!([{"points": [hit(1, 1.0)]}, {"points": [hit(1, 1.0)]}]),
+        json!([{"points": [hit(2, 2.0)]}, {"points": [hit(2, 2.0)], "partial": true}]),
+    ];
+    let queries = [(HitOrder::HigherScore, range(0, 1)), (HitOrder::LowerScore, range(0, 5))];
+    let answer = merged(&shards, false, |it| batch(it, &queries));
+    assert_eq!(ids(&answer[0]), [json!(2)]);
+    assert_eq!(ids(&answer[1]), [json!(1), json!(2)]);
+    assert_eq!((&answer[0]["partial"], &answer[1]["partial"]), (&Value::Null, &json!(true)));
+    let texts: Vec<Box<RawValue>> = shards.iter().map(raw).collect();
+    let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
+    let one = batch(ShardResults { results: &texts, incomplete: false }, &queries[..1]);
+    assert!(one.unwrap_err().message().contains("2 of 1 queries"));
+}
+
+#[test]
+fn a_page_ends_where_a_shard_ended_early() {
+    let record = |id: u64| json!({ "id": id });
+    let shards = [
+        json!({"points": [record(1), record(4)], "next_page_offset": 6}),
+        json!({"points": [record(2), record(5), record(7), record(8)], "next_page_offset": null}),
+    ];
+    let page = merged(&shards, false, |it| scroll(it, 10));
+    assert_eq!(ids(&page), [1, 2, 4, 5].map(Value::from));
+    assert_eq!(page["next_page_offset"], 6);
+    let page = merged(&shards, false, |it| scroll(it, 3));
+    assert_eq!(
+        (ids(&page), &page["next_page_offset"]),
+        ([1, 2, 4].map(Value::from).to_vec(), &json!(5))
+    );
+    let last = merged(&shards[1..], true, |it| scroll(it, 4));
+    assert_eq!((&last["next_page_offset"], &last["partial"]), (&Value::Null, &json!(true)));
+}
+
+#[test]
+fn records_follow_the_requested_ids() {
+    let shards = [json!([{"id": 1, "payload": {}}, {"id": UUID}]), json!([{"id": 2}])];
+    let wanted: Vec<PointId> =
+        ["2", &UUID.to_uppercase(), "9", "1", "2"].iter().map(|id| id.parse().unwrap()).collect();
+    let answer = merged(&shards, false, |it| records(it.results, &wanted));
+    assert_eq!(answer, json!([{"id": 2}, {"id": UUID}, {"id": 1, "payload": {}}, {"id": 2}]));
+}
+
+#[test]
+fn counts_and_facets_add_up() {
+    let shards = [json!({"count": 3}), json!({"count": 4, "partial": true})];
+    assert_eq!(merged(&shards, false, count), json!({"count": 7, "partial": true}));
+    assert_eq!(merged(&shards[..1], false, count), json!({"count": 3}));
+    assert_eq!(merged(&shards[..1], true, count), json!({"count": 3, "partial": true}));
+    let value = |value: Value, count: u64| json!({"value": value, "count": count});
+    let shards = [
+        json!({"hits": [value(json!("a"), 2), value(json!(1), 2), value(json!(true), 1)]}),
+        json!({"hits": [value(json!("b"), 3), value(json!("a"), 1), value(json!(true), 1)]}),
+    ];
+    let facets = merged(&shards, false, |it| facet(it, 3));
+    let expected = [value(json!("a"), 3), value(json!("b"), 3), value(json!(true), 2)];
+    assert_eq!(facets, json!({ "hits": expected }));
+    let bad = raw(&json!({"hits": [{"value": 1.5, "count": 1}]}));
+    assert!(facet(ShardResults { results: &[&bad], incomplete: false }, 1).is_err());
+}
+
+/// Points of a collection, each with its shard.
+fn points(max: usize) -> impl Strategy<Value = Vec<(PointId, u8, usize)>> {
+    let id = prop_oneof![
+        (0u64..200).prop_map(PointId::Number),
+        any::<[u8; 16]>().prop_map(PointId::Uuid),
+    ];
+    prop::collection::vec((id, 0u8..6, 0usize..4), 0..max).prop_map(|mut all| {
+        all.sort_by_key(|point| point.0);
+        all.dedup_by_key(|point| point.0);
+        all
+    })
+}
+
+/// Returns the results of four shards, each of which sorts its points and returns the first
+/// `count`.
+fn shard_results<K: Ord>(
+    points: &[(PointId, u8, usize)],
+    count: usize,
+    key: impl Fn(&(PointId, u8, usize)) -> K,
+    text: impl Fn(&(PointId, u8, usize)) -> Value,
+) -> Vec<Vec<Value>> {
+    (0..4)
+        .map(|shard| {
+            let mut own: Vec<_> = points.iter().filter(|point| point.2 == shard).collect();
+            own.sort_by_key(|point| key(point));
+            own.into_iter().take(count).map(&text).collect()
+        })
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn merged_hits_are_those_of_one_sort(
+        points in points(60),
+        metric in prop_oneof![Just(Metric::Cosine), Just(Metric::L2)],
+        offset in 0usize..20,
+        limit in 1usize..20,
+    ) {
+        let (order, sign) = match metric {
+            Metric::L2 => (HitOrder::LowerScore, 1),
+            _ => (HitOrder::HigherScore, -1),
+        };
+        let key = |point: &(PointId, u8, usize)| (sign * i32::from(point.1), place(point.0));
+        let text = |point: &(PointId, u8, usize)| {
+            json!({"id": point.0, "score": f32::from(point.1) / 4.0})
+        };
+        let shards: Vec<Value> = shard_results(&points, offset + limit, key, text)
+            .into_iter()
+            .map(|points| json!({ "points": points }))
+            .collect();
+        let answer = merged(&shards, false, |it| hits(it, order, range(offset, limit)));
+        let mut all = points;
+        all.sort_by_key(key);
+        let expected: Vec<Value> =
+            all.iter().skip(offset).take(limit).map(|point| json!(point.0)).collect();
+        prop_assert_eq!(ids(&answer), expected);
+    }
+
+    /// Reads all pages. Each shard returns at most `shard_limit` points a page, as if its response
+    /// were full.
+    #[test]
+    fn pages_have_every_point_once(
+        points in points(60),
+        limit in 1usize..20,
+        shard_limit in 1usize..20,
+    ) {
+        let mut all: Vec<PointId> = points.iter().map(|point| point.0).collect();
+        all.sort_by_key(|id| place(*id));
+        let mut found: Vec<Value> = Vec::new();
+        let mut offset: Option<PointId> = None;
+        loop {
+            let pages: Vec<Value> = (0..4)
+                .map(|shard| {
+                    let mut own: Vec<PointId> = points
+                        .iter()
+                        .filter(|point| point.2 == shard)
+                        .map(|point| point.0)
+                        .filter(|id| offset.is_none_or(|offset| place(*id) >= place(offset)))
+                        .collect();
+                    own.sort_by_key(|id| place(*id));
+                    let count = own.len().min(limit).min(shard_limit);
+                    let page: Vec<Value> =
+                        own[..count].iter().map(|id| json!({ "id": id })).collect();
+                    json!({"points": page, "next_page_offset": own.get(count)})
+                })
+                .collect();
+            let page = merged(&pages, false, |it| scroll(it, limit));
+            let mut ids = ids(&page);
+            prop_assert!(ids.len() <= limit);
+            found.append(&mut ids);
+            match serde_json::from_value(page["next_page_offset"].clone()).unwrap() {
+                Some(next) => {
+                    prop_assert!(offset.is_none_or(|offset| place(next) > place(offset)));
+                    offset = Some(next);
+                }
+                None => break,
+            }
+        }
+        let expected: Vec<Value> = all.iter().map(|id| json!(id)).collect();
+        prop_assert_eq!(found, expected);
+    }
+}

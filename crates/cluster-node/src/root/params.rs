@@ -1,0 +1,150 @@
+//! Parameters of the query string and headers.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use api_qdrant::json;
+use base::{Error, Result};
+use http::{HeaderMap, Uri};
+
+/// Header with the smallest part of the shards that an answer needs, from 0 to 1. The query
+/// parameter `min_coverage` goes before it.
+const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
+
+/// Parameters of a request. `wait` and `ordering` have no effect: every write is in the log before
+/// its response, and the log orders the writes of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct RootParams {
+    /// The client's time limit.
+    pub(super) timeout: Option<Duration>,
+    /// Smallest part of the shards that an answer needs, from 0 to 1.
+    pub(super) min_coverage: f64,
+    /// True if the answer must have every write that was acknowledged before the request.
+    pub(super) strong: bool,
+}
+
+impl RootParams {
+    /// Reads the query string of `uri` and the header `x-min-coverage`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown parameter, with its name, and for a malformed value.
+    pub(super) fn parse(uri: &Uri, headers: &HeaderMap) -> Result<RootParams> {
+        let mut params = RootParams::default();
+        if let Some(value) = headers.get(MIN_COVERAGE_HEADER) {
+            params.min_coverage = part(MIN_COVERAGE_HEADER, value.to_str().unwrap_or_default())?;
+        }
+        for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+            match &*name {
+                "wait" => check_word(&name, &value, &["true", "false"])?,
+                "ordering" => check_word(&name, &value, &["weak", "medium", "strong"])?,
+                "consistency" => params.strong = is_strong(&value)?,
+                "timeout" => params.timeout = Some(Duration::from_secs(from_one(&name, &value)?)),
+                "min_coverage" => params.min_coverage = part(&name, &value)?,
+                other => {
+                    return Err(Error::invalid(format!(
+                        "query parameter \"{}\" is unknown; there are wait, ordering, consistency, \
+                         timeout and min_coverage",
+                        shown(other)
+                    )));
+                }
+            }
+        }
+        Ok(params)
+    }
+}
+
+/// Returns the start of a client's text, for a message.
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+fn malformed(name: &str, value: &str, expected: impl Display) -> Error {
+    Error::invalid(format!("query parameter {name}: \"{}\" is not {expected}", shown(value)))
+}
+
+fn check_word(name: &str, value: &str, words: &[&str]) -> Result<()> {
+    if words.contains(&value) {
+        return Ok(());
+    }
+    Err(malformed(name, value, format_args!("one of {}", words.join(", "))))
+}
+
+/// Returns true if holders that lag behind may not answer. Qdrant's levels compare several
+/// replicas; a holder at the end of the log has at least what they promise.
+fn is_strong(value: &str) -> Result<bool> {
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(from_one("consistency", value)? > 1);
+    }
+    check_word("consistency", value, &["majority", "quorum", "all", "strong"])?;
+    Ok(true)
+}
+
+/// Reads a whole number from 1.
+fn from_one(name: &str, value: &str) -> Result<u64> {
+    match value.parse() {
+        Ok(0) => Err(json::parameter_out_of_limits(name, "value 0 invalid, must be 1 or larger")),
+        Ok(number) => Ok(number),
+        Err(_) => Err(malformed(name, value, "a whole number from 1")),
+    }
+}
+
+/// Reads a number from 0 to 1.
+fn part(name: &str, value: &str) -> Result<f64> {
+    let part = value.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| malformed(name, value, "a number from 0 to 1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn parse(query: &str) -> Result<RootParams> {
+        let uri = format!("/collections/c/points?{query}").parse().unwrap();
+        RootParams::parse(&uri, &HeaderMap::new())
+    }
+
+    #[test]
+    fn known_parameters_are_read() {
+        for query in ["", "wait=true", "wait=false&ordering=strong", "consistency=1"] {
+            assert_eq!(parse(query).unwrap(), RootParams::default(), "{query}");
+        }
+        for query in ["consistency=strong", "consistency=majority", "consistency=2"] {
+            assert!(parse(query).unwrap().strong, "{query}");
+        }
+        let params = parse("timeout=7&min_coverage=0.5").unwrap();
+        assert_eq!((params.timeout, params.min_coverage), (Some(Duration::from_secs(7)), 0.5));
+    }
+
+    #[test]
+    fn the_parameter_goes_before_the_header() {
+        let headers = |value| {
+            let value = HeaderValue::from_static(value);
+            HeaderMap::from_iter([(http::HeaderName::from_static(MIN_COVERAGE_HEADER), value)])
+        };
+        let uri = |text: &str| text.parse::<Uri>().unwrap();
+        let read = |path: &str, header| RootParams::parse(&uri(path), &headers(header));
+        assert_eq!(read("/", "1").unwrap().min_coverage, 1.0);
+        assert_eq!(read("/?min_coverage=0.25", "1").unwrap().min_coverage, 0.25);
+        assert!(read("/", "all").is_err());
+    }
+
+    #[test]
+    fn other_parameters_are_refused_by_name() {
+        for (query, word) in [
+            ("wiat=true", "\"wiat\""),
+            ("wait=yes", "wait"),
+            ("ordering=loose", "ordering"),
+            ("consistency=", "consistency"),
+            ("consistency=some", "consistency"),
+            ("timeout=soon", "timeout"),
+            ("min_coverage=2", "min_coverage"),
+            ("min_coverage=NaN", "min_coverage"),
+        ] {
+            let error = parse(query).unwrap_err();
+            assert!(error.message().contains(word), "{query}: {error}");
+        }
+        assert!(json::is_validation(parse("timeout=0").unwrap_err().message()));
+    }
+}

@@ -1,0 +1,80 @@
+//! Routes of clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::{any, get, post, put};
+use base::Error;
+use http::{Method, Uri};
+use transport::Reply;
+
+use super::call::RootCall;
+use super::envelope::refuse;
+use super::state::RootState;
+use super::{collections, describe, query, read, write};
+
+/// Returns the routes of the cluster's collections, which an API key protects. They take the place
+/// of `api_qdrant::routes`.
+pub fn routes() -> Router<Arc<RootState>> {
+    Router::new()
+        .route("/collections", get(|call: RootCall| call.answer(collections::list)))
+        .route(
+            "/collections/{collection}",
+            get(|call: RootCall| call.answer(describe::describe))
+                .put(|call: RootCall| call.answer(collections::create))
+                .delete(|call: RootCall| call.answer(collections::remove))
+                .fallback(unsupported),
+        )
+        .route(
+            "/collections/{collection}/exists",
+            get(|call: RootCall| call.answer(collections::exists)),
+        )
+        .route("/collections/{collection}/facet", post(|call: RootCall| call.answer(read::facet)))
+        .route("/cluster/v1/view", get(|call: RootCall| call.answer(describe::cluster)))
+        .merge(points())
+        .route("/collections/aliases", any(unsupported))
+        .route("/collections/{collection}/{*item}", any(unsupported))
+        .route("/aliases", any(unsupported))
+        .route("/snapshots", any(unsupported))
+        .route("/snapshots/{*item}", any(unsupported))
+        .route("/telemetry", any(unsupported))
+        .route("/quotas", any(unsupported))
+        .route("/quotas/{*item}", any(unsupported))
+        .route("/issues", any(unsupported))
+        .route("/cluster", any(unsupported))
+}
+
+fn points() -> Router<Arc<RootState>> {
+    const POINTS: &str = "/collections/{collection}/points";
+    let at = |rest: &str| format!("{POINTS}/{rest}");
+    Router::new()
+        .route(
+            POINTS,
+            put(|call: RootCall| call.answer(write::upsert))
+                .post(|call: RootCall| call.answer(read::fetch)),
+        )
+        .route(&at("{item}"), get(|call: RootCall| call.answer(read::one)).fallback(unsupported))
+        .route(&at("scroll"), post(|call: RootCall| call.answer(read::scroll)))
+        .route(&at("count"), post(|call: RootCall| call.answer(read::count)))
+        .route(&at("query"), post(|call: RootCall| call.answer(query::query)))
+        .route(&at("query/batch"), post(|call: RootCall| call.answer(query::batch)))
+        .route(&at("delete"), post(|call: RootCall| call.answer(write::delete)))
+        .route(
+            &at("payload"),
+            post(|call: RootCall| call.answer(write::set_payload))
+                .put(|call: RootCall| call.answer(write::overwrite_payload)),
+        )
+        .route(&at("payload/delete"), post(|call: RootCall| call.answer(write::delete_payload)))
+        .route(&at("payload/clear"), post(|call: RootCall| call.answer(write::clear_payload)))
+        .route(&at("batch"), post(|call: RootCall| call.answer(write::batch)))
+}
+
+async fn unsupported(method: Method, uri: Uri) -> Reply {
+    let path = uri.path();
+    let message = format!(
+        "{method} {path} is not part of what a cluster has of Qdrant's interface; see \
+         GET /cluster/v1/view for its nodes and shards"
+    );
+    refuse(&Error::unimplemented(message), Duration::ZERO)
+}

@@ -1,0 +1,68 @@
+//! A read of some shards of a collection, and the results of the shards that answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use serde_json::value::RawValue;
+use transport::Reservation;
+
+use super::envelope::ReadCoverage;
+use super::split::IdsBody;
+use crate::types::CollectionRecord;
+
+/// Retry advice for a read that too few shards answered.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Body of a read.
+pub(super) enum ReadBody {
+    /// The same for all shards.
+    Same(Box<RawValue>),
+    /// With the ids of the asked shards only.
+    Ids(IdsBody),
+}
+
+/// A read of some shards of a collection.
+pub(super) struct ShardRead {
+    pub(super) record: Arc<CollectionRecord>,
+    /// Shards to read.
+    pub(super) shards: Vec<u32>,
+    /// Path below the collection.
+    pub(super) path: &'static str,
+    pub(super) body: ReadBody,
+    pub(super) deadline: Instant,
+    /// True if holders must have applied the whole log.
+    pub(super) strong: bool,
+}
+
+/// Results of the shards that answered.
+pub(super) struct ShardAnswers {
+    /// Results as JSON text, by shard.
+    pub(super) results: BTreeMap<u32, Box<RawValue>>,
+    /// Shards that answered.
+    pub(super) coverage: ReadCoverage,
+    /// Error of a shard that did not.
+    pub(super) failure: Option<Error>,
+    /// Bytes of the results, and of answers that came second.
+    pub(super) reservation: Reservation,
+}
+
+impl ShardAnswers {
+    /// Checks that enough shards answered.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice if no shard answered, or less than the part `min_coverage`.
+    pub(super) fn check(&self, min_coverage: f64) -> Result<()> {
+        let ReadCoverage { shards, of } = self.coverage;
+        let enough = shards as f64 >= min_coverage * of as f64 && (shards > 0 || of == 0);
+        if enough {
+            return Ok(());
+        }
+        let reason = self.failure.as_ref().map_or("no reason is known", Error::message);
+        let message = format!(
+            "{shards} of {of} shards answered, which are too few; one did not because: {reason}"
+        );
+        Err(Error::unavailable(message).with_retry_after(RETRY_AFTER))
+    }
+}

@@ -1,0 +1,85 @@
+//! State that the routes share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api_qdrant::BoxFuture;
+use base::{Error, Result};
+use metrics::KindLabels;
+use transport::RequestResources;
+
+use super::latency::NodeLatencies;
+use super::written::WrittenEntries;
+use crate::http_client::HttpClient;
+use crate::types::{CollectionRecord, ViewSource};
+
+/// The records of the cluster's collections.
+pub trait CollectionCatalog: Send + Sync {
+    /// Creates a collection. Returns false if there is one of this name.
+    ///
+    /// # Errors
+    /// The store's error.
+    fn create<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>>;
+
+    /// Removes a collection. Returns false if there is none of this name.
+    ///
+    /// # Errors
+    /// The store's error.
+    fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
+}
+
+/// State of the routes.
+pub struct RootState {
+    pub(super) requests: Arc<RequestResources>,
+    pub(super) client: HttpClient,
+    pub(super) view: ViewSource,
+    pub(super) catalog: Arc<dyn CollectionCatalog>,
+    pub(super) latencies: NodeLatencies,
+    pub(super) written: WrittenEntries,
+    query_number: AtomicU64,
+}
+
+impl RootState {
+    /// Creates the state. `client` must show the key that the other nodes require.
+    pub fn new(
+        requests: Arc<RequestResources>,
+        client: HttpClient,
+        view: ViewSource,
+        catalog: Arc<dyn CollectionCatalog>,
+    ) -> RootState {
+        RootState {
+            requests,
+            client,
+            view,
+            catalog,
+            latencies: NodeLatencies::default(),
+            written: WrittenEntries::default(),
+            query_number: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a request to nodes, or an answer to a client. `kind` is that of
+    /// [`metrics::ClusterMetrics::requests`].
+    pub(super) fn count(&self, kind: &'static str) {
+        self.requests.metrics.cluster.requests.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Returns the number of the next query. Queries with different numbers begin with different
+    /// holders.
+    pub(super) fn next_query(&self) -> u64 {
+        self.query_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns the record of the collection that clients call `name`.
+    ///
+    /// # Errors
+    /// `NotFound` if the view has none.
+    pub(super) fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
+        let view = self.view.current();
+        let record = view.collections.get(name).cloned().map(Arc::new);
+        record.ok_or_else(|| {
+            let shown: String = name.chars().take(80).collect();
+            Error::not_found(format!("there is no collection {shown:?}"))
+        })
+    }
+}

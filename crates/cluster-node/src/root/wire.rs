@@ -1,0 +1,274 @@
+//! Requests to nodes and their answers.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources};
+
+use crate::http_client::{HttpAnswer, HttpClient};
+
+/// Path of reads.
+pub(super) const READ_PATH: &str = "/cluster/v1/read";
+/// Path of writes.
+pub(super) const WRITE_PATH: &str = "/cluster/v1/write";
+
+/// A read of some shards of one node.
+#[derive(Serialize)]
+pub(super) struct NodeReadBody<'a> {
+    /// Id of the collection.
+    pub(super) collection: &'a str,
+    /// Shards, each with the entry that must be applied.
+    pub(super) shards: BTreeMap<u32, u64>,
+    /// Path below the collection.
+    pub(super) path: &'a str,
+    /// Qdrant's body.
+    pub(super) body: &'a RawValue,
+    pub(super) timeout_ms: u64,
+    pub(super) strong: bool,
+}
+
+/// Results of a node's shards, each as JSON text or the shard's error.
+pub(super) struct NodeReadAnswer {
+    pub(super) shards: BTreeMap<u32, Result<Box<RawValue>>>,
+    /// Bytes of the answer.
+    pub(super) bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct AnswerText<'a> {
+    #[serde(borrow)]
+    shards: BTreeMap<u32, ShardReplyText<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ShardReplyText<'a> {
+    status: u16,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct EnvelopeText<'a> {
+    #[serde(borrow)]
+    result: &'a RawValue,
+}
+
+/// Milliseconds of a node's part of the time until `deadline`. The rest is for the way back and the
+/// merge.
+pub(super) fn timeout_ms(deadline: Instant) -> u64 {
+    let left = deadline.saturating_duration_since(Instant::now());
+    u64::try_from(left.as_millis() * 9 / 10).unwrap_or(u64::MAX).max(1)
+}
+
+/// Sends a read to a node.
+///
+/// # Errors
+/// Errors of the connection; the node's error if it answers nothing.
+pub(super) async fn read_node(
+    client: HttpClient,
+    requests: Arc<RequestResources>,
+    address: String,
+    body: Bytes,
+    timeout: Duration,
+) -> Result<NodeReadAnswer> {
+    let answer = client.post(&address, READ_PATH, body, timeout).await?;
+    if answer.status != 200 {
+        return Err(error_of(&answer).context(&address));
+    }
+    let large = answer.body.len() > INLINE_BYTES_MAX;
+    let parse = move || parse_read(&answer.body);
+    requests.codec.run_if(large, CodecStep::Decode, parse).await
+}
+
+fn parse_read(body: &[u8]) -> Result<NodeReadAnswer> {
+    let malformed =
+        |error| Error::internal(format!("a node's answer is not the expected JSON: {error}"));
+    let answer: AnswerText<'_> = serde_json::from_slice(body).map_err(malformed)?;
+    let mut shards = BTreeMap::new();
+    for (shard, reply) in answer.shards {
+        let result = match reply.status {
+            200 => serde_json::from_str::<EnvelopeText<'_>>(reply.body.get())
+                .map(|envelope| envelope.result.to_owned())
+                .map_err(malformed),
+            status => Err(shard_error(status, reply.body.get())),
+        };
+        shards.insert(shard, result);
+    }
+    Ok(NodeReadAnswer { shards, bytes: body.len() as u64 })
+}
+
+/// Returns true if another holder of the shard would refuse the request too.
+pub(super) fn is_final(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument | ErrorKind::TooLarge | ErrorKind::Unimplemented
+    )
+}
+
+/// Returns the error of a node's answer with another status than 200. A node does not refuse a
+/// root's request for the client's mistakes, so every such error is one of the node.
+fn error_of(answer: &HttpAnswer) -> Error {
+    let message = message_of(&String::from_utf8_lossy(&answer.body));
+    match answer.status {
+        429 => Error::exhausted(message),
+        status => Error::unavailable(format!("status {status}: {message}")),
+    }
+}
+
+/// Returns a shard's error in Qdrant's envelope.
+fn shard_error(status: u16, body: &str) -> Error {
+    let message = message_of(body);
+    match status {
+        400 | 422 => Error::invalid(message),
+        413 => Error::too_large(message),
+        429 => Error::exhausted(message),
+        501 => Error::unimplemented(message),
+        504 => Error::deadline(message),
+        _ => Error::unavailable(format!("status {status}: {message}")),
+    }
+}
+
+/// Returns the message of an error in Qdrant's envelope or of this server's.
+fn message_of(body: &str) -> String {
+    #[derive(Deserialize)]
+    struct StatusText {
+        error: String,
+    }
+    #[derive(Deserialize)]
+    struct ErrorText {
+        status: Option<StatusText>,
+        error: Option<String>,
+    }
+    let parsed = serde_json::from_str::<ErrorText>(body).ok();
+    let message = parsed.and_then(|body| body.status.map(|it| it.error).or(body.error));
+    message.unwrap_or_else(|| body.chars().take(200).collect())
+}
+
+/// Outcome of a write request that is known.
+pub(super) enum OwnerReply {
+    /// The entry that has the operations.
+    Made(u64),
+    /// The operations are in no entry and never will be.
+    NotMade {
+        /// Name of the owner, if the node knows another one.
+        owner: Option<String>,
+        /// Reason.
+        error: Error,
+    },
+}
+
+#[derive(Deserialize)]
+struct WriteAnswerText {
+    entry: Option<u64>,
+    owner: Option<String>,
+    /// False if it is certain that the operations were not written.
+    made: Option<bool>,
+}
+
+/// Sends operations, which are JSON texts, to the owner of a shard.
+///
+/// # Errors
+/// The node's refusal of the operations; `Unavailable` if the operations may have been written.
+pub(super) async fn write_node(
+    client: &HttpClient,
+    address: &str,
+    body: Bytes,
+    timeout: Duration,
+) -> Result<OwnerReply> {
+    let answer = match client.post(address, WRITE_PATH, body, timeout).await {
+        Ok(answer) => answer,
+        Err(error) if was_not_sent(&error) => {
+            return Ok(OwnerReply::NotMade { owner: None, error });
+        }
+        Err(error) => return Err(unknown_outcome(&error)),
+    };
+    let parsed = serde_json::from_slice::<WriteAnswerText>(&answer.body);
+    let parsed = parsed.unwrap_or(WriteAnswerText { entry: None, owner: None, made: None });
+    let message = || format!("{address}: {}", message_of(&String::from_utf8_lossy(&answer.body)));
+    match (answer.status, parsed.entry, parsed.made) {
+        (200, Some(entry), _) => Ok(OwnerReply::Made(entry)),
+        (409, ..) => {
+            let error = Error::unavailable(format!("{address} does not own the shard"));
+            Ok(OwnerReply::NotMade { owner: parsed.owner, error })
+        }
+        (429 | 503, _, Some(false)) => {
+            let error = Error::unavailable(message());
+            Ok(OwnerReply::NotMade { owner: None, error })
+        }
+        (400, ..) => Err(Error::invalid(message())),
+        (401 | 403, ..) => Err(Error::unavailable(message())),
+        (413, ..) => Err(Error::too_large(message())),
+        _ => Err(unknown_outcome(&Error::unavailable(message()))),
+    }
+}
+
+fn unknown_outcome(error: &Error) -> Error {
+    let message = format!("{error}; the write may have been made, or may still be: write it again");
+    Error::unavailable(message).with_retry_after(Duration::from_secs(1))
+}
+
+/// Returns true if no connection to the node existed, so that it cannot have the request.
+fn was_not_sent(error: &Error) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(cause) = cause.downcast_ref::<io::Error>() {
+            use io::ErrorKind::{
+                AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable,
+            };
+            let refused =
+                [ConnectionRefused, HostUnreachable, NetworkUnreachable, AddrNotAvailable];
+            if refused.contains(&cause.kind()) {
+                return true;
+            }
+        }
+        if let Some(cause) = cause.downcast_ref::<hyper_util::client::legacy::Error>()
+            && cause.is_connect()
+        {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_read_apart() {
+        let body = br#"{"shards":{
+            "3":{"status":200,"body":{"result":{"count": 2},"status":"ok","time":0.1}},
+            "10":{"status":422,"body":{"status":{"error":"Validation error in x"},"time":0}},
+            "4":{"status":503,"body":{"error":"behind"}},
+            "5":{"status":200,"body":{}}},"rows":{"3":7}}"#;
+        let mut answer = parse_read(body).unwrap();
+        assert_eq!(answer.bytes, body.len() as u64);
+        let mut take = |shard| answer.shards.remove(&shard).unwrap();
+        assert_eq!(take(3).unwrap().get(), r#"{"count": 2}"#);
+        let refused = take(10).unwrap_err();
+        assert_eq!((refused.kind(), is_final(&refused)), (ErrorKind::InvalidArgument, true));
+        assert_eq!(refused.message(), "Validation error in x");
+        let behind = take(4).unwrap_err();
+        assert_eq!((behind.message(), is_final(&behind)), ("status 503: behind", false));
+        assert!(!is_final(&take(5).unwrap_err()));
+        assert!(parse_read(b"{}").is_err());
+    }
+
+    #[test]
+    fn a_refused_connection_was_not_sent() {
+        let failed = |kind: io::ErrorKind| {
+            Error::unavailable("127.0.0.1:1").with_source(io::Error::from(kind))
+        };
+        assert!(was_not_sent(&failed(io::ErrorKind::ConnectionRefused)));
+        assert!(!was_not_sent(&failed(io::ErrorKind::ConnectionReset)));
+        assert!(!was_not_sent(&Error::unavailable("127.0.0.1:1")));
+    }
+}

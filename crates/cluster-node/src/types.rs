@@ -1,0 +1,263 @@
+//! Types that the parts of a node share: nodes, shards, and the view of the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use base::Error;
+use cluster::{Epoch, SearchServer, ShardId, holders};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// A shard of a collection.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ShardKey {
+    /// Id of the collection, which no other collection ever has.
+    pub collection: Arc<str>,
+    /// Number of the shard.
+    pub shard: ShardId,
+}
+
+impl ShardKey {
+    /// Creates the key of a shard.
+    pub fn new(collection: &str, shard: u32) -> ShardKey {
+        ShardKey { collection: collection.into(), shard: ShardId(shard) }
+    }
+
+    /// Returns the name of the local collection that holds the shard.
+    pub fn local_name(&self) -> String {
+        format!("{}.{:04}", self.collection, self.shard.0)
+    }
+
+    /// Returns the bytes that placement hashes.
+    pub fn placement(&self) -> [u8; 16] {
+        let hash = blake3::hash(self.to_string().as_bytes());
+        hash.as_bytes().first_chunk().copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for ShardKey {
+    /// Writes `ID/0003`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:04}", self.collection, self.shard.0)
+    }
+}
+
+/// A collection of the cluster, as the store has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CollectionRecord {
+    /// Clients' name.
+    pub name: String,
+    /// Id, which no other collection ever has, not even a later one of the same name.
+    pub id: String,
+    /// Number of shards, which never changes.
+    pub shards: u32,
+    /// Wanted holders of each shard.
+    pub copies: u32,
+    /// Body of Qdrant's request that creates the collection.
+    pub create: Value,
+}
+
+impl CollectionRecord {
+    /// Returns the keys of its shards.
+    pub fn shard_keys(&self) -> impl Iterator<Item = ShardKey> + '_ {
+        (0..self.shards).map(|shard| ShardKey::new(&self.id, shard))
+    }
+}
+
+/// Work that a node does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<String>", try_from = "Vec<String>")]
+pub struct Roles {
+    /// Answers clients: sends reads to holders and writes to owners.
+    pub root: bool,
+    /// Holds shards.
+    pub search: bool,
+    /// Owns shards: writes their logs.
+    pub ingest: bool,
+}
+
+impl Roles {
+    /// Every role.
+    pub const ALL: Roles = Roles { root: true, search: true, ingest: true };
+}
+
+impl FromStr for Roles {
+    type Err = Error;
+
+    /// Reads names with commas between them, such as `root,search`.
+    fn from_str(text: &str) -> Result<Roles, Error> {
+        Roles::try_from(text.split(',').map(|name| name.trim().to_owned()).collect::<Vec<_>>())
+    }
+}
+
+impl TryFrom<Vec<String>> for Roles {
+    type Error = Error;
+
+    fn try_from(names: Vec<String>) -> Result<Roles, Error> {
+        let mut roles = Roles::default();
+        for name in names {
+            match name.as_str() {
+                "root" => roles.root = true,
+                "search" => roles.search = true,
+                "ingest" => roles.ingest = true,
+                other => {
+                    return Err(Error::invalid(format!(
+                        "{other:?} is no role of a cluster's node; use root, search and ingest"
+                    )));
+                }
+            }
+        }
+        Ok(roles)
+    }
+}
+
+impl From<Roles> for Vec<String> {
+    fn from(roles: Roles) -> Vec<String> {
+        let named = [("root", roles.root), ("search", roles.search), ("ingest", roles.ingest)];
+        named.iter().filter(|role| role.1).map(|role| role.0.to_owned()).collect()
+    }
+}
+
+/// A node, as it describes itself to the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Name, which stays the same across restarts.
+    pub name: String,
+    /// `HOST:PORT` of its HTTP interface, as the other nodes reach it.
+    pub address: String,
+    /// Work that it does.
+    pub roles: Roles,
+    /// Share of the shards relative to other nodes; 0 if it drains.
+    pub weight: u32,
+    /// Version of its program.
+    pub build: String,
+    /// Shards that it holds and that follow the end of the log, by the id of the collection.
+    #[serde(default)]
+    pub serving: BTreeMap<String, BTreeSet<u32>>,
+}
+
+impl NodeInfo {
+    /// Returns true if it holds the shard and follows the end of its log.
+    pub fn serves(&self, key: &ShardKey) -> bool {
+        self.serving.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
+    }
+}
+
+/// The owner of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Name of the node.
+    pub node: String,
+    /// Number of the ownership.
+    pub epoch: Epoch,
+}
+
+/// The cluster, as a node last saw it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterView {
+    /// Nodes that are alive, by name.
+    pub nodes: BTreeMap<String, NodeInfo>,
+    /// Owners of shards.
+    pub owners: BTreeMap<ShardKey, Owner>,
+    /// Collections, by name.
+    pub collections: BTreeMap<String, CollectionRecord>,
+}
+
+impl ClusterView {
+    /// Returns the names of the nodes that should hold the shard, in the order of preference.
+    pub fn wanted_holders(&self, key: &ShardKey, copies: u32) -> Vec<String> {
+        self.placed(key, copies as usize, |roles| roles.search)
+    }
+
+    /// Returns the name of the node that should own the shard.
+    pub fn wanted_owner(&self, key: &ShardKey) -> Option<String> {
+        self.placed(key, 1, |roles| roles.ingest).pop()
+    }
+
+    fn placed(&self, key: &ShardKey, copies: usize, may: fn(Roles) -> bool) -> Vec<String> {
+        let nodes = self.nodes.values().filter(|node| may(node.roles));
+        let servers: Vec<SearchServer> = nodes
+            .map(|node| SearchServer { name: node.name.clone(), weight: node.weight })
+            .collect();
+        let chosen = holders(&key.placement(), &servers, copies);
+        chosen.into_iter().map(|at| servers[at].name.clone()).collect()
+    }
+
+    /// Returns the nodes that hold the shard and follow the end of its log: wanted holders first,
+    /// in the order of preference.
+    pub fn serving_holders(&self, key: &ShardKey, copies: u32) -> Vec<&NodeInfo> {
+        let wanted = self.wanted_holders(key, copies);
+        let mut serving: Vec<&NodeInfo> =
+            self.nodes.values().filter(|node| node.serves(key)).collect();
+        serving.sort_by_key(|node| {
+            wanted.iter().position(|name| *name == node.name).unwrap_or(usize::MAX)
+        });
+        serving
+    }
+
+    /// Returns the collection of an id.
+    pub fn by_id(&self, id: &str) -> Option<&CollectionRecord> {
+        self.collections.values().find(|record| record.id == id)
+    }
+}
+
+/// The newest view of the cluster. Clones see the same view.
+#[derive(Clone, Debug)]
+pub struct ViewSource {
+    receiver: watch::Receiver<Arc<ClusterView>>,
+}
+
+/// Side of a [`ViewSource`] that changes the view.
+#[derive(Clone, Debug)]
+pub struct ViewUpdater {
+    sender: Arc<watch::Sender<Arc<ClusterView>>>,
+}
+
+impl ViewUpdater {
+    /// Creates an empty view.
+    pub fn new() -> ViewUpdater {
+        ViewUpdater { sender: Arc::new(watch::Sender::new(Arc::default())) }
+    }
+
+    /// Changes the view. Wakes waiting tasks only if the view differs afterwards.
+    pub fn update(&self, change: impl FnOnce(&mut ClusterView)) {
+        self.sender.send_if_modified(|view| {
+            let mut new = ClusterView::clone(view);
+            change(&mut new);
+            let differs = new != **view;
+            if differs {
+                *view = Arc::new(new);
+            }
+            differs
+        });
+    }
+
+    /// Returns a reader of the view.
+    pub fn source(&self) -> ViewSource {
+        ViewSource { receiver: self.sender.subscribe() }
+    }
+}
+
+impl Default for ViewUpdater {
+    fn default() -> ViewUpdater {
+        ViewUpdater::new()
+    }
+}
+
+impl ViewSource {
+    /// Returns the newest view.
+    pub fn current(&self) -> Arc<ClusterView> {
+        self.receiver.borrow().clone()
+    }
+
+    /// Waits until the view changes after the last call of this method on this clone. Returns at
+    /// once if it has changed already, and never if nothing can change it any more.
+    pub async fn changed(&mut self) {
+        if self.receiver.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Objects of a log, in memory and in a directory.
+
+use std::sync::Arc;
+
+use base::ErrorKind;
+use cluster::{EntryNumber, Epoch};
+use cluster_node::log::{CreateOutcome, LogFloor, ShardLog};
+use model_store::StorePlace;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio_stream::StreamExt;
+
+use crate::log_support::{TestStore, append, fence, key, writes};
+
+/// Runs `test` with a store in memory and one in a directory.
+async fn with_stores<T: Future<Output = ()>>(test: impl Fn(TestStore) -> T) {
+    test(TestStore::in_memory()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let files = LocalFileSystem::new_with_prefix(directory.path()).unwrap();
+    test(TestStore { objects: Arc::new(files) }).await;
+}
+
+async fn keys(store: &TestStore) -> Vec<String> {
+    let mut listing = store.objects.list(None);
+    let mut keys = Vec::new();
+    while let Some(object) = listing.next().await {
+        keys.push(object.unwrap().location.to_string());
+    }
+    keys.sort();
+    keys
+}
+
+fn floor(entry: u64, epoch: u64) -> LogFloor {
+    LogFloor { entry: EntryNumber(entry), epoch: Epoch(epoch) }
+}
+
+#[tokio::test]
+async fn an_entry_is_created_once() {
+    with_stores(|store| async move {
+        let log = store.log();
+        assert_eq!(log.read(EntryNumber(17)).await.unwrap(), None);
+        let entry = writes(4, &["{\"upsert\":{}}", "{}"]);
+        assert_eq!(log.create(EntryNumber(17), &entry).await, CreateOutcome::Created);
+        assert_eq!(log.create(EntryNumber(17), &fence(5)).await, CreateOutcome::NotCreated);
+        assert_eq!(log.read(EntryNumber(17)).await.unwrap(), Some(entry));
+        assert_eq!(keys(&store).await, ["data/c1/wal/0003/0000000000000011"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_of_many_creates_succeeds() {
+    with_stores(|store| async move {
+        let tasks: Vec<_> = (1..=20)
+            .map(|epoch| {
+                let log = store.log();
+                tokio::spawn(async move { log.create(EntryNumber(0), &fence(epoch)).await })
+            })
+            .collect();
+        let mut created = Vec::new();
+        for (epoch, task) in (1..).zip(tasks) {
+            if task.await.unwrap() == CreateOutcome::Created {
+                created.push(epoch);
+            }
+        }
+        let entry = store.log().read(EntryNumber(0)).await.unwrap().unwrap();
+        assert_eq!(created, [entry.epoch.0]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_damaged_entry_is_named() {
+    with_stores(|store| async move {
+        let at = Path::from("data/c1/wal/0003/0000000000000001");
+        store.objects.put(&at, "not an entry".into()).await.unwrap();
+        let error = store.log().read(EntryNumber(1)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        assert!(error.message().starts_with(&format!("{at} in the store: ")), "{error}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_floor_only_rises() {
+    with_stores(|store| async move {
+        let log = store.log();
+        assert_eq!(log.floor().await.unwrap(), floor(0, 0));
+        for (raised, newest) in [(5, 5), (300, 300), (40, 300), (300, 300), (301, 301)] {
+            log.raise_floor(floor(raised, raised / 10)).await.unwrap();
+            assert_eq!(log.floor().await.unwrap(), floor(newest, newest / 10));
+        }
+        for raised in 302..320 {
+            log.raise_floor(floor(raised, 30)).await.unwrap();
+        }
+        // The last four are kept, for listings at this moment.
+        let kept = [316, 317, 318, 319_u64];
+        let kept = kept.map(|at| format!("data/c1/floor/0003/{at:016x}-000000000000001e"));
+        assert_eq!(keys(&store).await, kept);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn only_entries_below_the_floor_are_removed() {
+    with_stores(|store| async move {
+        let log = store.log();
+        append(&log, 0, &vec![fence(1); 30]).await;
+        assert_eq!(log.remove_below(EntryNumber(20)).await.unwrap(), 0);
+        log.raise_floor(floor(12, 1)).await.unwrap();
+        assert_eq!(log.remove_below(EntryNumber(10)).await.unwrap(), 10);
+        assert_eq!(log.remove_below(EntryNumber(20)).await.unwrap(), 2);
+        let present: Vec<bool> = {
+            let mut present = Vec::new();
+            for number in 10..14 {
+                present.push(log.read(EntryNumber(number)).await.unwrap().is_some());
+            }
+            present
+        };
+        assert_eq!(present, [false, false, true, true]);
+        assert_eq!(keys(&store).await.len(), 18 + 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn shards_have_logs_of_their_own() {
+    with_stores(|store| async move {
+        append(&store.log(), 0, &[fence(1)]).await;
+        let place = StorePlace::new(store.objects.clone(), "", "the store");
+        let mut other = key();
+        other.shard.0 += 1;
+        assert_eq!(ShardLog::new(&place, &other).read(EntryNumber(0)).await.unwrap(), None);
+    })
+    .await;
+}

@@ -1,0 +1,19 @@
+//! The parts of a node against real etcd processes and stores.
+
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
+
+extern crate millpond_cluster_node as cluster_node;
+
+mod etcd;
+mod etcd_server;
+mod log_codec;
+mod log_faults;
+mod log_follower;
+mod log_objects;
+mod log_support;
+mod log_writer;
+mod membership;
+mod root_keys;
+mod root_reads;
+mod root_support;
+mod root_writes;

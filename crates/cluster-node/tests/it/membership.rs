@@ -1,0 +1,369 @@
+//! Memberships of several nodes in one process against a real etcd.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::time::Duration;
+
+use base::ErrorKind;
+use cluster::Epoch;
+use cluster_node::etcd::{Etcd, EtcdEntry};
+use cluster_node::membership::{Membership, MembershipTimes};
+use cluster_node::{
+    ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
+};
+use tokio::task::JoinSet;
+
+use crate::etcd_server::{EtcdServer, WAIT_MAX};
+
+/// Intervals of tests in which leases end.
+const SHORT: MembershipTimes = MembershipTimes {
+    lease: Duration::from_secs(3),
+    keep_alive: Duration::from_millis(500),
+    poll: Duration::from_millis(50),
+};
+
+/// A node of a test with its view.
+struct TestNode {
+    membership: Membership,
+    view: ViewSource,
+}
+
+impl TestNode {
+    async fn start(server: &EtcdServer, name: &str, times: MembershipTimes) -> TestNode {
+        let view = ViewUpdater::new();
+        let source = view.source();
+        let membership =
+            Membership::start_with(server.client(), "test", info(name), view, times).await;
+        TestNode { membership: membership.unwrap(), view: source }
+    }
+
+    /// Waits until the view passes the check.
+    async fn sees(&mut self, check: impl Fn(&ClusterView) -> bool) {
+        let seen = async {
+            while !check(&self.view.current()) {
+                self.view.changed().await;
+            }
+        };
+        let result = tokio::time::timeout(WAIT_MAX, seen).await;
+        assert!(result.is_ok(), "the view is {:?}", self.view.current());
+    }
+
+    async fn acquire(&self, key: &ShardKey) -> Option<Epoch> {
+        self.membership.acquire(key).await.unwrap()
+    }
+
+    fn owner(&self, key: &ShardKey) -> Option<Owner> {
+        self.view.current().owners.get(key).cloned()
+    }
+}
+
+fn info(name: &str) -> NodeInfo {
+    NodeInfo {
+        name: name.to_owned(),
+        address: format!("{name}.example:8501"),
+        roles: Roles::ALL,
+        weight: 1,
+        build: "1".to_owned(),
+        serving: BTreeMap::new(),
+    }
+}
+
+fn owner(node: &str, epoch: Epoch) -> Option<Owner> {
+    Some(Owner { node: node.to_owned(), epoch })
+}
+
+fn shard() -> ShardKey {
+    ShardKey::new("id", 3)
+}
+
+const NODE_A: &str = "millpond/test/nodes/a";
+const OWNER: &str = "millpond/test/owners/id/0003";
+
+/// Repeats a request until its answer passes the check.
+async fn until<T, F: Future<Output = T>>(ask: impl Fn() -> F, check: impl Fn(&T) -> bool) -> T {
+    let asked = async {
+        loop {
+            let answer = ask().await;
+            if check(&answer) {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(WAIT_MAX, asked).await.expect("no answer passes the check")
+}
+
+async fn key_until(etcd: &Etcd, key: &str, check: impl Fn(&Option<EtcdEntry>) -> bool) {
+    until(|| async { etcd.get(key).await.unwrap() }, check).await;
+}
+
+#[tokio::test]
+async fn nodes_see_each_other() {
+    let server = EtcdServer::start().await;
+    let updater = ViewUpdater::new();
+    let view = updater.source();
+    let membership =
+        Membership::start(server.client(), "test", info("a"), updater.clone()).await.unwrap();
+    let mut a = TestNode { membership, view };
+    assert_eq!(a.view.current().nodes["a"], info("a"));
+    let record = CollectionRecord {
+        name: "c".to_owned(),
+        id: "id".to_owned(),
+        shards: 8,
+        copies: 2,
+        create: serde_json::Value::Null,
+    };
+    updater.update(|view| {
+        view.collections.insert("c".to_owned(), record.clone());
+    });
+    let mut b = TestNode::start(&server, "b", MembershipTimes::default()).await;
+    let both = |view: &ClusterView| view.nodes.len() == 2;
+    a.sees(both).await;
+    assert!(both(&b.view.current()), "a new node sees all others at once");
+    assert_eq!(a.view.current().nodes["b"], info("b"));
+
+    let serving = BTreeMap::from([("id".to_owned(), BTreeSet::from([0, 3]))]);
+    a.membership.set_serving(serving.clone());
+    b.sees(|view| view.nodes["a"].serving == serving).await;
+    a.sees(|view| view.nodes["a"].serves(&shard())).await;
+    a.acquire(&shard()).await.unwrap();
+    b.sees(|view| view.owners.contains_key(&shard())).await;
+
+    a.membership.drain();
+    b.sees(|view| view.nodes["a"].weight == 0 && view.nodes["a"].serving == serving).await;
+    assert_eq!(a.acquire(&ShardKey::new("id", 0)).await, None);
+    assert_eq!(a.owner(&shard()).unwrap().node, "a");
+    a.membership.leave().await;
+    b.sees(|view| view.nodes.keys().eq(["b"]) && view.owners.is_empty()).await;
+    assert_eq!(a.view.current().collections["c"], record);
+}
+
+#[tokio::test]
+async fn killed_node_disappears_with_its_shards() {
+    let server = EtcdServer::start().await;
+    let a = TestNode::start(&server, "a", SHORT).await;
+    let mut b = TestNode::start(&server, "b", SHORT).await;
+    let first = a.acquire(&shard()).await.unwrap();
+    b.sees(|view| view.nodes.len() == 2 && view.owners.contains_key(&shard())).await;
+    assert_eq!(b.owner(&shard()), owner("a", first));
+    assert_eq!(b.acquire(&shard()).await, None);
+    // Dropping it ends its tasks and leaves its keys.
+    drop(a);
+    b.sees(|view| !view.nodes.contains_key("a") && view.owners.is_empty()).await;
+    let second = b.acquire(&shard()).await.unwrap();
+    assert!(second > first);
+    assert_eq!(b.owner(&shard()), owner("b", second));
+}
+
+#[tokio::test]
+async fn one_node_owns_each_shard() {
+    let server = EtcdServer::start().await;
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c"] {
+        nodes.push(TestNode::start(&server, name, MembershipTimes::default()).await);
+    }
+    let nodes = std::sync::Arc::new(nodes);
+    let mut acquisitions = JoinSet::new();
+    for number in 0..16 {
+        for at in 0..nodes.len() {
+            let nodes = nodes.clone();
+            acquisitions.spawn(async move {
+                let key = ShardKey::new("id", number);
+                let epoch = nodes[at].acquire(&key).await?;
+                // The view shows the ownership when the call returns.
+                let name = ["a", "b", "c"][at];
+                assert_eq!(nodes[at].owner(&key), owner(name, epoch));
+                Some((at, key, epoch))
+            });
+        }
+    }
+    let acquired: Vec<_> = acquisitions.join_all().await.into_iter().flatten().collect();
+    let shards: BTreeSet<_> = acquired.iter().map(|(_, key, _)| key.clone()).collect();
+    assert_eq!((acquired.len(), shards.len()), (16, 16));
+
+    let (first, key, epoch) = acquired[0].clone();
+    let second = (first + 1) % 3;
+    let wrong = Epoch(epoch.0 + 1);
+    nodes[first].membership.release(&key, wrong).await.unwrap();
+    assert_eq!(nodes[second].acquire(&key).await, None);
+    nodes[first].membership.release(&key, epoch).await.unwrap();
+    assert_eq!(nodes[first].owner(&key), None);
+    let later = nodes[second].acquire(&key).await.unwrap();
+    assert!(later > epoch);
+    // An ownership that another node has stays.
+    nodes[first].membership.release(&key, later).await.unwrap();
+    assert_eq!(nodes[first].acquire(&key).await, None);
+}
+
+#[tokio::test]
+async fn second_acquisition_has_a_new_epoch() {
+    let server = EtcdServer::start().await;
+    let a = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let first = a.acquire(&shard()).await.unwrap();
+    let second = a.acquire(&shard()).await.unwrap();
+    assert!(second > first);
+    assert_eq!(a.owner(&shard()), owner("a", second));
+    a.membership.release(&shard(), first).await.unwrap();
+    assert_eq!(a.owner(&shard()), owner("a", second));
+}
+
+/// Fails if a view lacks one of the nodes or the owner.
+async fn watch_for_losses(mut view: ViewSource) {
+    loop {
+        let seen = view.current();
+        assert_eq!(seen.nodes.len(), 2, "{seen:?}");
+        assert_eq!(seen.owners[&shard()].node, "a", "{seen:?}");
+        view.changed().await;
+    }
+}
+
+#[tokio::test]
+async fn view_stays_while_etcd_is_stopped() {
+    let server = EtcdServer::start().await;
+    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let mut b = TestNode::start(&server, "b", SHORT).await;
+    let first = a.acquire(&shard()).await.unwrap();
+    let whole = |view: &ClusterView| view.nodes.len() == 2 && view.owners.len() == 1;
+    a.sees(whole).await;
+    b.sees(whole).await;
+    let mut watchers = JoinSet::new();
+    for view in [&a.view, &b.view] {
+        watchers.spawn(watch_for_losses(view.clone()));
+    }
+
+    server.pause();
+    let refused = b.membership.acquire(&ShardKey::new("id", 0)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert_eq!(a.owner(&shard()), owner("a", first));
+    // All leases end meanwhile.
+    tokio::time::sleep(SHORT.lease + Duration::from_secs(1)).await;
+    server.resume();
+
+    let etcd = server.client();
+    let registered = |range: &Option<_>| *range == Some(3);
+    let keys = || async { etcd.range("millpond/test/").await.ok().map(|r| r.entries.len()) };
+    until(keys, registered).await;
+    until(
+        || async {
+            let entry = etcd.get(OWNER).await.ok().flatten();
+            let seen = [&a, &b].map(|node| node.owner(&shard()).map(|owner| owner.epoch.0));
+            let now = entry.map(|entry| u64::try_from(entry.create_revision).unwrap());
+            now.is_some() && seen == [now; 2]
+        },
+        |agree| *agree,
+    )
+    .await;
+    assert!(a.owner(&shard()).unwrap().epoch >= first);
+    assert!(watchers.try_join_next().is_none(), "a view lacked a node or the owner");
+    let acquire = || async { b.membership.acquire(&ShardKey::new("id", 0)).await };
+    until(acquire, |answer| answer.is_ok()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn nodes_outlive_a_restart_of_etcd() {
+    let mut server = EtcdServer::start().await;
+    let mut a = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let first = a.acquire(&shard()).await.unwrap();
+    server.kill();
+    let refused = a.membership.acquire(&shard()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert_eq!(a.owner(&shard()), owner("a", first));
+    let serving = BTreeMap::from([("id".to_owned(), BTreeSet::from([3]))]);
+    a.membership.set_serving(serving.clone());
+    server.restart().await;
+    a.sees(|view| view.nodes["a"].serving == serving).await;
+    assert_eq!(a.owner(&shard()), owner("a", first));
+    assert!(a.acquire(&shard()).await.unwrap() > first);
+}
+
+#[tokio::test]
+async fn lost_lease_is_replaced() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let other = ShardKey::new("id", 9);
+    let first = a.acquire(&shard()).await.unwrap();
+    let lost = a.acquire(&other).await.unwrap();
+    let lease = etcd.get(NODE_A).await.unwrap().unwrap().lease;
+    // Another node takes one of the shards.
+    let foreign = etcd.grant(Duration::from_secs(60)).await.unwrap();
+    let path = "millpond/test/owners/id/0009";
+    assert!(etcd.delete_if_created(path, lost.0 as i64).await.unwrap());
+    let taken = etcd.create(path, br#"{"node":"x"}"#, foreign).await.unwrap().unwrap();
+    etcd.revoke(lease).await.unwrap();
+
+    a.sees(|view| view.owners.get(&shard()).is_some_and(|owner| owner.epoch > first)).await;
+    assert_eq!(a.owner(&shard()).unwrap().node, "a");
+    a.sees(|view| view.owners.get(&other).is_some_and(|owner| owner.node == "x")).await;
+    key_until(&etcd, NODE_A, |entry| entry.as_ref().is_some_and(|entry| entry.lease != lease))
+        .await;
+    assert_eq!(a.owner(&other), owner("x", Epoch(taken as u64)));
+    assert_eq!(a.acquire(&other).await, None);
+    a.membership.release(&shard(), a.owner(&shard()).unwrap().epoch).await.unwrap();
+    assert_eq!(etcd.get(OWNER).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn name_of_another_address_is_refused() {
+    let server = EtcdServer::start().await;
+    let mut first = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let epoch = first.acquire(&shard()).await.unwrap();
+    let start = |own: NodeInfo| Membership::start(server.client(), "test", own, ViewUpdater::new());
+    let own = NodeInfo { address: "b.example:1".to_owned(), ..info("a") };
+    let error = start(own.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(error.message().contains("a.example:8501"), "{error}");
+    let foreign = Membership::start(server.client(), "other", own, ViewUpdater::new()).await;
+    foreign.unwrap();
+    for name in ["", "a/b"] {
+        let error = start(info(name)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+    first.sees(|view| view.owners.contains_key(&shard())).await;
+    assert_eq!(first.owner(&shard()), owner("a", epoch));
+}
+
+#[tokio::test]
+async fn later_process_of_a_node_replaces_the_earlier() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let earlier = TestNode::start(&server, "a", SHORT).await;
+    let first = earlier.acquire(&shard()).await.unwrap();
+    let later = TestNode::start(&server, "a", SHORT).await;
+    assert_eq!(later.owner(&shard()), None);
+    let second = later.acquire(&shard()).await.unwrap();
+    assert!(second > first);
+    let registered = etcd.get(NODE_A).await.unwrap().unwrap();
+    // The earlier process finds out that its lease ended, and stays outside.
+    let refused = || async { earlier.membership.acquire(&shard()).await };
+    until(refused, |answer| answer.is_err()).await.unwrap_err();
+    until(|| async { earlier.owner(&shard()) }, |owner| owner.is_none()).await;
+    assert_eq!(etcd.get(NODE_A).await.unwrap().unwrap(), registered);
+    assert_eq!(etcd.get(OWNER).await.unwrap().unwrap().create_revision, second.0 as i64);
+    assert_eq!(later.owner(&shard()), owner("a", second));
+    // Its name is free for the earlier process afterwards.
+    later.membership.leave().await;
+    until(|| async { earlier.membership.acquire(&shard()).await }, |answer| answer.is_ok())
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn key_of_an_unknown_acquisition_is_removed() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let lease = etcd.get(NODE_A).await.unwrap().unwrap().lease;
+    // A creation with an unknown outcome leaves such a key.
+    etcd.create(OWNER, br#"{"node":"a"}"#, lease).await.unwrap().unwrap();
+    key_until(&etcd, OWNER, |entry| entry.is_none()).await;
+    assert_eq!(a.owner(&shard()), None);
+    // Values of another version are ignored.
+    etcd.put("millpond/test/nodes/x", b"{", lease).await.unwrap();
+    etcd.put("millpond/test/owners/id/x", b"{", lease).await.unwrap();
+    let epoch = a.acquire(&shard()).await.unwrap();
+    let _b = TestNode::start(&server, "b", SHORT).await;
+    a.sees(|view| view.nodes.keys().eq(["a", "b"])).await;
+    assert_eq!(a.owner(&shard()), owner("a", epoch));
+}

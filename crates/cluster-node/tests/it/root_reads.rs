@@ -1,0 +1,335 @@
+//! Reads of a root: routes to holders, failures, second requests, coverage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::body::Body;
+use http::{Method, Request};
+use search::points::PointId;
+use serde_json::{Value, json};
+
+use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, set, wait_until};
+
+/// Shards of the collection "c".
+const SHARDS: u32 = 4;
+
+/// Returns the shard of a point.
+fn shard_of(id: &PointId) -> u32 {
+    cluster::shard_of(id.to_string().as_bytes(), SHARDS).unwrap().0
+}
+
+/// Answers like a collection whose points are the numbers from 0 to 39. The score of point n is n.
+fn numbers(shard: u32, request: &Value) -> Value {
+    let own = (0..40u64).filter(|id| shard_of(&PointId::Number(*id)) == shard);
+    let body = &request["body"];
+    let limit = body["limit"].as_u64().unwrap_or(10) as usize;
+    let hit = |id: u64| json!({"id": id, "version": 0, "score": id as f32});
+    match request["path"].as_str().unwrap() {
+        "points/query" => {
+            assert_eq!(body.get("offset"), None);
+            json!({"points": own.rev().take(limit).map(hit).collect::<Vec<_>>()})
+        }
+        "points/query/batch" => {
+            let answer = |search: &Value| {
+                let body = json!({"path": "points/query", "body": search});
+                numbers(shard, &body)
+            };
+            body["searches"].as_array().unwrap().iter().map(answer).collect()
+        }
+        "points/count" => json!({"count": own.count()}),
+        "points/scroll" => {
+            let from = body["offset"].as_u64().unwrap_or(0);
+            let own: Vec<u64> = own.filter(|id| *id >= from).collect();
+            let page: Vec<Value> = own.iter().take(limit).map(|id| json!({ "id": id })).collect();
+            json!({"points": page, "next_page_offset": own.get(limit)})
+        }
+        "points" => {
+            let ids = body["ids"].as_array().unwrap().iter();
+            let own: Vec<u64> = own.collect();
+            let found = ids.filter(|id| id.as_u64().is_some_and(|id| own.contains(&id)));
+            found.map(|id| json!({"id": id, "payload": {}, "vector": [id, 1.5]})).collect()
+        }
+        "facet" => json!({"hits": [{"value": "a", "count": own.count()}]}),
+        other => panic!("{other}"),
+    }
+}
+
+/// Two nodes that hold all shards, and a root.
+async fn two_nodes() -> (TestRoot, [Arc<FakeNode>; 2]) {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let nodes = [FakeNode::start("a", numbers).await, FakeNode::start("b", numbers).await];
+    for node in &nodes {
+        root.serve(node.name, &node.address, &[0, 1, 2, 3]);
+    }
+    (root, nodes)
+}
+
+fn ids(result: &Value) -> Vec<u64> {
+    let points = result.get("points").unwrap_or(result).as_array().unwrap();
+    points.iter().map(|point| point["id"].as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn one_request_a_node_reads_all_shards() {
+    let (root, nodes) = two_nodes().await;
+    for _ in 0..4 {
+        let answer = root.post("points/query", &json!({"query": [1, 2], "limit": 3})).await;
+        assert_eq!(ids(answer.result()), [39, 38, 37]);
+        assert_eq!(
+            (&answer.json["coverage"], &answer.json["status"]),
+            (&Value::Null, &json!("ok"))
+        );
+    }
+    for node in &nodes {
+        let reads = node.taken_reads();
+        assert_eq!(asked(&reads), BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2)]));
+        assert_eq!(reads.len(), 2, "queries alternate");
+        assert_eq!(
+            (&reads[0]["collection"], &reads[0]["strong"], &reads[0]["shards"]["3"]),
+            (&json!(ID), &json!(false), &json!(0))
+        );
+        assert!(reads[0]["timeout_ms"].as_u64().is_some_and(|ms| (1..=9000).contains(&ms)));
+    }
+    assert_eq!(root.count("first"), 4);
+}
+
+#[tokio::test]
+async fn every_kind_of_read_is_merged() {
+    let (root, _nodes) = two_nodes().await;
+    let query = json!({"query": [1, 2], "limit": 3, "offset": 2});
+    assert_eq!(ids(root.post("points/query", &query).await.result()), [37, 36, 35]);
+    let batch = root.post("points/query/batch", &json!({"searches": [query, {}]})).await;
+    assert_eq!(ids(&batch.result()[0]), [37, 36, 35]);
+    assert_eq!(batch.result()[1]["points"].as_array().unwrap().len(), 10);
+    assert_eq!(
+        root.post("points/query/batch", &json!({"searches": []})).await.result(),
+        &json!([])
+    );
+    assert_eq!(root.post("points/count", &Value::Null).await.result(), &json!({"count": 40}));
+    let facet = root.post("facet", &json!({"key": "k"})).await;
+    assert_eq!(facet.result(), &json!({"hits": [{"value": "a", "count": 40}]}));
+    let records = root.post("points", &json!({"ids": [7, 99, 3, 7]})).await;
+    assert_eq!(ids(records.result()), [7, 3, 7]);
+    assert_eq!(root.post("points", &json!({"ids": []})).await.result(), &json!([]));
+    let mut pages = Vec::new();
+    let mut offset = Value::Null;
+    loop {
+        let page = root.post("points/scroll", &json!({"limit": 7, "offset": offset})).await;
+        pages.extend(ids(page.result()));
+        offset = page.result()["next_page_offset"].clone();
+        if offset.is_null() {
+            break;
+        }
+    }
+    assert_eq!(pages, (0..40).collect::<Vec<u64>>());
+    let described = root.send(Method::GET, "/collections/c", &Value::Null).await;
+    assert_eq!(described.result()["points_count"], 40);
+    assert_eq!(described.result()["status"], "green");
+}
+
+#[tokio::test]
+async fn distances_are_merged_from_the_smallest() {
+    let root = TestRoot::with_collection(2, "Euclid");
+    let hit = |id: u32| json!({"id": id, "score": id});
+    let node =
+        FakeNode::start("a", move |shard, _| json!({"points": [hit(shard), hit(shard + 10)]}));
+    root.serve("a", &node.await.address, &[0, 1]);
+    let answer = root.post("points/query", &json!({"query": [1, 2]})).await;
+    assert_eq!(ids(answer.result()), [0, 1, 10, 11]);
+}
+
+#[tokio::test]
+async fn points_go_to_their_shards_only() {
+    let (root, nodes) = two_nodes().await;
+    let one = root.send(Method::GET, "/collections/c/points/7", &Value::Null).await;
+    assert_eq!(one.result(), &json!({"id": 7, "payload": {}, "vector": [7, 1.5]}));
+    let missing = root.send(Method::GET, "/collections/c/points/99", &Value::Null).await;
+    assert_eq!(
+        (missing.status, missing.error()),
+        (404, "Not found: Point with id 99 does not exist")
+    );
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    let shards = |id| set([shard_of(&PointId::Number(id))]);
+    let asked_shards: Vec<_> =
+        reads.iter().map(|read| set(asked(std::slice::from_ref(read)).into_keys())).collect();
+    assert_eq!(reads.len(), 2);
+    assert!(asked_shards.contains(&shards(7)) && asked_shards.contains(&shards(99)));
+}
+
+#[tokio::test]
+async fn the_point_of_a_query_becomes_its_vector() {
+    let (root, nodes) = two_nodes().await;
+    root.post("points/query", &json!({"query": 7})).await.result();
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    let query = reads.iter().find(|read| read["path"] == "points/query").unwrap();
+    assert_eq!(query["body"]["query"], json!([7.0, 1.5]));
+    assert_eq!(query["body"]["filter"], json!({"must_not": [{"has_id": [7]}]}));
+    let missing = root.post("points/query", &json!({"query": 99})).await;
+    assert_eq!(
+        (missing.status, missing.error()),
+        (404, "query: Not found: No point with id 99 found")
+    );
+}
+
+#[tokio::test]
+async fn another_holder_answers_for_one_that_fails() {
+    let (root, nodes) = two_nodes().await;
+    for behaviour in [
+        Behaviour::Refuse(500, json!({"error": "broken"})),
+        Behaviour::Refuse(503, json!({"error": "stops"})),
+        Behaviour::RefuseShards(503, "behind"),
+        Behaviour::RefuseShards(500, "damaged"),
+        Behaviour::RefuseShards(404, "no collection"),
+        Behaviour::Omit,
+    ] {
+        nodes[0].behave(behaviour.clone());
+        let before = root.count("retried");
+        for _ in 0..2 {
+            let answer = root.post("points/count", &json!({})).await;
+            assert_eq!(answer.result(), &json!({"count": 40}), "{behaviour:?}");
+        }
+        // A node that failed as a whole is asked last for a while.
+        assert!(root.count("retried") <= before + 2, "{behaviour:?}");
+    }
+    assert!(root.count("retried") > 0);
+    assert_eq!(root.count("partial"), 0);
+}
+
+#[tokio::test]
+async fn a_dead_node_costs_no_answer() {
+    let (root, _nodes) = two_nodes().await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    root.serve("a", &dead, &[0, 1, 2, 3]);
+    for _ in 0..10 {
+        assert_eq!(root.post("points/count", &json!({})).await.result(), &json!({"count": 40}));
+    }
+    let retried = root.count("retried");
+    assert!((1..=10).contains(&retried), "{retried}");
+    assert_eq!((root.count("hedged"), root.count("partial")), (0, 0));
+}
+
+#[tokio::test]
+async fn refusals_of_the_request_reach_the_client() {
+    let (root, nodes) = two_nodes().await;
+    for (status, message, expected) in [
+        (400, "no such vector", 400),
+        (422, "Validation error in JSON body: [limit: 0]", 422),
+        (501, "not supported", 501),
+    ] {
+        nodes.iter().for_each(|node| node.behave(Behaviour::RefuseShards(status, message)));
+        let answer = root.post("points/query", &json!({"query": [1, 2]})).await;
+        assert_eq!((answer.status, answer.error()), (expected, message));
+    }
+    assert_eq!(root.count("retried"), 0);
+    let local = root.post("points/query", &json!({"query": [1, 2], "prefetch": {}})).await;
+    assert_eq!(local.status, 501);
+    let groups = root.post("points/query/groups", &json!({})).await;
+    assert_eq!(groups.status, 501);
+    let unknown = root.send(Method::POST, "/collections/d/points/count", &json!({})).await;
+    assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
+async fn missing_shards_make_answers_partial() {
+    let (root, nodes) = two_nodes().await;
+    nodes.iter().for_each(|node| root.serve(node.name, &node.address, &[0, 1, 2]));
+    let count = root.post("points/count", &json!({})).await;
+    let points = (0..40).filter(|id| shard_of(&PointId::Number(*id)) < 3).count();
+    assert_eq!(count.result(), &json!({"count": points, "partial": true}));
+    assert_eq!(count.json["coverage"], json!({"shards": 3, "of": 4}));
+    let path = "/collections/c/points/count";
+    let enough = root.send(Method::POST, &format!("{path}?min_coverage=0.75"), &json!({})).await;
+    assert_eq!(enough.status, 200);
+    let partial = root.count("partial");
+    let few = root.send(Method::POST, &format!("{path}?min_coverage=0.8"), &json!({})).await;
+    assert_eq!(few.status, 503);
+    assert!(few.error().starts_with("3 of 4 shards answered"), "{}", few.error());
+    assert!(few.headers.contains_key("retry-after"));
+    let header = Request::post(path).header("x-min-coverage", "1").body(Body::from("{}")).unwrap();
+    assert_eq!(root.send_request(header).await.status, 503);
+    assert_eq!((partial, root.count("partial")), (2, 2));
+    let batch = root.post("points/query/batch", &json!({"searches": [{}]})).await;
+    assert_eq!(batch.result()[0]["partial"], true);
+    let described = root.send(Method::GET, "/collections/c", &Value::Null).await;
+    assert_eq!(
+        (&described.result()["status"], &described.result()["points_count"]),
+        (&json!("red"), &json!(points))
+    );
+    let lost = (0..40).find(|id| shard_of(&PointId::Number(*id)) == 3).unwrap();
+    let one = root.send(Method::GET, &format!("/collections/c/points/{lost}"), &Value::Null).await;
+    assert_eq!(one.status, 503, "an unknown point is not a missing one");
+    let by_id = root.post("points/query", &json!({ "query": lost })).await;
+    assert_eq!(by_id.status, 503);
+    root.view.update(|view| view.nodes.clear());
+    assert_eq!(root.post("points/count", &json!({})).await.status, 503);
+}
+
+#[tokio::test]
+async fn a_slow_holder_is_hedged_within_the_budget() {
+    let (root, nodes) = two_nodes().await;
+    for _ in 0..200 {
+        root.post("points/count", &json!({})).await.result();
+    }
+    nodes[0].taken_reads();
+    nodes[0].behave(Behaviour::Hang);
+    for _ in 0..60 {
+        let answer = root.post("points/count", &json!({})).await;
+        assert_eq!(answer.result(), &json!({"count": 40}));
+    }
+    let (first, hedged, won) = (root.count("first"), root.count("hedged"), root.count("hedge_won"));
+    assert_eq!(first, 260);
+    assert!((1..=first / 20).contains(&hedged), "{hedged} of {first}");
+    assert!((1..=hedged).contains(&won), "{won} of {hedged}");
+    assert_eq!(root.count("partial"), 0);
+    let hung = nodes[0].taken_reads().len() as u64;
+    assert!(hung < 25, "{hung} of 60 queries went to the slow node first");
+    wait_until(|| nodes[0].dropped.load(Ordering::Relaxed) == hung).await;
+}
+
+#[tokio::test]
+async fn the_deadline_ends_a_read() {
+    let (root, nodes) = two_nodes().await;
+    nodes.iter().for_each(|node| node.behave(Behaviour::Hang));
+    let path = "/collections/c/points/count?timeout=1";
+    let answer = root.send(Method::POST, path, &json!({})).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.error().contains("0 of 4 shards"), "{}", answer.error());
+    let hung: u64 = nodes.iter().map(|node| node.taken_reads().len() as u64).sum();
+    let dropped = || nodes.iter().map(|node| node.dropped.load(Ordering::Relaxed)).sum::<u64>();
+    wait_until(|| dropped() == hung).await;
+}
+
+#[tokio::test]
+async fn holders_that_come_back_are_asked_again() {
+    let (root, nodes) = two_nodes().await;
+    nodes.iter().for_each(|node| node.behave(Behaviour::Refuse(503, json!({"error": "starts"}))));
+    let mended = async {
+        wait_until(|| nodes.iter().all(|node| !node.reads.lock().is_empty())).await;
+        nodes.iter().for_each(|node| node.behave(Behaviour::Work));
+    };
+    let body = json!({});
+    let (answer, ()) = tokio::join!(root.post("points/count", &body), mended);
+    assert_eq!(answer.result(), &json!({"count": 40}));
+}
+
+#[tokio::test]
+async fn overloaded_nodes_are_not_asked_again() {
+    let (root, nodes) = two_nodes().await;
+    nodes.iter().for_each(|node| node.behave(Behaviour::RefuseShards(429, "full")));
+    let answer = root.post("points/count", &json!({})).await;
+    assert_eq!(answer.status, 503);
+    let reads: usize = nodes.iter().map(|node| node.taken_reads().len()).sum();
+    assert_eq!(reads, 2, "once each");
+}
+
+#[tokio::test]
+async fn strong_reads_say_so() {
+    let (root, nodes) = two_nodes().await;
+    let path = "/collections/c/points/count?consistency=strong";
+    root.send(Method::POST, path, &json!({})).await.result();
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    assert_eq!((reads.len(), &reads[0]["strong"]), (1, &json!(true)));
+}

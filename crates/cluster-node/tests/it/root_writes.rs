@@ -1,0 +1,298 @@
+//! Writes of a root: the way to owners, owners that move, outcomes that are not known.
+
+use std::sync::Arc;
+
+use http::Method;
+use search::points::PointId;
+use serde_json::{Value, json};
+
+use crate::root_support::{Behaviour, FakeNode, TestRoot, wait_until};
+
+/// Shards of the collection "c".
+const SHARDS: u32 = 2;
+
+fn shard_of(id: u64) -> u32 {
+    let id = PointId::Number(id).to_string();
+    cluster::shard_of(id.as_bytes(), SHARDS).unwrap().0
+}
+
+/// Two nodes that hold all shards. Node "a" owns shard 0, and node "b" shard 1.
+async fn two_owners() -> (TestRoot, [Arc<FakeNode>; 2]) {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let count = |_: u32, _: &Value| json!({"count": 0});
+    let nodes = [FakeNode::start("a", count).await, FakeNode::start("b", count).await];
+    for (node, shard) in nodes.iter().zip(0..) {
+        root.serve(node.name, &node.address, &[0, 1]);
+        root.own(node.name, shard, 1);
+    }
+    (root, nodes)
+}
+
+fn points(count: u64) -> Value {
+    let point = |id: u64| json!({"id": id, "vector": [id, 1], "payload": {"n": id}});
+    json!({"points": (0..count).map(point).collect::<Vec<_>>()})
+}
+
+/// A point of shard 0.
+fn first_shards_point() -> Value {
+    let id = (0..).find(|id| shard_of(*id) == 0).unwrap();
+    json!({"points": [{"id": id, "vector": [1, 2]}]})
+}
+
+#[tokio::test]
+async fn points_go_to_the_owners_of_their_shards() {
+    let (root, nodes) = two_owners().await;
+    let answer = root.put("points?wait=true", &points(20)).await;
+    assert_eq!(answer.result(), &json!({"operation_id": 5, "status": "completed"}));
+    for (node, shard) in nodes.iter().zip(0..) {
+        let writes = node.taken_writes();
+        assert_eq!((writes.len(), &writes[0]["shard"]), (1, &json!(shard)));
+        assert_eq!(writes[0]["collection"], "id");
+        let operations = writes[0]["operations"].as_array().unwrap();
+        let ids: Vec<u64> = operations[0]["upsert"]["points"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|point| point["id"].as_u64().unwrap())
+            .collect();
+        assert_eq!(ids, (0..20).filter(|id| shard_of(*id) == shard).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
+async fn reads_carry_the_entries_of_earlier_writes() {
+    let (root, nodes) = two_owners().await;
+    root.put("points", &first_shards_point()).await.result();
+    root.post("points/count", &json!({})).await.result();
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    assert_eq!(reads[0]["shards"], json!({"0": 5, "1": 0}));
+}
+
+/// Two pages of the points of a shard that a filter chooses.
+fn chosen(shard: u32, request: &Value) -> Value {
+    let mut ids = (0..).filter(|id| shard_of(*id) == shard);
+    let pages = [ids.next().unwrap(), ids.next().unwrap()];
+    match request["body"]["offset"].as_u64() {
+        None => json!({"points": [{"id": pages[0]}], "next_page_offset": pages[1]}),
+        Some(id) => json!({"points": [{"id": id}], "next_page_offset": null}),
+    }
+}
+
+#[tokio::test]
+async fn changes_by_filter_are_sent_by_ids() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let nodes = [FakeNode::start("a", chosen).await, FakeNode::start("b", chosen).await];
+    for (node, shard) in nodes.iter().zip(0..) {
+        root.serve(node.name, &node.address, &[0, 1]);
+        root.own(node.name, shard, 1);
+    }
+    let filter = json!({"must": [{"key": "a", "match": {"value": 1}}]});
+    let all = json!({ "filter": filter });
+    let set = json!({"payload": {"b": 2}, "filter": filter});
+    let delete = json!({"keys": ["b"], "filter": filter});
+    root.post("points/delete", &all).await.result();
+    root.post("points/payload", &set).await.result();
+    root.put("points/payload", &set).await.result();
+    root.post("points/payload/delete", &delete).await.result();
+    root.post("points/payload/clear", &all).await.result();
+    let operations = json!([{"set_payload": set}, {"clear_payload": all}]);
+    let batch = root.post("points/batch", &json!({ "operations": operations })).await;
+    assert_eq!(batch.result().as_array().unwrap().len(), 2);
+    for (node, shard) in nodes.iter().zip(0..) {
+        assert!(node.taken_reads().iter().all(|read| read["strong"] == true));
+        let writes = node.taken_writes();
+        let sent: Vec<&Value> =
+            writes.iter().flat_map(|write| write["operations"].as_array().unwrap()).collect();
+        let kinds =
+            ["delete", "set_payload", "overwrite_payload", "delete_payload", "clear_payload"];
+        let kinds = kinds.into_iter().chain(["set_payload", "clear_payload"]);
+        let kinds: Vec<&str> = kinds.flat_map(|kind| [kind, kind]).collect();
+        assert_eq!(sent.len(), kinds.len(), "{}", node.name);
+        let ids: Vec<u64> = (0..).filter(|id| shard_of(*id) == shard).take(2).collect();
+        for (at, (operation, kind)) in sent.iter().zip(kinds).enumerate() {
+            let change = &operation[kind];
+            assert_eq!(change["points"], json!([ids[at % 2]]), "{operation}");
+            assert_eq!(change["filter"], Value::Null);
+            assert_eq!(
+                change["payload"].is_object(),
+                kind.starts_with("set") || kind.starts_with("over")
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_no_holder_can_make_is_not_sent() {
+    let (root, nodes) = two_owners().await;
+    for (path, body) in [
+        ("points", json!({"points": [{"id": 1, "vector": [1]}]})),
+        ("points", json!({"points": [{"id": 1, "vector": [1e39, 0]}]})),
+        ("points", json!({"points": [{"id": 1, "vector": {"x": [1, 2]}}]})),
+        ("points", json!({"points": [], "batch": {}})),
+        ("points/payload", json!({"payload": {}})),
+    ] {
+        assert_eq!(root.put(path, &body).await.status, 400, "{body}");
+    }
+    let late = json!({"operations": [{"delete": {"points": [1]}}, {"delete": {}}]});
+    let answer = root.post("points/batch", &late).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.error().starts_with("operations[1]"), "{}", answer.error());
+    assert!(nodes.iter().all(|node| node.writes.lock().is_empty()));
+    let nothing = root.put("points", &json!({"points": []})).await;
+    assert_eq!(nothing.result()["status"], "completed");
+    assert!(nodes.iter().all(|node| node.writes.lock().is_empty()));
+}
+
+#[tokio::test]
+async fn large_requests_are_sent_in_parts() {
+    let (root, nodes) = two_owners().await;
+    let text = "x".repeat(60_000);
+    let point = |id: u64| json!({"id": id, "vector": [1, 2], "payload": {"text": text}});
+    let ids: Vec<u64> = (0..).filter(|id| shard_of(*id) == 0).take(80).collect();
+    let body = json!({"points": ids.iter().copied().map(point).collect::<Vec<_>>()});
+    root.put("points?timeout=60", &body).await.result();
+    let writes = nodes[0].taken_writes();
+    assert_eq!(writes.len(), 2, "4.8 MB in requests of at most 4 MiB");
+    let mut found = Vec::new();
+    for operation in writes.iter().flat_map(|write| write["operations"].as_array().unwrap()) {
+        let points = operation["upsert"]["points"].as_array().unwrap();
+        assert!(points.len() < 20, "an operation has at most 1 MiB");
+        found.extend(points.iter().map(|point| point["id"].as_u64().unwrap()));
+    }
+    assert_eq!(found, ids, "in order");
+}
+
+#[tokio::test]
+async fn a_named_owner_is_asked_at_once() {
+    let (root, nodes) = two_owners().await;
+    nodes[0].behave_in_writes(Behaviour::Refuse(409, json!({"owner": "b"})));
+    let answer = root.put("points", &first_shards_point()).await;
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!((nodes[0].taken_writes().len(), nodes[1].taken_writes().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_write_waits_for_the_next_owner() {
+    let (root, nodes) = two_owners().await;
+    nodes[0].behave_in_writes(Behaviour::Refuse(409, json!({"owner": null})));
+    let moved = async {
+        wait_until(|| !nodes[0].writes.lock().is_empty()).await;
+        root.own("b", 0, 2);
+    };
+    let body = first_shards_point();
+    let (answer, ()) = tokio::join!(root.put("points", &body), moved);
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!(nodes[1].taken_writes().len(), 1);
+}
+
+#[tokio::test]
+async fn a_write_waits_while_the_owner_is_dead() {
+    let (root, nodes) = two_owners().await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    root.serve("a", &dead, &[0, 1]);
+    let moved = async {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        root.own("b", 0, 2);
+    };
+    let body = first_shards_point();
+    let (answer, ()) = tokio::join!(root.put("points", &body), moved);
+    assert_eq!(answer.result()["status"], "completed");
+    assert_eq!(nodes[1].taken_writes().len(), 1);
+}
+
+#[tokio::test]
+async fn a_write_without_an_owner_ends_at_its_deadline() {
+    let (root, nodes) = two_owners().await;
+    root.view.update(|view| view.owners.clear());
+    let answer = root.put("points?timeout=1", &first_shards_point()).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.error().contains("the write was not made"), "{}", answer.error());
+    assert!(answer.headers.contains_key("retry-after"));
+    root.own("a", 0, 1);
+    let busy = json!({"error": "the queue is full", "made": false});
+    nodes[0].behave_in_writes(Behaviour::Refuse(503, busy));
+    let answer = root.put("points?timeout=1", &first_shards_point()).await;
+    assert!(answer.error().contains("the write was not made"), "{}", answer.error());
+    assert!(nodes[0].taken_writes().len() > 1);
+}
+
+/// A second write of the same operations could undo a later write of another client.
+#[tokio::test]
+async fn an_unknown_outcome_is_not_written_again() {
+    let (root, nodes) = two_owners().await;
+    for behaviour in [
+        Behaviour::Refuse(503, json!({"error": "the store does not answer"})),
+        Behaviour::Refuse(500, json!({"error": "broken"})),
+        Behaviour::Hang,
+    ] {
+        nodes[0].behave_in_writes(behaviour.clone());
+        let answer = root.put("points?timeout=1", &first_shards_point()).await;
+        assert_eq!(answer.status, 503, "{behaviour:?}");
+        assert!(answer.error().contains("may have been made"), "{}", answer.error());
+        assert_eq!(nodes[0].taken_writes().len(), 1, "{behaviour:?}");
+    }
+    nodes[0].behave_in_writes(Behaviour::Refuse(400, json!({"error": "no operation"})));
+    let answer = root.put("points", &first_shards_point()).await;
+    assert_eq!(answer.status, 400);
+}
+
+#[tokio::test]
+async fn an_error_of_one_shard_fails_the_request() {
+    let (root, nodes) = two_owners().await;
+    nodes[0].behave_in_writes(Behaviour::Refuse(500, json!({"error": "broken"})));
+    let answer = root.put("points", &points(20)).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.error().contains("shard id/0000"), "{}", answer.error());
+    assert_eq!(nodes[1].taken_writes().len(), 1);
+}
+
+#[tokio::test]
+async fn collections_are_created_listed_and_removed() {
+    let (root, nodes) = two_owners().await;
+    let send = |method, path: &'static str, body: Value| {
+        let root = &root;
+        async move { root.send(method, path, &body).await }
+    };
+    let create = json!({"vectors": {"size": 2, "distance": "Dot"}, "shard_number": 3});
+    let again = send(Method::PUT, "/collections/c", create.clone()).await;
+    assert_eq!(again.status, 409);
+    let created = send(Method::PUT, "/collections/d", create);
+    let served = async {
+        wait_until(|| root.view.source().current().collections.contains_key("d")).await;
+        root.view.update(|view| {
+            let id = view.collections["d"].id.clone();
+            let node = view.nodes.get_mut("a").unwrap();
+            node.serving.insert(id, (0..3).collect());
+        });
+    };
+    let (created, ()) = tokio::join!(created, served);
+    assert_eq!(created.result(), &json!(true));
+    let record = root.view.source().current().collections["d"].clone();
+    assert_eq!((record.shards, record.copies), (3, 2));
+    let list = send(Method::GET, "/collections", Value::Null).await;
+    assert_eq!(list.result(), &json!({"collections": [{"name": "c"}, {"name": "d"}]}));
+    let exists = send(Method::GET, "/collections/d/exists", Value::Null).await;
+    assert_eq!(exists.result(), &json!({"exists": true}));
+    let view = send(Method::GET, "/cluster/v1/view", Value::Null).await;
+    let shown = &view.result()["collections"][1];
+    assert_eq!((&shown["name"], &shown["coverage"]), (&json!("d"), &json!({"shards": 3, "of": 3})));
+    assert_eq!(view.result()["nodes"][0]["address"], nodes[0].address.as_str());
+    for removed in [true, false] {
+        let answer = send(Method::DELETE, "/collections/d", Value::Null).await;
+        assert_eq!(answer.result(), &json!(removed));
+    }
+    let exists = send(Method::GET, "/collections/d/exists", Value::Null).await;
+    assert_eq!(exists.result(), &json!({"exists": false}));
+}
+
+#[tokio::test]
+async fn a_collection_without_holders_is_reported() {
+    let root = TestRoot::new();
+    let create = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    let answer = root.send(Method::PUT, "/collections/d?timeout=1", &create).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.error().contains("8 of its 8 shards"), "{}", answer.error());
+    assert!(root.view.source().current().collections.contains_key("d"));
+}

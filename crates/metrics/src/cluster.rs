@@ -1,0 +1,44 @@
+//! Metrics of a node of a cluster.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::KindLabels;
+
+/// Metrics of a node of a cluster. Clones share their values.
+#[derive(Clone, Default)]
+pub struct ClusterMetrics {
+    /// Requests to holders: "first", "hedged" (a second holder was asked because the first was
+    /// slow), "hedge_won" (and it was faster), "retried" (a holder failed), "partial" (answers that
+    /// lack shards).
+    pub requests: Family<KindLabels, Counter>,
+    /// Operations of the logs: "applied", and "skipped", which change nothing on any holder.
+    pub operations: Family<KindLabels, Counter>,
+    /// Entries of logs that were applied.
+    pub entries: Counter,
+    /// Snapshots of shards: "taken", "failed", "restored".
+    pub snapshots: Family<KindLabels, Counter>,
+}
+
+impl ClusterMetrics {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let r = registry;
+        r.register(
+            "cluster_requests",
+            "Requests of a root to holders of shards, by kind",
+            self.requests.clone(),
+        );
+        r.register(
+            "cluster_operations",
+            "Operations of shards' logs: applied, or skipped because they change nothing",
+            self.operations.clone(),
+        );
+        r.register(
+            "cluster_entries",
+            "Entries of shards' logs that this node has applied",
+            self.entries.clone(),
+        );
+        r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
+    }
+}
