@@ -6,6 +6,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::audio::AudioCommand;
 use crate::bench::{BenchArgs, DemoCommand};
+use crate::cluster::ClusterCommand;
 use crate::collections::CollectionsCommand;
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
@@ -25,8 +26,8 @@ use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, collections, completion, doctor, environment, images, import, infer, keys,
-    manual, models, publish, serve, speakers, tfs, tune, verify, worker,
+    audio, bench, cluster, collections, completion, doctor, environment, images, import, infer,
+    keys, manual, models, publish, serve, speakers, tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -59,6 +60,8 @@ enum Command {
     Images(Box<ImagesCommand>),
     /// Back up, restore and copy collections of a running server
     Collections(Box<CollectionsCommand>),
+    /// Show the nodes and shards of a cluster of search servers
+    Cluster(Box<ClusterCommand>),
     /// Make keys for callers of a server
     Keys(KeysArgs),
     /// Measure a server: under load, during swaps, against the bare engine
@@ -133,6 +136,7 @@ impl Arguments {
             Command::Speakers(args) => speakers::run(args),
             Command::Images(args) => images::run(args),
             Command::Collections(args) => collections::run(args),
+            Command::Cluster(args) => cluster::run(args),
             Command::Keys(args) => keys::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Tune(args) => tune::run(args),

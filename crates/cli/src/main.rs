@@ -9,6 +9,7 @@ mod arguments;
 mod audio;
 mod bench;
 mod client;
+mod cluster;
 mod collections;
 mod completion;
 mod doctor;

@@ -1,6 +1,6 @@
 //! Composes the server: the state of each router, above models and workers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api_audio::AudioState;
@@ -12,6 +12,7 @@ use transport::RequestResources;
 use transport::access::AccessPolicy;
 
 use crate::MetricNames;
+use crate::cluster::ClusterServing;
 use crate::collections::Collections;
 use crate::config::Config;
 use crate::core::Core;
@@ -37,6 +38,8 @@ pub(crate) struct Server {
     pub(crate) images: Arc<ImagesState>,
     pub(crate) qdrant: Arc<CollectionsState>,
     pub(crate) backups: Arc<BackupService>,
+    /// The node of a cluster, once it works.
+    pub(crate) cluster: OnceLock<ClusterServing>,
     pub(crate) page: Arc<Page>,
     pub(crate) exporter: Arc<Exporter>,
     pub(crate) http_options: HttpOptions,
@@ -201,6 +204,7 @@ impl Server {
             images,
             qdrant,
             backups,
+            cluster: OnceLock::new(),
             exporter,
             http_options: HttpOptions::of(config),
         }

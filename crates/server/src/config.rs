@@ -15,6 +15,7 @@ use crate::traces::TraceConfig;
 use api_audio::AudioConfig;
 use base::Result;
 use base::units::{GIB, MIB};
+use cluster_node::Roles;
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
 use search::registry::MediumChoice as SearchMedium;
@@ -42,6 +43,8 @@ pub struct Config {
     pub audio: AudioConfig,
     /// Collections and images.
     pub search: SearchConfig,
+    /// The cluster that this server is a node of; `None` if it works alone.
+    pub cluster: Option<ClusterConfig>,
     /// Export of traces; `None` makes none.
     pub traces: Option<TraceConfig>,
     /// Filter of the program's log; `None` if it cannot change.
@@ -413,6 +416,63 @@ pub struct SearchConfig {
     pub gpu: Option<search::coarse::device::GpuOptions>,
     /// Backups of collections.
     pub backups: BackupSettings,
+}
+
+/// The cluster that a server is a node of.
+#[derive(Clone, PartialEq)]
+pub struct ClusterConfig {
+    /// Directory or URL of the cluster's store.
+    pub store: String,
+    /// Options of that URL: names and values of the provider's own variables, in lower case.
+    pub store_options: Vec<(String, String)>,
+    /// Addresses of etcd.
+    pub etcd: Vec<String>,
+    /// Name of the cluster in etcd.
+    pub name: String,
+    /// Name of this node; `None` is its address.
+    pub node: Option<String>,
+    /// Work of this node.
+    pub roles: Roles,
+    /// `HOST:PORT` at which other nodes reach this one; `None` is the address of the HTTP port.
+    pub address: Option<String>,
+    /// Share of the shards, relative to the other nodes.
+    pub weight: u32,
+    /// Entries of a shard's log between two snapshots.
+    pub snapshot_entries: u64,
+    /// Key that the nodes show to each other.
+    pub key: Option<String>,
+}
+
+impl std::fmt::Debug for ClusterConfig {
+    /// Leaves out the key, as the text may be logged.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("ClusterConfig")
+            .field("store", &self.store)
+            .field("etcd", &self.etcd)
+            .field("name", &self.name)
+            .field("node", &self.node)
+            .field("roles", &self.roles)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        ClusterConfig {
+            store: String::new(),
+            store_options: Vec::new(),
+            etcd: Vec::new(),
+            name: "millpond".to_owned(),
+            node: None,
+            roles: Roles::ALL,
+            address: None,
+            weight: 1,
+            snapshot_entries: 4096,
+            key: None,
+        }
+    }
 }
 
 /// Backups of collections: their store, rate and schedule.

@@ -7,6 +7,7 @@
 
 mod access_files;
 mod admin;
+mod cluster;
 mod collections;
 mod compose;
 mod config;
@@ -46,9 +47,10 @@ mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
+pub use cluster_node::Roles;
 pub use config::{
-    BackupSettings, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
-    StoresConfig, TFS_METRICS,
+    BackupSettings, ClusterConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig,
+    SearchConfig, StoresConfig, TFS_METRICS,
 };
 pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
 pub use metric_names::MetricNames;

@@ -1,5 +1,6 @@
 //! The sockets of a server, and the services that listen on them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,6 +48,11 @@ impl BoundSockets {
             grpc_path: config.grpc_socket.clone(),
             mode: config.socket_mode,
         })
+    }
+
+    /// Returns the address of the HTTP port.
+    pub(crate) fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().and_then(|socket| socket.local_addr().ok())
     }
 
     /// Returns the surface of the public ports.

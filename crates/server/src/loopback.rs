@@ -72,6 +72,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         tensorflow: engine::LibrarySearch::default(),
         audio: AudioConfig::default(),
         search: SearchConfig::default(),
+        cluster: None,
         traces: None,
         log: None,
     }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use transport::{ConnectionThreads, TlsIdentity};
 
 use crate::access_files::AccessFiles;
+use crate::cluster::ClusterServing;
 use crate::compose::Server;
 use crate::config::Config;
 use crate::core::Core;
@@ -105,6 +106,10 @@ async fn serve(
         }
         sockets = BoundSockets::bind(&config.listeners)?;
     }
+    if let Some(cluster) = ClusterServing::start(config, server, sockets.http_address()).await? {
+        // This is the only place that sets it.
+        let _ = server.cluster.set(cluster);
+    }
     let (stop, stopped) = watch::channel(false);
     let options = ListenOptions {
         limits: config.listeners.connection_limits(),
@@ -133,8 +138,12 @@ async fn serve(
         () = ready => Ok(()),
     };
     manager.stopping();
-    tracing::info!("stopping: no new connections; requests in flight are finished");
     server.readiness.stop();
+    if let Some(cluster) = server.cluster.get() {
+        tracing::info!("stopping: shards are left to other nodes");
+        cluster.leave().await;
+    }
+    tracing::info!("stopping: no new connections; requests in flight are finished");
     // Fails only if all listeners have ended already.
     let _ = stop.send(true);
     for listener in tasks {

@@ -163,6 +163,7 @@ impl EngineArgs {
             tensorflow: tensorflow_search(None),
             audio: AudioConfig::default(),
             search: SearchConfig::default(),
+            cluster: None,
             traces: None,
             log: None,
         })

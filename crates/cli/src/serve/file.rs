@@ -14,8 +14,8 @@ use serde::Deserialize;
 use crate::exit::{CommandError, CommandResult};
 use crate::serve::file_error;
 use crate::serve::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, SearchOptions, ServerOptions,
-    TransitionOrder,
+    AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, MemoryOptions, SearchOptions,
+    ServerOptions, TransitionOrder,
 };
 use crate::values::{Versions, check_name};
 
@@ -32,6 +32,7 @@ pub(crate) struct SettingsFile {
     pub(crate) lifecycle: LifecycleOptions,
     pub(crate) audio: AudioOptions,
     pub(crate) search: SearchOptions,
+    pub(crate) cluster: ClusterOptions,
     /// Scheduling of all models without settings of their own.
     pub(crate) schedule: ScheduleFile,
     /// Rollouts of all models without settings of their own.
@@ -127,6 +128,11 @@ impl SettingsFile {
             self.search.originals.as_mut().filter(|place| !place.contains("://"))
         {
             *originals = base.join(&*originals).to_string_lossy().into_owned();
+        }
+        if let Some(store) =
+            self.cluster.cluster_store.as_mut().filter(|place| !place.contains("://"))
+        {
+            *store = base.join(&*store).to_string_lossy().into_owned();
         }
         let places = models.chain(self.roots.iter_mut()).filter(|path| !is_url(path));
         for path in places.chain(others.into_iter().flatten()) {

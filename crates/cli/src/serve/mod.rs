@@ -21,8 +21,8 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ModelSource, TimeSpan};
 use options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, SearchOptions,
-    ServerOptions,
+    AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags,
+    SearchOptions, ServerOptions,
 };
 use reload::SettingsWatch;
 use settings::ServeSettings;
@@ -42,8 +42,8 @@ The settings file is read again when it changes, and at SIGHUP: models and roots
 touching the others, and so are [schedule], versions and transition. Other settings need a restart, and a file with a \
 mistake changes nothing; the log says so.
 
-The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the \
-flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \
+The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio], [search] and [cluster] \
+hold the flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \
 intra-op-threads and inter-op-threads of one model. [schedule] says how the requests of all models are queued, merged \
 and run, [models.NAME.schedule] those of one model; docs/millpond.toml has the keys. --runtime-threads above 0 stands \
 for mode = \"async\" and threads = N in [schedule]. Flags win over the file.
@@ -71,6 +71,8 @@ pub(crate) struct ServeArgs {
     pub(crate) audio: AudioOptions,
     #[command(flatten)]
     pub(crate) search: SearchOptions,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterOptions,
 }
 
 impl ServeArgs {

@@ -440,6 +440,41 @@ pub(crate) struct SearchOptions {
     pub(crate) api_key: Option<String>,
 }
 
+/// `[cluster]`: several search servers that hold collections together.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterOptions {
+    /// Directory or object store URL of the cluster: the logs and snapshots of its collections. All
+    /// nodes name the same one. With this, /collections are those of the cluster
+    #[arg(long, value_name = "DIR|URL")]
+    pub(crate) cluster_store: Option<String>,
+    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas
+    #[arg(long, value_name = "URLS", value_delimiter = ',')]
+    #[serde(default)]
+    pub(crate) cluster_etcd: Vec<String>,
+    /// Name of this node, which stays the same across restarts [default: the address]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cluster_node: Option<String>,
+    /// Work of this node: root answers clients, search holds shards, ingest writes their logs
+    /// [default: root,search,ingest]
+    #[arg(long, value_name = "ROLES")]
+    pub(crate) cluster_roles: Option<String>,
+    /// Address at which other nodes reach the HTTP port of this one [default: --host and the port]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) cluster_address: Option<String>,
+    /// Name of the cluster in etcd, if several share it [default: millpond]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cluster_name: Option<String>,
+    /// Share of the shards that this node takes, relative to the other nodes; at most 64
+    /// [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) cluster_weight: Option<u32>,
+    /// Entries of a shard's log between two snapshots [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub(crate) cluster_snapshot_entries: Option<u32>,
+}
+
 /// Access to the files of collections.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -537,6 +572,10 @@ sections! {
         search_medium, search_memory_node, search_build_threads, search_background_rate,
         search_merge_segments, search_segment_rows, originals, backup_dir, backup_every, backup_keep,
         backup_rate, embedding_model, gpu, gpu_pinned, api_key,
+    }
+    ClusterOptions {
+        cluster_store, cluster_etcd, cluster_node, cluster_roles, cluster_address, cluster_name,
+        cluster_weight, cluster_snapshot_entries,
     }
 }
 

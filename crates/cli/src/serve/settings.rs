@@ -13,8 +13,8 @@ use server::CorsPolicy;
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile, is_url};
 use super::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MediumName, MemoryOptions,
-    ScheduleFlags, SearchOptions, ServerOptions,
+    AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, LogFormat, MediumName,
+    MemoryOptions, ScheduleFlags, SearchOptions, ServerOptions,
 };
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
@@ -44,6 +44,10 @@ const MERGE_SEGMENTS_MAX: usize = 64;
 const SEGMENT_ROWS_MIN: usize = 10_000;
 /// Maximum of `--search-segment-rows`: row numbers of an index.
 const SEGMENT_ROWS_MAX: usize = 1 << 30;
+/// Maximum of `--cluster-weight`.
+const WEIGHT_MAX: usize = 64;
+/// Maximum of `--cluster-snapshot-entries`. A new holder reads that many entries.
+const SNAPSHOT_ENTRIES_MAX: usize = 1 << 20;
 /// Minimum of `--poll`.
 const POLL_MIN: Duration = Duration::from_millis(10);
 /// Maximum of all durations.
@@ -58,6 +62,7 @@ pub(crate) struct ServeSettings {
     pub(super) lifecycle: LifecycleOptions,
     pub(super) audio: AudioOptions,
     pub(super) search: SearchOptions,
+    pub(super) cluster: ClusterOptions,
     /// Scheduling of all models without settings of their own.
     pub(super) schedule: ScheduleOptions,
     /// Rollouts of all models without settings of their own.
@@ -118,8 +123,12 @@ impl ServeSettings {
             settings.add_recogniser(&name)?;
         }
         settings.add_models_of_file(models)?;
-        let collections =
-            settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
+        let collections = settings.cluster.cluster_store.is_some()
+            || settings
+                .search
+                .collections_dir
+                .as_deref()
+                .is_some_and(|dir| dir != Path::new("none"));
         if settings.models.is_empty() && settings.roots.is_empty() && !collections {
             return Err(CommandError::new(
                 ExitStatus::Usage,
@@ -150,6 +159,7 @@ impl ServeSettings {
             lifecycle: args.lifecycle.clone().over(file.lifecycle),
             audio: args.audio.clone().over(file.audio),
             search: args.search.clone().over(file.search),
+            cluster: args.cluster.clone().over(file.cluster),
             models: BTreeMap::new(),
             roots: Vec::new(),
             stores: BTreeMap::new(),
@@ -206,6 +216,7 @@ impl ServeSettings {
         number("backup-keep", self.search.backup_keep, 1, BACKUPS_MAX)?;
         span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
         self.check_backups()?;
+        self.check_cluster()?;
         self.check_access()?;
         self.check_request_log()?;
         let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
@@ -254,6 +265,54 @@ impl ServeSettings {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that no setting of a cluster is without effect, and that its nodes can reach each
+    /// other.
+    fn check_cluster(&self) -> CommandResult {
+        let cluster = &self.cluster;
+        let others = [
+            ("--cluster-etcd", !cluster.cluster_etcd.is_empty()),
+            ("--cluster-node", cluster.cluster_node.is_some()),
+            ("--cluster-roles", cluster.cluster_roles.is_some()),
+            ("--cluster-address", cluster.cluster_address.is_some()),
+            ("--cluster-name", cluster.cluster_name.is_some()),
+            ("--cluster-weight", cluster.cluster_weight.is_some()),
+            ("--cluster-snapshot-entries", cluster.cluster_snapshot_entries.is_some()),
+        ];
+        if cluster.cluster_store.is_none() {
+            return match others.into_iter().find(|(_, given)| *given) {
+                Some((flag, _)) => Err(CommandError::usage(format!(
+                    "{flag} has no effect without --cluster-store DIR|URL"
+                ))),
+                None => Ok(()),
+            };
+        }
+        if cluster.cluster_etcd.is_empty() {
+            return Err(CommandError::usage(
+                "--cluster-store needs --cluster-etcd http://HOST:PORT",
+            ));
+        }
+        if self.search.collections_dir.as_deref() == Some(Path::new("none")) {
+            return Err(CommandError::usage(
+                "--cluster-store keeps shards in --collections-dir, which is none",
+            ));
+        }
+        if self.server.tls_cert.is_some() {
+            return Err(CommandError::usage(
+                "the nodes of a cluster do not speak TLS to each other yet: leave out --tls-cert, and encrypt their \
+                 network by other means",
+            ));
+        }
+        if self.server.keys.is_some() && self.search.api_key.is_none() {
+            return Err(CommandError::usage(
+                "--cluster-store with --keys needs --api-key KEY, which the nodes show to each other",
+            ));
+        }
+        let weight = cluster.cluster_weight.map(|weight| weight as usize);
+        number("cluster-weight", weight, 0, WEIGHT_MAX)?;
+        let entries = cluster.cluster_snapshot_entries.map(|entries| entries as usize);
+        number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
     }
 
     fn check_search(&self) -> CommandResult {

@@ -116,7 +116,10 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
         routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
     };
     let images = api_images::routes().with_state(server.images.clone());
-    let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
+    let qdrant = match server.cluster.get() {
+        Some(cluster) => cluster.routes(),
+        None => api_qdrant::routes().with_state(server.qdrant.clone()),
+    };
     let backups = backups::routes(access.clone()).with_state(server.backups.clone());
     let collections = traced(images.merge(qdrant).merge(backups));
     let collections = access.guard_pages(collections, "collections and images are changed");

@@ -23,11 +23,12 @@ const OPEN: [&str; 12] = [
 /// Routes whose answers list the collections that the key may use.
 const LISTS: [&str; 4] = ["/", "/collections", "/aliases", "/v1/images"];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 12] = [
+const SEARCHES: [&str; 13] = [
     "/v1/images/{collection}/search",
     "/v1/images/{collection}/identify",
     "/v1/images/{collection}/verify",
     "/v1/images/{collection}/missing",
+    "/v1/images/{collection}/features",
     "/collections/{collection}/facet",
     "/collections/{collection}/points",
     "/collections/{collection}/points/scroll",
@@ -115,6 +116,7 @@ fn role(method: &Method, route: &str) -> KeyRole {
         "/collections/{collection}/snapshots/recover" => KeyRole::Admin,
         _ if route.starts_with("/v1/images/{collection}") => KeyRole::Write,
         _ if route.starts_with("/collections/") => KeyRole::Write,
+        "/cluster/v1/write" | "/cluster/v1/appended" => KeyRole::Write,
         _ => KeyRole::Admin,
     }
 }
@@ -153,6 +155,9 @@ mod tests {
             (Method::POST, "/v1/images/{collection}/search", Read),
             (Method::POST, "/v1/images/{collection}/identify", Read),
             (Method::POST, "/v1/images/{collection}/verify", Read),
+            (Method::POST, "/v1/images/{collection}/features", Read),
+            (Method::PUT, "/v1/images/{collection}/features", Write),
+            (Method::GET, "/v1/images/{collection}/{id}/features", Read),
             (Method::PUT, "/v1/images/{collection}", Write),
             (Method::DELETE, "/v1/images/{collection}/{id}", Write),
             (Method::PUT, "/v1/log", Admin),

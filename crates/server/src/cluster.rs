@@ -1,0 +1,110 @@
+//! The cluster that this server is a node of: its settings made a node, and its routes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::any;
+use backup::BackupStore;
+use base::{Error, Result};
+use cluster_node::NodeInfo;
+use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
+use cluster_node::root::{self, RootState};
+use os::Rate;
+use transport::Reply;
+
+use crate::compose::Server;
+use crate::config::{ClusterConfig, Config};
+
+/// A node that works, and its routes.
+pub(crate) struct ClusterServing {
+    node: Arc<ClusterNode>,
+    /// Routes of clients, if this node is a root.
+    root: Option<Router>,
+}
+
+impl ClusterServing {
+    /// Starts the node of `config` on the current runtime, if there is one. `address` is that of
+    /// the HTTP port.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings that cannot work; the error of the store.
+    pub(crate) async fn start(
+        config: &Config,
+        server: &Server,
+        address: Option<SocketAddr>,
+    ) -> Result<Option<ClusterServing>> {
+        let Some(cluster) = &config.cluster else { return Ok(None) };
+        let address = reachable(cluster, address)?;
+        let info = NodeInfo {
+            name: cluster.node.clone().unwrap_or_else(|| address.replace(':', "-")),
+            address,
+            roles: cluster.roles,
+            weight: cluster.weight,
+            build: crate::VERSION.to_owned(),
+            serving: Default::default(),
+        };
+        let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
+        let routes = api_qdrant::routes().with_state(server.qdrant.clone());
+        let node = ClusterNode::start(NodeOptions {
+            place: store.place().clone(),
+            etcd: cluster.etcd.clone(),
+            cluster: cluster.name.clone(),
+            info,
+            snapshot_entries: cluster.snapshot_entries,
+            background_rate: Rate::per_second(config.search.background_rate),
+            key: cluster.key.clone(),
+            local: LocalCollections::new(routes, server.collections.clone()),
+            requests: server.requests.clone(),
+        })
+        .await?;
+        let root = cluster.roles.root.then(|| root_routes(&node, server));
+        Ok(Some(ClusterServing { node, root }))
+    }
+
+    /// Returns the routes of collections in a cluster, and those between its nodes.
+    pub(crate) fn routes(&self) -> Router {
+        let clients = self.root.clone().unwrap_or_else(|| {
+            Router::new()
+                .route("/collections", any(not_a_root))
+                .route("/collections/{*rest}", any(not_a_root))
+        });
+        clients.merge(self.node.routes())
+    }
+
+    /// Leaves the work of this node to others, before the listeners end.
+    pub(crate) async fn leave(&self) {
+        self.node.leave().await;
+    }
+}
+
+/// Returns the address at which other nodes reach this one.
+fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<String> {
+    if let Some(address) = &cluster.address {
+        return Ok(address.clone());
+    }
+    match bound {
+        Some(bound) if !bound.ip().is_unspecified() => Ok(bound.to_string()),
+        _ => Err(Error::invalid(
+            "--host names no single address: give --cluster-address HOST:PORT, at which the other nodes reach this one",
+        )),
+    }
+}
+
+/// Returns the routes of clients.
+fn root_routes(node: &ClusterNode, server: &Server) -> Router {
+    let state = RootState::new(
+        server.requests.clone(),
+        node.client().clone(),
+        node.view(),
+        node.catalog().clone(),
+    );
+    root::routes().with_state(Arc::new(state))
+}
+
+async fn not_a_root() -> Reply {
+    Reply::error(&Error::precondition(
+        "this node does not have the role root; send requests for collections to one that has, or start it with \
+         --cluster-roles root,...",
+    ))
+}
