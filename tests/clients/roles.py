@@ -25,10 +25,10 @@ OPERATIONS = {
         keypoints listCollections describeCollection collectionExists aliasesOf listAliases facet fetchPoints
         fetchPoint scrollPoints countPoints queryPoints queryPointsBatch queryPointGroups clusterStatus listIssues
         listBackedUpCollections backupJob listBackups listSnapshots downloadSnapshot
-        identifyPerson verifyPrints printTemplate duplicatesProgress duplicateGroups
+        identifyPerson verifyPrints printTemplate extractFeatures imageFeatures duplicatesProgress duplicateGroups
     """,
     "write": """
-        addImages removeImages rebuildImages removeImage findDuplicates cancelDuplicates
+        addImages putFeatures removeImages rebuildImages removeImage findDuplicates cancelDuplicates
         createCollection updateCollection deleteCollection changeAliases createIndex deleteIndex dropSegment
         upsertPoints setPayload overwritePayload deletePayload clearPayload updatePoints deletePoints
         createSnapshot uploadSnapshot deleteSnapshot

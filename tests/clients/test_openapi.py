@@ -37,7 +37,7 @@ STATUSES = {
     "restoreBackup": 202, "cloneCollection": 202, "downloadSnapshot": 404, "deleteSnapshot": 404,
     "recoverSnapshot": 404, "uploadSnapshot": 400,
     "dropSegment": 404, "rebuildImages": 409, "changeRollout": 404, "rebuildProgress": 404,
-    "identifyPerson": 409, "verifyPrints": 409, "printTemplate": 409,
+    "identifyPerson": 409, "verifyPrints": 409, "printTemplate": 409, "putFeatures": 400,
 }  # fmt: skip
 
 MODEL_SETTINGS = 'labels = { stable = 1 }\n[classify]\nscores = "y"\n[regress]\noutput = "y"\n'

@@ -86,7 +86,9 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     };
     target.check_dims(embedding.len())?;
     services.originals.put(&features.facts.original(&target.space), bytes).await?;
+    let own = services.clone();
     let write = move || {
+        let _claim = own.writes.take(&[features.facts.id]);
         let _writing = target.writing(&registry, &collection)?;
         let payload = features.facts.payload(&payload, &target.space);
         let image = ReadyImage { features: *features, embedding, payload };

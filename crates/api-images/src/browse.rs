@@ -138,7 +138,10 @@ pub(crate) async fn missing(
 }
 
 /// Reads the point of an image.
-async fn point(
+///
+/// # Errors
+/// `NotFound`; errors of the collection.
+pub(crate) async fn point(
     services: &Arc<ImageServices>,
     named: &Arc<NamedCollection>,
     id: PointId,
@@ -153,9 +156,16 @@ async fn point(
 }
 
 /// Returns the key of a point's original.
+///
+/// # Errors
+/// `NotFound` for a point of features alone.
 fn key(point: &FetchedPoint) -> Result<String> {
-    let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
-    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point has no image"))
+    features::original_key(&point.payload).map(str::to_owned).ok_or_else(|| {
+        Error::not_found(format!(
+            "point {} has no original image: only its features were put in; put the image in to add it",
+            point.id
+        ))
+    })
 }
 
 /// Returns an image as it was sent, and its media type.

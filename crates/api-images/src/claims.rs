@@ -1,4 +1,6 @@
-//! Ids of the images that bulk threads work on, so that a file that is sent twice is put in once.
+//! Ids that one thread at a time works on. Bulk work claims the images that it puts in, so that a
+//! file that is sent twice is put in once. Each write of points claims their ids, so that features
+//! which are written without their image do not replace an original that is added meanwhile.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};

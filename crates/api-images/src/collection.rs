@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 const SECTION: &str = "images";
 
 /// Subject of the images, which decides how keypoints are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum ImageKind {
     Photo,
     Fingerprint,

@@ -31,7 +31,7 @@ use super::prints::{self, PrintSource};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 use super::state::ImagesState;
-use super::{browse, bulk, duplicates, rebuild};
+use super::{browse, bulk, duplicates, feature_endpoints, rebuild};
 
 /// Description of the routes as OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -62,6 +62,7 @@ pub fn routes() -> Router<Arc<ImagesState>> {
         .route("/v1/images/{collection}/{id}/thumbnail", get(thumbnail))
         .route("/v1/images/{collection}/{id}/keypoints", get(keypoints))
         .route("/v1/images/{collection}/{id}/template", get(template))
+        .merge(feature_endpoints::routes())
 }
 
 fn answer(outcome: Result<Value>) -> Reply {
@@ -69,11 +70,16 @@ fn answer(outcome: Result<Value>) -> Reply {
 }
 
 /// Reads a whole body. A body that ends early puts nothing in.
-async fn whole(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes> {
+pub(crate) async fn whole(
+    services: &ImageServices,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<bytes::Bytes> {
     services.requests.read_body(headers, body).await
 }
 
-fn media(headers: &HeaderMap) -> String {
+/// Returns the type of a body in lower case, without its parameters; empty if it is missing.
+pub(crate) fn media(headers: &HeaderMap) -> String {
     let text =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()

@@ -38,6 +38,11 @@ pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     variant.to_be_bytes()
 }
 
+/// Returns the key of a point's original; `None` for a point of features alone.
+pub(crate) fn original_key(payload: &Map<String, Value>) -> Option<&str> {
+    payload.get(BLOCK)?.get("original")?.as_str()
+}
+
 /// Properties of an image that its payload contains.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {

@@ -6,8 +6,9 @@
 //! [`collection`] describes a collection of images, [`features`] extracts an image's features,
 //! [`embedder`] finds the models that embed, [`originals`] keeps the files, [`store`] writes the
 //! points, [`query`] and [`views`] find them, [`duplicates`] finds images that are there twice,
-//! [`prints`] compares fingerprints one to one, [`persons`] groups them, and [`rebuild`] gives a
-//! collection another model.
+//! [`transfer`] extracts, writes and returns features without images, in the form of
+//! [`point_features`], [`prints`] compares fingerprints one to one, [`persons`] groups them, and
+//! [`rebuild`] gives a collection another model.
 
 mod add;
 mod archive;
@@ -19,12 +20,14 @@ mod config;
 mod duplicates;
 mod embedder;
 mod endpoints;
+mod feature_endpoints;
 mod features;
 mod folder;
 mod ingest;
 mod job;
 mod originals;
 mod persons;
+mod point_features;
 mod pool;
 mod prints;
 mod progress;
@@ -33,6 +36,7 @@ mod rebuild;
 mod services;
 mod state;
 mod store;
+mod transfer;
 mod views;
 
 pub use browse::ImageRemoval;

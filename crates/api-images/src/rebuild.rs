@@ -323,7 +323,11 @@ fn read(job: &IngestJob, point: FetchedPoint) -> Result<ImageFile> {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
     let text = |key: &str| block.get(key).and_then(Value::as_str);
-    let key = text("original").ok_or_else(|| Error::precondition("this point has no image"))?;
+    let key = text("original").ok_or_else(|| {
+        Error::precondition(
+            "only the features of this point were put in, and another model needs its image; put that in",
+        )
+    })?;
     let bytes = job.runtime.block_on(job.services.originals.get(key))?;
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }

@@ -10,6 +10,7 @@ use metrics::KindLabels;
 use search::registry::Registry;
 use transport::RequestResources;
 
+use super::claims::Claims;
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
 use super::originals::Originals;
@@ -23,6 +24,8 @@ pub(crate) struct ImageServices {
     pub(crate) inference: Arc<InferenceService>,
     pub(crate) registry: Arc<dyn RegistrySource>,
     pub(crate) pool: Pool,
+    /// Ids of the images whose points are being written.
+    pub(crate) writes: Claims,
     pub(crate) originals: Originals,
     /// Directory of the collections.
     pub(crate) directory: Option<PathBuf>,

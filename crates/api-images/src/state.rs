@@ -9,6 +9,7 @@ use inference::InferenceService;
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermit, UploadPermits};
 
+use super::claims::Claims;
 use super::config::ImagesConfig;
 use super::duplicates::DuplicateJobs;
 use super::ingest::Ingest;
@@ -44,6 +45,7 @@ impl ImagesState {
     ) -> ImagesState {
         let services = ImageServices {
             pool: Pool::new(requests.metrics.clone()),
+            writes: Claims::default(),
             directory: config.directory.clone(),
             embedding_model: config.embedding_model.clone(),
             originals: Originals::new(config),

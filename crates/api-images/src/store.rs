@@ -11,7 +11,7 @@ use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
 use super::collection::ImageCollection;
-use super::features::{BLOCK, Features};
+use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
 
 /// Time between two attempts of bulk work to write while memory is short.
@@ -70,7 +70,8 @@ pub(crate) fn status_of(outcome: &Result<PutOutcome>) -> &'static str {
     outcome.as_ref().map_or_else(|error| error.kind().name(), PutOutcome::status)
 }
 
-/// Returns the outcome of each image that the collection has, and `None` for others.
+/// Returns the outcome of each image that the collection has, and `None` for others. A point of
+/// features alone counts as another: the image replaces it and adds the original.
 ///
 /// # Errors
 /// Per image, those of [`NamedCollection::get`].
@@ -81,7 +82,8 @@ pub(crate) fn present(
     let points: Vec<PointId> = ids.iter().map(|id| PointId::Uuid(*id)).collect();
     let found = named.get_parts(&points, PointParts::PAYLOAD);
     let outcome = |(found, id): (Result<Option<search::points::FetchedPoint>>, &[u8; 16])| {
-        found.map(|point| point.map(|point| PutOutcome::present(*id, &point.payload)))
+        let found = found?.filter(|point| original_key(&point.payload).is_some());
+        Ok(found.map(|point| PutOutcome::present(*id, &point.payload)))
     };
     found.into_iter().zip(ids).map(outcome).collect()
 }
@@ -130,14 +132,18 @@ pub(crate) fn write_or_wait(
 ) -> Result<()> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
-        let registry = job.services.registry()?;
+        let services = job.services.clone();
+        let registry = services.registry()?;
         let name = job.wanted.name.clone();
         let target = target.clone();
         let images = images.clone();
         let which = which.clone();
         let tried = job.at_ordinary_priority(move || {
+            let images = images.get(which).unwrap_or_default();
+            let ids: Vec<[u8; 16]> = images.iter().map(|image| image.features.facts.id).collect();
+            let _claim = services.writes.take(&ids);
             let writing = target.writing(&registry, &name)?;
-            with_points(images.get(which).unwrap_or_default(), |points| writing.try_upsert(points))
+            with_points(images, |points| writing.try_upsert(points))
         });
         match tried {
             Err(error) if error.is_overload() && Instant::now() < give_up => {

@@ -1,0 +1,226 @@
+//! Features without images: extracted for a client and not stored, written by extraction servers
+//! and bulk jobs, and returned in the same form.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use matching::template::TemplateFormat;
+use search::collection::PointParts;
+use search::points::{FetchedPoint, NewPoint, PointId};
+use search::registry::{NamedCollection, Registry};
+use serde_json::{Map, Value, json};
+
+use super::browse;
+use super::collection::{CollectionSpec, ImageCollection, ImageKind};
+use super::features;
+use super::point_features::{CheckedFeatures, ExpectedFeatures, PointFeatures, of_point, parse};
+use super::services::ImageServices;
+
+/// An image whose features are wanted.
+pub(crate) struct FeatureExtraction {
+    /// The collection that decides on kind and model. If it does not exist, this does.
+    pub(crate) wanted: CollectionSpec,
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+}
+
+/// Extracts an image's features, and stores nothing.
+///
+/// # Errors
+/// Returns the errors of the image and the model; `NotFound` if the collection does not exist and
+/// no model is named.
+pub(crate) async fn extract(
+    services: &Arc<ImageServices>,
+    request: FeatureExtraction,
+) -> Result<PointFeatures> {
+    let FeatureExtraction { wanted, name, bytes } = request;
+    let existing = existing(services, &wanted)?;
+    if existing.is_none() && wanted.model.is_none() {
+        return Err(Error::not_found(format!(
+            "there is no collection \"{}\"; name a model with model= to extract without one",
+            wanted.name
+        )));
+    }
+    let kind = existing.as_ref().map(|target| target.kind).or(wanted.kind);
+    let kind = kind.unwrap_or(ImageKind::Photo);
+    if kind == ImageKind::Fingerprint && TemplateFormat::of(&bytes).is_some() {
+        return Err(Error::invalid(
+            "a template has minutiae and no picture to embed; send the picture",
+        ));
+    }
+    let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
+    let prepare = {
+        let embedder = embedder.clone();
+        let budget = services.requests.memory.clone();
+        let quality_min = wanted.quality_min;
+        move || {
+            let memory = features::reserve(&budget, kind, &bytes, &name)?;
+            features::extract(&memory, kind, &bytes, &name, &embedder, quality_min)
+        }
+    };
+    let mut features = services.pool.run(prepare).await?;
+    let embedding = services.embed(&embedder, std::mem::take(&mut features.tensor)).await?;
+    if let Some(target) = &existing {
+        target.check_dims(embedding.len())?;
+    }
+    Ok(PointFeatures::extracted(features, embedding, kind, embedder.name()))
+}
+
+/// Returns the collection if it exists on this server.
+fn existing(services: &ImageServices, wanted: &CollectionSpec) -> Result<Option<ImageCollection>> {
+    match services.registry() {
+        Ok(registry) => ImageCollection::existing(&registry, wanted),
+        // A server that only extracts may have no directory of collections.
+        Err(error) if error.kind() == ErrorKind::FailedPrecondition => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the features of a stored point.
+///
+/// # Errors
+/// `NotFound`; `DataLoss` for a damaged point.
+pub(crate) async fn read(
+    services: &Arc<ImageServices>,
+    name: &str,
+    id: PointId,
+) -> Result<PointFeatures> {
+    let target = ImageCollection::open(&*services.registry()?, name)?;
+    let point = browse::point(services, &target.named, id, PointParts::ALL).await?;
+    PointFeatures::stored(point, &target)
+}
+
+/// Numbers of points that a request has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenPoints {
+    pub(crate) added: usize,
+    pub(crate) replaced: usize,
+}
+
+impl WrittenPoints {
+    pub(crate) fn to_json(self) -> Value {
+        json!({ "added": self.added, "replaced": self.replaced })
+    }
+}
+
+/// Writes the points of a request; durable once this returns. A wrong point refuses the whole
+/// request. After an error of the collection some points may have been written.
+///
+/// # Errors
+/// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and those of the collection.
+pub(crate) async fn write(
+    services: &Arc<ImageServices>,
+    wanted: CollectionSpec,
+    body: Bytes,
+) -> Result<WrittenPoints> {
+    let registry = services.registry()?;
+    let own = services.clone();
+    let work = move || {
+        // The body has reserved the numbers of its points. Their records need at most its length.
+        let _records = own.requests.memory.reserve(body.len() as u64)?;
+        FeatureWrite { services: &own, registry: &registry, wanted }.run(parse(&body)?)
+    };
+    let written = services.pool.run(work).await;
+    match &written {
+        Ok(written) => {
+            (0..written.added + written.replaced).for_each(|_| services.count_put("added"));
+        }
+        Err(error) => services.count_put(error.kind().name()),
+    }
+    written
+}
+
+struct FeatureWrite<'a> {
+    services: &'a ImageServices,
+    registry: &'a Registry,
+    wanted: CollectionSpec,
+}
+
+impl FeatureWrite<'_> {
+    fn run(mut self, points: Vec<PointFeatures>) -> Result<WrittenPoints> {
+        let existing = ImageCollection::existing(self.registry, &self.wanted)?;
+        let expected = match &existing {
+            Some(target) => ExpectedFeatures::of(target),
+            None => self.expected_of_new(points.first())?,
+        };
+        let points = expected.check(points)?;
+        let target = match existing {
+            Some(target) => target,
+            None => {
+                // A refused request creates no collection.
+                for (at, point) in points.iter().enumerate() {
+                    point.payload(None).map_err(|error| of_point(error, at))?;
+                }
+                let ExpectedFeatures { kind, dims, model } = expected;
+                self.wanted.kind = Some(kind);
+                self.wanted.model = Some(model.clone());
+                let made = ImageCollection::make(self.registry, &self.wanted, dims, &model)?;
+                // Another request may have created it with other embeddings.
+                made.check_dims(dims)?;
+                made
+            }
+        };
+        self.write(&target, &points)
+    }
+
+    /// Returns the properties of a collection that does not exist yet: those of the request, or of
+    /// its first point.
+    fn expected_of_new(&self, first: Option<&PointFeatures>) -> Result<ExpectedFeatures> {
+        let model = self.wanted.model.clone().or_else(|| first?.model.clone());
+        let model = model.ok_or_else(|| {
+            Error::not_found(format!(
+                "there is no collection \"{}\"; name the model of the embeddings with model= to create it",
+                self.wanted.name
+            ))
+        })?;
+        let kind = self.wanted.kind.or_else(|| first?.kind);
+        let dims = first.map_or(0, |point| point.embedding.len());
+        Ok(ExpectedFeatures { kind: kind.unwrap_or(ImageKind::Photo), model, dims })
+    }
+
+    fn write(&self, target: &ImageCollection, points: &[CheckedFeatures]) -> Result<WrittenPoints> {
+        let ids: Vec<PointId> = points.iter().map(|point| point.features.id).collect();
+        // Only points of UUIDs have originals. Until the points are written, no image adds one.
+        let with_originals: Vec<[u8; 16]> = ids.iter().filter_map(uuid).collect();
+        let _claim = self.services.writes.take(&with_originals);
+        let writing = target.writing(self.registry, &self.wanted.name)?;
+        let before = payloads(&writing, &ids)?;
+        let added = before.iter().filter(|before| before.is_none()).count();
+        let mut payloads = Vec::with_capacity(points.len());
+        for (at, (point, before)) in points.iter().zip(&before).enumerate() {
+            let payload = point.payload(before.as_ref()).map_err(|error| of_point(error, at))?;
+            payloads.push(payload);
+        }
+        let new = points.iter().zip(&payloads).map(|(point, payload)| NewPoint {
+            id: point.features.id,
+            embedding: &point.features.embedding,
+            record: &point.features.record,
+            payload,
+        });
+        writing.upsert(&new.collect::<Vec<_>>())?;
+        Ok(WrittenPoints { added, replaced: points.len() - added })
+    }
+}
+
+fn uuid(id: &PointId) -> Option<[u8; 16]> {
+    match id {
+        PointId::Uuid(bytes) => Some(*bytes),
+        PointId::Number(_) => None,
+    }
+}
+
+/// Returns the payload of each stored point, and `None` for a new or a damaged one.
+///
+/// # Errors
+/// `Unavailable` while the collection is being opened.
+fn payloads(named: &NamedCollection, ids: &[PointId]) -> Result<Vec<Option<Map<String, Value>>>> {
+    let found = named.get_parts(ids, PointParts::PAYLOAD).into_iter();
+    let payload = |found: Result<Option<FetchedPoint>>| match found {
+        Ok(point) => Ok(point.map(|point| point.payload)),
+        // A damaged point is lost until it is written again.
+        Err(error) if error.kind() == ErrorKind::DataLoss => Ok(None),
+        Err(error) => Err(error),
+    };
+    found.map(payload).collect()
+}
