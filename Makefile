@@ -30,6 +30,11 @@ help: ## list the targets
 system:
 	@PYTHON=$(PYTHON) scripts/system_packages.sh
 
+# Membership of a cluster is tested with a real etcd.
+.PHONY: etcd
+etcd: system
+	@scripts/command_packages.sh etcd=etcd-server
+
 .PHONY: browser
 browser: system
 	@scripts/command_packages.sh chromium=chromium chromedriver=chromium-driver
@@ -200,7 +205,7 @@ test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
 	@$(MAKE) --no-print-directory test-rust
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(SUITES)
-	@$(MAKE) --no-print-directory -j 1 test-bench test-attack
+	@$(MAKE) --no-print-directory -j 1 test-bench test-attack cluster-smoke
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -208,7 +213,7 @@ test-ready: tests-built .venv-test/ready grpc-tools $(CACHE)/examples/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
-tests-built: system
+tests-built: system etcd
 	$(call say,millpond and its tests)
 	cargo test --workspace --locked --no-run
 
@@ -264,6 +269,26 @@ attack: export MILLPOND_PROGRAM = $(MILLPOND)
 attack: build .venv-test/ready recognisers ## attack the server: bombs, floods, slow clients, damaged files, a full disk, 100 kills (10 min; JSON=OUT)
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
 
+CLUSTER_TEST := .venv-test/bin/python tests/cluster/cluster.py
+# Linearizability checker of `make cluster-test`.
+$(CACHE)/cluster/porcupine: $(addprefix tests/cluster/porcupine/,main.go go.mod go.sum) | system
+	$(call say,porcupine: $@)
+	@scripts/command_packages.sh go=golang-go
+	@mkdir -p $(@D)
+	@cd tests/cluster/porcupine && go build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
+
+.PHONY: cluster-test
+cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
+cluster-test: build etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb a cluster of six processes and check every answer (15 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
+	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY))
+
+.PHONY: cluster-smoke
+cluster-smoke: export MILLPOND_PROGRAM = $(TESTED)
+cluster-smoke: tests-built .venv-test/ready ## disturb a cluster of three processes for 90 s
+	$(call say,a short run of a cluster with failures)
+	.venv-test/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
+	$(CLUSTER_TEST) --smoke --json $(CACHE)/cluster-smoke.json
+
 .PHONY: simulate
 simulate: SEEDS ?= 100000
 simulate: FIRST ?= 10000
@@ -314,7 +339,7 @@ deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known f
 	$< --all-features --exclude-dev --config deny-advisories.toml check advisories
 
 .PHONY: check
-check: lint .venv/ready .venv/torch-ready .venv/tensorflow-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
+check: lint etcd .venv/ready .venv/torch-ready .venv/tensorflow-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
 	$(call say,unit tests)
 	cargo test --quiet --workspace --locked --lib
 

@@ -1,0 +1,222 @@
+"""Runs a cluster on the loopback with failures, and checks every answer.
+
+    python tests/cluster/cluster.py --json OUT [--store s3] [--smoke] [--only NAME ...]
+
+One etcd, a store (a directory, or moto for the semantics of S3) and Millpond processes. The full form has six of them
+and a new cluster for each scenario. `--smoke` has three with all roles, and one cluster for all scenarios; it judges
+answers and no times. The exit status is 1 if a wanted value is not met. Logs stay in .cache/cluster/logs.
+"""
+
+import argparse
+import dataclasses
+import json
+import operator
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import deployment
+import scenarios
+from deployment import Cluster
+from history import save
+from points import Points
+from processes import BINARY, REPOSITORY, NodePlan, end_all
+
+CACHE = REPOSITORY / ".cache/cluster"
+LOGS = CACHE / "logs"
+CHECKER = CACHE / "porcupine"
+CHECKER_TIMEOUT_S = 600
+SMOKE_SECONDS_MAX = 90
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A requirement on one figure. Those that depend on the machine's speed are judged in the full form only."""
+
+    figure: str
+    relation: str
+    value: float
+    timed: bool = False
+
+    def met(self, figures: dict) -> bool:
+        compare = {"=": operator.eq, "<=": operator.le, ">=": operator.ge}[self.relation]
+        return self.figure in figures and compare(figures[self.figure], self.value)
+
+
+SAFE = [Wanted("lost", "=", 0), Wanted("linearizable", "=", True)]
+ANSWERED = [Wanted("failed", "=", 0), Wanted("partial", "=", 0)]
+WANTED = {
+    "equal_answers": [Wanted("different", "=", 0)],
+    "searcher_killed": [*ANSWERED, Wanted("p99_ratio", "<=", 2, timed=True)],
+    "writer_killed": [*SAFE, Wanted("acknowledged", ">=", 1), Wanted("back_s", "<=", 15, timed=True)],
+    "node_killed": [*ANSWERED, *SAFE, Wanted("acknowledged", ">=", 1), Wanted("back_s", "<=", 30)],
+    "writer_paused": [*SAFE, Wanted("acknowledged", ">=", 1), Wanted("owner_while_paused", "=", False)],
+    "node_added": [
+        *ANSWERED, Wanted("moved_share", "<=", 1.3), Wanted("moved_between_others", "=", 0),
+        Wanted("p99_ratio", "<=", 1.25, timed=True),
+    ],
+    "etcd_down": [*ANSWERED, *SAFE],
+    "store_slow": [*SAFE, Wanted("acknowledged_while_slow", ">=", 1), Wanted("growth_mb", "<=", 256)],
+    "rolling_restart": [*ANSWERED, *SAFE, Wanted("failed_writes", "=", 0)],
+    "slow_node": [
+        *ANSWERED, Wanted("hedged_percent", "<=", 5), Wanted("p99_ratio", "<=", 2, timed=True),
+    ],
+}  # fmt: skip
+SMOKE = ["equal_answers", "node_killed", "writer_paused", "etcd_down"]
+FULL = [name for name in WANTED if name != "node_killed"]
+
+
+@dataclasses.dataclass
+class Form:
+    """The full form or the short one."""
+
+    smoke: bool
+    s3: bool
+
+    def plans(self, name: str) -> list[NodePlan]:
+        plans = deployment.SMALL if self.smoke else deployment.FULL
+        if name == "equal_answers" and not self.smoke:
+            return deployment.SMALL
+        if name == "slow_node":
+            last_search = [plan.name for plan in plans if plan.has("search")][-1]
+            return [dataclasses.replace(plan, behind_proxy=plan.name == last_search) for plan in plans]
+        return plans
+
+    def shards(self, name: str) -> int:
+        # Many shards, so that chance moves the new node's share little.
+        return 64 if name == "node_added" else 8
+
+    def points(self) -> Points:
+        return Points(count=600, dims=16, queries=50) if self.smoke else Points(count=20_000, dims=64, queries=200)
+
+    @property
+    def lengths(self) -> scenarios.Lengths:
+        return scenarios.SMOKE if self.smoke else scenarios.FULL
+
+
+class Run:
+    """Scenarios in turn, with their figures."""
+
+    def __init__(self, form: Form, scratch: pathlib.Path):
+        self.form, self.scratch = form, scratch
+        self.points = form.points()
+        self.figures: dict[str, dict] = {}
+        self.histories: dict = {}
+        self.cluster: Cluster | None = None
+
+    def run(self, name: str) -> None:
+        """Runs one scenario. A failure of the scenario itself is kept as its figure `error`."""
+        print(f"scenario {name} ...", flush=True)
+        begun = time.monotonic()
+        try:
+            setting = scenarios.Setting(self.prepared(name), self.points, self.form.lengths, self.histories)
+            self.figures[name] = getattr(scenarios, name)(setting)
+        except Exception as error:  # noqa: BLE001  # any failure of a scenario is one of its figures
+            traceback.print_exc()
+            self.figures[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            if self.cluster:
+                print(f"view: {self.cluster.view()}\n{self.cluster.logs_text()}", flush=True)
+        figures = self.figures[name]
+        figures["seconds"] = round(time.monotonic() - begun, 1)
+        print(f"  {json.dumps(figures)}", flush=True)
+        if "error" in figures or not self.form.smoke:
+            self.drop()
+
+    def prepared(self, name: str) -> Cluster:
+        """Returns a settled cluster with all fixed points. The short form keeps one for all scenarios."""
+        if self.cluster is not None:
+            return self.cluster
+        logs = LOGS / name
+        shutil.rmtree(logs, ignore_errors=True)
+        scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch))
+        self.cluster = Cluster(self.form.plans(name), scratch, logs, self.form.s3 or name == "store_slow")
+        self.cluster.start()
+        self.cluster.shards, self.cluster.copies = self.form.shards(name), 2
+        first = self.cluster.nodes[self.cluster.of_role("root")[0]]
+        scenarios.fill(first, self.points, self.cluster.shards, self.cluster.copies).close()
+        self.cluster.wait_settled()
+        return self.cluster
+
+    def drop(self) -> None:
+        """Ends the cluster's processes and removes its files, but for the logs."""
+        end_all()
+        if self.cluster:
+            shutil.rmtree(self.cluster.scratch, ignore_errors=True)
+        self.cluster = None
+
+
+def check_with_porcupine(histories: dict, figures: dict) -> None:
+    """Checks every history with the kept checker, and adds its verdict to the scenario's figures."""
+    for name, operations in histories.items():
+        path = CACHE / f"{name}.history"
+        save(operations, path)
+        done = subprocess.run(
+            [str(CHECKER), str(path)], capture_output=True, text=True, timeout=CHECKER_TIMEOUT_S, check=True
+        )
+        verdict = json.loads(done.stdout)
+        figures[name]["porcupine"] = verdict
+        agrees = not verdict["violations"] and not verdict["undecided"]
+        figures[name]["linearizable"] = figures[name].get("linearizable", False) and agrees
+
+
+def wrong(figures: dict, smoke: bool) -> list[str]:
+    """Returns the requirements that are not met."""
+    found = []
+    for name, own in figures.items():
+        if "error" in own:
+            found.append(f"{name}: {own['error'].splitlines()[0]}")
+            continue
+        for wanted in WANTED[name]:
+            if not (smoke and wanted.timed) and not wanted.met(own):
+                found.append(f"{name}: {wanted.figure} is {own.get(wanted.figure)}, wanted {wanted.relation} {wanted.value}")
+    return found
+
+
+def report_of(figures: dict, seconds: float) -> dict:
+    return {
+        "scenarios": figures,
+        "lost": sum(own.get("lost", 0) for own in figures.values()),
+        "linearizable": all(own.get("linearizable", True) for own in figures.values()),
+        "seconds": round(seconds, 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=pathlib.Path, help="where the report goes")
+    parser.add_argument("--smoke", action="store_true", help=f"some scenarios in at most {SMOKE_SECONDS_MAX} s")
+    parser.add_argument("--store", choices=["dir", "s3"], default="dir", help="a directory, or moto")
+    parser.add_argument("--only", nargs="*", choices=list(WANTED), help="these scenarios only")
+    options = parser.parse_args()
+    # The handlers of `atexit` end all processes then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if not BINARY.exists():
+        print(f"no {BINARY}: run `make build`")
+        return 1
+    CACHE.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="millpond-cluster-") as scratch:
+        run = Run(Form(options.smoke, options.store == "s3"), pathlib.Path(scratch))
+        for name in options.only or (SMOKE if options.smoke else FULL):
+            run.run(name)
+        run.drop()
+    if not options.smoke:
+        check_with_porcupine(run.histories, run.figures)
+    report = report_of(run.figures, time.monotonic() - begun)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1))
+    print(json.dumps(report, indent=1))
+    found = wrong(run.figures, options.smoke)
+    for what in found:
+        print(f"WRONG: {what}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
