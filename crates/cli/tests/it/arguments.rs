@@ -14,6 +14,7 @@ const COMMANDS: [&str; 18] = [
     "speakers",
     "images",
     "collections",
+    "cluster",
     "keys",
     "bench",
     "tune",
