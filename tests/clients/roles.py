@@ -41,7 +41,7 @@ OPERATIONS = {
 }
 
 # Pages and their data, which the document leaves out.
-PAGES = {path: "read" for path in ("/", "/try", "/vectors", "/audio", "/images", "/docs", "/events", "/page.js")} | {
+PAGES = {path: "read" for path in ("/", "/try", "/vectors", "/nodes", "/audio", "/images", "/docs", "/events", "/page.js")} | {
     path: OPEN for path in ("/login", "/session", "/page.css", "/page-login.css", "/page-icon.svg")
 }
 

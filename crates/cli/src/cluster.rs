@@ -1,12 +1,15 @@
-//! `millpond cluster`: shows a cluster as one of its roots sees it.
+//! `millpond cluster`: shows a cluster as one of its roots sees it, plans changes, drains nodes.
+
+use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use loadgen::report::TextTable;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::{HttpClient, ServerArgs};
 use crate::environment;
-use crate::exit::{CommandResult, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::models::pretty;
 
 /// `millpond cluster ACTION`.
@@ -15,6 +18,8 @@ use crate::models::pretty;
 Examples:
   millpond cluster status
   millpond cluster status --url http://10.0.0.7:8501 --json
+  millpond cluster rebalance --dry-run --without node-3
+  millpond cluster drain node-3
 
 docs/cluster.md explains roles, shards and failures.")]
 pub(crate) struct ClusterCommand {
@@ -26,15 +31,85 @@ pub(crate) struct ClusterCommand {
 enum ClusterAction {
     /// Show nodes, and the holders and owners of the shards of all collections
     Status(ClusterStatusArgs),
+    /// Show the shards that would move if nodes came or went. Nothing has to be moved by hand
+    Rebalance(RebalanceArgs),
+    /// Let other nodes take the shards of a node, and wait until it can be stopped
+    Drain(DrainArgs),
+}
+
+/// Address and key of a root.
+#[derive(Args, Debug)]
+struct RootArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// A key, if the server has keys: with the role read, or admin to drain a node
+    /// [default: MILLPOND_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+}
+
+impl RootArgs {
+    fn client(&self) -> CommandResult<HttpClient> {
+        Ok(HttpClient::new(&self.server)?.with_key(self.key()))
+    }
+
+    fn key(&self) -> Option<String> {
+        self.api_key.clone().or_else(|| environment::API_KEY.text())
+    }
+}
+
+/// A node with its weight, as NAME or NAME=WEIGHT.
+#[derive(Clone, Debug)]
+struct WeightedNode {
+    name: String,
+    weight: u32,
+}
+
+impl FromStr for WeightedNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WeightedNode, String> {
+        let Some((name, weight)) = text.split_once('=') else {
+            return Ok(WeightedNode { name: text.to_owned(), weight: 1 });
+        };
+        let weight = weight.parse().map_err(|_| format!("{weight:?} is no weight"))?;
+        Ok(WeightedNode { name: name.to_owned(), weight })
+    }
+}
+
+#[derive(Args, Debug)]
+struct RebalanceArgs {
+    /// Change nothing. Required, since shards move by themselves
+    #[arg(long, required = true)]
+    dry_run: bool,
+    /// Plan without this node; may be given several times
+    #[arg(long, value_name = "NODE")]
+    without: Vec<String>,
+    /// Plan with this node, new or with another weight; may be given several times
+    #[arg(long = "with", value_name = "NODE[=WEIGHT]")]
+    with: Vec<WeightedNode>,
+    #[command(flatten)]
+    root: RootArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct DrainArgs {
+    /// The node
+    node: String,
+    /// Do not wait until other nodes have its shards
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    root: RootArgs,
 }
 
 #[derive(Args, Debug)]
 struct ClusterStatusArgs {
     #[command(flatten)]
-    server: ServerArgs,
-    /// A key with the role read, if the server has keys [default: MILLPOND_API_KEY]
-    #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    root: RootArgs,
     /// Show each shard
     #[arg(long)]
     shards: bool,
@@ -50,13 +125,98 @@ struct ClusterStatusArgs {
 pub(crate) fn run(args: &ClusterCommand) -> CommandResult {
     match &args.action {
         ClusterAction::Status(args) => status(args),
+        ClusterAction::Rebalance(args) => rebalance(args),
+        ClusterAction::Drain(args) => drain(args),
     }
 }
 
-fn status(args: &ClusterStatusArgs) -> CommandResult {
-    let key = args.api_key.clone().or_else(|| environment::API_KEY.text());
-    let client = HttpClient::new(&args.server)?.with_key(key);
+fn rebalance(args: &RebalanceArgs) -> CommandResult {
+    let with = args.with.iter().map(|node| json!({ "name": node.name, "weight": node.weight }));
+    let body = json!({ "without": args.without, "with": with.collect::<Vec<_>>() });
+    let plan = args.root.client()?.post("/cluster/v1/plan", &body)?;
+    let plan = &plan["result"];
+    if args.json {
+        return print(&pretty(plan));
+    }
+    let mut table = TextTable::left(&["NODE", "SHARDS NOW", "SHARDS THEN", "RESTORES"]);
+    for node in items(&plan["nodes"]) {
+        table.row(["name", "serves", "holds", "restores"].map(|field| cell(&node[field])));
+    }
+    print(&table.to_string())?;
+    print(&format!(
+        "\n{} of {} copies of shards would be restored from the store\n",
+        cell(&plan["moved"]),
+        cell(&plan["copies_of_shards"])
+    ))
+}
+
+/// Time between two looks at a node that drains.
+const DRAIN_LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for a node to drain.
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+fn drain(args: &DrainArgs) -> CommandResult {
+    let client = args.root.client()?;
     let view = client.get("/cluster/v1/view")?;
+    let node = items(&view["result"]["nodes"]).find(|node| node["name"] == args.node.as_str());
+    let Some(node) = node else {
+        return Err(CommandError::new(
+            ExitStatus::Usage,
+            format!("there is no node {:?} in the cluster", args.node),
+        )
+        .hint("millpond cluster status lists the nodes"));
+    };
+    let server = ServerArgs {
+        url: Some(format!("http://{}", cell(&node["address"]))),
+        tls: args.root.server.tls.clone(),
+    };
+    HttpClient::new(&server)?.with_key(args.root.key()).post("/cluster/v1/drain", &json!({}))?;
+    if args.no_wait {
+        return print(&format!("{} drains\n", args.node));
+    }
+    let end = Instant::now() + DRAIN_MAX;
+    let mut shown = None;
+    loop {
+        let view = client.get("/cluster/v1/view")?;
+        let left = shards_left(&view["result"], &args.node);
+        if left == 0 {
+            return print(&format!(
+                "other nodes have the shards of {}: it can be stopped\n",
+                args.node
+            ));
+        }
+        if shown != Some(left) {
+            eprintln!("{left} shards of {} are not on other nodes yet", args.node);
+            shown = Some(left);
+        }
+        if Instant::now() >= end {
+            return Err(CommandError::new(
+                ExitStatus::Failed,
+                format!("{left} shards of {} stayed for a day", args.node),
+            )
+            .hint("millpond cluster status --shards shows where they should go"));
+        }
+        std::thread::sleep(DRAIN_LOOK);
+    }
+}
+
+/// Returns the shards of a node that it still should hold, that it owns, or that not every wanted
+/// holder serves.
+fn shards_left(view: &Value, node: &str) -> usize {
+    let shards = items(&view["collections"]).flat_map(|collection| items(&collection["shards"]));
+    let needs = |shard: &&Value| {
+        let names = |field: &str| items(&shard[field]).map(cell).collect::<Vec<_>>();
+        let (wanted, serving) = (names("wanted"), names("serving"));
+        shard["owner"] == node
+            || wanted.iter().any(|name| name == node)
+            || (serving.iter().any(|name| name == node)
+                && !wanted.iter().all(|name| serving.contains(name)))
+    };
+    shards.filter(needs).count()
+}
+
+fn status(args: &ClusterStatusArgs) -> CommandResult {
+    let view = args.root.client()?.get("/cluster/v1/view")?;
     let view = &view["result"];
     if args.json {
         return print(&pretty(view));
@@ -127,4 +287,30 @@ fn shards(view: &Value) -> TextTable {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drained_node_is_needed_until_others_serve_its_shards() {
+        let view = |wanted: &[&str], serving: &[&str], owner: &str| {
+            let shard = json!({ "shard": 0, "wanted": wanted, "serving": serving, "owner": owner });
+            json!({ "collections": [{ "shards": [shard] }] })
+        };
+        assert_eq!(shards_left(&view(&["a", "b"], &["a", "b", "c"], "a"), "c"), 0);
+        assert_eq!(shards_left(&view(&["a", "b"], &["a", "c"], "a"), "c"), 1, "b restores it");
+        assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
+        assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
+    }
+
+    #[test]
+    fn weights_are_optional() {
+        let node: WeightedNode = "a".parse().unwrap();
+        assert_eq!((node.name.as_str(), node.weight), ("a", 1));
+        let node: WeightedNode = "a=0".parse().unwrap();
+        assert_eq!((node.name.as_str(), node.weight), ("a", 0));
+        assert!("a=x".parse::<WeightedNode>().is_err());
+    }
 }

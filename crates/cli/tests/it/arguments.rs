@@ -3,7 +3,7 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "serve",
     "tfs",
     "import",

@@ -81,6 +81,7 @@ pub(super) fn routes() -> Router<Arc<ClusterNode>> {
         .route("/cluster/v1/write", post(write))
         .route(hints::PATH, post(appended))
         .route("/cluster/v1/node", get(status))
+        .route("/cluster/v1/drain", post(drain))
 }
 
 fn deadline(timeout_ms: u64) -> Instant {
@@ -204,6 +205,12 @@ async fn appended(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body
         }
         Reply::json("{}")
     }))
+}
+
+/// Leaves the shards of this node to others. It serves them until then, and until it is stopped.
+async fn drain(State(node): State<Arc<ClusterNode>>) -> Reply {
+    node.drain();
+    Reply::json(json!({ "node": node.name, "draining": true }).to_string())
 }
 
 /// Describes this node: the shards that it holds and their next entries.

@@ -4,6 +4,7 @@
 mod apply;
 mod catalog;
 mod endpoints;
+mod garbage;
 mod hints;
 mod holder;
 mod local;
@@ -119,6 +120,7 @@ impl ClusterNode {
         tasks.spawn(held.clone().run(view.source(), roles.search));
         if roles.ingest {
             tasks.spawn(owned.clone().run(view.source()));
+            tasks.spawn(garbage::run(services.clone(), catalog.clone()));
             tasks.spawn(hints.run(services));
         }
         let (view, tasks) = (view.source(), Mutex::new(tasks));
@@ -160,6 +162,13 @@ impl ClusterNode {
     /// Returns the client that this node calls others with.
     pub fn client(&self) -> &HttpClient {
         &self.client
+    }
+
+    /// Takes no more shards, and leaves its shards to other nodes. Serves them until the others do.
+    /// A restart ends it.
+    pub fn drain(&self) {
+        tracing::info!("this node drains: other nodes take its shards");
+        self.membership.drain();
     }
 
     /// Leaves its shards to other nodes, before requests end. Serves meanwhile, until roots have

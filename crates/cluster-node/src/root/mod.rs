@@ -27,6 +27,7 @@ mod fan_out;
 mod latency;
 mod merge;
 mod params;
+mod plan;
 mod query;
 mod read;
 mod routes;

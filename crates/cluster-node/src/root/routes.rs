@@ -12,7 +12,7 @@ use transport::Reply;
 use super::call::RootCall;
 use super::envelope::refuse;
 use super::state::RootState;
-use super::{collections, describe, query, read, write};
+use super::{collections, describe, plan, query, read, write};
 
 /// Returns the routes of the cluster's collections, which an API key protects. They take the place
 /// of `api_qdrant::routes`.
@@ -32,6 +32,7 @@ pub fn routes() -> Router<Arc<RootState>> {
         )
         .route("/collections/{collection}/facet", post(|call: RootCall| call.answer(read::facet)))
         .route("/cluster/v1/view", get(|call: RootCall| call.answer(describe::cluster)))
+        .route("/cluster/v1/plan", post(|call: RootCall| call.answer(plan::plan)))
         .merge(points())
         .route("/collections/aliases", any(unsupported))
         .route("/collections/{collection}/{*item}", any(unsupported))

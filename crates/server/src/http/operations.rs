@@ -23,7 +23,9 @@ const OPEN: [&str; 12] = [
 /// Routes whose answers list the collections that the key may use.
 const LISTS: [&str; 4] = ["/", "/collections", "/aliases", "/v1/images"];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 13] = [
+const SEARCHES: [&str; 15] = [
+    "/cluster/v1/read",
+    "/cluster/v1/plan",
     "/v1/images/{collection}/search",
     "/v1/images/{collection}/identify",
     "/v1/images/{collection}/verify",
@@ -141,6 +143,11 @@ mod tests {
             (Method::GET, "/v2/models/{model}/rollout", Read),
             (Method::POST, "/v2/models/{model}/rollout", Admin),
             (Method::POST, "/v2/repository/models/{model}/load", Admin),
+            (Method::POST, "/cluster/v1/read", Read),
+            (Method::POST, "/cluster/v1/plan", Read),
+            (Method::POST, "/cluster/v1/write", Write),
+            (Method::POST, "/cluster/v1/drain", Admin),
+            (Method::GET, "/cluster/v1/view", Read),
             (Method::POST, "/collections/{collection}/points/query", Read),
             (Method::PUT, "/collections/{collection}/points", Write),
             (Method::POST, "/collections/{collection}/points/delete", Write),

@@ -24,7 +24,7 @@ const IMAGES_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 's
                              img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// All pages, in the order of the navigation. The first is the overview.
-const PAGES: [PageSource; 6] = [
+const PAGES: [PageSource; 7] = [
     PageSource {
         path: "/",
         name: "Models",
@@ -64,6 +64,16 @@ const PAGES: [PageSource; 6] = [
         skip: "content",
         policy: POLICY,
         body: include_str!("vectors.html"),
+    },
+    PageSource {
+        path: "/nodes",
+        name: "Nodes of the cluster",
+        tab: None,
+        styles: &[],
+        script: "/page-nodes.js",
+        skip: "content",
+        policy: POLICY,
+        body: include_str!("nodes.html"),
     },
     PageSource {
         path: "/audio",
@@ -111,6 +121,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page-images-search.js", JS, include_str!("page-images-search.js")),
     ("/page-menu.css", CSS, include_str!("page-menu.css")),
     ("/page-menu.js", JS, include_str!("page-menu.js")),
+    ("/page-nodes.js", JS, include_str!("page-nodes.js")),
     ("/page-login.css", CSS, include_str!("page-login.css")),
     ("/page-session.js", JS, include_str!("page-session.js")),
     ("/page-models.css", CSS, include_str!("page-models.css")),

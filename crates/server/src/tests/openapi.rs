@@ -11,10 +11,11 @@ use crate::loopback::{self, Loopback};
 use crate::surface::Surface;
 
 /// Routes that the document leaves out: pages, and second names.
-const LEFT_OUT: [&str; 12] = [
+const LEFT_OUT: [&str; 13] = [
     "/",
     "/try",
     "/vectors",
+    "/nodes",
     "/audio",
     "/images",
     "/docs",

@@ -1,0 +1,173 @@
+//! Removal of the data of collections that were removed.
+//!
+//! The record of a collection goes first, so that nodes forget it. Its logs and snapshots stay for
+//! an hour: a node that did not see the removal may still read or write them. One node of the
+//! cluster removes them then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use object_store::path::Path as Key;
+use object_store::{ObjectMeta, ObjectStoreExt};
+use tokio_stream::StreamExt;
+
+use super::catalog::StoreCatalog;
+use super::services::NodeServices;
+use crate::types::ClusterView;
+
+/// Time between two looks for data without a collection.
+const LOOK_INTERVAL: Duration = Duration::from_secs(600);
+/// Looks in a row that must find a collection without a record, at least an hour together.
+const LOOKS_WITHOUT_RECORD: u32 = 7;
+/// Objects that are removed at the same time.
+const REMOVED_AT_ONCE_MAX: usize = 8;
+/// Longest time of a request to the store.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Removes data without a collection until the task is dropped.
+pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>) {
+    let mut orphans = OrphanCounts::default();
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let view = services.view.current();
+        if !catalog.is_loaded() || !is_collector(&view, &services.name) {
+            orphans = OrphanCounts::default();
+            continue;
+        }
+        match ids(&services).await {
+            Ok(found) => {
+                for id in orphans.look(&found, &view) {
+                    remove(&services, &id).await;
+                }
+            }
+            Err(error) => tracing::debug!(%error, "removed collections are looked for later"),
+        }
+    }
+}
+
+/// Returns true if this node is the one that removes data: the first with the role ingest.
+fn is_collector(view: &ClusterView, name: &str) -> bool {
+    let mut writers = view.nodes.values().filter(|node| node.roles.ingest);
+    writers.next().is_some_and(|first| first.name == name)
+}
+
+/// Looks in a row that found data without a collection, by the id of the collection.
+#[derive(Debug, Default)]
+struct OrphanCounts(BTreeMap<String, u32>);
+
+impl OrphanCounts {
+    /// Counts a look that found data of the collections `ids`. Returns the ids whose data can be
+    /// removed.
+    fn look(&mut self, ids: &BTreeSet<String>, view: &ClusterView) -> Vec<String> {
+        let orphans = ids.iter().filter(|id| view.by_id(id).is_none());
+        let counts = orphans.map(|id| (id.clone(), self.0.get(id).copied().unwrap_or(0) + 1));
+        self.0 = counts.collect();
+        let expired = self.0.iter().filter(|count| *count.1 >= LOOKS_WITHOUT_RECORD);
+        expired.map(|count| count.0.clone()).collect()
+    }
+}
+
+/// Returns the ids of the collections that have data in the store.
+async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
+    let place = &services.place;
+    let prefix = place.key("data");
+    let listing = place.objects().list_with_delimiter(Some(&prefix));
+    let listed = within(listing).await?.map_err(|error| place.failed(&error))?;
+    let names = listed.common_prefixes.iter().filter_map(Key::filename);
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Removes all data of a collection. What stays is removed after a later look.
+async fn remove(services: &NodeServices, id: &str) {
+    let place = &services.place;
+    let prefix = place.key(&format!("data/{id}"));
+    let mut objects = place.objects().list(Some(&prefix));
+    let mut removed = 0_u64;
+    loop {
+        let mut batch: Vec<ObjectMeta> = Vec::new();
+        while batch.len() < REMOVED_AT_ONCE_MAX {
+            match objects.next().await {
+                Some(Ok(object)) => batch.push(object),
+                Some(Err(error)) => {
+                    tracing::debug!(id, %error, "the data of a removed collection stays for now");
+                    return;
+                }
+                None => break,
+            }
+        }
+        if batch.is_empty() {
+            break;
+        }
+        let mut running = tokio::task::JoinSet::new();
+        for object in batch {
+            let store = place.objects().clone();
+            running.spawn(async move { store.delete(&object.location).await.is_ok() });
+        }
+        while let Some(done) = running.join_next().await {
+            removed += u64::from(done.unwrap_or(false));
+        }
+    }
+    if removed > 0 {
+        tracing::info!(id, removed, "the data of a removed collection was removed");
+    }
+}
+
+async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(REQUEST_TIMEOUT, request)
+        .await
+        .map_err(|_| Error::unavailable("the cluster's store does not answer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::types::{CollectionRecord, NodeInfo, Roles};
+
+    fn ids(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn data_is_removed_after_enough_looks_without_a_record() {
+        let mut view = ClusterView::default();
+        let record = CollectionRecord {
+            name: "kept".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: Value::Null,
+        };
+        view.collections.insert("kept".to_owned(), record);
+        let mut orphans = OrphanCounts::default();
+        for _ in 1..LOOKS_WITHOUT_RECORD {
+            assert!(orphans.look(&ids(&["1", "2"]), &view).is_empty());
+        }
+        assert_eq!(orphans.look(&ids(&["1", "2"]), &view), ["2"]);
+        // A record that comes back, or data that is gone, begins a new count.
+        assert!(orphans.look(&ids(&["1"]), &view).is_empty());
+        assert!(orphans.look(&ids(&["1", "2"]), &view).is_empty());
+    }
+
+    #[test]
+    fn one_node_with_the_role_ingest_removes_data() {
+        let mut view = ClusterView::default();
+        for (name, ingest) in [("a", false), ("b", true), ("c", true)] {
+            let node = NodeInfo {
+                name: name.to_owned(),
+                address: String::new(),
+                roles: Roles { ingest, ..Roles::default() },
+                weight: 1,
+                build: String::new(),
+                serving: BTreeMap::new(),
+            };
+            view.nodes.insert(name.to_owned(), node);
+        }
+        let collectors: Vec<&str> =
+            ["a", "b", "c"].into_iter().filter(|name| is_collector(&view, name)).collect();
+        assert_eq!(collectors, ["b"]);
+    }
+}

@@ -1,0 +1,78 @@
+// The page for a cluster: its nodes, and the shards of each collection with their holders, owners and movements.
+
+import { Refused, getJson, words } from "./page-api.js";
+import { el, text } from "./page-dom.js";
+import { state } from "./page-shell.js";
+
+// Time between two reads of the cluster.
+const READ_MS = 2000;
+// State of a chip, and words, for each status of a collection.
+const STATUS = { green: ["ready", "served"], yellow: ["warn", "shards move"], red: ["failed", "shards missing"] };
+
+const $ = (id) => document.getElementById(id);
+const several = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const cell = (value, attributes = {}) => el("td", attributes, value);
+
+function show(which) {
+  $("alone").hidden = which !== "alone";
+  $("cluster").hidden = which !== "cluster";
+}
+
+function problem(words) {
+  $("problem").hidden = !words;
+  text($("problem"), words ?? "");
+}
+
+async function read() {
+  try {
+    const { nodes, collections } = (await getJson("/cluster/v1/view")).result;
+    problem();
+    show("cluster");
+    draw(nodes, collections);
+  } catch (error) {
+    if (error instanceof Refused && error.status === 404) {
+      show("alone");
+      state("none", "no cluster");
+      return;
+    }
+    state("failed", "failed");
+    problem(words(error));
+  }
+  setTimeout(read, READ_MS);
+}
+
+function draw(nodes, collections) {
+  const owned = new Map(), shards = collections.flatMap((one) => one.shards);
+  for (const { owner } of shards) owned.set(owner, (owned.get(owner) ?? 0) + 1);
+  $("nodes").replaceChildren(...nodes.map((node) => nodeRow(node, owned.get(node.name) ?? 0)));
+  const open = new Set([...document.querySelectorAll("#collections details[open]")].map((details) => details.dataset.collection));
+  $("collections").replaceChildren(...collections.map((one) => collection(one, open.has(one.id))));
+  const moving = shards.filter(moves).length, missing = shards.filter((shard) => shard.serving.length === 0).length;
+  text($("nodes-note"), moving ? `${several(moving, "shard")} on the way to other nodes` : "");
+  if (missing) state("failed", `${several(missing, "shard")} missing`);
+  else state(moving ? "warn" : "ready", several(nodes.length, "node"));
+}
+
+function nodeRow({ name, address, roles, weight, serving, build }, owned) {
+  const drains = weight === 0 && roles.includes("search");
+  const title = el("th", { scope: "row" }, name, ...(drains ? [" ", el("span", { class: "chip plain" }, "drains")] : []));
+  return el("tr", { "data-node": name }, title, cell(address), cell(roles.join(", ")), cell(String(weight), { class: "number" }),
+    cell(String(serving), { class: "number" }), cell(String(owned), { class: "number" }), cell(build));
+}
+
+const moves = ({ wanted, serving }) => wanted.some((name) => !serving.includes(name));
+
+function collection({ name, id, copies, status, coverage, shards }, open) {
+  const [style, said] = STATUS[status];
+  const summary = el("summary", {}, el("b", {}, name), " ", el("span", { class: "chip", "data-state": style }, said),
+    ` ${coverage.shards} of ${several(coverage.of, "shard")} served, ${several(copies, "copy").replace("copys", "copies")} each`);
+  const heads = ["Shard", "Owner", "Served by", "Moves to"].map((head) => el("th", { scope: "col" }, head));
+  const rows = shards.map((shard) => el("tr", { "data-shard": String(shard.shard) }, el("th", { scope: "row" }, String(shard.shard)), cell(shard.owner ?? "none"),
+    cell(shard.serving.join(", ") || "none"), cell(shard.wanted.filter((node) => !shard.serving.includes(node)).join(", ") || "–")));
+  const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)));
+  const details = el("details", { class: "panel", "data-collection": id }, summary, table);
+  details.open = open;
+  return details;
+}
+
+read();
