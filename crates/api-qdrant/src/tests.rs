@@ -720,3 +720,27 @@ fn an_alias_is_no_name_for_a_collection() {
     let kind = |name: &str| bench.write(collections::create, name, &body).unwrap_err().kind();
     assert_eq!((kind("a"), kind("c")), (ErrorKind::InvalidArgument, ErrorKind::AlreadyExists));
 }
+
+#[test]
+fn a_payload_that_becomes_too_large_leaves_its_neighbours_alone() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let large = "x".repeat(50 << 10);
+    let points = json!({"points": [
+        {"id": 1, "vector": [1, 0]},
+        {"id": 2, "vector": [1, 0], "payload": {"large": large}},
+        {"id": 3, "vector": [1, 0]},
+    ]});
+    let named = bench.registry().get("c").unwrap();
+    let make =
+        |operation: Value| crate::update::apply_operation(&named, operation.to_string().as_bytes());
+    make(json!({ "upsert": points })).unwrap();
+    let set = json!({"payload": {"more": "x".repeat(20 << 10)}, "points": [1, 2, 3]});
+    make(json!({ "set_payload": set })).unwrap();
+    let has = |id: u64| {
+        let point = named.get(&search::points::PointId::Number(id)).unwrap().unwrap();
+        point.payload.contains_key("more")
+    };
+    assert_eq!([1, 2, 3].map(has), [true, false, true]);
+    assert!(make(json!({ "delete": {} })).is_err());
+}

@@ -1,7 +1,7 @@
 //! Changes of points and payloads. Each is durable before its response.
 
 use crate::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use search::points::{NewPoint, PayloadChange, PointSelection};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
@@ -103,12 +103,41 @@ pub(crate) fn batch(
 }
 
 /// Makes the change of one element of `operations` of a batch, in JSON, to a collection that holds
-/// no images. Durable when this returns.
+/// no images. Durable when this returns. A payload that would become too large stays as it is, and
+/// the payloads of the other points change.
 ///
 /// # Errors
 /// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
 pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
-    apply(named, json::parse(operation)?)
+    match json::parse(operation)? {
+        UpdateOperation::SetPayload(mut request) => {
+            let selection = request.selection()?;
+            let SetPayload { payload, key, .. } = request;
+            change_apart(named, selection, &PayloadChange::Set { payload, key })
+        }
+        other => apply(named, other),
+    }
+}
+
+/// Changes payloads, one by one if one of them would become too large.
+fn change_apart(
+    named: &NamedCollection,
+    selection: PointSelection,
+    made: &PayloadChange,
+) -> Result<()> {
+    let PointSelection::Ids(ids) = &selection else { return change(named, selection, made) };
+    let ids = ids.clone();
+    match change(named, selection, made) {
+        Err(error) if error.kind() == ErrorKind::TooLarge => {}
+        changed => return changed,
+    }
+    for id in ids {
+        match change(named, PointSelection::Ids(vec![id]), made) {
+            Err(error) if error.kind() == ErrorKind::TooLarge => {}
+            changed => changed?,
+        }
+    }
+    Ok(())
 }
 
 fn apply(named: &NamedCollection, operation: UpdateOperation) -> Result<()> {

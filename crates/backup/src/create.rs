@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use base::{Error, Result};
 use search::collection::{FileRole, PinnedFile, PinnedFiles};
-use search::registry::NamedCollection;
+use search::registry::{CollectionSettings, NamedCollection};
 use serde::Serialize;
 
 use crate::list::{BackupFile, BackupId, BackupList};
@@ -55,6 +55,13 @@ struct KnownObjects {
     newest: Option<BackupList>,
 }
 
+/// A collection of one moment.
+struct BackupSource<'a> {
+    named: &'a NamedCollection,
+    settings: &'a CollectionSettings,
+    pinned: &'a PinnedFiles<'a>,
+}
+
 /// Backs a collection up as it is now: uploads files, and then the list.
 ///
 /// # Errors
@@ -77,12 +84,15 @@ pub async fn create(
             known.stored.clear();
         }
         named.collection().flush_before_pin()?;
+        // Before the files are pinned: settings may say how far they go, and must not be ahead.
+        let settings = named.settings();
         let pinned = named.collection().pin()?;
+        let source = BackupSource { named, settings: &settings, pinned: &pinned };
         let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
-        if let Some(list) = newest.filter(|list| is_same(list, named, &pinned)) {
+        if let Some(list) = newest.filter(|list| is_same(list, &source)) {
             return Ok(BackupReport { unchanged: true, ..report(list) });
         }
-        upload(context, named, &pinned, &known, &id).await
+        upload(context, &source, &known, &id).await
     };
     let outcome = mark.during(work).await;
     mark.remove().await;
@@ -108,23 +118,24 @@ async fn known_objects(context: &BackupContext<'_>, collection: &str) -> Result<
 }
 
 /// Returns true if the pinned state is that of `list`.
-fn is_same(list: &BackupList, named: &NamedCollection, pinned: &PinnedFiles<'_>) -> bool {
+fn is_same(list: &BackupList, source: &BackupSource<'_>) -> bool {
+    let BackupSource { named, settings, pinned } = *source;
     let same_file = |(listed, file): (&BackupFile, &PinnedFile)| {
         listed.name == file.name && listed.bytes == file.bytes
     };
     list.source == named.points_name()
-        && list.settings == *named.settings()
+        && list.settings == *settings
         && list.files.len() == pinned.files().len()
         && list.files.iter().zip(pinned.files()).all(same_file)
 }
 
 async fn upload(
     context: &BackupContext<'_>,
-    named: &NamedCollection,
-    pinned: &PinnedFiles<'_>,
+    source: &BackupSource<'_>,
     known: &KnownObjects,
     id: &BackupId,
 ) -> Result<BackupReport> {
+    let BackupSource { named, settings, pinned } = *source;
     let points = named.collection().count();
     context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
     let sent_before = context.progress.bytes_moved();
@@ -165,7 +176,7 @@ async fn upload(
         collection: named.name().to_owned(),
         source: named.points_name().to_owned(),
         points,
-        settings: (*named.settings()).clone(),
+        settings: settings.clone(),
         state,
         files,
     };

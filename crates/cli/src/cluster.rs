@@ -178,6 +178,13 @@ fn drain(args: &DrainArgs) -> CommandResult {
     let mut shown = None;
     loop {
         let view = client.get("/cluster/v1/view")?;
+        if !items(&view["result"]["nodes"]).any(|other| other["name"] == args.node.as_str()) {
+            return Err(CommandError::new(
+                ExitStatus::Failed,
+                format!("{} left the cluster before other nodes had its shards", args.node),
+            )
+            .hint("millpond cluster status --shards shows what other nodes restore"));
+        }
         let left = shards_left(&view["result"], &args.node);
         if left == 0 {
             return print(&format!(
@@ -210,7 +217,7 @@ fn shards_left(view: &Value, node: &str) -> usize {
         shard["owner"] == node
             || wanted.iter().any(|name| name == node)
             || (serving.iter().any(|name| name == node)
-                && !wanted.iter().all(|name| serving.contains(name)))
+                && (serving.len() == 1 || !wanted.iter().all(|name| serving.contains(name))))
     };
     shards.filter(needs).count()
 }
@@ -303,6 +310,7 @@ mod tests {
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "c"], "a"), "c"), 1, "b restores it");
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
         assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
+        assert_eq!(shards_left(&view(&[], &["c"], "a"), "c"), 1, "it has the only copy");
     }
 
     #[test]

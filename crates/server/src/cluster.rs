@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use api_images::ImageRemoval;
+use api_qdrant::CollectionsState;
 use axum::Router;
 use axum::routing::any;
 use backup::BackupStore;
@@ -11,10 +13,13 @@ use cluster_node::NodeInfo;
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::root::{self, RootState};
 use os::Rate;
-use transport::Reply;
+use transport::{Reply, RequestLimits, RequestResources};
 
 use crate::compose::Server;
 use crate::config::{ClusterConfig, Config};
+
+/// Maximum reads of local collections for nodes of the cluster at the same time.
+const LOCAL_REQUESTS_MAX: usize = 1024;
 
 /// A node that works, and its routes.
 pub(crate) struct ClusterServing {
@@ -45,7 +50,7 @@ impl ClusterServing {
             serving: Default::default(),
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
-        let routes = api_qdrant::routes().with_state(server.qdrant.clone());
+        let routes = api_qdrant::routes().with_state(local_state(config, server));
         let node = ClusterNode::start(NodeOptions {
             place: store.place().clone(),
             etcd: cluster.etcd.clone(),
@@ -76,6 +81,24 @@ impl ClusterServing {
     pub(crate) async fn leave(&self) {
         self.node.leave().await;
     }
+
+    /// Ends all tasks, after the last request.
+    pub(crate) fn stop(&self) {
+        self.node.stop();
+    }
+}
+
+/// Returns the state of the routes over local collections. Reads of shards have a limit of their
+/// own: a client's request at a root must not take the places of its shards' reads.
+fn local_state(config: &Config, server: &Server) -> Arc<CollectionsState> {
+    let limits =
+        RequestLimits { requests_max: LOCAL_REQUESTS_MAX, ..config.listeners.request_limits() };
+    let memory = config.listeners.request_memory();
+    let requests = RequestResources::new(limits, memory, server.core.metrics.clone());
+    let images = Arc::new(ImageRemoval::new(&server.images));
+    let (access, backups) = (server.access.clone(), server.backups.clone());
+    let registry = server.collections.clone();
+    Arc::new(CollectionsState::new(Arc::new(requests), registry, images, access, backups))
 }
 
 /// Returns the address at which other nodes reach this one.

@@ -151,6 +151,9 @@ async fn serve(
             tracing::error!(%error, "a listener ended by panic");
         }
     }
+    if let Some(cluster) = server.cluster.get() {
+        cluster.stop();
+    }
     result
 }
 

@@ -466,8 +466,8 @@ pub(crate) struct ClusterOptions {
     /// Name of the cluster in etcd, if several share it [default: millpond]
     #[arg(long, value_name = "NAME")]
     pub(crate) cluster_name: Option<String>,
-    /// Share of the shards that this node takes, relative to the other nodes; at most 64
-    /// [default: 1]
+    /// Share of the shards that this node holds and of the logs that it writes, relative to the
+    /// other nodes; 0 takes none, 64 at most [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) cluster_weight: Option<u32>,
     /// Entries of a shard's log between two snapshots [default: 4096]

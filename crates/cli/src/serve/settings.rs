@@ -293,7 +293,9 @@ impl ServeSettings {
                 "--cluster-store needs --cluster-etcd http://HOST:PORT",
             ));
         }
-        if self.search.collections_dir.as_deref() == Some(Path::new("none")) {
+        let roles = cluster.cluster_roles.as_deref().unwrap_or("search");
+        let holds = roles.split(',').any(|role| role.trim() == "search");
+        if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
             return Err(CommandError::usage(
                 "--cluster-store keeps shards in --collections-dir, which is none",
             ));

@@ -73,7 +73,7 @@ fn apply_from(named: &NamedCollection, batch: &Batch, from: usize) -> AppliedSte
     for operation in &batch.0[from..] {
         match api_qdrant::apply_operation(named, operation) {
             Ok(()) => step.made += 1,
-            Err(error) if is_same_everywhere(&error) && !is_removed(named) => {
+            Err(error) if is_same_everywhere(&error) && !named.removed() => {
                 step.skipped += 1;
                 tracing::debug!(collection = named.name(), %error, "an operation changes nothing");
             }
@@ -91,9 +91,4 @@ fn is_same_everywhere(error: &Error) -> bool {
     use ErrorKind::{AlreadyExists, InvalidArgument, NotFound, TooLarge};
     // `AlreadyExists`: the hash of a UUID belongs to another point.
     matches!(error.kind(), InvalidArgument | TooLarge | NotFound | AlreadyExists)
-}
-
-/// Returns true if the collection was removed, so that its errors say nothing about the operation.
-fn is_removed(named: &NamedCollection) -> bool {
-    !named.directory().exists()
 }

@@ -1,11 +1,12 @@
 //! The collections of the cluster, as objects in the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
 use model_store::StorePlace;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -31,8 +32,17 @@ pub struct StoreCatalog {
     view: ViewUpdater,
     /// True once the records were read.
     loaded: AtomicBool,
+    /// True if the last reading had every record, so that a collection without one was removed.
+    whole: AtomicBool,
     /// Changes by this process. Records that were read before a change are not taken.
     changes: AtomicU64,
+}
+
+/// Records that were read.
+struct RecordsReading {
+    records: KnownRecords,
+    /// True if no record is missing.
+    whole: bool,
 }
 
 /// A record that was read, and its object.
@@ -47,12 +57,33 @@ type KnownRecords = BTreeMap<Key, KnownRecord>;
 impl StoreCatalog {
     /// Creates the catalog of the cluster in `place`, which keeps the collections of `view`.
     pub fn new(place: StorePlace, view: ViewUpdater) -> StoreCatalog {
-        StoreCatalog { place, view, loaded: AtomicBool::new(false), changes: AtomicU64::new(0) }
+        StoreCatalog {
+            place,
+            view,
+            loaded: AtomicBool::new(false),
+            whole: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+        }
     }
 
-    /// Returns true once the records were read, so that a collection without a record was removed.
-    pub fn is_loaded(&self) -> bool {
-        self.loaded.load(Ordering::Acquire)
+    /// Returns true if every record was read, so that a collection without a record was removed.
+    pub fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::Acquire)
+    }
+
+    /// Reads the ids of all collections, without what was read before.
+    ///
+    /// # Errors
+    /// The store's error; `DataLoss` for a record that cannot be read.
+    pub(super) async fn all_ids(&self) -> Result<BTreeSet<String>> {
+        let prefix = self.place.key(RECORDS);
+        let mut objects = self.place.objects().list(Some(&prefix));
+        let mut ids = BTreeSet::new();
+        while let Some(object) = within(objects.next()).await? {
+            let key = object.map_err(|error| self.place.failed(&error))?.location;
+            ids.extend(self.record(&key).await?.map(|record| record.id));
+        }
+        Ok(ids)
     }
 
     /// Creates a collection. Returns false if there is one of this name.
@@ -60,6 +91,11 @@ impl StoreCatalog {
     /// # Errors
     /// The store's error.
     async fn create_record(&self, record: &CollectionRecord) -> Result<bool> {
+        if self.view.source().current().collections.len() >= COLLECTIONS_MAX {
+            return Err(Error::precondition(format!(
+                "the cluster has {COLLECTIONS_MAX} collections, which is the maximum; remove one first"
+            )));
+        }
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
@@ -107,10 +143,11 @@ impl StoreCatalog {
         loop {
             let changes = self.changes.load(Ordering::Acquire);
             match self.read(&known).await {
-                Ok(records) => {
-                    known = records;
+                Ok(reading) => {
+                    known = reading.records;
                     failed = false;
                     self.take(&known, changes);
+                    self.whole.store(reading.whole, Ordering::Release);
                 }
                 Err(error) if !failed => {
                     tracing::warn!(%error, "the collections of the cluster stay as they were");
@@ -134,9 +171,11 @@ impl StoreCatalog {
     }
 
     /// Reads the records whose objects have changed.
-    async fn read(&self, known: &KnownRecords) -> Result<KnownRecords> {
+    async fn read(&self, known: &KnownRecords) -> Result<RecordsReading> {
         let mut records = KnownRecords::new();
-        for object in within(self.list()).await?? {
+        let objects = within(self.list()).await??;
+        let mut whole = objects.len() <= COLLECTIONS_MAX;
+        for object in objects.into_iter().take(COLLECTIONS_MAX) {
             let key = object.location.clone();
             let same = known.get(&key).filter(|known| known.object == object);
             if let Some(same) = same {
@@ -151,12 +190,13 @@ impl StoreCatalog {
                 // One unreadable record must not stop the others.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
                     tracing::error!(%error, "a record of a collection cannot be read");
+                    whole = false;
                     records.extend(known.get(&key).map(|known| (key, known.clone())));
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(records)
+        Ok(RecordsReading { records, whole })
     }
 
     async fn list(&self) -> Result<Vec<ObjectMeta>> {
@@ -164,9 +204,9 @@ impl StoreCatalog {
         let mut objects = self.place.objects().list(Some(&prefix));
         let mut found = Vec::new();
         while let Some(object) = objects.next().await {
-            let object = object.map_err(|error| self.place.failed(&error))?;
-            if object.size <= RECORD_BYTES_MAX && found.len() < COLLECTIONS_MAX {
-                found.push(object);
+            found.push(object.map_err(|error| self.place.failed(&error))?);
+            if found.len() > COLLECTIONS_MAX {
+                break;
             }
         }
         Ok(found)
@@ -175,7 +215,10 @@ impl StoreCatalog {
     async fn record(&self, key: &Key) -> Result<Option<CollectionRecord>> {
         let get = async {
             let got = self.place.objects().get(key).await?;
-            got.bytes().await
+            match got.meta.size <= RECORD_BYTES_MAX {
+                true => got.bytes().await,
+                false => Ok(Bytes::new()),
+            }
         };
         let bytes = match within(get).await? {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -198,6 +241,10 @@ impl CollectionCatalog for StoreCatalog {
 
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
         Box::pin(self.remove_record(name))
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Acquire)
     }
 }
 

@@ -27,6 +27,8 @@ use crate::types::ShardKey;
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum shards that a node reads at the same time. More wait.
 pub(super) const READS_RUNNING_MAX: usize = 64;
+/// Retry advice for a read of a shard that was opened again.
+const REOPENED_RETRY: Duration = Duration::from_millis(100);
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Routes of a collection that a root may read.
@@ -148,6 +150,7 @@ async fn read_shard(
     let state = state.ok_or_else(|| {
         Error::unavailable(format!("node {} does not serve the shard {key}", node.name))
     })?;
+    let generation = state.generation();
     if request.strong {
         state.wait_end(until).await?;
     }
@@ -164,6 +167,10 @@ async fn read_shard(
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;
+    if state.generation() != generation {
+        let message = format!("the shard {key} was opened again meanwhile");
+        return Err(Error::unavailable(message).with_retry_after(REOPENED_RETRY));
+    }
     let body = serde_json::from_slice(&answer.body)
         .map_err(|error| Error::internal(format!("the answer of the shard {key}: {error}")))?;
     Ok(ShardAnswer { status: answer.status.as_u16(), body })

@@ -32,18 +32,36 @@ pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>)
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         let view = services.view.current();
-        if !catalog.is_loaded() || !is_collector(&view, &services.name) {
+        if !catalog.is_whole() || !is_collector(&view, &services.name) {
             orphans = OrphanCounts::default();
             continue;
         }
         match ids(&services).await {
             Ok(found) => {
-                for id in orphans.look(&found, &view) {
-                    remove(&services, &id).await;
-                }
+                let expired = orphans.look(&found, &view);
+                remove_without_record(&services, &catalog, expired).await;
             }
             Err(error) => tracing::debug!(%error, "removed collections are looked for later"),
         }
+    }
+}
+
+/// Removes the data of collections, after the records were read anew. Any doubt keeps all of it.
+async fn remove_without_record(
+    services: &NodeServices,
+    catalog: &StoreCatalog,
+    expired: Vec<String>,
+) {
+    if expired.is_empty() {
+        return;
+    }
+    match catalog.all_ids().await {
+        Ok(known) => {
+            for id in expired.into_iter().filter(|id| !known.contains(id)) {
+                remove(services, &id).await;
+            }
+        }
+        Err(error) => tracing::warn!(%error, "no data of removed collections is removed"),
     }
 }
 

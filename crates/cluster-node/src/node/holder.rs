@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use cluster::EntryNumber;
 use metrics::KindLabels;
 use search::registry::NamedCollection;
@@ -15,7 +15,7 @@ use super::apply::apply;
 use super::local::{self, blocking};
 use super::services::NodeServices;
 use super::snapshot::{self, SnapshotState};
-use crate::log::{FollowPosition, FollowStep, LogFollower, ShardLog};
+use crate::log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
 
 /// Time between two reads of the log's end if no writer announced an entry.
@@ -39,6 +39,8 @@ pub(super) struct HolderState {
     wake: Notify,
     /// True once the end of the log was reached, until the local collection is replaced.
     caught_up: AtomicBool,
+    /// Grows when the local collection is opened again.
+    generation: AtomicU64,
 }
 
 /// A shard that this node holds. Dropping it ends the follower.
@@ -61,6 +63,7 @@ impl Holder {
             looks_done: watch::Sender::new(0),
             wake: Notify::new(),
             caught_up: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
         });
         let log = ShardLog::new(&services.place, &key);
         let follower = ShardFollower {
@@ -85,6 +88,19 @@ impl HolderState {
     /// Returns true if the shard has reached the end of its log once.
     pub(super) fn is_caught_up(&self) -> bool {
         self.caught_up.load(Ordering::Acquire)
+    }
+
+    /// Returns a number that grows when the local collection is opened again. An answer counts only
+    /// if it is the same before and after.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Serves no more reads until the end of the log is reached again.
+    fn reopen(&self) {
+        self.caught_up.store(false, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.applied.send_replace(EntryNumber::default());
     }
 
     /// Returns the next entry to apply.
@@ -159,7 +175,7 @@ impl ShardFollower {
             if let Err(error) = self.follow().await {
                 tracing::warn!(shard = %self.key, %error, "a shard is opened again");
             }
-            self.state.caught_up.store(false, Ordering::Release);
+            self.state.reopen();
             self.services.serving_changed();
             pause = if began.elapsed() > PAUSE_MAX { PAUSE_MIN } else { pause };
             tokio::time::sleep(pause).await;
@@ -169,19 +185,23 @@ impl ShardFollower {
 
     /// Opens the local collection and applies the log, until the collection has to be opened again.
     async fn follow(&mut self) -> Result<()> {
-        let named = self.open().await?;
+        let OpenedShard { named, floor } = self.open().await?;
         let position = local::position(&named).unwrap_or_default();
+        self.snapshots.begin_count(FollowPosition { next: floor.entry, epoch: floor.epoch });
         let mut progress =
             FollowProgress { named, position, recorded: position, recorded_at: Instant::now() };
         let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
         self.state.applied.send_replace(position.next);
         let mut pause = PAUSE_MIN;
         loop {
+            if progress.named.removed() {
+                return Err(Error::unavailable("the local collection was replaced"));
+            }
             let look = self.state.looks_wanted.load(Ordering::Acquire);
             let step = match follower.next().await {
                 Ok(step) => step,
-                // The store may be down; what is applied is served on.
-                Err(error) if error.is_retryable() => {
+                // The store may be down or refuse a key; what is applied is served on.
+                Err(error) if error.kind() != ErrorKind::DataLoss => {
                     tracing::debug!(shard = %self.key, %error, "the log is read again");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
@@ -218,8 +238,9 @@ impl ShardFollower {
     async fn apply(&self, named: &Arc<NamedCollection>, batch: &crate::log::Batch) -> Result<()> {
         let applied = apply(named, batch).await;
         let applied = match applied {
-            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
                 tracing::error!(shard = %self.key, %error, "the local copy is damaged and is made anew");
+                self.state.reopen();
                 self.services.local.remove(&self.key).await?;
                 return Err(error);
             }
@@ -269,16 +290,18 @@ impl ShardFollower {
 
     /// Returns the local collection: the present one, one restored from a snapshot, or an empty
     /// one.
-    async fn open(&self) -> Result<Arc<NamedCollection>> {
+    async fn open(&self) -> Result<OpenedShard> {
         let floor = self.log.floor().await?;
-        if let Some(named) = self.services.local.find(&self.key)? {
+        if let Some(named) = self.present().await? {
             match local::position(&named) {
-                Some(position) if position.next >= floor.entry => return Ok(named),
+                Some(position) if position.next >= floor.entry => {
+                    return Ok(OpenedShard { named, floor });
+                }
                 _ => self.services.local.remove(&self.key).await?,
             }
         }
         if let Some(named) = snapshot::restore(&self.services, &self.key, &self.record).await? {
-            return Ok(named);
+            return Ok(OpenedShard { named, floor });
         }
         if floor.entry > EntryNumber::default() {
             return Err(Error::data_loss(format!(
@@ -290,12 +313,31 @@ impl ShardFollower {
         let named = self.services.local.create(&self.key, &self.record.create).await?;
         let empty = named.clone();
         blocking(move || local::store_position(&empty, FollowPosition::default())).await?;
-        Ok(named)
+        Ok(OpenedShard { named, floor })
     }
+
+    /// Returns the local collection if there is one that can be opened. Removes one that cannot:
+    /// the store has all of it.
+    async fn present(&self) -> Result<Option<Arc<NamedCollection>>> {
+        match self.services.local.find(&self.key) {
+            Err(error) if error.kind() != ErrorKind::Unavailable => {
+                tracing::error!(shard = %self.key, %error, "the local copy cannot be opened and is made anew");
+                self.services.local.remove(&self.key).await?;
+                Ok(None)
+            }
+            found => found,
+        }
+    }
+}
+
+/// An open local collection, and the floor of its log.
+struct OpenedShard {
+    named: Arc<NamedCollection>,
+    floor: LogFloor,
 }
 
 impl From<&mut FollowProgress> for snapshot::SnapshotSource {
     fn from(progress: &mut FollowProgress) -> snapshot::SnapshotSource {
-        snapshot::SnapshotSource { named: progress.named.clone(), position: progress.position }
+        snapshot::SnapshotSource { named: progress.named.clone(), recorded: progress.recorded }
     }
 }

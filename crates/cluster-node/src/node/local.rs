@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cluster::{EntryNumber, Epoch};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
-use search::registry::NamedCollection;
+use search::registry::{ListedCollection, ListedState, NamedCollection};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -106,13 +106,19 @@ impl LocalCollections {
         blocking(move || registry.remove(&name).map(drop)).await
     }
 
-    /// Returns the shards that have a local collection.
+    /// Returns the shards that have a local collection which follows a log. Other collections of
+    /// this directory are none.
     ///
     /// # Errors
     /// The error of the registry.
     pub fn shards(&self) -> Result<Vec<ShardKey>> {
+        let is_shard = |listed: &ListedCollection| match &listed.state {
+            ListedState::Ready(named) => position(named).is_some(),
+            ListedState::Opening | ListedState::Broken(_) => false,
+        };
         let listed = self.registry.registry()?.list();
-        Ok(listed.iter().filter_map(|listed| shard_of_name(&listed.name)).collect())
+        let shards = listed.iter().filter(|listed| is_shard(listed));
+        Ok(shards.filter_map(|listed| shard_of_name(&listed.name)).collect())
     }
 
     /// Returns the registry.

@@ -30,7 +30,7 @@ use self::hints::EntryHints;
 pub use self::local::{LocalAnswer, LocalCollections};
 use self::ownership::OwnedShards;
 use self::placement::HeldShards;
-use self::services::{NodeServices, SNAPSHOTS_RUNNING_MAX};
+use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
 use crate::etcd::Etcd;
 use crate::http_client::HttpClient;
 use crate::membership::Membership;
@@ -103,6 +103,7 @@ impl ClusterNode {
             metrics,
             snapshot_entries: options.snapshot_entries,
             snapshots: Semaphore::new(SNAPSHOTS_RUNNING_MAX),
+            restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
         let etcd = Etcd::new(&options.etcd, HttpClient::new(None))?;
@@ -171,18 +172,22 @@ impl ClusterNode {
         self.membership.drain();
     }
 
-    /// Leaves its shards to other nodes, before requests end. Serves meanwhile, until roots have
-    /// seen that this node leaves.
+    /// Leaves the logs that it writes to other nodes, before requests end. Serves reads meanwhile,
+    /// until roots have seen that this node leaves.
     pub async fn leave(&self) {
         let left = async {
             self.membership.drain();
-            self.owned.give_up_all().await;
+            self.owned.end_all();
             self.membership.leave().await;
         };
         if tokio::time::timeout(LEAVE_MAX, left).await.is_err() {
             tracing::warn!("etcd did not answer; the lease of this node ends by itself");
         }
         tokio::time::sleep(SEEN_AFTER).await;
+    }
+
+    /// Ends all tasks, after the last request.
+    pub fn stop(&self) {
         self.tasks.lock().abort_all();
         self.held.stop();
     }

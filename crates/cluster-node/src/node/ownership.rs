@@ -23,6 +23,9 @@ use crate::types::{ClusterView, ShardKey, ViewSource};
 /// Time between two looks at the ownership, beside those after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Pause before this node tries to own a log again that has refused it.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+
 /// A log that this node writes.
 struct OwnedShard {
     epoch: Epoch,
@@ -55,6 +58,8 @@ pub(super) struct OwnedShards {
     owned: Mutex<BTreeMap<ShardKey, OwnedShard>>,
     /// Shards whose writers found a newer owner.
     lost: Arc<Mutex<BTreeMap<ShardKey, Epoch>>>,
+    /// Shards whose writers ended soon after their start, and when. They are tried again later.
+    refused: Mutex<BTreeMap<ShardKey, Instant>>,
     /// True once this node gives all shards up.
     leaving: AtomicBool,
 }
@@ -71,6 +76,7 @@ impl OwnedShards {
             hints,
             owned: Mutex::default(),
             lost: Arc::default(),
+            refused: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
     }
@@ -106,22 +112,18 @@ impl OwnedShards {
         }
     }
 
-    /// Gives all shards up: at the end of the process.
-    pub(super) async fn give_up_all(&self) {
+    /// Ends all writers: at the end of the process. The end of the membership then gives up all
+    /// ownerships at once.
+    pub(super) fn end_all(&self) {
         self.leaving.store(true, Ordering::Release);
-        let owned = std::mem::take(&mut *self.owned.lock());
-        for (key, shard) in owned {
-            let epoch = shard.epoch;
-            drop(shard);
-            self.release(&key, epoch).await;
-        }
+        self.owned.lock().clear();
     }
 
     async fn give_up(&self, view: &ClusterView) {
         let lost = std::mem::take(&mut *self.lost.lock());
         for (key, epoch) in lost {
             if self.end_writer(&key, epoch) {
-                tracing::info!(shard = %key, "another node owns the log now");
+                self.note_loss(view, &key, epoch);
                 self.release(&key, epoch).await;
             }
         }
@@ -142,6 +144,23 @@ impl OwnedShards {
             self.end_writer(&key, epoch);
             tracing::info!(shard = %key, "the log is left to another node");
             self.release(&key, epoch).await;
+        }
+    }
+
+    /// Notes that the log refused this node. If etcd names it as the owner all the same, etcd has
+    /// lost its data, and its epochs are too small.
+    fn note_loss(&self, view: &ClusterView, key: &ShardKey, epoch: Epoch) {
+        let owner = view.owners.get(key);
+        if owner.is_some_and(|owner| owner.node == self.services.name && owner.epoch == epoch) {
+            tracing::error!(
+                shard = %key,
+                epoch = epoch.0,
+                "the log did not take this node as its owner; if this is repeated, etcd lost its data: its revisions \
+                 must grow above the epochs in the log"
+            );
+            self.refused.lock().insert(key.clone(), Instant::now());
+        } else {
+            tracing::info!(shard = %key, "another node owns the log now");
         }
     }
 
@@ -167,7 +186,7 @@ impl OwnedShards {
             if self.leaving.load(Ordering::Acquire) {
                 return;
             }
-            let writes = self.owned.lock().contains_key(&key);
+            let writes = self.owned.lock().contains_key(&key) || self.was_refused(&key);
             if writes || view.wanted_owner(&key).as_ref() != Some(name) {
                 continue;
             }
@@ -190,6 +209,13 @@ impl OwnedShards {
                 }
             }
         }
+    }
+
+    /// Returns true if the log refused this node a short time ago.
+    fn was_refused(&self, key: &ShardKey) -> bool {
+        let mut refused = self.refused.lock();
+        refused.retain(|_, since| since.elapsed() < REFUSED_PAUSE);
+        refused.contains_key(key)
     }
 
     fn start(&self, key: ShardKey, epoch: Epoch) {

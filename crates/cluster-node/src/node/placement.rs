@@ -78,13 +78,15 @@ impl HeldShards {
     pub(super) async fn run(self: Arc<HeldShards>, mut view: ViewSource, searches: bool) {
         loop {
             let current = view.current();
-            // Before the records are read, an absent collection says nothing.
-            if self.catalog.is_loaded() && current.nodes.contains_key(&self.services.name) {
+            if current.nodes.contains_key(&self.services.name) {
                 if searches {
                     self.start_wanted(&current);
                 }
-                self.drop_unneeded(&current).await;
-                self.remove_leftovers(&current).await;
+                // If a record was not read, an absent collection says nothing.
+                if self.catalog.is_whole() {
+                    self.drop_unneeded(&current).await;
+                    self.remove_leftovers(&current).await;
+                }
             }
             self.membership.set_serving(self.serving());
             tokio::select! {

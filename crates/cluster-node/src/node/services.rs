@@ -14,6 +14,9 @@ use crate::types::ViewSource;
 /// Snapshots that a node takes at the same time.
 pub(super) const SNAPSHOTS_RUNNING_MAX: usize = 1;
 
+/// Snapshots that a node restores at the same time.
+pub(super) const RESTORES_RUNNING_MAX: usize = 2;
+
 /// Services that the tasks of a node share.
 pub(super) struct NodeServices {
     /// Name of this node.
@@ -27,6 +30,7 @@ pub(super) struct NodeServices {
     /// Entries of a shard between two snapshots.
     pub(super) snapshot_entries: u64,
     pub(super) snapshots: Semaphore,
+    pub(super) restores: Semaphore,
     /// Wakes the task that announces the shards of this node.
     pub(super) serving: Notify,
 }
@@ -35,6 +39,12 @@ impl NodeServices {
     /// Announces the shards of this node soon.
     pub(super) fn serving_changed(&self) {
         self.serving.notify_one();
+    }
+
+    /// Waits for the turn of a restore.
+    pub(super) async fn restore_turn(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.restores.acquire().await.ok()
     }
 
     /// Waits for the turn of a snapshot.

@@ -1,18 +1,19 @@
 //! Snapshots of shards in the object store, by the crate `backup`.
 //!
-//! The first holder of a shard takes them. After each, the log may begin at the position of the one
-//! before: a node that follows slowly still finds what it needs. A snapshot may contain changes
+//! The first holder of a shard takes them. The log begins at the position of the oldest one that is
+//! kept, so a node that restores slowly still finds what it needs. A snapshot may contain changes
 //! behind its position; a restored holder makes them a second time, with the same result.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backup::{
-    BackupContext, BackupExtent, BackupProgress, BackupStore, RestoreTarget, RetentionPolicy,
+    BackupContext, BackupExtent, BackupId, BackupProgress, BackupStore, RestoreTarget,
+    RetentionPolicy,
 };
 use base::{ErrorKind, Result};
 use metrics::KindLabels;
+use parking_lot::Mutex;
 use search::registry::NamedCollection;
 
 use super::local::{self, blocking};
@@ -20,104 +21,156 @@ use super::services::NodeServices;
 use crate::log::{FollowPosition, LogFloor, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
 
-/// Snapshots of a shard that are kept.
+/// Newest snapshots of a shard that are kept.
 const SNAPSHOTS_KEPT: usize = 2;
-/// Time for which an object that no snapshot names is kept.
-const GRACE: Duration = Duration::from_secs(3600);
+/// Age up to which snapshots, and objects that none names, are kept: a restore may take so long.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
+/// Shortest time between two snapshots of a shard, and after a failed one.
+const INTERVAL_MIN: Duration = Duration::from_secs(60);
 
 /// Local collection to take a snapshot of.
 pub(super) struct SnapshotSource {
     pub(super) named: Arc<NamedCollection>,
-    /// All entries before it are applied.
-    pub(super) position: FollowPosition,
+    /// Position that is recorded with the collection: all entries before it are applied.
+    pub(super) recorded: FollowPosition,
 }
 
-/// Snapshots that a follower has taken.
+/// Snapshots that a follower takes.
 #[derive(Default)]
 pub(super) struct SnapshotState {
-    /// True while one is being taken.
-    running: Arc<AtomicBool>,
-    /// Position of the newest one; `None` before the first of this process.
-    newest: Option<FollowPosition>,
+    progress: Arc<Mutex<SnapshotProgress>>,
+}
+
+#[derive(Default)]
+struct SnapshotProgress {
+    running: bool,
+    /// Position of the newest one that this follower knows.
+    newest: FollowPosition,
+    /// Time of the last try.
+    tried: Option<Instant>,
 }
 
 impl SnapshotState {
+    /// Counts entries from `floor` on, or from the newest snapshot.
+    pub(super) fn begin_count(&self, floor: FollowPosition) {
+        let mut progress = self.progress.lock();
+        if progress.newest.next < floor.next {
+            progress.newest = floor;
+        }
+    }
+
     /// Starts a snapshot in the background if enough entries were applied since the last one.
     pub(super) fn begin_if_due(
-        &mut self,
+        &self,
         services: &Arc<NodeServices>,
         key: &ShardKey,
         record: &CollectionRecord,
         log: &ShardLog,
         source: SnapshotSource,
     ) {
-        let Some(before) = self.newest else {
-            // The first count begins where this process began.
-            self.newest = Some(source.position);
-            return;
-        };
-        let entries = source.position.next.0.saturating_sub(before.next.0);
-        if entries < services.snapshot_entries || self.running.swap(true, Ordering::AcqRel) {
-            return;
+        {
+            let mut progress = self.progress.lock();
+            let entries = source.recorded.next.0.saturating_sub(progress.newest.next.0);
+            let early = progress.tried.is_some_and(|tried| tried.elapsed() < INTERVAL_MIN);
+            if progress.running || early || entries < services.snapshot_entries {
+                return;
+            }
+            (progress.running, progress.tried) = (true, Some(Instant::now()));
         }
-        self.newest = Some(source.position);
         let (services, key, log) = (services.clone(), key.clone(), log.clone());
-        let (id, running) = (record.id.clone(), self.running.clone());
+        let (id, progress) = (record.id.clone(), self.progress.clone());
         tokio::spawn(async move {
-            let kind = match take(&services, &key, &id, &log, source).await {
-                Ok(()) => "taken",
+            let taken = take(&services, &key, &id, &log, source.named).await;
+            let mut progress = progress.lock();
+            progress.running = false;
+            match taken {
+                Ok(newest) => {
+                    progress.newest = newest;
+                    count(&services, "taken");
+                }
                 Err(error) => {
                     tracing::warn!(shard = %key, %error, "no snapshot was taken; it is tried again");
-                    "failed"
+                    count(&services, "failed");
                 }
-            };
-            count(&services, kind);
-            running.store(false, Ordering::Release);
+            }
         });
     }
 }
 
-/// Takes a snapshot, then raises the floor of the log to the position of the one before.
+/// A snapshot in the store.
+#[derive(Clone)]
+struct StoredSnapshot {
+    id: BackupId,
+    position: FollowPosition,
+}
+
+/// Takes a snapshot, unless the store has a newer one, then raises the floor of the log to the
+/// oldest one that is kept. Returns the position of the newest one.
 async fn take(
     services: &Arc<NodeServices>,
     key: &ShardKey,
     id: &str,
     log: &ShardLog,
-    source: SnapshotSource,
-) -> Result<()> {
+    named: Arc<NamedCollection>,
+) -> Result<FollowPosition> {
     let _turn = services.snapshot_turn().await;
-    let store = store_of(services, id);
-    let position = source.position;
-    let (pacer, named) = (services.pacer.clone(), source.named.clone());
+    let floor = log.floor().await?;
+    let (store, pacer) = (store_of(services, id), services.pacer.clone());
     let name = key.local_name();
-    let before = blocking(move || {
-        local::store_position(&named, position)?;
+    let kept = blocking(move || {
         let progress = BackupProgress::default();
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(async {
-            let before = newest_position(&store, &name).await?;
+            let known = snapshots(&store, &name).await?;
+            // The turn may have come late, and another node may have been the first holder since.
+            let position = local::position(&named).unwrap_or_default();
+            let is_newer = known.iter().all(|known| known.position.next < position.next);
+            if position.next < floor.entry || !is_newer {
+                return Ok(known);
+            }
             backup::create(&context, &named, BackupExtent::Missing).await?;
-            let policy = RetentionPolicy { newest: Some(SNAPSHOTS_KEPT), age_max: None };
-            backup::prune(&context, &name, &policy, GRACE).await?;
-            Ok(before)
+            let policy = RetentionPolicy { newest: Some(SNAPSHOTS_KEPT), age_max: Some(KEPT_FOR) };
+            backup::prune(&context, &name, &policy, KEPT_FOR).await?;
+            snapshots(&store, &name).await
         })
     })
     .await?;
-    let Some(before) = before.filter(|before| before.next <= position.next) else { return Ok(()) };
-    log.raise_floor(LogFloor { entry: before.next, epoch: before.epoch }).await?;
-    let removed = log.remove_below(before.next).await?;
-    tracing::info!(shard = %key, next = position.next.0, removed, "a snapshot was taken");
-    Ok(())
+    let positions = || kept.iter().map(|kept| kept.position);
+    let newest = positions().max_by_key(|position| position.next).unwrap_or_default();
+    let oldest = positions().min_by_key(|position| position.next).unwrap_or_default();
+    if oldest.next > floor.entry && kept.len() >= SNAPSHOTS_KEPT {
+        log.raise_floor(LogFloor { entry: oldest.next, epoch: oldest.epoch }).await?;
+        let removed = log.remove_below(oldest.next).await?;
+        tracing::info!(shard = %key, next = newest.next.0, removed, "a snapshot was taken");
+    }
+    Ok(newest)
 }
 
-/// Returns the position of the newest snapshot, if there is one.
-async fn newest_position(store: &BackupStore, name: &str) -> Result<Option<FollowPosition>> {
-    let newest = match store.newest(name).await {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        newest => newest?,
-    };
-    let list = store.list(name, &newest).await?;
-    Ok(local::position_in(&list.settings.extra))
+/// Returns the snapshots of a shard that can be read.
+async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot>> {
+    let mut found = Vec::new();
+    for id in store.ids(name).await? {
+        match store.list(name, &id).await {
+            Ok(list) => {
+                let position = local::position_in(&list.settings.extra);
+                found.extend(position.map(|position| StoredSnapshot { id, position }));
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss) => {
+                tracing::warn!(%id, %error, "a snapshot cannot be read");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Stops the transfer when it is dropped: the follower that waits for it may be gone.
+struct StopOnDrop(Arc<BackupProgress>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// Restores the newest snapshot of a shard as its local collection. Returns `None` if there is
@@ -130,25 +183,28 @@ pub(super) async fn restore(
     key: &ShardKey,
     record: &CollectionRecord,
 ) -> Result<Option<Arc<NamedCollection>>> {
+    let _turn = services.restore_turn().await;
     let store = store_of(services, &record.id);
     let (pacer, registry) = (services.pacer.clone(), services.local.registry()?);
     let name = key.local_name();
+    let progress = Arc::new(BackupProgress::default());
+    let _stop = StopOnDrop(progress.clone());
     let restored = blocking(move || {
-        let progress = BackupProgress::default();
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         let target = RestoreTarget { name: name.clone(), replaces: true };
-        backup::block_on(backup::restore(&context, &registry, &name, None, &target))
+        backup::block_on(async {
+            let known = snapshots(&store, &name).await?;
+            let Some(best) = known.iter().max_by_key(|known| known.position.next) else {
+                return Ok(None);
+            };
+            backup::restore(&context, &registry, &name, Some(&best.id), &target).await.map(Some)
+        })
     })
-    .await;
-    match restored {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-        Ok(report) => {
-            tracing::info!(shard = %key, points = report.points, bytes = report.bytes, "a snapshot was restored");
-            count(services, "restored");
-            services.local.find(key)
-        }
-    }
+    .await?;
+    let Some(report) = restored else { return Ok(None) };
+    tracing::info!(shard = %key, points = report.points, bytes = report.bytes, "a snapshot was restored");
+    count(services, "restored");
+    services.local.find(key)
 }
 
 fn count(services: &NodeServices, kind: &'static str) {

@@ -2,7 +2,8 @@
 //!
 //! Only operations by ids go to the log: after a restart a holder may make some of them twice. By
 //! ids it ends with the same points. A filter could match points then that it did not match the
-//! first time. As on one server, points that are added meanwhile may stay as they are.
+//! first time. Points that are added meanwhile may stay as they are. A point that another client
+//! changes between the lookup and the change is changed too, even if it does not match any more.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,10 +93,15 @@ impl FilterWrite {
         let mut entry = 0;
         let mut offset = None;
         loop {
-            let page = self.page(offset).await?;
+            let made = entry > 0;
+            let partly = |error: Error| match made {
+                true => error.context("some of the points are changed already; send it again"),
+                false => error,
+            };
+            let page = self.page(offset).await.map_err(partly)?;
             let ids: Vec<PointId> = page.points.into_iter().map(|point| point.id).collect();
             if !ids.is_empty() {
-                entry = write.run(&[self.change.of(&ids)?]).await?;
+                entry = write.run(&[self.change.of(&ids)?]).await.map_err(partly)?;
             }
             match page.next_page_offset {
                 Some(next) => offset = Some(next),

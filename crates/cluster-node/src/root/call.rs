@@ -17,9 +17,6 @@ use super::envelope::{RootAnswer, refuse, reply};
 use super::params::RootParams;
 use super::state::RootState;
 
-/// Time limit of a request that has none.
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-
 /// A request that is not handled yet.
 pub(super) struct RootCall {
     context: RootContext,
@@ -90,7 +87,7 @@ fn context(
     if collection.len() > json::NAME_BYTES_MAX {
         return Err(json::name_too_long(collection.len()));
     }
-    let timeout = params.timeout.unwrap_or(TIMEOUT_DEFAULT);
+    let timeout = params.timeout.unwrap_or(Duration::MAX);
     Ok(RootContext {
         collection,
         item: path.remove("item").unwrap_or_default(),

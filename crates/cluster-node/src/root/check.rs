@@ -1,11 +1,13 @@
-//! Checks of writes. A holder skips an operation of the log that it cannot make, so everything that
-//! a collection would refuse is refused here, before it is in the log.
+//! Checks of writes. A holder skips an operation of the log that it cannot make, so what a
+//! collection would refuse is refused here, before it is in the log. One case is left: a
+//! `set_payload` that makes a stored payload too large is acknowledged and changes nothing.
 
 use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
 use search::coarse::Metric;
 use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
+use serde_json::{Map, Value};
 
 /// Maximum nesting of a request's JSON. The log nests it deeper, and JSON readers stop at 128.
 const DEPTH_MAX: usize = 120;
@@ -54,14 +56,17 @@ pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSetting
         }
         UpdateOperation::SetPayload(mut request) => {
             selection(&request.selection()?)?;
+            payload_size(&request.payload)?;
             PayloadChange::Set { payload: request.payload, key: request.key }.check()
         }
         UpdateOperation::OverwritePayload(mut request) => {
             selection(&request.selection()?)?;
+            payload_size(&request.payload)?;
             PayloadChange::Overwrite(request.payload).check()
         }
         UpdateOperation::DeletePayload(mut request) => {
             selection(&request.selection()?)?;
+            repeatable(&request.keys)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
         UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
@@ -75,6 +80,30 @@ fn selection(selection: &PointSelection) -> Result<()> {
         PointSelection::Ids(_) => Ok(()),
         PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
     }
+}
+
+/// Refuses to remove one element of an array: made twice, that removes two.
+fn repeatable(keys: &[String]) -> Result<()> {
+    match keys.iter().find(|key| key.ends_with(']') && !key.ends_with("[]")) {
+        Some(key) => Err(Error::invalid(format!(
+            "keys: {key:?} is one element of an array, which a cluster cannot remove; set the whole array instead"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Checks the size of a payload beside the longest id.
+fn payload_size(payload: &Map<String, Value>) -> Result<()> {
+    let bytes = serde_json::to_vec(payload)
+        .map_err(|error| Error::internal(format!("a payload: {error}")))?
+        .len();
+    if bytes > PAYLOAD_BYTES_MAX - UUID_BYTES {
+        return Err(Error::too_large(format!(
+            "the payload has {bytes} bytes, {} at most",
+            PAYLOAD_BYTES_MAX - UUID_BYTES
+        )));
+    }
+    Ok(())
 }
 
 fn upsert(request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
@@ -168,6 +197,23 @@ mod tests {
         assert_eq!(vector(Metric::Dot, [1e-30, 0.0]), Ok(()));
         let three = check_point(Metric::Dot, json!({"id": 1, "vector": [1, 2, 3]})).unwrap_err();
         assert_eq!(three.message(), "point 1: Vector dimension error: expected dim: 2, got 3");
+    }
+
+    #[test]
+    fn changes_that_holders_cannot_repeat_or_make_are_refused() {
+        let keys = |keys: Value| {
+            check(Metric::Dot, &json!({"delete_payload": {"keys": keys, "points": [1]}}))
+        };
+        assert!(keys(json!(["a", "b[]", "c[0].d"])).is_ok());
+        assert!(keys(json!(["a", "b[0]"])).unwrap_err().message().contains("b[0]"));
+        for kind in ["set_payload", "overwrite_payload"] {
+            let of_bytes = |bytes: usize| {
+                let payload = json!({ "a": "x".repeat(bytes) });
+                check(Metric::Dot, &json!({ kind: {"payload": payload, "points": [1]} }))
+            };
+            assert!(of_bytes(60 << 10).is_ok());
+            assert_eq!(of_bytes(64 << 10).unwrap_err().kind(), ErrorKind::TooLarge);
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Lists the collections that the request's key may use.
 pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
-    let view = context.state.view.current();
+    let view = context.state.loaded_view()?;
     let seen = view.collections.keys().filter(|name| context.sees(name));
     let names: Vec<Value> = seen.map(|name| json!({ "name": name })).collect();
     RootAnswer::of(&json!({ "collections": names }))
@@ -41,7 +41,7 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
 
 /// Tells if a collection has this name.
 pub(super) async fn exists(context: RootContext, _: Bytes) -> Result<RootAnswer> {
-    let exists = context.state.view.current().collections.contains_key(&context.collection);
+    let exists = context.state.loaded_view()?.collections.contains_key(&context.collection);
     RootAnswer::of(&json!({ "exists": exists }))
 }
 
@@ -55,8 +55,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
         );
         return Err(Error::new(base::ErrorKind::AlreadyExists, message));
     }
-    let wait = context.params.timeout.map_or(HOLDERS_WAIT_MAX, |it| it.min(HOLDERS_WAIT_MAX));
-    let until = Instant::now() + wait;
+    let until = context.deadline.min(Instant::now() + HOLDERS_WAIT_MAX);
     let served = wait_for(&context, until, |view| {
         view.by_id(&record.id).is_some() && unserved(view, &record) == 0
     });

@@ -90,7 +90,7 @@ fn missing(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
 
 /// Describes the cluster: nodes, and the shards of the collections that the request's key may use.
 pub(super) async fn cluster(context: RootContext, _: Bytes) -> Result<RootAnswer> {
-    let view = context.state.view.current();
+    let view = context.state.loaded_view()?;
     let nodes = view.nodes.values().map(|node| {
         let shards: usize = node.serving.values().map(std::collections::BTreeSet::len).sum();
         json!({ "name": node.name, "address": node.address, "roles": node.roles,

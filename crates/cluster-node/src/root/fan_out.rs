@@ -141,7 +141,11 @@ impl<'a> FanOut<'a> {
         }
         self.start_round(CallReason::First)?;
         while !self.unanswered().is_empty() {
-            if self.calls.is_empty() && !self.next_round().await? {
+            if self.calls.is_empty() {
+                if self.next_round().await? {
+                    // Holders may have gone during the pause, so that nothing runs.
+                    continue;
+                }
                 break;
             }
             let wake = self.next_timer();
@@ -305,6 +309,8 @@ impl<'a> FanOut<'a> {
         }
         match outcome {
             Ok(answer) => self.take(&call, answer)?,
+            // Another holder's answer would be as large.
+            Err(error) if error.kind() == ErrorKind::TooLarge => return Err(error),
             Err(error) => {
                 tracing::debug!(node = call.node, %error, "a node did not answer a read");
                 self.state.latencies.record_failure(&call.node, Instant::now());

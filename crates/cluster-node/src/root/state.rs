@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use api_qdrant::BoxFuture;
 use base::{Error, Result};
@@ -11,7 +12,10 @@ use transport::RequestResources;
 use super::latency::NodeLatencies;
 use super::written::WrittenEntries;
 use crate::http_client::HttpClient;
-use crate::types::{CollectionRecord, ViewSource};
+use crate::types::{ClusterView, CollectionRecord, ViewSource};
+
+/// Retry advice before the collections are known.
+const LOAD_RETRY: Duration = Duration::from_secs(1);
 
 /// The records of the cluster's collections.
 pub trait CollectionCatalog: Send + Sync {
@@ -26,6 +30,10 @@ pub trait CollectionCatalog: Send + Sync {
     /// # Errors
     /// The store's error.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
+
+    /// Returns true once the collections were read from the store. Before, an absent one says
+    /// nothing.
+    fn is_loaded(&self) -> bool;
 }
 
 /// State of the routes.
@@ -70,12 +78,26 @@ impl RootState {
         self.query_number.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Returns the view, once it has the collections.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice before.
+    pub(super) fn loaded_view(&self) -> Result<Arc<ClusterView>> {
+        if !self.catalog.is_loaded() {
+            return Err(Error::unavailable(
+                "the collections of the cluster were not read from the store yet; try again",
+            )
+            .with_retry_after(LOAD_RETRY));
+        }
+        Ok(self.view.current())
+    }
+
     /// Returns the record of the collection that clients call `name`.
     ///
     /// # Errors
-    /// `NotFound` if the view has none.
+    /// `NotFound` if the view has none; as [`RootState::loaded_view`].
     pub(super) fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
-        let view = self.view.current();
+        let view = self.loaded_view()?;
         let record = view.collections.get(name).cloned().map(Arc::new);
         record.ok_or_else(|| {
             let shown: String = name.chars().take(80).collect();

@@ -218,15 +218,11 @@ fn unknown_outcome(error: &Error) -> Error {
 fn was_not_sent(error: &Error) -> bool {
     let mut source = error.source();
     while let Some(cause) = source {
-        if let Some(cause) = cause.downcast_ref::<io::Error>() {
-            use io::ErrorKind::{
-                AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable,
-            };
-            let refused =
-                [ConnectionRefused, HostUnreachable, NetworkUnreachable, AddrNotAvailable];
-            if refused.contains(&cause.kind()) {
-                return true;
-            }
+        // The system reports it for a connect only.
+        if let Some(cause) = cause.downcast_ref::<io::Error>()
+            && cause.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return true;
         }
         if let Some(cause) = cause.downcast_ref::<hyper_util::client::legacy::Error>()
             && cause.is_connect()

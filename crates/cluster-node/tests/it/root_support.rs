@@ -183,6 +183,10 @@ impl CollectionCatalog for MemoryCatalog {
         self.0.update(|view| removed = view.collections.remove(name).is_some());
         Box::pin(async move { Ok(removed) })
     }
+
+    fn is_loaded(&self) -> bool {
+        true
+    }
 }
 
 /// A root, and the view that it sees.

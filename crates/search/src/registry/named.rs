@@ -354,7 +354,8 @@ impl NamedCollection {
         drop((self.changing.lock(), self.settings.lock()));
     }
 
-    pub(crate) fn removed(&self) -> bool {
+    /// Returns true if the collection was removed or replaced: its points no longer change.
+    pub fn removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 

@@ -21,7 +21,16 @@ const OPEN: [&str; 12] = [
     "/favicon.ico",
 ];
 /// Routes whose answers list the collections that the key may use.
-const LISTS: [&str; 4] = ["/", "/collections", "/aliases", "/v1/images"];
+const LISTS: [&str; 5] = ["/", "/collections", "/aliases", "/v1/images", "/cluster/v1/view"];
+/// Routes between the nodes of a cluster. Their bodies name any collection by its id.
+const NODES: [&str; 6] = [
+    "/cluster/v1/read",
+    "/cluster/v1/write",
+    "/cluster/v1/appended",
+    "/cluster/v1/node",
+    "/cluster/v1/drain",
+    "/cluster/v1/plan",
+];
 /// Routes that read although they take POST.
 const SEARCHES: [&str; 15] = [
     "/cluster/v1/read",
@@ -73,7 +82,7 @@ fn collections(method: &Method, route: &str, name: Option<String>) -> Collection
     match name {
         Some(name) if changes_whole(method, route) => CollectionScope::Whole(name),
         Some(name) => CollectionScope::Points(name),
-        None if route == "/collections/aliases" => CollectionScope::Any,
+        None if route == "/collections/aliases" || NODES.contains(&route) => CollectionScope::Any,
         None if LISTS.contains(&route) => CollectionScope::Names,
         None => CollectionScope::Server,
     }
@@ -196,6 +205,8 @@ mod tests {
         assert_eq!(scope(Method::POST, "/collections/{collection}/snapshots/upload"), whole);
         assert_eq!(scope(Method::POST, "/v1/collections/{collection}/restore"), whole);
         assert_eq!(scope(Method::POST, "/collections/aliases"), CollectionScope::Any);
+        assert_eq!(scope(Method::POST, "/cluster/v1/read"), CollectionScope::Any);
+        assert_eq!(scope(Method::GET, "/cluster/v1/view"), CollectionScope::Names);
         assert_eq!(scope(Method::GET, "/collections"), CollectionScope::Names);
         assert_eq!(scope(Method::GET, "/metrics"), CollectionScope::Server);
     }
