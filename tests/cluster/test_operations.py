@@ -43,11 +43,15 @@ def test_a_drained_node_leaves_its_shards(cluster):
     assert created["result"] is True, created
     points = [{"id": at, "vector": [at, 1]} for at in range(POINTS)]
     assert call(cluster, "PUT", "/collections/docs/points?wait=true", {"points": points})["status"] == "ok"
-    status = json.loads(millpond(cluster, "status", "--json").stdout)
+
+    def all_copies() -> dict | None:
+        shown = json.loads(millpond(cluster, "status", "--json").stdout)
+        return shown if sum(node["serving"] for node in shown["nodes"]) == 2 * SHARDS else None
+
+    status = wait_until("both copies of each shard are served", all_copies)
     assert [node["name"] for node in status["nodes"]] == ["a", "b", "c"]
     assert status["collections"][0]["coverage"] == {"shards": SHARDS, "of": SHARDS}
     served = {node["name"]: node["serving"] for node in status["nodes"]}
-    assert sum(served.values()) == 2 * SHARDS
 
     plan = json.loads(millpond(cluster, "rebalance", "--dry-run", "--without", "c", "--json").stdout)
     assert (plan["moved"], plan["copies_of_shards"]) == (served["c"], 2 * SHARDS)
