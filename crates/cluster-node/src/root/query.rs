@@ -29,6 +29,24 @@ use crate::types::CollectionRecord;
 /// Maximum queries of one batch.
 const SEARCHES_MAX: usize = 1024;
 
+/// Maximum values of the vectors that stand for points in one request. Their JSON takes up to 20
+/// bytes a value.
+const VALUES_MAX: usize = 4 << 20;
+
+/// Checks the size of the vectors that stand for the points of a request.
+///
+/// # Errors
+/// `InvalidArgument` for more than [`VALUES_MAX`] values.
+fn check_named(points: usize, dims: usize) -> Result<()> {
+    if points.saturating_mul(dims) > VALUES_MAX {
+        return Err(Error::invalid(format!(
+            "query: {points} points are named, whose vectors have more than {VALUES_MAX} values together; send \
+             several requests"
+        )));
+    }
+    Ok(())
+}
+
 /// One query of a client.
 struct RootQuery {
     request: QueryRequest,
@@ -44,6 +62,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let query = RootQuery::read(&body)?;
     let (order, range) = (query.order(settings.metric)?, query.range());
     let ids = query.ids();
+    check_named(ids.len(), settings.dims)?;
     let vectors = point_vectors(&context, &record, &settings, &ids).await?;
     let body = split::raw(&query.for_shards(&vectors)?)?;
     let read = of_all(&context, &record, "points/query", body);
@@ -65,6 +84,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
         merges.push((order, query.range()));
     }
     let ids: Vec<PointId> = queries.iter().flat_map(RootQuery::ids).collect();
+    check_named(ids.len(), settings.dims)?;
     let vectors = point_vectors(&context, &record, &settings, &ids).await?;
     let build = move || {
         let mut searches = Vec::with_capacity(queries.len());
@@ -242,6 +262,13 @@ mod tests {
     use super::*;
 
     const UUID: &str = "5c56c793-69f3-4fbf-87e6-c4bf54c28c26";
+
+    #[test]
+    fn vectors_of_named_points_have_a_maximum() {
+        assert!(check_named(1024, 4096).is_ok());
+        assert!(check_named(1025, 4096).unwrap_err().message().contains("several requests"));
+        assert!(check_named(usize::MAX, 2).is_err());
+    }
 
     fn read(body: &Value) -> RootQuery {
         RootQuery::read(body.to_string().as_bytes()).unwrap()
