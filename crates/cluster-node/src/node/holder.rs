@@ -200,14 +200,16 @@ impl ShardFollower {
             let look = self.state.looks_wanted.load(Ordering::Acquire);
             let step = match follower.next().await {
                 Ok(step) => step,
-                // The store may be down or refuse a key; what is applied is served on.
-                Err(error) if error.kind() != ErrorKind::DataLoss => {
-                    tracing::debug!(shard = %self.key, %error, "the log is read again");
+                // The store may be down or refuse a key, or an entry is damaged. What is applied is
+                // served on.
+                Err(error) => {
+                    if pause == PAUSE_MIN {
+                        tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
+                    }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
                     continue;
                 }
-                Err(error) => return Err(error),
             };
             pause = PAUSE_MIN;
             match step {
