@@ -1,4 +1,4 @@
-//! A node of a cluster of search servers: what the decisions of `cluster` need of the outside.
+//! A node of a cluster of search servers: carries out the decisions of the crate `cluster`.
 //!
 //! Writes go to a log in an object store. Each shard of a collection has one log, one writer at a
 //! time, and several holders. A holder applies the log in order to an ordinary local collection, so
@@ -6,9 +6,9 @@
 //! of each shard. A root sends reads to holders and writes to writers.
 //!
 //! # Modules
-//! `log` is the log in the store, its writer and its followers. `etcd` and `membership` tell the
-//! nodes from each other. `node` follows logs, takes snapshots and answers roots. `root` answers
-//! clients.
+//! `log` is the log in the store, its writer and its followers. `etcd` is a client of etcd.
+//! `membership` registers this node there, and reads the other nodes and the owners. `node` follows
+//! logs, takes snapshots and answers roots. `root` answers clients.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have

@@ -6,9 +6,9 @@ use lifecycle::{
     ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy,
 };
 use server::{
-    AudioConfig, BackupSettings, ClusterConfig, Config, CorsPolicy, DataConfig, ListenerConfig,
-    MemoryConfig, MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig,
-    SearchConfig, SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles,
+    AudioConfig, BackupSettings, Config, CorsPolicy, DataConfig, ListenerConfig, MemoryConfig,
+    MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig, SearchConfig,
+    SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles,
 };
 
 use super::file::ModelOptions;
@@ -33,7 +33,7 @@ impl ServeSettings {
     pub(crate) fn into_config(self) -> CommandResult<Config> {
         let models = models(&self)?;
         let traces = trace_config(&self.server)?;
-        let cluster = cluster(&self)?;
+        let cluster = self.cluster_config()?;
         Ok(Config {
             listeners: listeners(&self.server),
             data: data(&self.inference),
@@ -195,31 +195,6 @@ fn search(options: SearchOptions) -> SearchConfig {
         gpu,
         backups,
     }
-}
-
-fn cluster(settings: &ServeSettings) -> CommandResult<Option<ClusterConfig>> {
-    let options = settings.cluster.clone();
-    let Some(store) = options.cluster_store else { return Ok(None) };
-    let default = ClusterConfig::default();
-    let roles = options.cluster_roles.map(|roles| roles.parse()).transpose();
-    let roles = roles.map_err(|error: base::Error| {
-        CommandError::usage(format!("--cluster-roles: {}", error.message()))
-    })?;
-    let remote = store.contains("://");
-    Ok(Some(ClusterConfig {
-        store,
-        store_options: if remote { environment::object_stores() } else { Vec::new() },
-        etcd: options.cluster_etcd,
-        name: options.cluster_name.unwrap_or(default.name),
-        node: options.cluster_node,
-        roles: roles.unwrap_or(default.roles),
-        address: options.cluster_address,
-        weight: options.cluster_weight.unwrap_or(default.weight),
-        snapshot_entries: options
-            .cluster_snapshot_entries
-            .map_or(default.snapshot_entries, u64::from),
-        key: settings.search.api_key.clone(),
-    }))
 }
 
 fn backups(options: &SearchOptions) -> BackupSettings {

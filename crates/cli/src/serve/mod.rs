@@ -1,6 +1,7 @@
 //! `millpond serve`: resolves flags, settings file and defaults, in this order, and runs the
 //! server.
 
+mod cluster;
 mod config;
 pub(crate) mod file;
 mod file_error;

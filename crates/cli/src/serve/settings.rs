@@ -44,10 +44,6 @@ const MERGE_SEGMENTS_MAX: usize = 64;
 const SEGMENT_ROWS_MIN: usize = 10_000;
 /// Maximum of `--search-segment-rows`: row numbers of an index.
 const SEGMENT_ROWS_MAX: usize = 1 << 30;
-/// Maximum of `--cluster-weight`.
-const WEIGHT_MAX: usize = 64;
-/// Maximum of `--cluster-snapshot-entries`. A new holder reads that many entries.
-const SNAPSHOT_ENTRIES_MAX: usize = 1 << 20;
 /// Minimum of `--poll`.
 const POLL_MIN: Duration = Duration::from_millis(10);
 /// Maximum of all durations.
@@ -265,56 +261,6 @@ impl ServeSettings {
             ));
         }
         Ok(())
-    }
-
-    /// Checks that no setting of a cluster is without effect, and that its nodes can reach each
-    /// other.
-    fn check_cluster(&self) -> CommandResult {
-        let cluster = &self.cluster;
-        let others = [
-            ("--cluster-etcd", !cluster.cluster_etcd.is_empty()),
-            ("--cluster-node", cluster.cluster_node.is_some()),
-            ("--cluster-roles", cluster.cluster_roles.is_some()),
-            ("--cluster-address", cluster.cluster_address.is_some()),
-            ("--cluster-name", cluster.cluster_name.is_some()),
-            ("--cluster-weight", cluster.cluster_weight.is_some()),
-            ("--cluster-snapshot-entries", cluster.cluster_snapshot_entries.is_some()),
-        ];
-        if cluster.cluster_store.is_none() {
-            return match others.into_iter().find(|(_, given)| *given) {
-                Some((flag, _)) => Err(CommandError::usage(format!(
-                    "{flag} has no effect without --cluster-store DIR|URL"
-                ))),
-                None => Ok(()),
-            };
-        }
-        if cluster.cluster_etcd.is_empty() {
-            return Err(CommandError::usage(
-                "--cluster-store needs --cluster-etcd http://HOST:PORT",
-            ));
-        }
-        let roles = cluster.cluster_roles.as_deref().unwrap_or("search");
-        let holds = roles.split(',').any(|role| role.trim() == "search");
-        if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
-            return Err(CommandError::usage(
-                "--cluster-store keeps shards in --collections-dir, which is none",
-            ));
-        }
-        if self.server.tls_cert.is_some() {
-            return Err(CommandError::usage(
-                "the nodes of a cluster do not speak TLS to each other yet: leave out --tls-cert, and encrypt their \
-                 network by other means",
-            ));
-        }
-        if self.server.keys.is_some() && self.search.api_key.is_none() {
-            return Err(CommandError::usage(
-                "--cluster-store with --keys needs --api-key KEY, which the nodes show to each other",
-            ));
-        }
-        let weight = cluster.cluster_weight.map(|weight| weight as usize);
-        number("cluster-weight", weight, 0, WEIGHT_MAX)?;
-        let entries = cluster.cluster_snapshot_entries.map(|entries| entries as usize);
-        number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
     }
 
     fn check_search(&self) -> CommandResult {
@@ -603,7 +549,7 @@ fn name_of(dir: &Path) -> CommandResult<String> {
     Ok(name)
 }
 
-fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> CommandResult {
+pub(super) fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> CommandResult {
     match value {
         Some(value) if !(min..=max).contains(&value) => {
             Err(CommandError::usage(format!("--{name} is {value}; it must be {min} to {max}")))

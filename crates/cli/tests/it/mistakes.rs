@@ -246,3 +246,22 @@ fn several_images_may_be_searched_with() {
     let arguments = ["images", "search", &files[0], &files[1], "--collection", "c", "--url", &url];
     check_error(&arguments, 1, "no answer from");
 }
+
+#[test]
+fn settings_of_a_cluster_without_effect_are_named() {
+    let etcd = ["--cluster-etcd", "http://127.0.0.1:1"];
+    let store = ["--cluster-store", "/nonexistent"];
+    let both = [&store[..], &etcd[..]].concat();
+    for (flags, wanted) in [
+        (etcd.to_vec(), "--cluster-etcd has no effect without --cluster-store"),
+        (vec!["--cluster-weight", "2"], "--cluster-weight has no effect"),
+        (store.to_vec(), "--cluster-store needs --cluster-etcd"),
+        ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is no role"),
+        ([&both[..], &["--cluster-weight", "65"]].concat(), "--cluster-weight"),
+        ([&both[..], &["--collections-dir", "none"]].concat(), "which is none"),
+    ] {
+        let run = run(&[&["serve", "--http-port", "0", "--grpc-port", "0"], &flags[..]].concat());
+        assert_eq!(run.code, 2, "{flags:?}: {run:?}");
+        assert!(run.stderr.contains(wanted), "{flags:?}: {run:?}");
+    }
+}

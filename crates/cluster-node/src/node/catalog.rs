@@ -254,3 +254,38 @@ async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
         .await
         .map_err(|_| Error::unavailable("the cluster's store does not answer"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn record(name: &str) -> CollectionRecord {
+        let (name, id) = (name.to_owned(), format!("id-{name}"));
+        CollectionRecord { name, id, shards: 1, copies: 1, create: Value::Null }
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_record_is_no_removed_collection() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+        assert!(catalog.create_record(&record("a")).await.unwrap());
+        assert!(!catalog.create_record(&record("a")).await.unwrap());
+        let broken = place.key("collections/b");
+        place.objects().put(&broken, PutPayload::from_static(b"{")).await.unwrap();
+        let reading = catalog.read(&KnownRecords::new()).await.unwrap();
+        assert_eq!((reading.records.len(), reading.whole), (1, false));
+        assert_eq!(catalog.all_ids().await.unwrap_err().kind(), ErrorKind::DataLoss);
+        place.objects().delete(&broken).await.unwrap();
+        let reading = catalog.read(&reading.records).await.unwrap();
+        assert_eq!((reading.records.len(), reading.whole), (1, true));
+        assert_eq!(catalog.all_ids().await.unwrap(), BTreeSet::from(["id-a".to_owned()]));
+        assert!(catalog.remove_record("a").await.unwrap());
+        assert!(!catalog.remove_record("a").await.unwrap());
+        assert!(catalog.all_ids().await.unwrap().is_empty());
+    }
+}

@@ -318,12 +318,12 @@ impl ShardFollower {
         Ok(OpenedShard { named, floor })
     }
 
-    /// Returns the local collection if there is one that can be opened. Removes one that cannot:
-    /// the store has all of it.
+    /// Returns the local collection if there is one. Removes a damaged one, since the store has all
+    /// of it. Other errors, such as too little memory, may pass.
     async fn present(&self) -> Result<Option<Arc<NamedCollection>>> {
         match self.services.local.find(&self.key) {
-            Err(error) if error.kind() != ErrorKind::Unavailable => {
-                tracing::error!(shard = %self.key, %error, "the local copy cannot be opened and is made anew");
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is made anew");
                 self.services.local.remove(&self.key).await?;
                 Ok(None)
             }

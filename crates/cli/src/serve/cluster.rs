@@ -1,0 +1,94 @@
+//! Settings of a node of a cluster: their checks, and the server's configuration.
+
+use std::path::Path;
+
+use server::ClusterConfig;
+
+use super::settings::{ServeSettings, number};
+use crate::environment;
+use crate::exit::{CommandError, CommandResult};
+
+/// Maximum of `--cluster-weight`.
+const WEIGHT_MAX: usize = 64;
+/// Maximum of `--cluster-snapshot-entries`. A new holder reads that many entries.
+const SNAPSHOT_ENTRIES_MAX: usize = 1 << 20;
+impl ServeSettings {
+    /// Checks that no setting of a cluster is without effect, and that its nodes can reach each
+    /// other.
+    pub(super) fn check_cluster(&self) -> CommandResult {
+        let cluster = &self.cluster;
+        let others = [
+            ("--cluster-etcd", !cluster.cluster_etcd.is_empty()),
+            ("--cluster-node", cluster.cluster_node.is_some()),
+            ("--cluster-roles", cluster.cluster_roles.is_some()),
+            ("--cluster-address", cluster.cluster_address.is_some()),
+            ("--cluster-name", cluster.cluster_name.is_some()),
+            ("--cluster-weight", cluster.cluster_weight.is_some()),
+            ("--cluster-snapshot-entries", cluster.cluster_snapshot_entries.is_some()),
+        ];
+        if cluster.cluster_store.is_none() {
+            return match others.into_iter().find(|(_, given)| *given) {
+                Some((flag, _)) => Err(CommandError::usage(format!(
+                    "{flag} has no effect without --cluster-store DIR|URL"
+                ))),
+                None => Ok(()),
+            };
+        }
+        if cluster.cluster_etcd.is_empty() {
+            return Err(CommandError::usage(
+                "--cluster-store needs --cluster-etcd http://HOST:PORT",
+            ));
+        }
+        let roles = cluster.cluster_roles.as_deref().unwrap_or("search");
+        let holds = roles.split(',').any(|role| role.trim() == "search");
+        if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
+            return Err(CommandError::usage(
+                "--cluster-store keeps shards in --collections-dir, which is none",
+            ));
+        }
+        if self.server.tls_cert.is_some() {
+            return Err(CommandError::usage(
+                "the nodes of a cluster do not speak TLS to each other yet: leave out --tls-cert, and encrypt their \
+                 network by other means",
+            ));
+        }
+        if self.server.keys.is_some() && self.search.api_key.is_none() {
+            return Err(CommandError::usage(
+                "--cluster-store with --keys needs --api-key KEY, which the nodes show to each other",
+            ));
+        }
+        let weight = cluster.cluster_weight.map(|weight| weight as usize);
+        number("cluster-weight", weight, 0, WEIGHT_MAX)?;
+        let entries = cluster.cluster_snapshot_entries.map(|entries| entries as usize);
+        number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
+    }
+
+    /// Returns the cluster that the server is a node of, if there is one.
+    ///
+    /// # Errors
+    /// Returns a usage error for an unknown role.
+    pub(super) fn cluster_config(&self) -> CommandResult<Option<ClusterConfig>> {
+        let options = self.cluster.clone();
+        let Some(store) = options.cluster_store else { return Ok(None) };
+        let default = ClusterConfig::default();
+        let roles = options.cluster_roles.map(|roles| roles.parse()).transpose();
+        let roles = roles.map_err(|error: base::Error| {
+            CommandError::usage(format!("--cluster-roles: {}", error.message()))
+        })?;
+        let remote = store.contains("://");
+        Ok(Some(ClusterConfig {
+            store,
+            store_options: if remote { environment::object_stores() } else { Vec::new() },
+            etcd: options.cluster_etcd,
+            name: options.cluster_name.unwrap_or(default.name),
+            node: options.cluster_node,
+            roles: roles.unwrap_or(default.roles),
+            address: options.cluster_address,
+            weight: options.cluster_weight.unwrap_or(default.weight),
+            snapshot_entries: options
+                .cluster_snapshot_entries
+                .map_or(default.snapshot_entries, u64::from),
+            key: self.search.api_key.clone(),
+        }))
+    }
+}
