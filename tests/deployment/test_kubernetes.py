@@ -23,6 +23,10 @@ VALUES = {
     "nodeport": ["--set", "service.type=NodePort,replicas=3,image.digest=sha256:" + "0" * 64],
 }
 CUSTOM = "monitoring.coreos.com/"
+WORKLOADS = ("Deployment", "StatefulSet")
+# The fewest values of a cluster.
+CLUSTER = "cluster.enabled=true,cluster.store=s3://images/cluster,cluster.etcd[0]=http://etcd:2379"
+GROUP_LABEL = "app.kubernetes.io/component"
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess:
@@ -38,6 +42,34 @@ def render(*arguments: str) -> list[dict]:
 def one(documents: list[dict], kind: str) -> dict:
     (found,) = [document for document in documents if document["kind"] == kind]
     return found
+
+
+def workloads(documents: list[dict]) -> list[dict]:
+    return [document for document in documents if document["kind"] in WORKLOADS]
+
+
+def of_group(documents: list[dict], kind: str, group: str) -> dict:
+    return one([document for document in documents if document["metadata"]["labels"].get(GROUP_LABEL) == group], kind)
+
+
+def container(workload: dict) -> dict:
+    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def flags(workload: dict) -> dict[str, str]:
+    """Returns the values of the flags in the form --NAME=VALUE."""
+    pairs = [argument.split("=", 1) for argument in container(workload)["args"] if "=" in argument]
+    assert len(dict(pairs)) == len(pairs), pairs
+    return dict(pairs)
+
+
+def refused(*values: str) -> str:
+    """Returns helm's message about wrong values."""
+    arguments = [argument for value in values for argument in ("--set", value)]
+    result = helm("template", "release", str(CHART), "--kube-version", VERSION, *arguments)
+    assert result.returncode != 0, values
+    return result.stderr
 
 
 def closed(schema: dict) -> dict:
@@ -70,6 +102,8 @@ def validate_custom(document: dict) -> None:
 def test_rendered_objects_fit_the_schemas(name):
     documents = render(*VALUES[name])
     assert {"Deployment", "Service", "ServiceAccount"} <= {document["kind"] for document in documents}
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    assert len(set(names)) == len(names), names
     for document in documents:
         if document["apiVersion"].startswith(CUSTOM):
             validate_custom(document)
@@ -91,33 +125,42 @@ def test_schema_checks_refuse_unknown_fields():
 
 @pytest.mark.parametrize("name", VALUES)
 def test_containers_are_locked_down(name):
-    pod = one(render(*VALUES[name]), "Deployment")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 65532
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert {"/models", "/tmp", "/var/cache/millpond", "/var/lib/millpond"} <= set(mounts)
-    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+    for workload in workloads(render(*VALUES[name])):
+        pod, own = workload["spec"]["template"]["spec"], container(workload)
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 65532
+        assert own["securityContext"]["readOnlyRootFilesystem"]
+        assert own["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in own["volumeMounts"]}
+        assert {"/tmp", "/var/cache/millpond", "/var/lib/millpond"} <= set(mounts)
+        assert ("/models" in mounts) == ("/models" in own["args"])
+        claimed = [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]} | set(claimed)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_selectors_match_the_pods(name):
     documents = render(*VALUES[name])
-    labels = one(documents, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
-    selectors = [one(documents, "Service")["spec"]["selector"]]
-    selectors += [document["spec"]["selector"]["matchLabels"] for document in documents
-                  if document["kind"] in ("Deployment", "PodDisruptionBudget")]  # fmt: skip
-    for selector in selectors:
-        assert selector.items() <= labels
+    pods = {workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"] for workload in workloads(documents)}
+    for document in documents:
+        if document["kind"] not in (*WORKLOADS, "Service", "PodDisruptionBudget"):
+            continue
+        selector = document["spec"]["selector"]
+        selector = selector.get("matchLabels", selector)
+        selected = {name for name, labels in pods.items() if selector.items() <= labels.items()}
+        # The Service of clients has the nodes with the role root, or the only Deployment.
+        if document["metadata"]["name"] == "release-millpond" and len(pods) > 1:
+            assert selected == {name for name, labels in pods.items() if "role.millpond/root" in labels}
+        else:
+            assert selected == {document["metadata"]["name"]}
 
 
 def test_probes_ask_the_health_endpoints():
-    (container,) = one(render(), "Deployment")["spec"]["template"]["spec"]["containers"]
-    paths = [container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")]
-    assert paths == ["/readyz", "/readyz", "/livez"]
+    for workload in [*workloads(render()), *workloads(render(*VALUES["cluster"]))]:
+        probes = [container(workload)[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")]
+        assert [probe["path"] for probe in probes] == ["/readyz", "/readyz", "/livez"]
+        assert {probe["port"] for probe in probes} == {"http"}
     sources = "".join(file.read_text() for file in (REPOSITORY / "crates/server/src/http").glob("*.rs"))
-    assert all(f'"{path}"' in sources for path in paths)
+    assert all(f'"{path}"' in sources for path in ("/readyz", "/livez"))
 
 
 def test_replicas_without_a_budget_for_one_pod():
@@ -147,14 +190,176 @@ def test_search_keeps_one_writer():
     assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     settings = one(documents, "ConfigMap")["data"]["millpond.toml"]
     assert 'search-memory = "4GiB"' in settings
-    refused = helm("template", "release", str(CHART), "--kube-version", VERSION, "--set", "search.enabled=true,replicas=2")
-    assert refused.returncode != 0 and "a collection has one writer" in refused.stderr
+    assert "a collection has one writer" in refused("search.enabled=true,replicas=2")
 
 
 @pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready"])
 def test_wrong_values_are_refused(wrong):
-    result = helm("template", "release", str(CHART), "--kube-version", VERSION, "--set", wrong)
-    assert result.returncode != 0 and "values don't meet the specifications" in result.stderr, result.stderr
+    assert "values don't meet the specifications" in refused(wrong)
+
+
+def test_groups_of_a_cluster():
+    documents = render(*VALUES["cluster"])
+    found = {
+        workload["metadata"]["labels"][GROUP_LABEL]: (
+            workload["kind"],
+            flags(workload)["--cluster-roles"],
+            flags(workload).get("--collections-dir"),
+            "/models" in container(workload)["args"],
+            "preStop" in container(workload).get("lifecycle", {}),
+        )
+        for workload in workloads(documents)
+    }
+    assert found == {
+        "root": ("Deployment", "root", "none", False, True),
+        "search": ("StatefulSet", "search", None, False, False),
+        "ingest": ("StatefulSet", "ingest", "none", False, False),
+        "extract": ("Deployment", "extract", "none", True, True),
+    }
+    for workload in workloads(documents):
+        group = workload["metadata"]["labels"][GROUP_LABEL]
+        assert workload["metadata"]["name"] == f"release-millpond-{group}"
+        service = of_group(documents, "Service", group)
+        assert service["spec"].get("clusterIP") == ("None" if workload["kind"] == "StatefulSet" else None)
+        assert workload["spec"].get("serviceName", service["metadata"]["name"]) == service["metadata"]["name"]
+        ports = {port["name"]: port["containerPort"] for port in container(workload)["ports"]}
+        assert ports == {port["name"]: port["port"] for port in service["spec"]["ports"]} == {"http": 8501, "grpc": 8500}
+        assert of_group(documents, "PodDisruptionBudget", group)["spec"]["maxUnavailable"] == 1
+        assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 60
+    (clients,) = [document for document in documents
+                  if document["kind"] == "Service" and GROUP_LABEL not in document["metadata"]["labels"]]  # fmt: skip
+    assert (clients["metadata"]["name"], clients["spec"]["selector"]["role.millpond/root"]) == ("release-millpond", "true")
+
+
+def test_nodes_find_the_store_etcd_and_each_other():
+    for workload in workloads(render(*VALUES["cluster"])):
+        found = flags(workload)
+        assert found["--cluster-store"] == "s3://images/cluster"
+        assert found["--cluster-etcd"] == "http://etcd-0.etcd:2379,http://etcd-1.etcd:2379,http://etcd-2.etcd:2379"
+        assert found["--cluster-name"] == "default.release-millpond"
+        assert found["--cluster-node"] == "$(POD_NAME)"
+        assert found["--cluster-address"] == "$(POD_IP):8501"
+        fields = {entry["name"]: entry.get("valueFrom", {}) for entry in container(workload)["env"]}
+        assert fields["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+        assert fields["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        # Without it, nodes with an admin-key alone would refuse each other.
+        assert fields["MILLPOND_API_KEY"] == {"secretKeyRef": {"name": "millpond-keys", "key": "api-key"}}
+        assert container(workload)["envFrom"] == [{"secretRef": {"name": "millpond-store"}}]
+    assert "envFrom" not in container(of_group(render("--set", CLUSTER), "Deployment", "root"))
+
+
+def test_etcd_with_certificates_and_a_user():
+    secrets = "cluster.etcdTls.secret=etcd-tls,cluster.etcdUserSecret=etcd-user,cluster.etcd[0]=https://etcd:2379"
+    for certificate in ("false", "true"):
+        documents = render("--set", f"{CLUSTER},{secrets},cluster.etcdTls.clientCertificate={certificate}")
+        for document in documents:
+            kubernetes_validate.validate(document, VERSION, strict=True)
+        for workload in workloads(documents):
+            found = {name: value for name, value in flags(workload).items() if name.startswith("--cluster-etcd")}
+            wanted = {"--cluster-etcd": "https://etcd:2379", "--cluster-etcd-ca": "/etc/millpond-etcd/ca.crt"}
+            own = {"--cluster-etcd-cert": "/etc/millpond-etcd/tls.crt", "--cluster-etcd-key": "/etc/millpond-etcd/tls.key"}
+            assert found == (wanted | own if certificate == "true" else wanted)
+            volumes = {volume["name"]: volume for volume in workload["spec"]["template"]["spec"]["volumes"]}
+            assert volumes["etcd"]["secret"] == {"secretName": "etcd-tls"}
+            mounts = {mount["name"]: mount["mountPath"] for mount in container(workload)["volumeMounts"]}
+            assert mounts["etcd"] == "/etc/millpond-etcd"
+            variables = {entry["name"]: entry["valueFrom"] for entry in container(workload)["env"]}
+            assert variables["MILLPOND_ETCD_USER"] == {"secretKeyRef": {"name": "etcd-user", "key": "username"}}
+            assert variables["MILLPOND_ETCD_PASSWORD"] == {"secretKeyRef": {"name": "etcd-user", "key": "password"}}
+
+
+def test_search_nodes_have_local_volumes_on_different_machines():
+    search = of_group(render(*VALUES["cluster"]), "StatefulSet", "search")
+    spec, pod = search["spec"], search["spec"]["template"]["spec"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "local-nvme"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1500Gi"
+    # A claim's labels cannot change, so none may name a version.
+    assert set(claim["metadata"]["labels"]) == {"app.kubernetes.io/name", "app.kubernetes.io/instance", GROUP_LABEL}
+    assert {mount["mountPath"]: mount["name"] for mount in container(search)["volumeMounts"]}["/var/lib/millpond"] == "data"
+    assert (spec["minReadySeconds"], spec["podManagementPolicy"]) == (30, "Parallel")
+    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    labels = spec["template"]["metadata"]["labels"].items()
+    assert rule["labelSelector"]["matchLabels"].items() <= labels
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "topology.kubernetes.io/zone" and spread["labelSelector"]["matchLabels"].items() <= labels
+    assert pod["nodeSelector"] == {"disk": "nvme"}
+    preferred = of_group(render("--set", f"{CLUSTER},cluster.groups.search.antiAffinity=preferred"), "StatefulSet", "search")
+    rules = preferred["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert list(rules) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+
+
+def test_extraction_scales_by_itself():
+    documents = render(*VALUES["cluster"])
+    scaler = one(documents, "HorizontalPodAutoscaler")["spec"]
+    assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "release-millpond-extract"}
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 40)
+    extract = of_group(documents, "Deployment", "extract")
+    assert "replicas" not in extract["spec"]
+    assert flags(extract)["--embedding-model"] == "embedder"
+    volumes = {volume["name"]: volume for volume in extract["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "models"}
+
+
+def test_roles_can_share_nodes():
+    shared = "cluster.groups.search.roles={search,ingest}"
+    documents = render("--set", CLUSTER, "--set", "cluster.groups.ingest=null", "--set", shared)
+    roles = {workload["metadata"]["name"]: flags(workload)["--cluster-roles"] for workload in workloads(documents)}
+    assert roles == {"release-millpond-root": "root", "release-millpond-search": "search,ingest"}
+    all_roles = ["cluster.groups.all.roles={root,search,ingest,extract}", "cluster.groups.all.replicas=3"]
+    none = [f"cluster.groups.{group}=null" for group in ("root", "search", "ingest", "extract")]
+    documents = render(*(argument for value in (CLUSTER, *all_roles, *none) for argument in ("--set", value)))
+    (workload,) = workloads(documents)
+    assert (workload["kind"], workload["metadata"]["name"]) == ("StatefulSet", "release-millpond-all")
+    assert workload["spec"]["volumeClaimTemplates"] and "/models" in container(workload)["args"]
+    for document in documents:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_prometheus_asks_each_node_once():
+    documents = render(*VALUES["cluster"])
+    selector = one(documents, "ServiceMonitor")["spec"]["selector"]
+    assert selector["matchExpressions"] == [{"key": GROUP_LABEL, "operator": "Exists"}]
+    services = [document["metadata"]["labels"] for document in documents if document["kind"] == "Service"]
+    monitored = [labels[GROUP_LABEL] for labels in services
+                 if GROUP_LABEL in labels and selector["matchLabels"].items() <= labels.items()]  # fmt: skip
+    assert sorted(monitored) == ["extract", "ingest", "root", "search"]
+
+
+def test_long_names_leave_room_for_hashes():
+    result = helm("template", "a" * 53, str(CHART), "--kube-version", VERSION, "--set", CLUSTER)
+    names = [document["metadata"]["name"] for document in yaml.safe_load_all(result.stdout) if document["kind"] in WORKLOADS]
+    assert len(set(names)) == 3 and all(len(name) <= 52 for name in names), names
+
+
+WRONG_CLUSTERS = {
+    "no store": (["cluster.enabled=true", "cluster.etcd[0]=http://etcd:2379"], "at '/cluster/store'"),
+    "no etcd": (["cluster.enabled=true", "cluster.store=s3://b/c"], "at '/cluster/etcd'"),
+    "directory": ([CLUSTER, "cluster.store=/data"], "at '/cluster/store'"),
+    "path": ([CLUSTER, "cluster.etcd[0]=http://etcd:2379/v3"], "at '/cluster/etcd/0'"),
+    "no issuer": ([CLUSTER, "cluster.etcd[0]=https://etcd:2379"], "needs cluster.etcdTls.secret"),
+    "half TLS": ([CLUSTER, "cluster.etcd[1]=https://etcd:2379"], "write all with https://"),
+    "unused TLS": ([CLUSTER, "cluster.etcdTls.secret=etcd"], "cluster.etcdTls has no effect"),
+    "no port": ([CLUSTER, "cluster.etcd[0]=http://etcd"], "at '/cluster/etcd/0'"),
+    "unknown role": ([CLUSTER, "cluster.groups.root.roles={rot}"], "at '/cluster/groups/root/roles/0'"),
+    "no roles": ([CLUSTER, "cluster.groups.more.replicas=2"], "missing property 'roles'"),
+    "unknown field": ([CLUSTER, "cluster.groups.root.replica=2"], "additional properties 'replica'"),
+    "name of a group": ([CLUSTER, "cluster.groups.Root.roles={root}"], "invalid propertyName 'Root'"),
+    "missing role": ([CLUSTER, "cluster.groups.ingest.enabled=false"], "no enabled group of cluster.groups has the role ingest"),
+    "scaled shards": ([CLUSTER, "cluster.groups.search.autoscaling.enabled=true"], "because shards move"),
+    "unused volume": ([CLUSTER, "cluster.groups.root.volume.size=1Gi"], "volume has no effect"),
+    "unused models": ([CLUSTER, "models.create=true"], "models has no effect in a cluster without the role extract"),
+    "replicas": ([CLUSTER, "replicas=2"], "set cluster.groups.NAME.replicas"),
+    "scaling": ([CLUSTER, "autoscaling.enabled=true"], "set cluster.groups.NAME.autoscaling"),
+    "search": ([CLUSTER, "search.enabled=true"], "search.enabled has no effect"),
+    "cache": ([CLUSTER, "cache.existingClaim=x"], "cache.existingClaim has no effect"),
+}
+
+
+@pytest.mark.parametrize("values,words", WRONG_CLUSTERS.values(), ids=WRONG_CLUSTERS.keys())
+def test_wrong_clusters_are_refused(values, words):
+    assert words in refused(*values)
 
 
 def test_lint_is_clean():
@@ -172,13 +377,14 @@ def test_alerts_and_dashboard_are_passed_on_unchanged():
 def test_flags_of_the_manifests_exist():
     # A test of the program keeps this reference up to date.
     known = set(re.findall(r"--[\w-]+", (REPOSITORY / "docs/commands.md").read_text()))
-    documents = [*render(*VALUES["replicated"]), yaml.safe_load((KUBERNETES / "kserve/runtime.yaml").read_text())]
+    rendered = [*render(*VALUES["replicated"]), *render(*VALUES["cluster"])]
+    documents = [*rendered, yaml.safe_load((KUBERNETES / "kserve/runtime.yaml").read_text())]
     for document in documents:
         spec = document.get("spec", {})
         pod = spec.get("template", {}).get("spec", spec)
-        for container in pod.get("containers", []):
-            flags = {flag.split("=")[0] for flag in container["args"] if flag.startswith("--")}
-            assert flags and flags <= known, flags - known
+        for own in pod.get("containers", []):
+            given = {flag.split("=")[0] for flag in own["args"] if flag.startswith("--")}
+            assert given and given <= known, given - known
 
 
 # No registry has the CRDs of KServe, so the parts that are Kubernetes' own are checked, and KServe's by name.

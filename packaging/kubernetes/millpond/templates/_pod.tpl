@@ -1,0 +1,157 @@
+{{/*
+Spec of a pod that runs `millpond serve`. Takes a dictionary:
+  root             the chart's scope
+  arguments        text: list of arguments after `serve`, before those of `args`
+  groupArgs        list: arguments after those of `args`
+  environment      text: variables before those of `env`
+  variablesSecret  Secret whose keys are variables, or ""
+  etcdSecret       Secret with certificates for etcd, mounted at /etc/millpond-etcd, or ""
+  keyRequired      true: the Secret of keys has an `api-key`
+  pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service
+  graceSeconds     time from the removal of the pod to SIGKILL
+  resources        resources of the container
+  models           true: the volume of models is mounted
+  cacheClaim       claim of the cache, or ""
+  data             text: source of the volume "data"; "" if a StatefulSet adds the volume
+  placement        dictionary: nodeSelector, tolerations, affinity, topologySpreadConstraints
+*/}}
+{{- define "millpond.podSpec" -}}
+{{- $ := .root -}}
+serviceAccountName: {{ include "millpond.serviceAccount" $ }}
+automountServiceAccountToken: false
+{{- with $.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- toYaml $.Values.podSecurityContext | nindent 2 }}
+terminationGracePeriodSeconds: {{ .graceSeconds }}
+containers:
+  - name: millpond
+    image: {{ include "millpond.image" $ }}
+    imagePullPolicy: {{ $.Values.image.pullPolicy }}
+    args:
+      - serve
+      {{- .arguments | nindent 6 }}
+      {{- range concat $.Values.args .groupArgs }}
+      - {{ . | quote }}
+      {{- end }}
+    env:
+      {{- with .environment }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      {{- if $.Values.settings }}
+      - {name: MILLPOND_CONFIG, value: /etc/millpond/millpond.toml}
+      {{- end }}
+      {{- if $.Values.keysSecret }}
+      - name: MILLPOND_API_KEY
+        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: api-key{{ if not .keyRequired }}, optional: true{{ end }}}}
+      - name: MILLPOND_ADMIN_KEY
+        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: admin-key, optional: true}}
+      {{- end }}
+      {{- with $.Values.env }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    {{- with .variablesSecret }}
+    envFrom:
+      - secretRef: {name: {{ . }}}
+    {{- end }}
+    ports:
+      - {name: http, containerPort: 8501}
+      - {name: grpc, containerPort: 8500}
+    startupProbe:
+      httpGet: {path: {{ $.Values.probes.readinessPath }}, port: http}
+      periodSeconds: 2
+      failureThreshold: {{ div $.Values.probes.startupSeconds 2 }}
+    readinessProbe:
+      httpGet: {path: {{ $.Values.probes.readinessPath }}, port: http}
+      periodSeconds: 5
+      timeoutSeconds: 3
+    livenessProbe:
+      httpGet: {path: /livez, port: http}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: 6
+    {{- if .pauses }}
+    lifecycle:
+      preStop:
+        sleep: {seconds: {{ $.Values.preStopSeconds }}}
+    {{- end }}
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities: {drop: [ALL]}
+    resources: {{- toYaml .resources | nindent 6 }}
+    volumeMounts:
+      {{- if .models }}
+      - name: models
+        mountPath: /models
+        readOnly: true
+        {{- with $.Values.models.subPath }}
+        subPath: {{ . }}
+        {{- end }}
+      {{- end }}
+      - {name: cache, mountPath: /var/cache/millpond}
+      - {name: data, mountPath: /var/lib/millpond}
+      - {name: scratch, mountPath: /tmp}
+      {{- if $.Values.settings }}
+      # A directory: a single file would not change with the ConfigMap.
+      - {name: settings, mountPath: /etc/millpond, readOnly: true}
+      {{- end }}
+      {{- if .etcdSecret }}
+      - {name: etcd, mountPath: /etc/millpond-etcd, readOnly: true}
+      {{- end }}
+volumes:
+  {{- if .models }}
+  - name: models
+    {{- if include "millpond.modelsClaim" $ }}
+    persistentVolumeClaim: {claimName: {{ include "millpond.modelsClaim" $ }}}
+    {{- else }}
+    emptyDir: {}
+    {{- end }}
+  {{- end }}
+  - name: cache
+    {{- if .cacheClaim }}
+    persistentVolumeClaim: {claimName: {{ .cacheClaim }}}
+    {{- else }}
+    emptyDir: {sizeLimit: {{ $.Values.cache.sizeLimit }}}
+    {{- end }}
+  {{- with .data }}
+  - name: data
+    {{- . | nindent 4 }}
+  {{- end }}
+  - name: scratch
+    emptyDir: {}
+  {{- if $.Values.settings }}
+  - name: settings
+    configMap: {name: {{ include "millpond.name" $ }}}
+  {{- end }}
+  {{- with .etcdSecret }}
+  - name: etcd
+    secret: {secretName: {{ . }}}
+  {{- end }}
+{{- $placement := .placement }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- with index $placement $field }}
+{{ $field }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Metrics of a HorizontalPodAutoscaler. Takes values such as those of `autoscaling`. */}}
+{{- define "millpond.scalingMetrics" -}}
+{{- if .cpuUtilization -}}
+- type: Resource
+  resource: {name: cpu, target: {type: Utilization, averageUtilization: {{ .cpuUtilization }}}}
+{{- end }}
+{{- if .requestsPerSecond }}
+- type: Pods
+  pods:
+    metric: {name: millpond_window_requests_per_second}
+    target: {type: AverageValue, averageValue: {{ .requestsPerSecond | quote }}}
+{{- end }}
+{{- if .queuedRequests }}
+- type: Pods
+  pods:
+    metric: {name: millpond_queued_requests}
+    target: {type: AverageValue, averageValue: {{ .queuedRequests | quote }}}
+{{- end }}
+{{- end -}}
