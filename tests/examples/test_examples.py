@@ -10,7 +10,8 @@ import pytest
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / os.environ.get("MILLPOND_PROGRAM", "target/release/millpond")
 README = (REPOSITORY / "examples/README.md").read_text()
-SERVER = "server.py"
+# Modules of examples, and the recipe that needs Ray.
+NOT_RUN = {"server.py", "bulk/features.py", "bulk/check.py", "bulk/extract_ray.py"}
 
 EXAMPLES = (REPOSITORY / ".cache/examples/venv/bin/python",)
 TESTS = (REPOSITORY / ".venv-test/bin/python",)
@@ -23,6 +24,7 @@ PYTHONS = {
     "huggingface_encoder": TORCH,
     "langchain_search": TORCH,
     "bulk_upload": EXAMPLES,
+    "bulk/extract_plain": EXAMPLES,
     "audio_speech": EXAMPLES,
     "image_search": EXAMPLES,
     "paddle_digits": PADDLE,
@@ -42,8 +44,9 @@ def without_times(text: str) -> str:
 
 
 def test_every_example_is_run():
-    scripts = {path.name for path in (REPOSITORY / "examples").glob("*.py")}
-    assert scripts == {SERVER, *(f"{name}.py" for name in PYTHONS)}
+    examples = REPOSITORY / "examples"
+    scripts = {str(path.relative_to(examples)) for path in examples.rglob("*.py")}
+    assert scripts == {*NOT_RUN, *(f"{name}.py" for name in PYTHONS)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""The parts that the recipes of bulk extraction share, against servers of these tests."""
+
+import email.utils
+import http.server
+import json
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/bulk"))
+
+import features  # noqa: E402
+from features import Batch, BulkJob, Extraction, FeatureStore, ImageError, JobError, Progress, Summary  # noqa: E402
+
+# Answers a request's body with a status, headers and JSON.
+Answer = tuple[int, dict[str, str], dict]
+
+
+class ScriptedServer:
+    """A server whose answers a test chooses. Keeps the bodies of all requests."""
+
+    def __init__(self, answer: Callable[[bytes], Answer]):
+        self.bodies: list[bytes] = []
+        owner = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def handle_request(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                owner.bodies.append(body)
+                status, headers, content = answer(body)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                text = json.dumps(content).encode()
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_PUT = handle_request
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        # The interval in which it looks for its end.
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable]:
+    servers = []
+
+    def start(answer: Callable[[bytes], Answer]) -> ScriptedServer:
+        servers.append(ScriptedServer(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def job(*servers: ScriptedServer) -> BulkJob:
+    urls = [server.url for server in servers]
+    return BulkJob(urls, urls, "photos", "embedder")
+
+
+def in_turn(*answers: Answer) -> Callable[[bytes], Answer]:
+    """Gives the answers in turn, and the last one for ever."""
+    left = list(answers)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+BUSY = (503, {"retry-after": "0"}, {"error": "busy"})
+POINT = (200, {}, {"id": "x", "embedding": [1.0], "record": ""})
+
+
+def batch(*numbers: int) -> Batch:
+    made = Batch()
+    for number in numbers:
+        assert made.add(f"/{number}.jpg", {"id": number})
+    return made
+
+
+def test_busy_answers_are_tried_again(serve):
+    server = serve(in_turn(BUSY, (429, {"retry-after": "0"}, {}), POINT))
+    assert Extraction(job(server)).point("/a/b.jpg", b"image")["payload"] == {"source": "/a/b.jpg"}
+    assert server.bodies == [b"image"] * 3
+
+
+def test_another_server_takes_over(serve):
+    busy = serve(in_turn((503, {"retry-after": "3600"}, {})))
+    free = serve(in_turn(POINT))
+    extraction = Extraction(job(busy, free))
+    for _ in range(5):
+        extraction.point("/a.jpg", b"image")
+    assert (len(busy.bodies), len(free.bodies)) == (1, 5)
+
+
+def test_tries_end(serve):
+    server = serve(in_turn(BUSY))
+    with pytest.raises(JobError, match="given up after 8 tries for each server; the last answer: .* 503 busy"):
+        Extraction(job(server)).point("/a.jpg", b"image")
+    assert len(server.bodies) == features.TRIES_MAX
+
+
+@pytest.mark.parametrize("status,error", [(400, ImageError), (413, ImageError), (401, JobError), (409, JobError)])
+def test_other_answers_are_not_tried_again(serve, status, error):
+    server = serve(in_turn((status, {}, {"error": "wrong"})))
+    with pytest.raises(error, match=f"{status} wrong"):
+        Extraction(job(server)).point("/a.jpg", b"image")
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("form", ["seconds", "date", "none", "nonsense"])
+def test_forms_of_retry_after(form):
+    answer = features.requests.Response()
+    texts = {"seconds": "7", "date": email.utils.formatdate(time.time() + 3600, usegmt=True), "nonsense": "soon"}
+    if form in texts:
+        answer.headers["retry-after"] = texts[form]
+    pause = features.retry_after(answer)
+    if form == "date":
+        assert 3500 < pause <= 3600
+    else:
+        assert pause == (7 if form == "seconds" else None)
+
+
+def test_a_wrong_point_costs_no_other(serve):
+    def answer(body: bytes) -> Answer:
+        ids = [point["id"] for point in json.loads(body)["points"]]
+        return (400, {}, {"error": "wrong"}) if 3 in ids else (200, {}, {"added": len(ids), "replaced": 0})
+
+    server = serve(answer)
+    written = FeatureStore(job(server)).write(batch(*range(8)))
+    assert sorted(written.sources) == [f"/{number}.jpg" for number in range(8) if number != 3]
+    assert (written.added, list(written.errors)) == (7, ["/3.jpg"])
+    # All, its halves, and two more pairs of halves.
+    assert len(server.bodies) == 7
+
+
+def test_equal_images_are_one_point(serve):
+    server = serve(lambda body: (200, {}, {"added": len(json.loads(body)["points"]), "replaced": 0}))
+    made = batch(1, 2)
+    assert made.add("/copy.jpg", {"id": 1})
+    summary = Summary()
+    written = FeatureStore(job(server)).write(made)
+    summary.wrote(written)
+    assert (summary.added, summary.equal) == (2, 1)
+    assert sorted(written.sources) == ["/1.jpg", "/2.jpg", "/copy.jpg"]
+
+
+def test_a_batch_keeps_to_the_limits_of_a_request(serve):
+    many = batch(*range(features.POINTS_MAX))
+    assert not many.add("/more.jpg", {"id": -1})
+    large = Batch()
+    text = "x" * (20 << 20)
+    added = [large.add(f"/{number}", {"id": number, "text": text}) for number in range(4)]
+    assert added == [True, True, True, False]
+    server = serve(lambda _: (200, {}, {"added": 0, "replaced": 3}))
+    FeatureStore(job(server)).write(large)
+    assert [len(body) for body in server.bodies] == [large.bytes - 1]
+    assert len(server.bodies[0]) <= features.BODY_BYTES_MAX
+
+
+def test_progress_survives_a_killed_job(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    first = Progress(path)
+    first.add(["/a", "/b"], {"/c": "no image"})
+    first.close()
+    with path.open("ab") as file:
+        file.write(b'{"source": "/d')
+    second = Progress(path)
+    assert second.finished == {"/a", "/b"}
+    second.add(["/c"], {})
+    second.close()
+    third = Progress(path)
+    assert third.finished == {"/a", "/b", "/c"}
+    third.close()
+
+
+def test_many_failures_in_a_row_end_the_job():
+    summary = Summary()
+    with pytest.raises(JobError, match="100 images in a row have failed; the last: /99: wrong"):
+        for number in range(1000):
+            summary.failed(f"/{number}", "wrong")
+
+
+def test_images_of_folders_and_lists(tmp_path):
+    for name in ("b/2.JPG", "b/notes.txt", "a/3.png", "1.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [source.removeprefix(str(tmp_path)) for source in features.sources(str(tmp_path))]
+    assert found == ["/1.webp", "/a/3.png", "/b/2.JPG"]
+    (tmp_path / "list.txt").write_text("/x.jpg\n\n  https://host/y%20z.jpg?size=9 \ns3://bucket/z.png\n")
+    listed = list(features.sources(str(tmp_path / "list.txt")))
+    assert listed == ["/x.jpg", "https://host/y%20z.jpg?size=9", "s3://bucket/z.png"]
+    assert [features.image_name(source) for source in listed] == ["x.jpg", "y z.jpg", "z.png"]
+    assert len(features.image_name("/" + "ü" * 300).encode()) == features.NAME_BYTES_MAX
