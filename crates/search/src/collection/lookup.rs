@@ -182,7 +182,7 @@ impl Collection {
     }
 
     /// Locates the points of `ids`, all in one state.
-    fn places(&self, ids: &[u64]) -> Vec<Result<Option<PointLocation>>> {
+    pub(super) fn places(&self, ids: &[u64]) -> Vec<Result<Option<PointLocation>>> {
         let live = self.live.lock();
         let place = |&id: &u64| match live.find(id) {
             Some(found) => Ok(Some(found)),

@@ -54,6 +54,7 @@ mod publish;
 mod recover;
 mod resources;
 mod scan;
+mod score_points;
 mod search;
 mod stall;
 mod state;

@@ -19,3 +19,4 @@ mod prints;
 mod registry;
 mod released;
 mod rerank;
+mod score_points;
