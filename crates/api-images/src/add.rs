@@ -9,12 +9,13 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
-use super::collection::{CollectionSpec, ImageCollection, ImageKind};
+use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
 use super::features::{self, Features};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::services::ImageServices;
+use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::store::{self, PutOutcome, ReadyImage};
 

@@ -8,13 +8,14 @@ use matching::Graph;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, NamedCollection, Registry};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use vision::{Format, thumbnail};
 
-use super::collection::{ImageCollection, ImageKind, has_images};
+use super::collection::{ImageCollection, has_images};
 use super::features::{self, BLOCK};
-use super::query::at;
+use super::hits::at;
 use super::services::ImageServices;
+use super::settings::ImageKind;
 use super::state::ImagesState;
 
 /// Most images of one page.
@@ -55,12 +56,15 @@ pub(crate) fn collections(services: &ImageServices, seen: impl Fn(&str) -> bool)
             })),
         }
     }
-    // The model that a new collection gets, or the reason why it gets none.
-    let embedding = match services.embedder(None, None) {
+    Ok(json!({ "collections": listed, "embedding": embedding_default(services) }))
+}
+
+/// Returns the model that a new collection gets, or the reason why it gets none, as JSON.
+pub(crate) fn embedding_default(services: &ImageServices) -> Value {
+    match services.embedder(None, None) {
         Ok(embedder) => json!({ "model": embedder.name() }),
         Err(error) => json!({ "error": error.message() }),
-    };
-    Ok(json!({ "collections": listed, "embedding": embedding }))
+    }
 }
 
 /// Returns a page of a collection's images as JSON.
@@ -85,7 +89,8 @@ pub(crate) async fn page(
         let clause = filter.map(|filter| api_qdrant::parse_filter(named, &filter)).transpose()?;
         let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), PointParts::PAYLOAD)?;
         let count = named.count(clause.as_ref())?;
-        let images: Vec<Value> = page.points.into_iter().map(entry).collect();
+        let images: Vec<Value> =
+            page.points.into_iter().map(|point| page_entry(&point.id, point.payload)).collect();
         Ok(json!({
             "images": images, "next": page.next, "count": count.count, "partial": page.partial || count.partial,
         }))
@@ -93,12 +98,12 @@ pub(crate) async fn page(
     services.pool.run(work).await
 }
 
-fn entry(point: FetchedPoint) -> Value {
-    let mut payload = point.payload;
+/// Returns the entry of an image in a page, from its point's id and payload.
+pub fn page_entry(id: &PointId, mut payload: Map<String, Value>) -> Value {
     let block = payload.remove(BLOCK).unwrap_or_default();
     let of = |key: &str| block.get(key).cloned().unwrap_or_default();
     json!({
-        "id": point.id, "name": of("name"), "format": of("format"), "width": of("width"), "height": of("height"),
+        "id": id, "name": of("name"), "format": of("format"), "width": of("width"), "height": of("height"),
         "bytes": of("bytes"), "keypoints": of("keypoints"), "payload": payload,
     })
 }

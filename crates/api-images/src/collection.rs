@@ -7,43 +7,13 @@
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use search::coarse::Metric;
 use search::registry::{
     AliasChange, CollectionSettings, ListedCollection, ListedState, NamedCollection, Registry,
     WritingCollection,
 };
-use search::segment::RecordKind;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// Key of these settings in the settings that a collection keeps for its endpoints.
-const SECTION: &str = "images";
-
-/// Subject of the images, which decides how keypoints are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ImageKind {
-    Photo,
-    Fingerprint,
-}
-
-impl ImageKind {
-    pub(crate) fn parse(text: &str) -> Result<ImageKind> {
-        match text {
-            "photo" => Ok(ImageKind::Photo),
-            "fingerprint" => Ok(ImageKind::Fingerprint),
-            other => Err(Error::invalid(format!(
-                "there is no kind \"{other}\"; there are photo and fingerprint"
-            ))),
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            ImageKind::Photo => "photo",
-            ImageKind::Fingerprint => "fingerprint",
-        }
-    }
-}
+use super::settings::{ImageKind, ImageSettings, SECTION, WantedImages};
 
 #[derive(Clone)]
 pub(crate) struct ImageCollection {
@@ -78,9 +48,19 @@ impl CollectionSpec {
         let model = Some(model.to_owned());
         CollectionSpec { name: String::new(), kind: Some(kind), model, quality_min: 0 }
     }
+
+    /// Returns the wanted kind and model.
+    pub(crate) fn images(&self) -> WantedImages {
+        WantedImages { kind: self.kind, model: self.model.clone() }
+    }
 }
 
 impl ImageCollection {
+    /// Returns the kind and the model.
+    pub(crate) fn settings(&self) -> ImageSettings {
+        ImageSettings { kind: self.kind, model: self.model.clone() }
+    }
+
     /// Opens the collection of a name or an alias.
     ///
     /// # Errors
@@ -115,15 +95,9 @@ impl ImageCollection {
 
     /// Returns `named` as a collection of images, or `None` if it holds none.
     pub(crate) fn of(named: &Arc<NamedCollection>) -> Option<ImageCollection> {
-        let settings = named.settings();
-        let section = settings.extra.get(SECTION)?;
-        let text = |key: &str| section.get(key).and_then(Value::as_str);
-        Some(ImageCollection {
-            named: named.clone(),
-            kind: ImageKind::parse(text("kind")?).ok()?,
-            model: text("model")?.to_owned(),
-            space: text("originals")?.to_owned(),
-        })
+        let ImageSettings { kind, model } = image_settings(named)?;
+        let space = originals_space(&named.settings())?;
+        Some(ImageCollection { named: named.clone(), kind, model, space })
     }
 
     /// Returns the collection, or `None` if it does not exist.
@@ -139,19 +113,7 @@ impl ImageCollection {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        if wanted.kind.is_some_and(|kind| kind != target.kind) {
-            return Err(Error::precondition(format!(
-                "collection \"{}\" is of kind {}; use another collection",
-                wanted.name,
-                target.kind.name()
-            )));
-        }
-        if wanted.model.as_ref().is_some_and(|model| *model != target.model) {
-            return Err(Error::precondition(format!(
-                "collection \"{}\" was made with model \"{}\"; rebuild it to change that",
-                wanted.name, target.model
-            )));
-        }
+        wanted.images().check(&wanted.name, &target.settings())?;
         Ok(Some(target))
     }
 
@@ -168,7 +130,8 @@ impl ImageCollection {
     ) -> Result<ImageCollection> {
         let real = format!("{}.v1", wanted.name);
         let kind = wanted.kind.unwrap_or(ImageKind::Photo);
-        match registry.create(&real, settings(dims, kind, model, &wanted.name)) {
+        let settings = ImageSettings { kind, model: model.to_owned() };
+        match registry.create(&real, settings.stored(dims, &wanted.name)) {
             Ok(_) => {}
             // By another caller, or before a crash that came before the alias.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -198,7 +161,8 @@ impl ImageCollection {
             .map(|number| format!("{}.v{number}", self.space))
             .find(|name| !taken.contains(name));
         let name = name.unwrap_or_default();
-        let named = registry.create(&name, settings(dims, self.kind, model, &self.space))?;
+        let settings = ImageSettings { kind: self.kind, model: model.to_owned() };
+        let named = registry.create(&name, settings.stored(dims, &self.space))?;
         ImageCollection::of(&named)
             .ok_or_else(|| Error::internal("a new collection has lost its settings"))
     }
@@ -208,15 +172,7 @@ impl ImageCollection {
     /// # Errors
     /// `FailedPrecondition` with the remedy.
     pub(crate) fn check_dims(&self, dims: usize) -> Result<()> {
-        let own = self.named.settings().dims;
-        if dims == own {
-            return Ok(());
-        }
-        Err(Error::precondition(format!(
-            "model \"{}\" now gives {dims} values and the collection has {own}: serve the earlier version, or rebuild the \
-             collection",
-            self.model
-        )))
+        self.settings().check_dims(self.named.settings().dims, dims)
     }
 
     /// Returns all collections that share its originals, itself included.
@@ -244,20 +200,16 @@ impl ImageCollection {
     }
 }
 
+/// Returns the kind and the model of a collection, or `None` if it holds no images.
+pub(crate) fn image_settings(named: &NamedCollection) -> Option<ImageSettings> {
+    let settings = named.settings();
+    let section = settings.extra.get(SECTION)?;
+    let text = |key: &str| section.get(key).and_then(Value::as_str);
+    let kind = ImageKind::parse(text("kind")?).ok()?;
+    Some(ImageSettings { kind, model: text("model")?.to_owned() })
+}
+
 /// Returns the name of the directory of a collection's originals, or `None` if it holds no images.
 pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
     settings.extra.get(SECTION)?.get("originals")?.as_str().map(str::to_owned)
-}
-
-fn settings(dims: usize, kind: ImageKind, model: &str, space: &str) -> CollectionSettings {
-    let records = match kind {
-        ImageKind::Photo => RecordKind::Opaque,
-        ImageKind::Fingerprint => RecordKind::Fingerprint,
-    };
-    let section = json!({ "kind": kind.name(), "model": model, "originals": space });
-    CollectionSettings {
-        records,
-        extra: json!({ SECTION: section }),
-        ..CollectionSettings::new(dims, Metric::Cosine)
-    }
 }

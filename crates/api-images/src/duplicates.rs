@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::collection::{ImageCollection, ImageKind};
+use super::collection::ImageCollection;
 use super::features::BLOCK;
-use super::query::accept;
+use super::limits::accept_score;
+use super::settings::ImageKind;
 use super::state::ImagesState;
 
 /// Default threshold of photographs whose keypoints are compared. Embeddings of a crop or a rotated
@@ -143,7 +144,7 @@ fn options(named: &Arc<NamedCollection>, request: &DuplicatesRequest) -> Result<
             return Err(Error::invalid("\"score\" has no effect without \"verify\""));
         }
         (false, _) => None,
-        (true, Some(kind)) => Some(request.score.unwrap_or_else(|| accept(kind))),
+        (true, Some(kind)) => Some(request.score.unwrap_or_else(|| accept_score(kind))),
         (true, None) => {
             return Err(Error::invalid(
                 "\"verify\" needs images with keypoints, and this collection has only vectors",

@@ -23,13 +23,14 @@ use transport::{
 
 use super::add::{self, NewImage};
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
-use super::collection::{CollectionSpec, ImageKind};
+use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
 use super::folder::Folder;
 use super::persons::{self, FINGERS_MAX};
 use super::prints::{self, PrintSource};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
+use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::{browse, bulk, duplicates, feature_endpoints, rebuild};
 
@@ -249,7 +250,12 @@ async fn line_response(results: ResultStream) -> Result<Response> {
     Ok(response)
 }
 
-async fn parsed<T>(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<T>
+/// Reads a body of JSON.
+pub(crate) async fn parsed<T>(
+    services: &ImageServices,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T>
 where
     T: serde::de::DeserializeOwned + Send + 'static,
 {

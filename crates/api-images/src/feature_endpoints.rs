@@ -10,9 +10,10 @@ use base::{Error, Result};
 use http::HeaderMap;
 use transport::{QueryResult, Reply, Shared, query_parameters};
 
-use super::collection::{CollectionSpec, ImageKind};
+use super::collection::CollectionSpec;
 use super::endpoints::{media, whole};
 use super::features::{checked_name, checked_quality};
+use super::settings::ImageKind;
 use super::state::ImagesState;
 use super::transfer::{self, FeatureExtraction};
 

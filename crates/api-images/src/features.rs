@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use transport::{ByteBudget, Reservation};
 use vision::{Decoded, Format, Header, Limits, decode};
 
-use super::collection::ImageKind;
 use super::embedder::Embedder;
 use super::job::IngestJob;
+use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.
 pub(crate) const BLOCK: &str = "image";
@@ -38,8 +38,8 @@ pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     variant.to_be_bytes()
 }
 
-/// Returns the key of a point's original; `None` for a point of features alone.
-pub(crate) fn original_key(payload: &Map<String, Value>) -> Option<&str> {
+/// Returns the key of a point's original from its payload; `None` for a point of features alone.
+pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
     payload.get(BLOCK)?.get("original")?.as_str()
 }
 

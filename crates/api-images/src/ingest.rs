@@ -16,11 +16,12 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use serde_json::{Map, Value};
 
 use super::claims::Claims;
-use super::collection::{ImageCollection, ImageKind};
+use super::collection::ImageCollection;
 use super::embedder::Embedder;
 use super::features::{self, Features};
 use super::job::IngestJob;
 use super::pool::threads;
+use super::settings::ImageKind;
 use super::store::{self, PutOutcome, ReadyImage};
 
 /// Most queued images, with their bytes.

@@ -12,6 +12,7 @@
 
 mod add;
 mod archive;
+mod base64_text;
 mod browse;
 mod bulk;
 mod claims;
@@ -20,27 +21,43 @@ mod config;
 mod duplicates;
 mod embedder;
 mod endpoints;
+mod extraction;
 mod feature_endpoints;
 mod features;
 mod folder;
+mod hits;
 mod ingest;
 mod job;
+mod limits;
 mod originals;
 mod persons;
+mod plan;
 mod point_features;
 mod pool;
 mod prints;
 mod progress;
 mod query;
+mod query_features;
 mod rebuild;
 mod services;
+mod settings;
+mod sharded;
 mod state;
 mod store;
 mod transfer;
 mod views;
 
-pub use browse::ImageRemoval;
+pub use browse::{ImageRemoval, page_entry};
 pub use collection::originals_space;
 pub use config::ImagesConfig;
 pub use endpoints::{OPENAPI, routes};
+pub use features::original_key;
+pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
+pub use settings::{ImageKind, ImageSettings, WantedImages};
+pub use sharded::{
+    CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest, ExtractedImage,
+    ExtractedQuery, ImageInput, LoggedPoint, PrintShare, RankAnswer, RankRequest, RankedImage,
+    apply_image_operation, features_operation, image_id, images_operation, is_image_operation,
+    present_answer, read_features, shard_routes,
+};
 pub use state::ImagesState;

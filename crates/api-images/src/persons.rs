@@ -8,8 +8,10 @@ use bytes::Bytes;
 use search::points::PointId;
 use serde_json::{Value, json};
 
+use super::limits::accept_score;
+use super::plan::SearchResult;
 use super::prints;
-use super::query::{self, ImageQuery, QueryImage, SearchResult};
+use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 
 /// Most fingers of one request.
@@ -48,7 +50,7 @@ pub(crate) async fn identify(
         )));
     }
     let target = prints::prints_of(services, name)?;
-    let threshold = wanted.threshold.unwrap_or_else(|| query::accept(target.kind));
+    let threshold = wanted.threshold.unwrap_or_else(|| accept_score(target.kind));
     let fingers = files.len();
     let accepted = threshold * (1 + fingers) as f32 / 2.0;
     let mut persons: HashMap<String, Candidate> = HashMap::new();

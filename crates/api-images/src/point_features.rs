@@ -4,15 +4,14 @@
 use std::collections::HashMap;
 
 use base::{Error, Result};
-use base64::engine::general_purpose::STANDARD;
 use matching::Graph;
 use search::points::{FetchedPoint, PointId};
-use serde::de::Visitor;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::collection::{ImageCollection, ImageKind};
+use super::collection::ImageCollection;
 use super::features::{BLOCK, Facts, Features, checked_name, checked_quality, original_key};
+use super::settings::{ImageKind, WantedImages};
 
 /// Most points of one request.
 pub(crate) const POINTS_MAX: usize = 1000;
@@ -20,7 +19,7 @@ pub(crate) const POINTS_MAX: usize = 1000;
 pub(crate) const FEATURES_BYTES_MAX: usize = 64 << 20;
 /// Most bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the rest
 /// is for the id that they keep beside it.
-const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
 /// Start of the keys that collections keep in payloads for themselves.
 const RESERVED_KEYS: &str = "__millpond";
 /// Lengths of an embedding, besides 0, that every index can compare. Collections check this too,
@@ -37,7 +36,7 @@ pub(crate) struct PointFeatures {
     pub(crate) name: Option<String>,
     pub(crate) embedding: Vec<f32>,
     /// Encoded keypoint graph, in base64.
-    #[serde(with = "base64_text")]
+    #[serde(with = "super::base64_text")]
     pub(crate) record: Vec<u8>,
     /// Payload without the service's block.
     #[serde(default)]
@@ -64,17 +63,17 @@ pub(crate) struct PointFeatures {
 impl PointFeatures {
     /// Returns the features that were extracted from an image.
     pub(crate) fn extracted(
-        features: Features,
-        embedding: Vec<f32>,
+        features: &Features,
+        embedding: &[f32],
         kind: ImageKind,
         model: &str,
     ) -> PointFeatures {
         let record = features.record();
-        let Facts { id, name, width, height, keypoints, quality, .. } = features.facts;
+        let Facts { id, name, width, height, keypoints, quality, .. } = features.facts.clone();
         PointFeatures {
             id: PointId::Uuid(id),
             name: Some(name),
-            embedding,
+            embedding: embedding.to_vec(),
             record,
             payload: Map::new(),
             keypoints: Some(keypoints),
@@ -147,12 +146,7 @@ impl PointFeatures {
                 "\"keypoints\" is {keypoints}, and the record has {found}"
             )));
         }
-        let reserved = |key: &&String| *key == BLOCK || key.starts_with(RESERVED_KEYS);
-        if let Some(key) = self.payload.keys().find(reserved) {
-            return Err(Error::invalid(format!(
-                "the payload's key \"{key}\" is the service's own; use another one"
-            )));
-        }
+        check_own_keys(&self.payload)?;
         checked_name(self.name.as_deref().unwrap_or_default())?;
         checked_quality(self.quality)?;
         if self.quality.is_some() && wanted.kind == ImageKind::Photo {
@@ -167,7 +161,49 @@ impl PointFeatures {
     }
 }
 
-fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
+/// Checks that a caller's payload has no key of the service.
+///
+/// # Errors
+/// `InvalidArgument` with the key.
+pub(crate) fn check_own_keys(payload: &Map<String, Value>) -> Result<()> {
+    if payload.contains_key(BLOCK) {
+        return Err(own_key(BLOCK));
+    }
+    check_reserved_keys(payload)
+}
+
+/// Checks that a payload, which may have the service's block, has no key that collections use.
+///
+/// # Errors
+/// `InvalidArgument` with the key.
+pub(crate) fn check_reserved_keys(payload: &Map<String, Value>) -> Result<()> {
+    let reserved = payload.keys().find(|key| key.starts_with(RESERVED_KEYS));
+    reserved.map_or(Ok(()), |key| Err(own_key(key)))
+}
+
+fn own_key(key: &str) -> Error {
+    Error::invalid(format!("the payload's key \"{key}\" is the service's own; use another one"))
+}
+
+/// Checks the size of a payload with the service's block.
+///
+/// # Errors
+/// `TooLarge` for more than `bytes_max` bytes.
+pub(crate) fn check_payload_size(payload: &Map<String, Value>, bytes_max: usize) -> Result<()> {
+    let bytes = serde_json::to_vec(payload).map_or(usize::MAX, |text| text.len());
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    Err(Error::too_large(format!(
+        "the payload has {bytes} bytes with the service's own, {bytes_max} at most"
+    )))
+}
+
+/// Checks that an embedding has `dims` finite values that every index can compare.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(crate) fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
     if embedding.len() != dims {
         return Err(Error::invalid(format!(
             "the embedding has {} values, and the collection's have {dims}",
@@ -190,7 +226,10 @@ fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
 }
 
 /// Decodes a record, and checks that it is of the kind.
-fn graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(crate) fn graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
     let graph = Graph::decode(record)
         .map_err(|error| Error::invalid(format!("record: {}", error.message())))?;
     let fits = match kind {
@@ -226,6 +265,27 @@ impl ExpectedFeatures {
             model: target.model.clone(),
             dims: target.named.settings().dims,
         }
+    }
+
+    /// Returns the properties of a collection that does not exist yet: those of the request, or of
+    /// its first point.
+    ///
+    /// # Errors
+    /// `NotFound` if no model is named.
+    pub(crate) fn of_new(
+        name: &str,
+        wanted: &WantedImages,
+        first: Option<&PointFeatures>,
+    ) -> Result<ExpectedFeatures> {
+        let model = wanted.model.clone().or_else(|| first?.model.clone());
+        let model = model.ok_or_else(|| {
+            Error::not_found(format!(
+                "there is no collection \"{name}\"; name the model of the embeddings with model= to create it"
+            ))
+        })?;
+        let kind = wanted.kind.or_else(|| first?.kind).unwrap_or(ImageKind::Photo);
+        let dims = first.map_or(0, |point| point.embedding.len());
+        Ok(ExpectedFeatures { kind, model, dims })
     }
 
     /// Checks the points of one request.
@@ -292,81 +352,66 @@ impl CheckedFeatures {
         }
         let mut payload = features.payload.clone();
         payload.insert(BLOCK.to_owned(), block.into());
-        let bytes = serde_json::to_vec(&payload).map_or(usize::MAX, |text| text.len());
-        if bytes > PAYLOAD_BYTES_MAX {
-            return Err(Error::too_large(format!(
-                "the payload has {bytes} bytes with the service's own, {PAYLOAD_BYTES_MAX} at most"
-            )));
-        }
+        check_payload_size(&payload, PAYLOAD_BYTES_MAX)?;
         Ok(payload)
     }
+}
+
+/// Points of a request or of an operation.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PointList<T> {
+    points: Vec<T>,
+}
+
+impl<T> PointList<T> {
+    /// Returns the points.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no point, and for more than [`POINTS_MAX`].
+    pub(crate) fn checked(self) -> Result<Vec<T>> {
+        let count = self.points.len();
+        if !(1..=POINTS_MAX).contains(&count) {
+            return Err(Error::invalid(format!("{count} points: a request has 1 to {POINTS_MAX}")));
+        }
+        Ok(self.points)
+    }
+}
+
+/// Reads JSON.
+///
+/// # Errors
+/// `InvalidArgument` for another form, with the path of the wrong field.
+pub(crate) fn parse_json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        let prefix = if path == "." { String::new() } else { format!("{path}: ") };
+        Error::invalid(format!("{prefix}{}", error.inner()))
+    })?;
+    reader.end().map_err(|error| Error::invalid(format!("the body: {error}")))?;
+    Ok(value)
 }
 
 /// Reads the points of a request.
 ///
 /// # Errors
-/// `TooLarge` for more than [`FEATURES_BYTES_MAX`] bytes; `InvalidArgument`, with the path of the
-/// wrong field, for another form, for no point, and for more than [`POINTS_MAX`].
+/// `TooLarge` for more than [`FEATURES_BYTES_MAX`] bytes; the errors of [`parse_json`] and
+/// [`PointList::checked`].
 pub(crate) fn parse(body: &[u8]) -> Result<Vec<PointFeatures>> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct FeaturesRequest {
-        points: Vec<PointFeatures>,
-    }
     if body.len() > FEATURES_BYTES_MAX {
         return Err(Error::too_large(format!(
             "the body has {} bytes, {FEATURES_BYTES_MAX} at most; send the points in several requests",
             body.len()
         )));
     }
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    let request: FeaturesRequest =
-        serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            let path = error.path().to_string();
-            let prefix = if path == "." { String::new() } else { format!("{path}: ") };
-            Error::invalid(format!("{prefix}{}", error.inner()))
-        })?;
-    reader.end().map_err(|error| Error::invalid(format!("the body: {error}")))?;
-    let count = request.points.len();
-    if !(1..=POINTS_MAX).contains(&count) {
-        return Err(Error::invalid(format!("{count} points: a request has 1 to {POINTS_MAX}")));
-    }
-    Ok(request.points)
-}
-
-/// Bytes as base64 in JSON.
-mod base64_text {
-    use super::{Deserializer, STANDARD, Serializer, Visitor};
-    use base64::Engine as _;
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(bytes))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<u8>, D::Error> {
-        deserializer.deserialize_str(Base64Visitor)
-    }
-
-    struct Base64Visitor;
-
-    impl Visitor<'_> for Base64Visitor {
-        type Value = Vec<u8>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("bytes in base64")
-        }
-
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<u8>, E> {
-            STANDARD.decode(text).map_err(|error| E::custom(format_args!("no base64: {error}")))
-        }
-    }
+    parse_json::<PointList<PointFeatures>>(body)?.checked()
 }
 
 #[cfg(test)]
 mod tests {
     use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
     use matching::{DESCRIPTOR_BYTES, Vertex};
     use serde_json::json;
 

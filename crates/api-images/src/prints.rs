@@ -14,10 +14,11 @@ use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use transport::ByteBudget;
 
-use super::collection::{ImageCollection, ImageKind};
+use super::collection::ImageCollection;
 use super::features;
-use super::query::accept;
+use super::limits::accept_score;
 use super::services::ImageServices;
+use super::settings::ImageKind;
 
 /// Minutiae of a file.
 pub(crate) struct FilePrint {
@@ -77,7 +78,7 @@ pub(crate) async fn verify(
     prints: [PrintSource; 2],
 ) -> Result<Value> {
     let target = prints_of(services, name)?;
-    let threshold = threshold.unwrap_or_else(|| accept(ImageKind::Fingerprint));
+    let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint));
     let budget = services.requests.memory.clone();
     let work = move || {
         let [first, second] = prints.map(|print| load(&target.named, &budget, print));

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api_qdrant::RegistrySource;
 use base::{Error, Result};
@@ -85,5 +86,11 @@ impl ImageServices {
     /// Counts a request that was refused because of the limit `kind`.
     pub(crate) fn count_refusal(&self, kind: &'static str) {
         self.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Records the time of a step of a search.
+    pub(crate) fn observe(&self, kind: &'static str, time: Duration) {
+        let seconds = &self.requests.metrics.images.search_seconds;
+        seconds.get_or_create(&KindLabels { kind }).observe(time.as_secs_f64());
     }
 }

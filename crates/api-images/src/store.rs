@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use search::collection::PointParts;
-use search::points::{NewPoint, PointId};
+use search::points::{FetchedPoint, NewPoint, PointId};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 pub(crate) struct PutOutcome {
     /// True if the collection did not have it before.
     pub(crate) added: bool,
-    id: [u8; 16],
+    id: PointId,
     /// The service's block of its payload.
     block: Value,
 }
@@ -34,11 +34,15 @@ impl PutOutcome {
         let block = json!({
             "name": facts.name, "width": facts.width, "height": facts.height, "keypoints": facts.keypoints,
         });
-        PutOutcome { added: true, id: facts.id, block }
+        PutOutcome { added: true, id: PointId::Uuid(facts.id), block }
     }
 
-    fn present(id: [u8; 16], payload: &Map<String, Value>) -> PutOutcome {
-        PutOutcome { added: false, id, block: payload.get(BLOCK).cloned().unwrap_or_default() }
+    /// Returns the outcome for a point that is there. A point of features alone counts as another:
+    /// the image replaces it and adds the original.
+    pub(crate) fn present(id: PointId, payload: &Map<String, Value>) -> Option<PutOutcome> {
+        original_key(payload)?;
+        let block = payload.get(BLOCK).cloned().unwrap_or_default();
+        Some(PutOutcome { added: false, id, block })
     }
 
     /// Returns the outcome of a repetition of the same image.
@@ -54,14 +58,14 @@ impl PutOutcome {
     pub(crate) fn to_json(&self) -> Value {
         let of = |key: &str| self.block.get(key).cloned().unwrap_or_default();
         json!({
-            "id": PointId::Uuid(self.id), "status": self.status(), "name": of("name"), "width": of("width"),
+            "id": self.id, "status": self.status(), "name": of("name"), "width": of("width"),
             "height": of("height"), "keypoints": of("keypoints"),
         })
     }
 
     /// Returns the line in a response to many images. `name` is its name in the request.
     pub(crate) fn line(&self, name: &str) -> Value {
-        json!({ "name": name, "id": PointId::Uuid(self.id), "status": self.status() })
+        json!({ "name": name, "id": self.id, "status": self.status() })
     }
 }
 
@@ -70,8 +74,8 @@ pub(crate) fn status_of(outcome: &Result<PutOutcome>) -> &'static str {
     outcome.as_ref().map_or_else(|error| error.kind().name(), PutOutcome::status)
 }
 
-/// Returns the outcome of each image that the collection has, and `None` for others. A point of
-/// features alone counts as another: the image replaces it and adds the original.
+/// Returns the outcome of each image that the collection has, as [`PutOutcome::present`] does, and
+/// `None` for others.
 ///
 /// # Errors
 /// Per image, those of [`NamedCollection::get`].
@@ -81,11 +85,10 @@ pub(crate) fn present(
 ) -> Vec<Result<Option<PutOutcome>>> {
     let points: Vec<PointId> = ids.iter().map(|id| PointId::Uuid(*id)).collect();
     let found = named.get_parts(&points, PointParts::PAYLOAD);
-    let outcome = |(found, id): (Result<Option<search::points::FetchedPoint>>, &[u8; 16])| {
-        let found = found?.filter(|point| original_key(&point.payload).is_some());
-        Ok(found.map(|point| PutOutcome::present(*id, &point.payload)))
+    let outcome = |found: Result<Option<FetchedPoint>>| {
+        Ok(found?.and_then(|point| PutOutcome::present(point.id, &point.payload)))
     };
-    found.into_iter().zip(ids).map(outcome).collect()
+    found.into_iter().map(outcome).collect()
 }
 
 /// An image on its way into a collection.

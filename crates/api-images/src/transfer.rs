@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use matching::template::TemplateFormat;
 use search::collection::PointParts;
-use search::points::{FetchedPoint, NewPoint, PointId};
+use search::points::{NewPoint, PointId};
 use search::registry::{NamedCollection, Registry};
 use serde_json::{Map, Value, json};
 
 use super::browse;
-use super::collection::{CollectionSpec, ImageCollection, ImageKind};
-use super::features;
+use super::collection::{CollectionSpec, ImageCollection};
+use super::extraction::{self, EmbeddedFeatures, ImageFile};
 use super::point_features::{CheckedFeatures, ExpectedFeatures, PointFeatures, of_point, parse};
 use super::services::ImageServices;
+use super::settings::ImageKind;
 
 /// An image whose features are wanted.
 pub(crate) struct FeatureExtraction {
@@ -44,27 +44,14 @@ pub(crate) async fn extract(
     }
     let kind = existing.as_ref().map(|target| target.kind).or(wanted.kind);
     let kind = kind.unwrap_or(ImageKind::Photo);
-    if kind == ImageKind::Fingerprint && TemplateFormat::of(&bytes).is_some() {
-        return Err(Error::invalid(
-            "a template has minutiae and no picture to embed; send the picture",
-        ));
-    }
     let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
-    let prepare = {
-        let embedder = embedder.clone();
-        let budget = services.requests.memory.clone();
-        let quality_min = wanted.quality_min;
-        move || {
-            let memory = features::reserve(&budget, kind, &bytes, &name)?;
-            features::extract(&memory, kind, &bytes, &name, &embedder, quality_min)
-        }
-    };
-    let mut features = services.pool.run(prepare).await?;
-    let embedding = services.embed(&embedder, std::mem::take(&mut features.tensor)).await?;
+    let file = ImageFile { kind, name, bytes, quality_min: wanted.quality_min };
+    let EmbeddedFeatures { features, embedding } =
+        extraction::extract(services, &embedder, file).await?;
     if let Some(target) = &existing {
         target.check_dims(embedding.len())?;
     }
-    Ok(PointFeatures::extracted(features, embedding, kind, embedder.name()))
+    Ok(PointFeatures::extracted(&features, &embedding, kind, embedder.name()))
 }
 
 /// Returns the collection if it exists on this server.
@@ -142,7 +129,9 @@ impl FeatureWrite<'_> {
         let existing = ImageCollection::existing(self.registry, &self.wanted)?;
         let expected = match &existing {
             Some(target) => ExpectedFeatures::of(target),
-            None => self.expected_of_new(points.first())?,
+            None => {
+                ExpectedFeatures::of_new(&self.wanted.name, &self.wanted.images(), points.first())?
+            }
         };
         let points = expected.check(points)?;
         let target = match existing {
@@ -164,43 +153,49 @@ impl FeatureWrite<'_> {
         self.write(&target, &points)
     }
 
-    /// Returns the properties of a collection that does not exist yet: those of the request, or of
-    /// its first point.
-    fn expected_of_new(&self, first: Option<&PointFeatures>) -> Result<ExpectedFeatures> {
-        let model = self.wanted.model.clone().or_else(|| first?.model.clone());
-        let model = model.ok_or_else(|| {
-            Error::not_found(format!(
-                "there is no collection \"{}\"; name the model of the embeddings with model= to create it",
-                self.wanted.name
-            ))
-        })?;
-        let kind = self.wanted.kind.or_else(|| first?.kind);
-        let dims = first.map_or(0, |point| point.embedding.len());
-        Ok(ExpectedFeatures { kind: kind.unwrap_or(ImageKind::Photo), model, dims })
-    }
-
     fn write(&self, target: &ImageCollection, points: &[CheckedFeatures]) -> Result<WrittenPoints> {
         let ids: Vec<PointId> = points.iter().map(|point| point.features.id).collect();
         // Only points of UUIDs have originals. Until the points are written, no image adds one.
         let with_originals: Vec<[u8; 16]> = ids.iter().filter_map(uuid).collect();
         let _claim = self.services.writes.take(&with_originals);
         let writing = target.writing(self.registry, &self.wanted.name)?;
-        let before = payloads(&writing, &ids)?;
+        let before: Vec<Option<Map<String, Value>>> = payloads(&writing, &ids)
+            .into_iter()
+            // A damaged point is lost until it is written again.
+            .map(|before| before.or_else(|error| is_lost(&error).then_some(None).ok_or(error)))
+            .collect::<Result<_>>()?;
         let added = before.iter().filter(|before| before.is_none()).count();
-        let mut payloads = Vec::with_capacity(points.len());
-        for (at, (point, before)) in points.iter().zip(&before).enumerate() {
-            let payload = point.payload(before.as_ref()).map_err(|error| of_point(error, at))?;
-            payloads.push(payload);
-        }
-        let new = points.iter().zip(&payloads).map(|(point, payload)| NewPoint {
-            id: point.features.id,
-            embedding: &point.features.embedding,
-            record: &point.features.record,
-            payload,
-        });
-        writing.upsert(&new.collect::<Vec<_>>())?;
+        upsert(&writing, points, &before)?;
         Ok(WrittenPoints { added, replaced: points.len() - added })
     }
+}
+
+fn is_lost(error: &Error) -> bool {
+    error.kind() == ErrorKind::DataLoss
+}
+
+/// Writes features over the points that are there, whose payloads are `before`.
+///
+/// # Errors
+/// `TooLarge` for a payload that collections refuse, before any point is written; those of
+/// [`NamedCollection::upsert`].
+pub(crate) fn upsert(
+    named: &NamedCollection,
+    points: &[CheckedFeatures],
+    before: &[Option<Map<String, Value>>],
+) -> Result<()> {
+    let mut payloads = Vec::with_capacity(points.len());
+    for (at, (point, before)) in points.iter().zip(before).enumerate() {
+        let payload = point.payload(before.as_ref()).map_err(|error| of_point(error, at))?;
+        payloads.push(payload);
+    }
+    let new = points.iter().zip(&payloads).map(|(point, payload)| NewPoint {
+        id: point.features.id,
+        embedding: &point.features.embedding,
+        record: &point.features.record,
+        payload,
+    });
+    named.upsert(&new.collect::<Vec<_>>())
 }
 
 fn uuid(id: &PointId) -> Option<[u8; 16]> {
@@ -210,17 +205,14 @@ fn uuid(id: &PointId) -> Option<[u8; 16]> {
     }
 }
 
-/// Returns the payload of each stored point, and `None` for a new or a damaged one.
+/// Returns the payload of each stored point, and `None` for a new one.
 ///
 /// # Errors
-/// `Unavailable` while the collection is being opened.
-fn payloads(named: &NamedCollection, ids: &[PointId]) -> Result<Vec<Option<Map<String, Value>>>> {
+/// Per point, `DataLoss` for a damaged one, and `Unavailable` while the collection is being opened.
+pub(crate) fn payloads(
+    named: &NamedCollection,
+    ids: &[PointId],
+) -> Vec<Result<Option<Map<String, Value>>>> {
     let found = named.get_parts(ids, PointParts::PAYLOAD).into_iter();
-    let payload = |found: Result<Option<FetchedPoint>>| match found {
-        Ok(point) => Ok(point.map(|point| point.payload)),
-        // A damaged point is lost until it is written again.
-        Err(error) if error.kind() == ErrorKind::DataLoss => Ok(None),
-        Err(error) => Err(error),
-    };
-    found.map(payload).collect()
+    found.map(|point| Ok(point?.map(|point| point.payload))).collect()
 }

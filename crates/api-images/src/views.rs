@@ -11,14 +11,16 @@ use base::Result;
 use bytes::Bytes;
 use matching::rank::best_first;
 use search::registry::Registry;
-use serde_json::{Value, json};
 use vision::photo::PhotoView;
 
-use super::collection::{ImageCollection, ImageKind};
+use super::collection::ImageCollection;
 use super::embedder::Embedder;
 use super::features;
-use super::query::{QueryFeatures, SearchPlan, ShownHit, Stages};
+use super::hits::ShownHit;
+use super::plan::SearchPlan;
+use super::query_features::{QueryFeatures, Stages};
 use super::services::ImageServices;
+use super::settings::ImageKind;
 
 /// A search for the views of one query.
 pub(crate) struct ViewSearch<'a> {
@@ -127,14 +129,6 @@ impl ViewSearch<'_> {
         found.hits.extend(shown);
         Ok(())
     }
-}
-
-/// Returns a view in the form of responses.
-pub(crate) fn to_json(view: PhotoView) -> Value {
-    let region = view.region;
-    json!({
-        "kind": view.kind.name(), "x": region.x, "y": region.y, "width": region.width, "height": region.height,
-    })
 }
 
 /// Adds the hits of views to those of the whole photograph. Each image keeps its best score. Then

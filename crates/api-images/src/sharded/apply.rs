@@ -1,0 +1,100 @@
+//! Operations of images, made in the local collection of a shard.
+//!
+//! An operation can be made again after later ones: if all later ones follow again too, the points
+//! are the same. A holder relies on this after a restart.
+
+use std::collections::HashSet;
+
+use base::{Error, Result};
+use search::points::{NewPoint, PointId};
+use search::registry::NamedCollection;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::logged::LoggedImage;
+use crate::collection::image_settings;
+use crate::point_features::{
+    ExpectedFeatures, PAYLOAD_BYTES_MAX, PointFeatures, PointList, check_embedding,
+    check_payload_size, check_reserved_keys, graph, of_point, parse_json,
+};
+use crate::transfer::{payloads, upsert};
+
+/// Names of the operations of images.
+const NAMES: [&[u8]; 2] = [b"\"put_features\"", b"\"put_images\""];
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ImageOperation {
+    /// Writes features. A stored original and its facts stay.
+    PutFeatures(PointList<PointFeatures>),
+    /// Writes images as they are.
+    PutImages(PointList<LoggedImage>),
+}
+
+/// Returns true for an operation of images; all others are Qdrant's.
+pub fn is_image_operation(operation: &[u8]) -> bool {
+    let Some(members) = operation.trim_ascii_start().strip_prefix(b"{") else { return false };
+    let members = members.trim_ascii_start();
+    NAMES.iter().any(|name| members.starts_with(name))
+}
+
+/// Makes an operation of images. Durable when this returns. Only one thread at a time may change
+/// the collection.
+///
+/// # Errors
+/// `InvalidArgument`, `TooLarge` or `AlreadyExists` for an operation that no holder can make;
+/// nothing is changed then. `DataLoss` if a stored point that decides on the new one is damaged,
+/// and the errors of [`NamedCollection::upsert`].
+pub fn apply_image_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
+    let settings = image_settings(named).ok_or_else(|| {
+        Error::invalid(format!("collection \"{}\" holds no images", named.name()))
+    })?;
+    let dims = named.settings().dims;
+    let expected = ExpectedFeatures { kind: settings.kind, model: settings.model, dims };
+    match parse_json(operation)? {
+        ImageOperation::PutFeatures(points) => put_features(named, &expected, points.checked()?),
+        ImageOperation::PutImages(points) => put_images(named, &expected, &points.checked()?),
+    }
+}
+
+fn put_features(
+    named: &NamedCollection,
+    expected: &ExpectedFeatures,
+    points: Vec<PointFeatures>,
+) -> Result<()> {
+    let points = expected.check(points)?;
+    let ids: Vec<PointId> = points.iter().map(|point| point.features.id).collect();
+    // A damaged point is no new one: other holders know its original.
+    let before = payloads(named, &ids);
+    let before = before.into_iter().collect::<Result<Vec<Option<Map<String, Value>>>>>()?;
+    upsert(named, &points, &before)
+}
+
+fn put_images(
+    named: &NamedCollection,
+    expected: &ExpectedFeatures,
+    images: &[LoggedImage],
+) -> Result<()> {
+    let mut seen = HashSet::new();
+    for (at, image) in images.iter().enumerate() {
+        if !seen.insert(image.id) {
+            let twice = Error::invalid(format!("the id {} is there twice", image.id));
+            return Err(of_point(twice, at));
+        }
+        check_image(image, expected).map_err(|error| of_point(error, at))?;
+    }
+    let new = images.iter().map(|image| NewPoint {
+        id: image.id,
+        embedding: &image.embedding,
+        record: &image.record,
+        payload: &image.payload,
+    });
+    named.upsert(&new.collect::<Vec<_>>())
+}
+
+fn check_image(image: &LoggedImage, expected: &ExpectedFeatures) -> Result<()> {
+    check_embedding(&image.embedding, expected.dims)?;
+    graph(&image.record, expected.kind)?;
+    check_reserved_keys(&image.payload)?;
+    check_payload_size(&image.payload, PAYLOAD_BYTES_MAX)
+}

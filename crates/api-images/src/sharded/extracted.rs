@@ -1,0 +1,260 @@
+//! Features of images and of queries, extracted on a node that runs models.
+
+use base::Result;
+use bytes::Bytes;
+use matching::Graph;
+use search::points::PointId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::logged::{LoggedImage, LoggedPoint, text_of};
+use crate::browse;
+use crate::extraction::{self, EmbeddedFeatures, ImageFile};
+use crate::features::{Features, checked_name, checked_payload, checked_quality, id_of};
+use crate::point_features::{
+    PAYLOAD_BYTES_MAX, PointFeatures, check_own_keys, check_payload_size, parse_json,
+};
+use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
+use crate::settings::{ImageKind, ImageSettings, WantedImages};
+use crate::state::ImagesState;
+use crate::store::PutOutcome;
+
+/// Returns the id of an image, which follows from the bytes of its file.
+pub fn image_id(bytes: &[u8]) -> PointId {
+    PointId::Uuid(id_of(bytes))
+}
+
+/// Returns the response of `PUT` for a point that is there, from its payload. `None` if it has no
+/// original: the image is put in then.
+pub fn present_answer(id: &PointId, payload: &Map<String, Value>) -> Option<Value> {
+    PutOutcome::present(*id, payload).map(|outcome| outcome.to_json())
+}
+
+/// An image to put in.
+#[derive(Clone, Debug)]
+pub struct ImageInput {
+    /// Its name, which is shown; empty if it has none.
+    pub name: String,
+    /// Payload of the caller.
+    pub payload: Map<String, Value>,
+    /// Its file.
+    pub bytes: Bytes,
+    /// Least quality of a fingerprint, 0 to 100.
+    pub quality_min: u8,
+}
+
+impl ImageInput {
+    /// Creates the input from the parameters of a request. `payload` is JSON.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a parameter out of range.
+    pub fn new(
+        name: Option<&str>,
+        payload: Option<&str>,
+        quality_min: Option<u8>,
+        bytes: Bytes,
+    ) -> Result<ImageInput> {
+        let name = checked_name(name.unwrap_or_default())?;
+        let payload = checked_payload(payload)?;
+        let input = ImageInput { name, payload, bytes, quality_min: checked_quality(quality_min)? };
+        input.check()?;
+        Ok(input)
+    }
+
+    fn check(&self) -> Result<()> {
+        checked_name(&self.name)?;
+        checked_quality(Some(self.quality_min))?;
+        check_own_keys(&self.payload)
+    }
+}
+
+/// Features of an image, ready to be logged.
+pub struct ExtractedImage {
+    settings: ImageSettings,
+    features: Features,
+    embedding: Vec<f32>,
+    /// Payload of the caller.
+    payload: Map<String, Value>,
+}
+
+impl ExtractedImage {
+    /// Returns the settings of the collection, or of the one to create for the image.
+    pub fn settings(&self) -> &ImageSettings {
+        &self.settings
+    }
+
+    /// Returns the number of values of the embedding.
+    pub fn dims(&self) -> usize {
+        self.embedding.len()
+    }
+
+    /// Returns the id of the point.
+    pub fn id(&self) -> PointId {
+        PointId::Uuid(self.features.facts.id)
+    }
+
+    /// Returns the key of the original in `space`.
+    pub fn original_key(&self, space: &str) -> String {
+        self.features.facts.original(space)
+    }
+
+    /// Returns the point of an operation `put_images`. `space` is the prefix of the keys of
+    /// originals.
+    ///
+    /// # Errors
+    /// `TooLarge` for a payload that collections refuse.
+    pub fn logged(&self, space: &str) -> Result<LoggedPoint> {
+        let payload = self.features.facts.payload(&self.payload, space);
+        check_payload_size(&payload, PAYLOAD_BYTES_MAX)?;
+        let id = self.id();
+        let record = self.features.record();
+        let embedding = self.embedding.clone();
+        let text = text_of(&LoggedImage { id, embedding, record, payload })?;
+        Ok(LoggedPoint { id, text })
+    }
+
+    /// Returns the response of `POST /v1/images/NAME/features`, which stores nothing.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be written.
+    pub fn features(&self) -> Result<String> {
+        let ImageSettings { kind, model } = &self.settings;
+        PointFeatures::extracted(&self.features, &self.embedding, *kind, model).to_json()
+    }
+
+    /// Returns the response of `PUT` once the image is put in.
+    pub fn added(&self) -> Value {
+        PutOutcome::added(&self.features).to_json()
+    }
+}
+
+/// Features of a query image. They travel between nodes as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExtractedQuery {
+    /// Encoded keypoint graph; base64 in JSON.
+    #[serde(with = "crate::base64_text")]
+    pub record: Vec<u8>,
+    /// Embedding; empty for a file of a fingerprint, whose index needs none.
+    pub embedding: Vec<f32>,
+    /// Width of the image in pixels.
+    pub width: u32,
+    /// Height of the image in pixels.
+    pub height: u32,
+    /// Number of keypoints.
+    pub keypoints: usize,
+    /// Time of decoding in milliseconds.
+    pub decode_ms: f64,
+    /// Time of embedding in milliseconds.
+    pub embed_ms: f64,
+    /// Time of finding keypoints in milliseconds.
+    pub keypoints_ms: f64,
+}
+
+impl ExtractedQuery {
+    /// Reads the features of a stored image, from the JSON of `GET /v1/images/NAME/ID/features`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for other JSON; `DataLoss` for a damaged record.
+    pub fn of_features(json: &[u8]) -> Result<ExtractedQuery> {
+        let features: PointFeatures = parse_json(json)?;
+        let keypoints = Graph::decode(&features.record)?.vertices.len();
+        let PointFeatures { record, embedding, width, height, .. } = features;
+        Ok(ExtractedQuery {
+            record,
+            embedding,
+            width: width.unwrap_or(0),
+            height: height.unwrap_or(0),
+            keypoints,
+            decode_ms: 0.0,
+            embed_ms: 0.0,
+            keypoints_ms: 0.0,
+        })
+    }
+
+    fn of(features: QueryFeatures) -> ExtractedQuery {
+        let QueryFeatures { width, height, graph, embedding, stages } = features;
+        let Stages { decode, embed, keypoints } = stages;
+        let mut record = Vec::new();
+        graph.encode(&mut record);
+        ExtractedQuery {
+            record,
+            embedding,
+            width: width as u32,
+            height: height as u32,
+            keypoints: graph.vertices.len(),
+            decode_ms: milliseconds(decode),
+            embed_ms: milliseconds(embed),
+            keypoints_ms: milliseconds(keypoints),
+        }
+    }
+}
+
+impl ImagesState {
+    /// Extracts the features of an image on this server. `existing` are the settings of the
+    /// collection and the number of values of its embeddings. If it does not exist, `wanted`
+    /// decides on kind and model, and then the defaults.
+    ///
+    /// # Errors
+    /// Returns the errors of the image and the model; `FailedPrecondition` if the model gives
+    /// embeddings of another length than the collection's; `InvalidArgument` for a name, a payload
+    /// or a quality out of range.
+    pub async fn extract_image(
+        &self,
+        image: ImageInput,
+        wanted: &WantedImages,
+        existing: Option<(&ImageSettings, usize)>,
+    ) -> Result<ExtractedImage> {
+        image.check()?;
+        let own = existing.map(|(settings, _)| settings);
+        let model = own.map(|settings| &settings.model).or(wanted.model.as_ref());
+        let kind = own.map(|settings| settings.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
+        let embedder = self.services.embedder(None, model.map(String::as_str))?;
+        let ImageInput { name, payload, bytes, quality_min } = image;
+        let file = ImageFile { kind, name, bytes, quality_min };
+        let EmbeddedFeatures { features, embedding } =
+            extraction::extract(&self.services, &embedder, file).await?;
+        let settings = ImageSettings { kind, model: embedder.name().to_owned() };
+        if let Some((_, dims)) = existing {
+            settings.check_dims(dims, embedding.len())?;
+        }
+        Ok(ExtractedImage { settings, features, embedding, payload })
+    }
+
+    /// Extracts the features of a query on this server. A fingerprint needs no model, and may be a
+    /// template. `dims` is the number of values of the collection's embeddings.
+    ///
+    /// # Errors
+    /// As [`ImagesState::extract_image`].
+    pub async fn extract_query(
+        &self,
+        settings: &ImageSettings,
+        dims: usize,
+        bytes: Bytes,
+    ) -> Result<ExtractedQuery> {
+        let features = extract(&self.services, settings, dims, bytes).await?;
+        features.stages.record(&self.services);
+        Ok(ExtractedQuery::of(features))
+    }
+
+    /// Writes an original; durable once this returns.
+    ///
+    /// # Errors
+    /// Returns the errors of the store of originals.
+    pub async fn put_original(&self, key: &str, bytes: Bytes) -> Result<()> {
+        self.services.originals.put(key, bytes).await
+    }
+
+    /// Removes an original if it exists.
+    ///
+    /// # Errors
+    /// Returns the errors of the store of originals.
+    pub async fn delete_original(&self, key: &str) -> Result<()> {
+        self.services.originals.delete(key).await
+    }
+
+    /// Returns the model that a new collection gets, as `GET /v1/images` shows it:
+    /// `{"model": NAME}` or `{"error": REASON}`.
+    pub fn embedding_default(&self) -> Value {
+        browse::embedding_default(&self.services)
+    }
+}

@@ -1,0 +1,21 @@
+//! Collections of images that are spread over shards, as the nodes of a cluster use them.
+//!
+//! Each shard has an ordinary local collection, which a log of operations fills. [`logged`] turns a
+//! request into operations, and [`apply`] makes them. [`extracted`] extracts the features of images
+//! and of queries on a node that runs models. A search has two rounds ([`rounds`]), which
+//! [`routes`] serves for one shard each.
+
+mod apply;
+mod extracted;
+mod logged;
+mod rounds;
+mod routes;
+
+pub use apply::{apply_image_operation, is_image_operation};
+pub use extracted::{ExtractedImage, ExtractedQuery, ImageInput, image_id, present_answer};
+pub use logged::{CheckedPoints, LoggedPoint, features_operation, images_operation, read_features};
+pub use rounds::{
+    CoarseAnswer, CoarseCandidates, CoarseSearchRequest, PrintShare, RankAnswer, RankRequest,
+    RankedImage,
+};
+pub use routes::shard_routes;

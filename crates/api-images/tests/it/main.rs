@@ -1,0 +1,12 @@
+//! Integration tests of the public interface: collections of images in shards.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+extern crate millpond_api_images as api_images;
+
+mod extraction;
+mod foreign;
+mod operations;
+mod replay;
+mod rounds;
+mod world;

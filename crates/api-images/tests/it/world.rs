@@ -1,0 +1,332 @@
+//! A server of images without sockets: a registry, the routes, and a model of the fake engine.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api_images::{
+    ExtractedQuery, ImageKind, ImageSettings, ImagesConfig, ImagesState, LoggedPoint,
+    apply_image_operation, features_operation, images_operation, read_features, routes,
+    shard_routes,
+};
+use api_qdrant::RegistrySource;
+use axum::Router;
+use axum::body::Body;
+use engine::Servable;
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use inference::{InferenceService, InferenceStats};
+use lifecycle::{
+    Converter, Lifecycle, LifecycleConfig, LifecycleEvent, ModelRoot, Observer, WarmupSet,
+    WarmupSource,
+};
+use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
+use metrics::Metrics;
+use os::Rate;
+use schedule::{Scheduler, SchedulerConfig};
+use search::collection::PointParts;
+use search::points::{FetchedPoint, PointId};
+use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use transport::access::{AccessPolicy, CorsPolicy};
+use transport::{HeaderTimeout, Peer, RequestLimits, RequestResources};
+use vision::{Image, thumbnail};
+
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Name of the model, which gives [`DIMS`] values: the colours of six regions.
+pub(crate) const MODEL: &str = "colour";
+pub(crate) const DIMS: usize = 18;
+const COLOUR: &str =
+    "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
+
+struct NoEvents;
+
+impl Observer for NoEvents {
+    fn event(&self, _: &LifecycleEvent) {}
+}
+
+struct NoRequests;
+
+impl WarmupSource for NoRequests {
+    fn requests(&self, _: &Path, _: &Servable) -> base::Result<WarmupSet> {
+        Ok(WarmupSet::default())
+    }
+}
+
+struct OneRegistry(Arc<Registry>);
+
+impl RegistrySource for OneRegistry {
+    fn registry(&self) -> base::Result<Arc<Registry>> {
+        Ok(self.0.clone())
+    }
+
+    fn opened(&self) -> Option<Arc<Registry>> {
+        Some(self.0.clone())
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) images: Arc<ImagesState>,
+    pub(crate) directory: tempfile::TempDir,
+    router: Router,
+    runtime: tokio::runtime::Runtime,
+    _lifecycle: Arc<Lifecycle>,
+}
+
+/// Opens a registry in `directory`.
+pub(crate) fn open(directory: &Path) -> Arc<Registry> {
+    let options = RegistryOptions {
+        threads: 1,
+        memory_bytes: 256 << 20,
+        cache_bytes: 0,
+        medium: MediumChoice::Mmap,
+        ..RegistryOptions::new(directory)
+    };
+    Registry::open(options).unwrap()
+}
+
+fn start_lifecycle(directory: &Path) -> Arc<Lifecycle> {
+    let models = directory.join("models");
+    publish(&models.join(MODEL).join("1"), COLOUR, &[]).unwrap();
+    let none = Converter { program: directory.join("none"), args: Vec::new() };
+    let mut config = LifecycleConfig::new(directory.join("cache"), none);
+    config.roots = vec![ModelRoot::new(models)];
+    let pool = PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let store = ParameterStore::new(
+        SlotPool::new(pool).unwrap(),
+        StoreConfig { read_rate: Rate::unlimited(), direct: false },
+    );
+    let engines: Vec<Arc<dyn engine::Engine>> = vec![Arc::new(FakeEngine::new())];
+    let lifecycle =
+        Lifecycle::start(config, engines, store, Arc::new(NoRequests), Arc::new(NoEvents)).unwrap();
+    assert!(lifecycle.wait_settled(WAIT_MAX));
+    lifecycle
+}
+
+impl World {
+    pub(crate) fn start() -> World {
+        let directory = tempfile::tempdir().unwrap();
+        let lifecycle = start_lifecycle(directory.path());
+        let metrics = Arc::new(Metrics::default());
+        let config =
+            SchedulerConfig { workers: 1, queue_max: 64, pin: false, count_threads: false };
+        let scheduler = Scheduler::start(&config).unwrap();
+        let inference = Arc::new(InferenceService::new(
+            lifecycle.clone(),
+            scheduler,
+            metrics.clone(),
+            Arc::new(InferenceStats::default()),
+            WAIT_MAX,
+        ));
+        let limits = RequestLimits {
+            body_bytes_max: 16 << 20,
+            requests_max: 64,
+            client_timeout: WAIT_MAX,
+            request_timeout: WAIT_MAX,
+            answer_window: WAIT_MAX,
+        };
+        let requests = Arc::new(RequestResources::new(limits, 256 << 20, metrics.clone()));
+        let access = Arc::new(AccessPolicy {
+            host: IpAddr::from([127, 0, 0, 1]),
+            allowed_hosts: Vec::new(),
+            allow_remote_admin: false,
+            keys: None,
+            cors: CorsPolicy::default(),
+            metrics,
+        });
+        let registry = open(&directory.path().join("collections"));
+        let config = ImagesConfig {
+            directory: Some(directory.path().join("collections")),
+            ..ImagesConfig::default()
+        };
+        let source = Arc::new(OneRegistry(registry.clone()));
+        let images = Arc::new(ImagesState::new(config, requests, access, inference, source));
+        let router = Router::new().merge(routes()).merge(shard_routes()).with_state(images.clone());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        World { registry, images, directory, router, runtime, _lifecycle: lifecycle }
+    }
+
+    /// Waits for the result of `work`.
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        let within = async { tokio::time::timeout(WAIT_MAX, work).await };
+        self.runtime.block_on(within).unwrap()
+    }
+
+    /// Extracts a query of photographs.
+    pub(crate) fn query(&self, file: Vec<u8>) -> ExtractedQuery {
+        self.run(async { self.images.extract_query(&photos(), DIMS, file.into()).await }).unwrap()
+    }
+
+    /// Sends a request. Returns the status and the body.
+    pub(crate) fn send(
+        &self,
+        method: Method,
+        path: &str,
+        media: &str,
+        body: impl Into<Body>,
+    ) -> (StatusCode, Vec<u8>) {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONTENT_TYPE, media)
+            .body(body.into())
+            .unwrap();
+        request.extensions_mut().insert(Peer::Unix(None));
+        request.extensions_mut().insert(HeaderTimeout::default());
+        self.run(async {
+            let Ok(response) = self.router.clone().oneshot(request).await;
+            let status = response.status();
+            (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
+        })
+    }
+
+    /// Sends JSON. Returns the JSON of the answer.
+    pub(crate) fn json(&self, method: Method, path: &str, body: &Value) -> (StatusCode, Value) {
+        let (status, body) = self.send(method, path, "application/json", body.to_string());
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    /// Puts a file in, as on one server.
+    #[track_caller]
+    pub(crate) fn put(&self, path: &str, file: &[u8]) -> Value {
+        let (status, body) = self.send(Method::PUT, path, "image/jpeg", file.to_vec());
+        assert_eq!(status, StatusCode::OK, "{}", String::from_utf8_lossy(&body));
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    /// Sends JSON that is accepted.
+    #[track_caller]
+    pub(crate) fn good(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.json(Method::POST, path, body);
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        answer
+    }
+
+    /// Sends JSON that is refused.
+    #[track_caller]
+    pub(crate) fn refused(&self, path: &str, body: &Value, status: u16, words: &str) {
+        let (found, answer) = self.json(Method::POST, path, body);
+        let text = answer.to_string();
+        assert!(found.as_u16() == status && text.contains(words), "{found} {text}, not {words}");
+    }
+
+    /// Creates the local collections of `count` shards of the collection "ID".
+    pub(crate) fn shards(
+        &self,
+        id: &str,
+        settings: &ImageSettings,
+        dims: usize,
+        count: u64,
+    ) -> Shards {
+        let make = |shard: u64| {
+            let name = format!("{id}.{shard:04}");
+            let space = format!("{id}/originals");
+            settings.create_shard(&self.registry, &name, dims, &space).unwrap()
+        };
+        Shards { named: (0..count).map(make).collect() }
+    }
+}
+
+pub(crate) struct Shards {
+    pub(crate) named: Vec<Arc<NamedCollection>>,
+}
+
+/// Element of which operation a point is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum OperationKind {
+    Features,
+    Images,
+}
+
+impl Shards {
+    pub(crate) fn of(&self, id: &PointId) -> &Arc<NamedCollection> {
+        &self.named[(id.internal() % self.named.len() as u64) as usize]
+    }
+
+    /// Writes points to their shards.
+    pub(crate) fn write(&self, kind: OperationKind, points: &[LoggedPoint]) {
+        for point in points {
+            let text = match kind {
+                OperationKind::Features => features_operation(&[&point.text]),
+                OperationKind::Images => images_operation(&[&point.text]),
+            };
+            apply_image_operation(self.of(&point.id), text.as_bytes()).unwrap();
+        }
+    }
+}
+
+pub(crate) fn photos() -> ImageSettings {
+    ImageSettings { kind: ImageKind::Photo, model: MODEL.to_owned() }
+}
+
+pub(crate) fn fingers() -> ImageSettings {
+    ImageSettings { kind: ImageKind::Fingerprint, model: MODEL.to_owned() }
+}
+
+/// Reads a body of features for a collection with these settings.
+pub(crate) fn read(
+    settings: &ImageSettings,
+    dims: usize,
+    body: &Value,
+) -> base::Result<Vec<LoggedPoint>> {
+    let body = body.to_string();
+    let wanted = api_images::WantedImages::default();
+    Ok(read_features(body.as_bytes(), "c", &wanted, Some((settings, dims)))?.points)
+}
+
+/// Returns all points in the order of their internal ids.
+pub(crate) fn points(named: &NamedCollection) -> Vec<FetchedPoint> {
+    let page = named.scroll(None, 1000, None, PointParts::ALL).unwrap();
+    assert!(!page.partial && page.next.is_none());
+    page.points
+}
+
+fn mixed(seed: u64) -> u64 {
+    let mixed = (seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed ^ (mixed >> 29)
+}
+
+/// Returns a file of a mosaic of random tiles on a tint, different for each seed.
+pub(crate) fn picture(seed: u64) -> Vec<u8> {
+    let (width, height) = (160_u32, 120_u32);
+    let mut rgb = Vec::new();
+    for y in 0..height {
+        for x in 0..width {
+            let tile = u64::from(x / 9) << 32 | u64::from(y / 11) << 16 | seed << 48;
+            for colour in 0..3 {
+                let tint = mixed(seed * 3 + colour + 1) % 200;
+                rgb.push((tint + mixed(tile | colour) % 128) as u8 | 1);
+            }
+        }
+    }
+    thumbnail(&Image { width, height, rgb }, width).unwrap()
+}
+
+/// Returns the base64 of the record of a graph.
+pub(crate) fn record(graph: &matching::Graph) -> String {
+    use base64::Engine as _;
+    let mut record = Vec::new();
+    graph.encode(&mut record);
+    base64::engine::general_purpose::STANDARD.encode(record)
+}
+
+/// Returns an element of the body of features, with its id, features and `members`.
+pub(crate) fn element(id: &Value, seed: u64, members: &Value) -> Value {
+    let embedding: Vec<f64> =
+        (0..3).map(|at| f64::from((seed * 7 + at * 3 + 1) as u32 % 11) / 8.0).collect();
+    let graph = matching::synthetic::photo(seed);
+    let mut element = json!({ "id": id, "embedding": embedding, "record": record(&graph) });
+    for (key, value) in members.as_object().unwrap() {
+        element[key] = value.clone();
+    }
+    element
+}
