@@ -16,6 +16,7 @@ mod status;
 mod tensor;
 mod timeline;
 pub mod units;
+mod utc;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
@@ -26,3 +27,4 @@ pub use tensor::{CarriedInput, Data, NamedTensor, Shape, Tensor};
 pub use timeline::{
     Moment, QueueWait, RequestClock, RequestTimeline, RunAhead, RunRecord, TimelineSink,
 };
+pub use utc::UtcTime;

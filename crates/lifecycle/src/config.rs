@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use engine::{ExampleSettings, ScheduleOptions, SessionOptions};
 
-use crate::RolloutFile;
+use crate::{RolloutFile, UpdateConfig};
 
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -260,6 +260,8 @@ pub struct LifecycleConfig {
     pub withdrawn_file: Option<PathBuf>,
     /// File that keeps running rollouts over a restart; `None` forgets them.
     pub rollouts_file: Option<PathBuf>,
+    /// Waits of new versions for their turn in the fleet.
+    pub updates: UpdateConfig,
     /// Memory that holds the parameters.
     pub placement: ParameterPlacement,
     /// True if loaders and unloaders run at idle priority.
@@ -294,6 +296,7 @@ impl LifecycleConfig {
             converter,
             withdrawn_file: None,
             rollouts_file: None,
+            updates: UpdateConfig::default(),
             placement: ParameterPlacement::Pool,
             background: true,
             starvation_limit: Duration::from_secs(5),

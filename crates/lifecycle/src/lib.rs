@@ -33,6 +33,7 @@ mod source_thread;
 mod status;
 mod threads;
 mod unloader;
+mod updates;
 mod warmup;
 mod withdrawals;
 
@@ -55,8 +56,9 @@ pub use rollout::{
 };
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,
-    VersionStatus,
+    UpdateStatus, VersionStatus,
 };
+pub use updates::{TurnState, UpdateConfig, UpdateEnd, UpdateTurns};
 pub use warmup::{RecordedRequest, WarmupCall, WarmupSet, WarmupSource};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.

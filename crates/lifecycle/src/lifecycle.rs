@@ -108,6 +108,7 @@ impl Lifecycle {
             awaits_sources: config.awaits_sources,
             withdrawn_file: config.withdrawn_file.clone(),
             rollouts_file: config.rollouts_file.clone(),
+            updates: config.updates.clone(),
         };
         let load_threads = config.load_threads.max(1);
         let manager = Manager::new(
@@ -176,9 +177,22 @@ impl Lifecycle {
     /// Calls `done` once every named model has a ready version and no load is left, or with
     /// `FailedPrecondition` if a model could not be loaded. The configuration is then in effect
     /// nevertheless. `InvalidArgument` means that nothing changed.
+    ///
+    /// New versions of changed models do not wait for their turn in the fleet.
     pub fn configure(&self, set: ConfigSet, done: AdminCallback) {
+        self.replace_configuration(set, true, done);
+    }
+
+    /// Replaces the models and roots as [`Lifecycle::configure`] does, for a source that all
+    /// processes of a fleet may follow, such as a file: new versions wait for their turn, and are
+    /// not awaited.
+    pub fn follow_configuration(&self, set: ConfigSet, done: AdminCallback) {
+        self.replace_configuration(set, false, done);
+    }
+
+    fn replace_configuration(&self, set: ConfigSet, by_hand: bool, done: AdminCallback) {
         match set.check() {
-            Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), done }),
+            Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), by_hand, done }),
             Err(error) => done(Err(error)),
         }
     }

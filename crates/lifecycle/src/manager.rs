@@ -12,6 +12,8 @@ mod scan;
 mod settle;
 mod stop;
 mod unload;
+mod update_state;
+mod updates;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -31,7 +33,7 @@ use crate::settled::Settled;
 use crate::source_thread::ScanRequests;
 use crate::status::LifecycleEvent;
 use crate::withdrawals::Withdrawals;
-use crate::{Catalog, ConfigSet, LifecycleState, Observer, ParameterPlacement};
+use crate::{Catalog, ConfigSet, LifecycleState, Observer, ParameterPlacement, UpdateConfig};
 
 use admin::Waiter;
 use configure::Reconfiguration;
@@ -84,6 +86,7 @@ pub(crate) struct ManagerContext {
     backlog: VecDeque<Retired>,
     withdrawals: Withdrawals,
     rollouts: KeptState<KeptRollout>,
+    updates: UpdateConfig,
 }
 
 pub(crate) struct Manager {
@@ -129,6 +132,7 @@ pub(crate) struct Setup {
     pub(crate) awaits_sources: bool,
     pub(crate) withdrawn_file: Option<PathBuf>,
     pub(crate) rollouts_file: Option<PathBuf>,
+    pub(crate) updates: UpdateConfig,
 }
 
 impl Manager {
@@ -148,6 +152,7 @@ impl Manager {
             awaits_sources,
             withdrawn_file,
             rollouts_file,
+            updates,
         } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
         let context = ManagerContext {
@@ -161,6 +166,7 @@ impl Manager {
             backlog,
             withdrawals: Withdrawals::open(withdrawn_file),
             rollouts: KeptState::open(rollouts_file),
+            updates,
         };
         let bytes_max = if placement == ParameterPlacement::Pool { pool_bytes_max } else { 0 };
         Manager {
@@ -192,9 +198,10 @@ impl Manager {
             let mut touched = match self.inbox.recv_timeout(pause) {
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(message) => self.handle(message),
-                // Only the rollouts are due.
+                // Only the rollouts or the turns are due.
                 Err(RecvTimeoutError::Timeout)
-                    if pause == rollout::JUDGE_PAUSE && round.elapsed() < PAUSE_MAX =>
+                    if [rollout::JUDGE_PAUSE, updates::TURN_PAUSE].contains(&pause)
+                        && round.elapsed() < PAUSE_MAX =>
                 {
                     Touched::Nothing
                 }
@@ -203,7 +210,7 @@ impl Manager {
             if matches!(touched, Touched::All) {
                 round = Instant::now();
             }
-            for model in self.judge_rollouts(Instant::now()) {
+            for model in self.judge_rollouts(Instant::now()).into_iter().chain(self.turn_takers()) {
                 touched = touched.and(model);
             }
             self.advance(touched);
@@ -242,7 +249,7 @@ impl Manager {
             Message::Rollout { name, action, done } => {
                 return self.admin_rollout(name.into(), action, done);
             }
-            Message::Configure { set, done } => self.configure(set, done),
+            Message::Configure { set, by_hand, done } => self.configure(set, by_hand, done),
             Message::Sources(report) => {
                 self.on_sources(report);
                 return Touched::All;
@@ -297,9 +304,11 @@ impl Manager {
 
     /// Takes the steps of one model's policy and reports its status.
     fn step(&mut self, name: &Arc<str>) {
+        let by_hand = self.reconfigurations.iter().any(|change| change.by_hand.contains(name));
         let Some(model) = self.models.get_mut(name) else { return };
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
+            model.take_turns(&self.context, now, by_hand);
             model.drop_pointless_loads(&self.context, now);
             model.drop_vain_reloads();
             let views = model.views(now);
@@ -327,10 +336,13 @@ impl Manager {
         let retries = versions().filter_map(|version| version.failure.as_ref()?.retry_at);
         let deferred = versions().filter_map(|version| version.load.as_ref()?.not_before);
         let deferred = deferred.filter(|_| self.free_loaders > 0);
-        let next = retries.filter(|at| *at > now).chain(deferred).min();
+        let windows = versions().filter_map(|version| version.update.as_ref()?.window_end());
+        let next = retries.filter(|at| *at > now).chain(deferred).chain(windows).min();
         let pause = next.map_or(PAUSE_MAX, |at| at.saturating_duration_since(now)).min(PAUSE_MAX);
         let waiting = !self.waiters.is_empty() || !self.reconfigurations.is_empty();
         let pause = if !waiting { pause } else { pause.min(admin::PAUSE) };
+        let turns = self.models.values().any(Model::waits_for_turn);
+        let pause = if turns { pause.min(updates::TURN_PAUSE) } else { pause };
         let rolling = self.models.values().any(|model| model.rollout.running());
         if rolling { pause.min(rollout::JUDGE_PAUSE) } else { pause }
     }

@@ -105,6 +105,8 @@ pub(crate) enum Message {
     /// Replaces the models and roots.
     Configure {
         set: Arc<ConfigSet>,
+        /// True if a client asked for it.
+        by_hand: bool,
         done: AdminCallback,
     },
     Sources(SourceReport),

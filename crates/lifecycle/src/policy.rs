@@ -2,6 +2,7 @@
 //! arguments only.
 
 pub(crate) mod rollout;
+pub(crate) mod updates;
 
 use std::collections::BTreeSet;
 
@@ -12,8 +13,10 @@ use crate::{Transition, VersionPolicy};
 pub(crate) struct View {
     pub(crate) version: u64,
     pub(crate) on_disk: bool,
-    /// It cannot be loaded now: incomplete, failed, or waiting for its next try.
+    /// It cannot be loaded now: incomplete, failed, or waiting for its next try or its turn.
     pub(crate) held: bool,
+    /// It is held only because its turn in the fleet has not come.
+    pub(crate) waits: bool,
     pub(crate) ready: bool,
     /// A load of it is queued or under way.
     pub(crate) loading: bool,
@@ -178,6 +181,7 @@ mod tests {
                     withdrawn: flags.contains('w'),
                     kept: flags.contains('k'),
                     resumes: flags.contains('s'),
+                    waits: false,
                 }
             })
             .collect()

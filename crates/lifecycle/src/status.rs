@@ -46,6 +46,18 @@ impl std::fmt::Display for LifecycleState {
     }
 }
 
+/// Wait of a version that replaces an older one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateStatus {
+    /// It waits for its turn.
+    Waiting {
+        /// End of its part of the window; `None` if that has ended, and other processes load.
+        until: Option<SystemTime>,
+    },
+    /// It did not load in another process of the fleet, so it is not loaded here.
+    HeldBack,
+}
+
 /// Public status of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionStatus {
@@ -59,6 +71,8 @@ pub struct VersionStatus {
     /// generated warm-up was refused, it is being reloaded, or it cannot take over the model's new
     /// settings.
     pub note: Option<String>,
+    /// Wait for its turn in the fleet; `None` if it does not wait. The reason describes it.
+    pub update: Option<UpdateStatus>,
     /// Bytes of its parameters in the pool; 0 while it is not loaded.
     pub parameter_bytes: u64,
     /// Time at which it entered the state.
@@ -204,6 +218,15 @@ pub enum LifecycleEvent {
         model: Arc<str>,
         /// Version number.
         version: u64,
+    },
+    /// A version is not loaded, because it did not load in another process of the fleet.
+    UpdateHeldBack {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Version number.
+        version: u64,
+        /// The process and its error.
+        reason: String,
     },
     /// A rollout of a new version began.
     RolloutStarted {

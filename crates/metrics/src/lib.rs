@@ -17,6 +17,7 @@ mod scheduling;
 mod sliding;
 mod stores;
 mod tfs;
+mod updates;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -43,6 +44,7 @@ pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 pub use stores::{StoreLabels, StoreMetrics, StoreWorkLabels};
 pub use tfs::{TfsMetrics, TfsRequest};
+pub use updates::UpdateMetrics;
 
 /// A gauge in whole units.
 pub type LevelGauge = Gauge<i64, AtomicI64>;
@@ -254,6 +256,8 @@ pub struct Metrics {
     pub scheduling: SchedulingMetrics,
     /// Metrics of rollouts.
     pub rollouts: RolloutMetrics,
+    /// Metrics of new versions that wait for their turn in a fleet.
+    pub updates: UpdateMetrics,
     /// Metrics of images and collections.
     pub images: ImageMetrics,
     /// Metrics of keys.
@@ -336,6 +340,7 @@ impl Default for Metrics {
             threads: Family::default(),
             scheduling: SchedulingMetrics::default(),
             rollouts: RolloutMetrics::default(),
+            updates: UpdateMetrics::default(),
             images: ImageMetrics::default(),
             keys: KeyMetrics::default(),
             recordings: AudioMetrics::default(),
@@ -549,6 +554,7 @@ impl Metrics {
         );
         self.scheduling.register(r);
         self.rollouts.register(r);
+        self.updates.register(r);
         self.images.register(r);
         self.keys.register(r);
         self.recordings.register(r);

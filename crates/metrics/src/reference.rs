@@ -42,7 +42,7 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 }
 
 /// Files that register metrics.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     include_str!("lib.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
@@ -54,6 +54,7 @@ const SOURCES: [&str; 11] = [
     include_str!("backups.rs"),
     include_str!("cluster.rs"),
     include_str!("tfs.rs"),
+    include_str!("updates.rs"),
 ];
 
 /// Limits that refuse requests.
@@ -165,6 +166,8 @@ fn fill(metrics: &Metrics) {
     fill_models(metrics);
     fill_scheduling(&metrics.scheduling);
     fill_rollouts(&metrics.rollouts);
+    models(&[&metrics.updates.waiting]);
+    models(&[&metrics.updates.held_back, &metrics.updates.without_turn]);
     metrics.stores.add_to(&metrics.stores, &"URL".into());
     kinds(&metrics.stores.cache_bytes, &["used", "max"]);
     fill_backups(&metrics.backups);

@@ -123,6 +123,7 @@ impl Manager {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
             let may_wait = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
             if let Some(targets) = model.targets(spec, may_wait)? {
+                model.update_by_hand(&self.context, &targets);
                 waiter.goal = WaiterGoal::Load { targets };
             }
         }
@@ -196,7 +197,7 @@ impl Model {
                 false => return Ok(None),
             },
             None => {
-                let chosen = self.choice(&self.views(Instant::now())).aspired;
+                let chosen = self.wanted(&self.views(Instant::now()));
                 if may_wait && self.settling_above(&chosen) {
                     return Ok(None);
                 }

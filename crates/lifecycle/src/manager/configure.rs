@@ -1,5 +1,6 @@
 //! Replacement of the configured models and roots.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,12 +20,14 @@ pub(super) struct Reconfiguration {
     /// Number of the scan that applies it.
     ticket: u64,
     set: Arc<ConfigSet>,
+    /// Changed models whose new versions do not wait for their turn, since a client asked.
+    pub(super) by_hand: BTreeSet<Arc<str>>,
     since: Instant,
     pub(super) done: AdminCallback,
 }
 
 impl Manager {
-    pub(super) fn configure(&mut self, set: Arc<ConfigSet>, done: AdminCallback) {
+    pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
         if self.reconfigurations.len() >= RECONFIGURATIONS_MAX {
             done(Err(Error::exhausted(
                 "too many changes of the configuration are waiting; try again later",
@@ -36,9 +39,12 @@ impl Manager {
             roots = set.roots.len(),
             "the configuration of models changes"
         );
-        self.configured.store(set.clone());
+        let before = self.configured.swap(set.clone());
+        let changed = set.models.iter().filter(|config| by_hand && !before.models.contains(config));
+        let by_hand = changed.map(|config| config.name.clone()).collect();
         let ticket = self.scans.ask();
-        self.reconfigurations.push(Reconfiguration { ticket, set, since: Instant::now(), done });
+        let since = Instant::now();
+        self.reconfigurations.push(Reconfiguration { ticket, set, by_hand, since, done });
     }
 
     /// Answers replacements whose models have all had their first try.

@@ -7,12 +7,13 @@ use base::Error;
 use base::units::format_bytes;
 
 use super::model::{Disk, Failure, Load, Model, Serving, Successor};
+use super::update_state::Update;
 use super::{DEFER_PAUSE, Manager, ManagerContext};
 use crate::golden::GoldenFile;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::LoadCost;
-use crate::{LifecycleEvent, LifecycleState, Transition};
+use crate::{LifecycleEvent, LifecycleState, Transition, UpdateEnd};
 
 impl Manager {
     /// Sends queued loads to free threads.
@@ -235,6 +236,8 @@ impl Model {
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         version.failure = None;
         version.note = note;
+        let by_hand = version.update.as_ref().is_some_and(Update::by_hand);
+        self.end_update(context, number, UpdateEnd::Loaded { by_hand });
         // The settings may have changed during the load.
         self.settle(context);
         self.publish(context);
@@ -292,8 +295,13 @@ impl Model {
         if version.disk.as_ref().is_none_or(|disk| disk.differs_from(fingerprint)) {
             version.failure = None;
         }
+        let changed = version.failure.is_none();
         if again {
             tracing::warn!("{} {number} did not load: {reason}", self.name);
+        } else {
+            // Files that changed during the load may be good ones.
+            let failed = UpdateEnd::Failed(reason.clone());
+            self.end_update(context, number, if changed { UpdateEnd::Dropped } else { failed });
         }
         context.set_state(
             self,

@@ -13,6 +13,7 @@ use crate::catalog::{Entry, ReadySet};
 use crate::convert::Converted;
 use crate::manager::ManagerContext;
 use crate::manager::rollout::ModelRollout;
+use crate::manager::update_state::Update;
 use crate::policy::{self, Choice, View};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
@@ -71,6 +72,8 @@ pub(crate) struct Version {
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
+    /// Its turn in the fleet, until it serves or has failed.
+    pub(crate) update: Option<Update>,
 }
 
 /// State of a version directory at the last scan.
@@ -151,6 +154,7 @@ impl Version {
             failure: None,
             pinned: false,
             reload: false,
+            update: None,
         }
     }
 
@@ -185,10 +189,13 @@ impl Version {
     }
 
     fn view(&self, version: u64, now: Instant, converts: bool) -> View {
+        let (loadable, idle) = (self.loadable(now), self.load.is_none());
+        let waits = self.update.as_ref().is_some_and(Update::waits);
         View {
             version,
             on_disk: self.disk.is_some(),
-            held: !self.loadable(now) && self.load.is_none(),
+            held: (!loadable || waits) && idle,
+            waits: loadable && waits && idle,
             ready: self.serving.is_some(),
             loading: self.load.is_some(),
             releasing: !self.draining.is_empty(),
@@ -408,6 +415,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
         state: version.state,
         reason: version.reason.clone(),
         note: again().or_else(changed).or_else(unsettled).or_else(|| version.note.clone()),
+        update: version.update.as_ref().and_then(Update::status),
         parameter_bytes: version
             .serving
             .as_ref()

@@ -274,6 +274,9 @@ impl Model {
             self.rollout.roles.candidate = None;
         }
         self.rollout.requested = None;
+        if kind != "hand" {
+            self.hold_back(context, number, &message);
+        }
         let state = RolloutState::RolledBack;
         self.end_rollout(context, RolloutEnd { candidate: number, state, kind, message });
     }

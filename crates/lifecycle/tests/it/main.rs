@@ -20,5 +20,6 @@ mod shutdown;
 mod sources;
 mod starving;
 mod swaps;
+mod updates;
 mod warming;
 mod world;

@@ -13,7 +13,7 @@ use engine::fake::{FakeEngine, NAME};
 use engine::{Capabilities, Engine, LoadRequest, Servable, Session, SessionOptions};
 use lifecycle::{
     Converter, Lifecycle, LifecycleConfig, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig,
-    ModelStatus, Observer, VersionStatus, WarmupConfig, WarmupSet, WarmupSource,
+    ModelStatus, Observer, UpdateConfig, VersionStatus, WarmupConfig, WarmupSet, WarmupSource,
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
@@ -152,12 +152,18 @@ impl Recorder {
 pub(crate) struct Setting {
     pub(crate) models: Vec<ModelConfig>,
     pub(crate) warmup: Arc<dyn WarmupSource>,
+    pub(crate) updates: UpdateConfig,
     pub(crate) change: fn(&mut LifecycleConfig),
 }
 
 impl Default for Setting {
     fn default() -> Self {
-        Setting { models: Vec::new(), warmup: Arc::new(NoRecordedRequests), change: |_| {} }
+        Setting {
+            models: Vec::new(),
+            warmup: Arc::new(NoRecordedRequests),
+            updates: UpdateConfig::default(),
+            change: |_| {},
+        }
     }
 }
 
@@ -205,6 +211,7 @@ impl World {
         config.roots = vec![lifecycle::ModelRoot::new(self.root.path())];
         config.poll = POLL;
         config.retries = 0;
+        config.updates = setting.updates;
         (setting.change)(&mut config);
         let engine = Arc::new(Watched { fake: self.fake.clone(), threads: self.threads.clone() });
         let (store, events) = (self.store.clone(), self.events.clone());

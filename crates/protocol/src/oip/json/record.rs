@@ -2,9 +2,9 @@
 //! request with further members, so a client can send it as it is.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use base::{Error, NamedTensor, Result, VersionId};
+use base::{Error, NamedTensor, Result, UtcTime, VersionId};
 use bytes::Bytes;
 use memchr::memchr;
 
@@ -18,8 +18,6 @@ use crate::oip::SIGNATURE_NAME;
 pub const RECORD_BYTES_MAX: usize = 256 << 20;
 /// Status of a request that was answered.
 const OK: &str = "ok";
-
-const SECONDS_PER_DAY: u64 = 86_400;
 
 /// A request that has ended, to be logged.
 #[derive(Clone, Debug)]
@@ -168,36 +166,14 @@ pub fn parse_record(line: Bytes) -> Result<RecordedInfer> {
 
 /// Returns `time` in UTC as RFC 3339 has it, with microseconds.
 fn utc(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / SECONDS_PER_DAY, since.as_secs() % SECONDS_PER_DAY);
-    let CivilDate { year, month, day } = civil_date(days);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    let micros = since.subsec_micros();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}.{micros:06}Z", second % 60)
-}
-
-struct CivilDate {
-    year: u64,
-    month: u64,
-    day: u64,
-}
-
-/// Returns the date of a day after 1970-01-01 in the Gregorian calendar.
-fn civil_date(days: u64) -> CivilDate {
-    // Years begin in March here, so that a leap day is the last one of its year. Day 0 is
-    // 0000-03-01, and 400 years have 146,097 days.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    CivilDate { year: era * 400 + year + u64::from(month <= 2), month, day }
+    let UtcTime { year, month, day, hour, minute, second, micros } = UtcTime::of(time);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use base::Tensor;
     use proptest::prelude::*;
 

@@ -1,0 +1,58 @@
+//! The state of an update that waits for its turn.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::UpdateStatus;
+
+/// The load of a version while an older one serves.
+#[derive(Debug)]
+pub(crate) struct Update {
+    /// End of its part of the window.
+    pub(super) due: Instant,
+    /// The same, as people read it.
+    pub(super) due_at: SystemTime,
+    pub(super) stage: UpdateStage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UpdateStage {
+    /// It waits for its part of the window.
+    Window,
+    /// It waits for a turn.
+    Turn,
+    /// The fleet does not load it.
+    HeldBack,
+    /// It may be loaded.
+    Granted,
+    /// It may be loaded, because an administrator asked.
+    ByHand,
+}
+
+impl Update {
+    pub(super) fn new(now: Instant, wait: Duration, stage: UpdateStage) -> Update {
+        Update { due: now + wait, due_at: SystemTime::now() + wait, stage }
+    }
+
+    /// Returns true if the version must not be loaded yet.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.stage, UpdateStage::Window | UpdateStage::Turn | UpdateStage::HeldBack)
+    }
+
+    pub(crate) fn by_hand(&self) -> bool {
+        self.stage == UpdateStage::ByHand
+    }
+
+    /// Returns the end of its part of the window, while the version waits for it.
+    pub(crate) fn window_end(&self) -> Option<Instant> {
+        (self.stage == UpdateStage::Window).then_some(self.due)
+    }
+
+    pub(crate) fn status(&self) -> Option<UpdateStatus> {
+        match self.stage {
+            UpdateStage::Window => Some(UpdateStatus::Waiting { until: Some(self.due_at) }),
+            UpdateStage::Turn => Some(UpdateStatus::Waiting { until: None }),
+            UpdateStage::HeldBack => Some(UpdateStatus::HeldBack),
+            UpdateStage::Granted | UpdateStage::ByHand => None,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Updates that wait: for their part of the window, and then for a turn in the fleet.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::UtcTime;
+
+use super::model::Model;
+use super::update_state::{Update, UpdateStage};
+use super::{Manager, ManagerContext};
+use crate::policy::View;
+use crate::policy::updates::{UpdateNeed, UpdateStep, chosen_without_waits, need, step};
+use crate::{LifecycleEvent, LifecycleState, UpdateEnd};
+
+/// Time between two looks at the turn of a version that wants to load now.
+pub(super) const TURN_PAUSE: Duration = Duration::from_millis(200);
+
+impl Manager {
+    /// Returns the models with a version that waits for a turn.
+    pub(super) fn turn_takers(&self) -> Vec<Arc<str>> {
+        let waiting = self.models.values().filter(|model| model.waits_for_turn());
+        waiting.map(|model| model.name.clone()).collect()
+    }
+}
+
+impl Model {
+    /// Returns true if a version wants to load now and waits for its turn.
+    pub(super) fn waits_for_turn(&self) -> bool {
+        let waits = |update: &Update| update.stage == UpdateStage::Turn;
+        self.versions.values().any(|version| version.update.as_ref().is_some_and(waits))
+    }
+
+    /// Returns the versions that should serve, also versions that wait for their turn.
+    pub(super) fn wanted(&self, views: &[View]) -> BTreeSet<u64> {
+        match self.down || self.removed {
+            true => BTreeSet::new(),
+            false => chosen_without_waits(&self.config.policy, views),
+        }
+    }
+
+    /// Begins, continues and ends the waits of versions that are neither ready nor being loaded.
+    /// With `by_hand`, new versions do not wait.
+    pub(super) fn take_turns(&mut self, context: &ManagerContext, now: Instant, by_hand: bool) {
+        if !context.updates.staggers() {
+            return;
+        }
+        let views = self.views(now);
+        let wanted = self.wanted(&views);
+        // It served before the last stop.
+        let resumed = self.rollout.resumes.as_ref().map(|kept| kept.candidate());
+        for view in views.iter().filter(|view| !view.ready && !view.loading) {
+            let number = view.version;
+            let tried = self.versions.get(&number).is_some_and(|version| version.failure.is_some());
+            let need = need(number, &wanted, &views, tried || resumed == Some(number));
+            match need {
+                UpdateNeed::Turn => self.begin_update(context, number, now, by_hand),
+                UpdateNeed::NotChosen | UpdateNeed::FirstLoad => {
+                    self.end_needless(context, number, need);
+                }
+            }
+            self.go_on_waiting(context, number, now);
+        }
+    }
+
+    /// Begins the update of a version, if it has not begun.
+    fn begin_update(&mut self, context: &ManagerContext, number: u64, now: Instant, by_hand: bool) {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let stage = if by_hand { UpdateStage::ByHand } else { UpdateStage::Window };
+        match &mut version.update {
+            update @ None => {
+                *update = Some(Update::new(now, context.updates.wait_of(&id), stage));
+            }
+            Some(update) if by_hand && update.waits() => update.stage = UpdateStage::ByHand,
+            Some(_) => {}
+        }
+    }
+
+    /// Ends the update of a version that is not chosen any more or needs no turn. A version that
+    /// has its turn keeps it for the load, and between the tries of one.
+    fn end_needless(&mut self, context: &ManagerContext, number: u64, need: UpdateNeed) {
+        let Some(version) = self.versions.get(&number) else { return };
+        let retries = version.failure.as_ref().is_some_and(|failure| failure.retry_at.is_some());
+        let keeps = |update: &Update| !update.waits() && (need == UpdateNeed::FirstLoad || retries);
+        if version.update.as_ref().is_some_and(|update| !keeps(update)) {
+            self.end_update(context, number, UpdateEnd::Dropped);
+            self.show_disk(context, number);
+        }
+    }
+
+    /// Takes the next step of a version that waits.
+    fn go_on_waiting(&mut self, context: &ManagerContext, number: u64, now: Instant) {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Some(update) = version.update.as_mut().filter(|update| update.waits()) else { return };
+        let due = now >= update.due;
+        let turn = context.updates.turns.as_ref().map(|turns| turns.ask(&id, due));
+        let by_hand = format!("`millpond models load {}`", id.model);
+        let (stage, reason) = match step(due, turn) {
+            UpdateStep::Load => (UpdateStage::Granted, None),
+            UpdateStep::WaitForWindow => {
+                let until = UtcTime::of(update.due_at);
+                let reason = format!(
+                    "waits until {until} for its part of --update-window; {by_hand} loads it now"
+                );
+                (UpdateStage::Window, Some(reason))
+            }
+            UpdateStep::WaitForTurn(reason) => {
+                (UpdateStage::Turn, Some(format!("waits for its turn in the fleet: {reason}")))
+            }
+            UpdateStep::HoldBack(reason) => {
+                let reason = format!("held back: {reason}; {by_hand} tries it here");
+                (UpdateStage::HeldBack, Some(reason))
+            }
+        };
+        let changed = update.stage != stage;
+        update.stage = stage;
+        if changed && stage == UpdateStage::HeldBack {
+            let (model, reason) = (self.name.clone(), reason.clone().unwrap_or_default());
+            tracing::warn!("{model} {number} is {reason}");
+            let held = LifecycleEvent::UpdateHeldBack { model, version: number, reason };
+            context.observer.event(&held);
+        }
+        context.set_state(self, number, LifecycleState::Discovered, reason);
+    }
+
+    /// Lets versions that an administrator loads take the place of older ones without a wait.
+    pub(super) fn update_by_hand(&mut self, context: &ManagerContext, targets: &BTreeSet<u64>) {
+        if !context.updates.staggers() {
+            return;
+        }
+        let ready = self.versions.iter().filter(|(_, version)| version.serving.is_some());
+        let oldest = ready.map(|(&number, _)| number).next();
+        for (number, version) in &mut self.versions {
+            let newer = oldest.is_some_and(|oldest| oldest < *number);
+            if targets.contains(number) && newer && version.serving.is_none() {
+                version.update =
+                    Some(Update::new(Instant::now(), Duration::ZERO, UpdateStage::ByHand));
+            }
+        }
+    }
+
+    /// Lets no other process of the fleet load a version that a rollout withdrew.
+    pub(super) fn hold_back(&self, context: &ManagerContext, number: u64, reason: &str) {
+        if let Some(turns) = &context.updates.turns {
+            let reason = format!("withdrawn by a rollout: {reason}");
+            turns.end(&self.id(number), UpdateEnd::Failed(reason));
+        }
+    }
+
+    /// Ends the update of a version, if it is one.
+    pub(super) fn end_update(&mut self, context: &ManagerContext, number: u64, end: UpdateEnd) {
+        let id = self.id(number);
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        if version.update.take().is_some()
+            && let Some(turns) = &context.updates.turns
+        {
+            turns.end(&id, end);
+        }
+    }
+}
