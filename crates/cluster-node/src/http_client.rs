@@ -1,16 +1,24 @@
-//! Requests to other nodes and to etcd: HTTP/1.1 over TCP, without TLS.
+//! Requests to other nodes and to etcd: HTTP/1.1, plain or with TLS.
+
+mod connector;
+mod tls;
+mod tls_error;
 
 use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use http::{Method, Request};
+use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use self::connector::Connector;
+pub use self::tls::{ClientIdentityFiles, ClientTls, ClientTlsFiles, TlsPeer};
 
 /// Bytes of a response's body.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -19,16 +27,40 @@ const IDLE_CONNECTIONS_MAX: usize = 32;
 /// Time after which an idle connection is closed. A node's listener closes one after 75 seconds, so
 /// the client is always the first.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time to connect. An address without a machine refuses nothing, it stays silent.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A response with any status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpAnswer {
     /// HTTP status.
     pub status: u16,
+    /// Headers.
+    pub headers: HeaderMap,
     /// Body.
     pub body: Bytes,
+}
+
+/// A request of any form.
+#[derive(Clone)]
+pub struct HttpRequest<'a> {
+    /// Method.
+    pub method: Method,
+    /// Path, with the query, if any.
+    pub path: &'a str,
+    /// Headers besides the key.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Bytes,
+}
+
+impl fmt::Debug for HttpRequest<'_> {
+    /// Leaves out headers and body, which may have secrets.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("HttpRequest")
+            .field("method", &self.method)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A client of HTTP servers. Clones share connections, which stay open between requests.
@@ -36,23 +68,39 @@ pub struct HttpAnswer {
 /// Dropping the future of a request closes its connection.
 #[derive(Clone, Debug)]
 pub struct HttpClient {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
     authorization: Result<Option<HeaderValue>>,
+    tls: Option<Arc<ClientTls>>,
 }
 
 impl HttpClient {
-    /// Creates a client that sends `bearer`, if there is one, as the key of each request. Requests
-    /// fail with `InvalidArgument` if the key has characters that no header may have.
+    /// Creates a client without TLS that sends `bearer`, if there is one, as the key of each
+    /// request. Requests fail with `InvalidArgument` if the key has characters that no header may
+    /// have.
     pub fn new(bearer: Option<String>) -> HttpClient {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        HttpClient::build(bearer, None)
+    }
+
+    /// Creates a client whose connections all use TLS. Otherwise as [`HttpClient::new`].
+    ///
+    /// A server must show a certificate for the host of its address. Open connections stay as they
+    /// are if the files of `tls` are read again.
+    pub fn with_tls(bearer: Option<String>, tls: Arc<ClientTls>) -> HttpClient {
+        HttpClient::build(bearer, Some(tls))
+    }
+
+    fn build(bearer: Option<String>, tls: Option<Arc<ClientTls>>) -> HttpClient {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .build(connector);
-        HttpClient { client, authorization: bearer.map(authorization).transpose() }
+            .build(Connector::new(tls.clone()));
+        HttpClient { client, authorization: bearer.map(authorization).transpose(), tls }
+    }
+
+    /// Returns true if connections use TLS.
+    pub fn uses_tls(&self) -> bool {
+        self.tls.is_some()
     }
 
     /// Posts JSON to `path` (with the query, if any) at `address` (`HOST:PORT`). `timeout` covers
@@ -69,9 +117,9 @@ impl HttpClient {
         body: Bytes,
         timeout: Duration,
     ) -> Result<HttpAnswer> {
-        let mut request = self.request(Method::POST, address, path, body)?;
-        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        self.send(address, request, timeout).await
+        let json = HeaderValue::from_static("application/json");
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
+        self.send(address, HttpRequest { method: Method::POST, path, headers, body }, timeout).await
     }
 
     /// Gets `path` (with the query, if any) from `address` (`HOST:PORT`).
@@ -79,38 +127,36 @@ impl HttpClient {
     /// # Errors
     /// As [`HttpClient::post`].
     pub async fn get(&self, address: &str, path: &str, timeout: Duration) -> Result<HttpAnswer> {
-        let request = self.request(Method::GET, address, path, Bytes::new())?;
-        self.send(address, request, timeout).await
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        self.send(address, HttpRequest { method: Method::GET, path, headers, body }, timeout).await
     }
 
-    fn request(
-        &self,
-        method: Method,
-        address: &str,
-        path: &str,
-        body: Bytes,
-    ) -> Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("http://{address}{path}"))
-            .body(Full::new(body))
-            .map_err(|error| {
-                Error::invalid(format!(
-                    "\"http://{address}{path}\" is no address ({error}); write HOST:PORT"
-                ))
-            })?;
+    fn request(&self, address: &str, request: HttpRequest<'_>) -> Result<Request<Full<Bytes>>> {
+        let HttpRequest { method, path, headers, body } = request;
+        let scheme = if self.uses_tls() { "https" } else { "http" };
+        let uri = format!("{scheme}://{address}{path}");
+        let request = Request::builder().method(method).uri(&uri).body(Full::new(body));
+        let mut request = request.map_err(|error| {
+            Error::invalid(format!("{uri:?} is no address ({error}); write HOST:PORT"))
+        })?;
+        *request.headers_mut() = headers;
         if let Some(value) = self.authorization.clone()? {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
         Ok(request)
     }
 
-    async fn send(
+    /// Sends a request to `address` (`HOST:PORT`). `timeout` covers the whole request and response.
+    ///
+    /// # Errors
+    /// As [`HttpClient::post`].
+    pub async fn send(
         &self,
         address: &str,
-        request: Request<Full<Bytes>>,
+        request: HttpRequest<'_>,
         timeout: Duration,
     ) -> Result<HttpAnswer> {
+        let request = self.request(address, request)?;
         match tokio::time::timeout(timeout, self.exchange(address, request)).await {
             Ok(answer) => answer,
             Err(_) => Err(Error::unavailable(format!(
@@ -126,17 +172,32 @@ impl HttpClient {
             .request(request)
             .await
             // The source says if a connection was ever made.
-            .map_err(|error| connection_error(address, &error).with_source(error))?;
+            .map_err(|error| self.connection_error(address, &error).with_source(error))?;
         let status = response.status().as_u16();
+        let headers = response.headers().clone();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         match body {
-            Ok(body) => Ok(HttpAnswer { status, body: body.to_bytes() }),
+            Ok(body) => Ok(HttpAnswer { status, headers, body: body.to_bytes() }),
             Err(error) if error.is::<LengthLimitError>() => Err(Error::too_large(format!(
                 "{address} answers with more than {} MiB; ask for less in one request",
                 ANSWER_BYTES_MAX >> 20
             ))),
-            Err(error) => Err(connection_error(address, &*error)),
+            Err(error) => Err(self.connection_error(address, &*error)),
         }
+    }
+
+    /// Builds the error of a connection that failed, with the innermost cause: the outer ones name
+    /// only the layers of the client.
+    fn connection_error(&self, address: &str, error: &(dyn StdError + 'static)) -> Error {
+        let of_tls = self.tls.as_ref().and_then(|tls| tls_error::explanation(address, error, tls));
+        if let Some(text) = of_tls {
+            return Error::unavailable(text);
+        }
+        let mut cause: &dyn StdError = error;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        Error::unavailable(format!("{address} cannot be reached ({cause}); check that it runs"))
     }
 }
 
@@ -146,16 +207,6 @@ fn authorization(bearer: String) -> Result<HeaderValue> {
     })?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// Builds the error of a connection that failed, with the innermost cause: the outer ones name only
-/// the layers of the client.
-fn connection_error(address: &str, error: &(dyn StdError + 'static)) -> Error {
-    let mut cause: &dyn StdError = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    Error::unavailable(format!("{address} cannot be reached ({cause}); check that it runs"))
 }
 
 #[cfg(test)]

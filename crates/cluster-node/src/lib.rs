@@ -8,7 +8,8 @@
 //! # Modules
 //! `log` is the log in the store, its writer and its followers. `etcd` is a client of etcd.
 //! `membership` registers this node there, and reads the other nodes and the owners. `node` follows
-//! logs, takes snapshots and answers roots. `root` answers clients.
+//! logs, takes snapshots and answers roots. `root` answers clients. `updates` gives processes that
+//! serve the same models turns to load new versions; it needs no cluster, only etcd.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
@@ -21,8 +22,11 @@ pub mod membership;
 pub mod node;
 pub mod root;
 mod types;
+pub mod updates;
 
-pub use http_client::{HttpAnswer, HttpClient};
+pub use http_client::{
+    ClientIdentityFiles, ClientTls, ClientTlsFiles, HttpAnswer, HttpClient, HttpRequest, TlsPeer,
+};
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use api_images::ImageSettings;
 use base::Error;
 use cluster::{Epoch, SearchServer, ShardId, holders};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,9 @@ pub struct CollectionRecord {
     pub copies: u32,
     /// Body of Qdrant's request that creates the collection.
     pub create: Value,
+    /// Settings of a collection of images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<ImageSettings>,
 }
 
 impl CollectionRecord {
@@ -65,11 +69,22 @@ impl CollectionRecord {
     pub fn shard_keys(&self) -> impl Iterator<Item = ShardKey> + '_ {
         (0..self.shards).map(|shard| ShardKey::new(&self.id, shard))
     }
+
+    /// Returns the number of values of an embedding, if the record of a collection of images has it.
+    pub fn image_dims(&self) -> Option<usize> {
+        let size = self.create.get("vectors")?.get("size")?.as_u64()?;
+        usize::try_from(size).ok()
+    }
+
+    /// Returns the prefix of the keys of its original images, below `data` in the store.
+    pub fn originals_space(&self) -> String {
+        format!("{}/originals", self.id)
+    }
 }
 
 /// Work that a node does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "Vec<String>", try_from = "Vec<String>")]
+#[serde(into = "Vec<String>", from = "Vec<String>")]
 pub struct Roles {
     /// Answers clients: sends reads to holders and writes to owners.
     pub root: bool,
@@ -77,11 +92,26 @@ pub struct Roles {
     pub search: bool,
     /// Owns shards: writes their logs.
     pub ingest: bool,
+    /// Extracts the features of images.
+    pub extract: bool,
 }
 
 impl Roles {
     /// Every role.
-    pub const ALL: Roles = Roles { root: true, search: true, ingest: true };
+    pub const ALL: Roles = Roles { root: true, search: true, ingest: true, extract: true };
+
+    /// Takes a role by its name. Returns false if there is none of this name.
+    fn take(&mut self, name: &str) -> bool {
+        let role = match name {
+            "root" => &mut self.root,
+            "search" => &mut self.search,
+            "ingest" => &mut self.ingest,
+            "extract" => &mut self.extract,
+            _ => return false,
+        };
+        *role = true;
+        true
+    }
 }
 
 impl FromStr for Roles {
@@ -89,34 +119,38 @@ impl FromStr for Roles {
 
     /// Reads names with commas between them, such as `root,search`.
     fn from_str(text: &str) -> Result<Roles, Error> {
-        Roles::try_from(text.split(',').map(|name| name.trim().to_owned()).collect::<Vec<_>>())
-    }
-}
-
-impl TryFrom<Vec<String>> for Roles {
-    type Error = Error;
-
-    fn try_from(names: Vec<String>) -> Result<Roles, Error> {
         let mut roles = Roles::default();
-        for name in names {
-            match name.as_str() {
-                "root" => roles.root = true,
-                "search" => roles.search = true,
-                "ingest" => roles.ingest = true,
-                other => {
-                    return Err(Error::invalid(format!(
-                        "{other:?} is no role of a cluster's node; use root, search and ingest"
-                    )));
-                }
+        for name in text.split(',').map(str::trim) {
+            if !roles.take(name) {
+                return Err(Error::invalid(format!(
+                    "{name:?} is no role of a cluster's node; use root, search, ingest and extract"
+                )));
             }
         }
         Ok(roles)
     }
 }
 
+impl From<Vec<String>> for Roles {
+    /// Leaves out roles that only newer programs know, so that nodes of two builds understand each
+    /// other.
+    fn from(names: Vec<String>) -> Roles {
+        let mut roles = Roles::default();
+        for name in names {
+            roles.take(&name);
+        }
+        roles
+    }
+}
+
 impl From<Roles> for Vec<String> {
     fn from(roles: Roles) -> Vec<String> {
-        let named = [("root", roles.root), ("search", roles.search), ("ingest", roles.ingest)];
+        let named = [
+            ("root", roles.root),
+            ("search", roles.search),
+            ("ingest", roles.ingest),
+            ("extract", roles.extract),
+        ];
         named.iter().filter(|role| role.1).map(|role| role.0.to_owned()).collect()
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Maximum share of second requests among all, in percent.
 pub const HEDGED_PERCENT_MAX: u32 = 5;
 /// Second requests that may follow each other at once after a quiet time.
-const BURST_MAX: u32 = 10;
+pub const BURST_MAX: u32 = 10;
 /// Parts of a second request that one request earns.
 const EARNED: u32 = HEDGED_PERCENT_MAX;
 /// Parts that a second request costs.

@@ -2,20 +2,31 @@
 //! when a second holder is asked.
 //!
 //! Everything here is a function of its arguments or a state machine without clock, network or
-//! storage. A caller carries out the [`Action`]s of a [`LogWriter`] and reports what happened. The
-//! simulation in `tests/it` does the same with faults drawn from a seed (`make simulate`).
+//! storage. A caller carries out the [`Action`]s of a [`LogWriter`] or the calls of a
+//! [`ReadFanOut`], and reports what happened. The simulations in `tests/worlds` do the same with
+//! faults drawn from a seed (`make simulate`).
 //!
 //! The object store holds the truth, and etcd says who should write (ADR 0025). The log stays
 //! correct even if two processes believe that they own a shard.
 
+mod copies;
 mod entry;
+mod fan_out;
 mod hedge;
+mod latency;
+mod ownership;
 mod placement;
 mod shard;
 mod writer;
 
+pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
 pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
-pub use hedge::{HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};
+pub use fan_out::{AnswerTaken, CallId, CallReason, NodeCall, ReadFanOut};
+pub use hedge::{BURST_MAX, HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};
+pub use latency::{CallTimers, NodeLatencies};
+pub use ownership::{
+    KnownOwnership, OwnerReading, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,
+};
 pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
 pub use shard::{SHARDS_MAX, ShardId, shard_of};
 pub use writer::{

@@ -37,20 +37,6 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("transport", &["base", "metrics", "os"]),
     ("api-qdrant", &["base", "metrics", "os", "search", "backup", "transport"]),
     (
-        "cluster-node",
-        &[
-            "base",
-            "metrics",
-            "os",
-            "cluster",
-            "model-store",
-            "search",
-            "backup",
-            "api-qdrant",
-            "transport",
-        ],
-    ),
-    (
         "api-audio",
         &[
             "base",
@@ -77,6 +63,26 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "matching",
             "search",
             "vision",
+            "transport",
+            // For tests only.
+            "memory",
+            "schedule",
+        ],
+    ),
+    (
+        "cluster-node",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "cluster",
+            "lifecycle",
+            "model-store",
+            "search",
+            "backup",
+            "api-images",
+            "api-qdrant",
+            "matching",
             "transport",
         ],
     ),

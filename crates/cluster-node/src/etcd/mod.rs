@@ -4,19 +4,24 @@
 //! request whose outcome is unknown may have been carried out. It may also be carried out twice if
 //! the first endpoint does not answer. Callers therefore compare revisions of creation.
 
+mod login;
 mod wire;
 
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use http::Uri;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Uri};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::http_client::HttpClient;
+use self::login::EtcdLogin;
+pub use self::login::EtcdUser;
+use crate::http_client::{HttpClient, HttpRequest};
 use wire::{KeepAliveAnswer, LeaseAnswer, RangeAnswer, TransactionAnswer};
 
 /// Time for a request to one endpoint.
@@ -62,11 +67,14 @@ pub struct Etcd {
     addresses: Arc<[String]>,
     /// Index of the endpoint that answered last.
     current: Arc<AtomicUsize>,
+    /// Logins, if etcd has users.
+    login: Option<Arc<EtcdLogin>>,
 }
 
 impl Etcd {
     /// Creates a client of the etcd at `endpoints`: `http://HOST:PORT`, also several with commas
-    /// between them. A request goes to the endpoint that answered last, and then to the others.
+    /// between them. A request goes to the endpoint that answered last, and then to the others. If
+    /// `client` uses TLS, all endpoints are `https://HOST:PORT`.
     ///
     /// # Errors
     /// `InvalidArgument` for an endpoint of another form, and if there is none.
@@ -74,7 +82,7 @@ impl Etcd {
         let texts = endpoints.iter().flat_map(|text| text.split(',')).map(str::trim);
         let addresses = texts
             .filter(|text| !text.is_empty())
-            .map(endpoint_address)
+            .map(|text| endpoint_address(text, client.uses_tls()))
             .collect::<Result<Arc<[String]>>>()?;
         if addresses.is_empty() || addresses.len() > ENDPOINTS_MAX {
             return Err(Error::invalid(format!(
@@ -82,7 +90,12 @@ impl Etcd {
                 addresses.len()
             )));
         }
-        Ok(Etcd { client, addresses, current: Arc::new(AtomicUsize::new(0)) })
+        Ok(Etcd { client, addresses, current: Arc::new(AtomicUsize::new(0)), login: None })
+    }
+
+    /// Returns a client that logs in as `user`. It logs in again if its token ends.
+    pub fn with_user(self, user: EtcdUser) -> Etcd {
+        Etcd { login: Some(Arc::new(EtcdLogin::new(user))), ..self }
     }
 
     /// Grants a lease that ends `ttl` after its last keep-alive, in whole seconds.
@@ -180,12 +193,13 @@ impl Etcd {
         answer.kvs.first().map(|entry| entry.decode()).transpose()
     }
 
-    /// Returns the present revision of etcd. It grows with each change of any key.
+    /// Returns the present revision of etcd. It grows with each change of any key. A user needs the
+    /// permission to read the key `key`, which may be absent.
     ///
     /// # Errors
     /// As [`Etcd::grant`].
-    pub async fn revision(&self) -> Result<i64> {
-        let request = json!({ "key": wire::encoded(&[0]), "count_only": true });
+    pub async fn revision(&self, key: &str) -> Result<i64> {
+        let request = json!({ "key": wire::encoded(key.as_bytes()), "count_only": true });
         let answer: RangeAnswer = self.call("/v3/kv/range", &request).await?;
         Ok(answer.header.revision)
     }
@@ -252,8 +266,41 @@ impl Etcd {
         Err(failure.context("etcd does not answer"))
     }
 
+    /// Sends a request to one endpoint, with a token if there is a user. A request that is refused
+    /// for its token is sent a second time with another one.
     async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
-        let answer = self.client.post(address, path, body, REQUEST_TIMEOUT).await?;
+        let Some(login) = &self.login else {
+            return self.exchange(address, path, body, None).await;
+        };
+        let token = login.token(&self.client, address, None).await?;
+        match self.exchange(address, path, body.clone(), Some(token.clone())).await {
+            Err(error) if wire::is_token_refused(&error) => {
+                let renewed = login.token(&self.client, address, Some(&token)).await?;
+                self.exchange(address, path, body, Some(renewed)).await
+            }
+            answered => answered,
+        }
+    }
+
+    async fn exchange<A: DeserializeOwned>(
+        &self,
+        address: &str,
+        path: &str,
+        body: Bytes,
+        token: Option<HeaderValue>,
+    ) -> Result<A> {
+        let json = HeaderValue::from_static("application/json");
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
+        headers.extend(token.map(|token| (AUTHORIZATION, token)));
+        let request = HttpRequest { method: Method::POST, path, headers, body };
+        let answer = self.client.send(address, request, REQUEST_TIMEOUT).await;
+        let answer = answer.map_err(|error| match !self.client.uses_tls() && is_cut(&error) {
+            true => Error::unavailable(format!(
+                "{}; if etcd uses TLS, write https:// in --cluster-etcd",
+                error.message()
+            )),
+            false => error,
+        })?;
         if answer.status != 200 {
             return Err(wire::refusal(address, answer.status, &answer.body));
         }
@@ -269,6 +316,18 @@ impl Etcd {
     }
 }
 
+/// Returns true if the server closed the connection in place of an answer.
+fn is_cut(error: &Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if inner.downcast_ref().is_some_and(hyper::Error::is_incomplete_message) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
+}
+
 fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {
     json!({
         "key": wire::encoded(key.as_bytes()),
@@ -277,14 +336,22 @@ fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {
     })
 }
 
-fn endpoint_address(text: &str) -> Result<String> {
+fn endpoint_address(text: &str, uses_tls: bool) -> Result<String> {
+    let wanted = if uses_tls { "https" } else { "http" };
     let refused = |reason: &str| {
-        Error::invalid(format!("etcd's endpoint {text:?} {reason}; write http://HOST:PORT"))
+        Error::invalid(format!("etcd's endpoint {text:?} {reason}; write {wanted}://HOST:PORT"))
     };
     let uri: Uri = text.parse().map_err(|_| refused("is no address"))?;
     match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => return Err(refused("has TLS, which is not supported yet")),
+        Some("https") if !uses_tls => {
+            let reason =
+                "uses TLS, which needs the issuer of etcd's certificate (--cluster-etcd-ca)";
+            return Err(refused(reason));
+        }
+        Some("http") if uses_tls => {
+            return Err(refused("does not use TLS, although --cluster-etcd-ca is given"));
+        }
+        Some("http" | "https") => {}
         _ => return Err(refused("has no scheme")),
     }
     if uri.path().len() > 1 || uri.query().is_some() {
@@ -300,6 +367,8 @@ fn endpoint_address(text: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use transport::access::Secret;
+
     use super::*;
 
     #[test]
@@ -311,6 +380,17 @@ mod tests {
         for text in refused {
             assert_eq!(new(text).unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
         }
-        assert!(new("https://a:2379").unwrap_err().message().contains("TLS"));
+        assert!(new("https://a:2379").unwrap_err().message().contains("--cluster-etcd-ca"));
+        let wanted = endpoint_address("http://a:1", true).unwrap_err();
+        assert!(wanted.message().ends_with("write https://HOST:PORT"), "{wanted}");
+        assert_eq!(endpoint_address("https://a:1", true).unwrap(), "a:1");
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        let user = EtcdUser { name: "mill".to_owned(), password: Secret("s3cret".to_owned()) };
+        let etcd = Etcd::new(&["http://a:1".to_owned()], HttpClient::new(None)).unwrap();
+        let shown = format!("{:?}", etcd.with_user(user));
+        assert!(shown.contains("mill") && !shown.contains("s3cret"), "{shown}");
     }
 }

@@ -3,22 +3,35 @@
 //! The gateway writes 64-bit integers as text, leaves out fields that are zero, and encodes keys
 //! and values in base64.
 
+use std::error::Error as StdError;
+use std::fmt;
+
 use base::{Error, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use http::HeaderValue;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::{EtcdEntry, LeaseId};
 
 /// gRPC codes in error answers.
+pub(super) const CODE_INVALID_ARGUMENT: i64 = 3;
 const CODE_DEADLINE_EXCEEDED: i64 = 4;
 const CODE_NOT_FOUND: i64 = 5;
 const CODE_PERMISSION_DENIED: i64 = 7;
 const CODE_RESOURCE_EXHAUSTED: i64 = 8;
+pub(super) const CODE_FAILED_PRECONDITION: i64 = 9;
 const CODE_UNAVAILABLE: i64 = 14;
 const CODE_UNAUTHENTICATED: i64 = 16;
+
+/// Characters of an answer without JSON that an error shows.
+const TEXT_CHARS_MAX: usize = 200;
+/// Start of all keys of Millpond.
+const KEYS: &str = "millpond";
+/// Remedy for an etcd with users.
+const SET_USER: &str = "set MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -123,31 +136,85 @@ pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     vec![0]
 }
 
+/// The cause of an error: etcd does not accept the token of the request.
+#[derive(Debug)]
+struct TokenRefused;
+
+impl fmt::Display for TokenRefused {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the token is invalid")
+    }
+}
+
+impl StdError for TokenRefused {}
+
+/// Returns true if a request was refused because its token ended or the users have changed. etcd
+/// has then not carried it out.
+pub(super) fn is_token_refused(error: &Error) -> bool {
+    error.source().is_some_and(|cause| cause.is::<TokenRefused>())
+}
+
+/// Reads the answer to a login: a token in the form of a header.
+pub(super) fn token(address: &str, body: &[u8]) -> Result<HeaderValue> {
+    #[derive(Deserialize)]
+    struct LoginAnswer {
+        token: String,
+    }
+    // The answer is a secret: the error has no part of it.
+    let unreadable = || Error::unavailable(format!("the login at etcd {address} has no token"));
+    let answer: LoginAnswer = serde_json::from_slice(body).map_err(|_| unreadable())?;
+    let mut token = HeaderValue::try_from(answer.token).map_err(|_| unreadable())?;
+    token.set_sensitive(true);
+    Ok(token)
+}
+
 /// Builds the error of an answer that is not 200.
 pub(super) fn refusal(address: &str, status: u16, body: &[u8]) -> Error {
     let Ok(answer) = serde_json::from_slice::<Value>(body) else {
+        let text: String = String::from_utf8_lossy(body).chars().take(TEXT_CHARS_MAX).collect();
         return match status {
+            400 if text.contains("CommonName of client") => Error::precondition(format!(
+                "etcd at {address} has users, and its JSON gateway refuses certificates with a common name then; give \
+                 one without it in --cluster-etcd-cert"
+            )),
             404 => Error::precondition(format!(
                 "{address} does not have etcd's JSON gateway below /v3; use etcd 3.4 or newer, \
                  without --enable-grpc-gateway=false"
             )),
-            _ => Error::unavailable(format!("etcd at {address} answers with status {status}")),
+            _ => Error::unavailable(format!(
+                "etcd at {address} answers with status {status}: {}",
+                text.trim()
+            )),
         };
     };
     refused(address, &answer)
 }
 
+/// Returns the gRPC code of an error object.
+pub(super) fn code(answer: &Value) -> Option<i64> {
+    ["code", "grpc_code"].iter().find_map(|name| answer.get(name)?.as_i64())
+}
+
 /// Builds the error of an error object: `code` or `grpc_code`, and `message`.
 pub(super) fn refused(address: &str, answer: &Value) -> Error {
-    let code = ["code", "grpc_code"].iter().find_map(|name| answer.get(name)?.as_i64());
+    let code = code(answer);
     let text = ["message", "error"].iter().find_map(|name| answer.get(name)?.as_str());
-    let message = format!("etcd at {address}: {}", text.unwrap_or("no reason is given"));
+    let text = text.unwrap_or("no reason is given");
+    let message = format!("etcd at {address}: {text}");
+    // A token of the form JWT is refused with the second text after a change of the users.
+    if code == Some(CODE_UNAUTHENTICATED) || text.contains("revision of auth store is old") {
+        return Error::denied(message).with_source(TokenRefused);
+    }
     match code {
+        // A request without a token.
+        Some(CODE_INVALID_ARGUMENT) if text.contains("user name is empty") => {
+            Error::denied(format!("{message}; {SET_USER}"))
+        }
         Some(CODE_NOT_FOUND) => Error::not_found(message),
         Some(CODE_UNAVAILABLE | CODE_DEADLINE_EXCEEDED) => Error::unavailable(message),
         Some(CODE_RESOURCE_EXHAUSTED) => Error::exhausted(message),
-        Some(CODE_PERMISSION_DENIED | CODE_UNAUTHENTICATED) => Error::denied(format!(
-            "{message}; Millpond has no user in etcd: use an etcd without authentication"
+        Some(CODE_PERMISSION_DENIED) => Error::denied(format!(
+            "{message}; grant the user of MILLPOND_ETCD_USER reading and writing keys that begin with {KEYS}"
         )),
         _ => Error::internal(message),
     }
@@ -193,7 +260,7 @@ mod tests {
 
     #[test]
     fn refusals_have_a_kind_and_the_reason() {
-        let cases: [(u16, &str, ErrorKind); 7] = [
+        let cases: [(u16, &str, ErrorKind); 8] = [
             (404, "Not Found", ErrorKind::FailedPrecondition),
             (502, "<html>", ErrorKind::Unavailable),
             (404, r#"{"error":"gone","message":"gone","code":5}"#, ErrorKind::NotFound),
@@ -201,13 +268,49 @@ mod tests {
             (429, r#"{"code":8,"message":"full"}"#, ErrorKind::ResourceExhausted),
             (401, r#"{"code":16,"message":"token"}"#, ErrorKind::PermissionDenied),
             (400, r#"{"grpc_code":3,"message":"key"}"#, ErrorKind::Internal),
+            (400, r#"{"code":3,"message":"user name is empty"}"#, ErrorKind::PermissionDenied),
         ];
         for (status, body, kind) in cases {
             let error = refusal("a:1", status, body.as_bytes());
             assert_eq!(error.kind(), kind, "{body}");
             assert!(error.message().contains("a:1"), "{error}");
         }
+        let named = refusal("a:1", 400, b"CommonName of client sending a request is ignored");
+        assert_eq!(named.kind(), ErrorKind::FailedPrecondition);
+        assert!(named.message().contains("--cluster-etcd-cert"), "{named}");
+        let plain = refusal("a:1", 400, b"Client sent an HTTP request to an HTTPS server.\n");
+        assert!(
+            plain
+                .message()
+                .ends_with("status 400: Client sent an HTTP request to an HTTPS server.")
+        );
         let error = refusal("a:1", 404, br#"{"message":"lease is gone","code":5}"#);
         assert_eq!(error.message(), "etcd at a:1: lease is gone");
+    }
+
+    #[test]
+    fn refused_tokens_are_recognised() {
+        let cases = [
+            (401, r#"{"code":16,"message":"etcdserver: invalid auth token"}"#, true),
+            (400, r#"{"code":3,"message":"etcdserver: revision of auth store is old"}"#, true),
+            (403, r#"{"code":7,"message":"etcdserver: permission denied"}"#, false),
+            (400, r#"{"code":3,"message":"etcdserver: user name is empty"}"#, false),
+        ];
+        for (status, body, refused) in cases {
+            let error = refusal("a:1", status, body.as_bytes());
+            assert_eq!(is_token_refused(&error), refused, "{body}");
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        }
+    }
+
+    #[test]
+    fn tokens_are_not_shown() {
+        let token = token("a:1", br#"{"header":{},"token":"s3cret.5"}"#).unwrap();
+        assert_eq!(token, "s3cret.5");
+        assert!(!format!("{token:?}").contains("s3cret"));
+        for body in [r#"{"token":"s3cret\n"}"#, "s3cret", "{}"] {
+            let error = super::token("a:1", body.as_bytes()).unwrap_err();
+            assert!(!error.message().contains("s3cret"), "{error}");
+        }
     }
 }

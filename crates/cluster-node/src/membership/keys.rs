@@ -12,8 +12,8 @@ use crate::types::{ClusterView, NodeInfo, Owner, ShardKey};
 /// Characters of the name of a node or of a cluster.
 const NAME_CHARACTERS_MAX: usize = 128;
 
-/// Checks the name of a node or of a cluster, which becomes part of keys.
-pub(super) fn check_name(thing: &str, name: &str) -> Result<()> {
+/// Checks the name of a node, of a cluster or of a fleet, which becomes part of keys.
+pub(crate) fn check_name(thing: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if (1..=NAME_CHARACTERS_MAX).contains(&name.len()) && name.bytes().all(allowed) {
         return Ok(());

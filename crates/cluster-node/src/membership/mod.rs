@@ -18,6 +18,7 @@ mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use base::{Error, Result};
 use cluster::Epoch;
@@ -27,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::etcd::Etcd;
 use crate::types::{NodeInfo, ShardKey, ViewUpdater};
-use keys::check_name;
+pub(crate) use keys::check_name;
 use state::MemberState;
 
 pub use state::MembershipTimes;
@@ -98,6 +99,12 @@ impl Membership {
     /// them within about a second.
     pub fn set_serving(&self, serving: BTreeMap<String, BTreeSet<u32>>) {
         self.state.change_info(|info| info.serving = serving);
+    }
+
+    /// Returns true if the view is at most half a lease old and shows no node that is dead for
+    /// longer than a lease. A caller that takes the view after this call gets one at least as new.
+    pub fn view_is_certain(&self) -> bool {
+        self.state.certainty.is_certain(Instant::now(), self.state.times.lease)
     }
 
     /// Acquires the ownership of a shard. Returns its epoch, or `None` if another node owns the

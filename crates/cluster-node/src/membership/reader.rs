@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::keys::ClusterSnapshot;
@@ -78,6 +79,27 @@ impl ViewReadings {
     }
 }
 
+/// Time up to which the view is known to be as etcd has it.
+#[derive(Debug, Default)]
+pub(super) struct ViewCertainty {
+    /// Time of the request for the newest reading, or `None` if that kept absent nodes.
+    asked: Mutex<Option<Instant>>,
+}
+
+impl ViewCertainty {
+    /// Takes a reading that was asked for at `asked`.
+    fn read(&self, asked: Instant, keeps_absent: bool) {
+        *self.asked.lock() = (!keeps_absent).then_some(asked);
+    }
+
+    /// Returns true if the view at `now` is younger than half a lease and has no nodes that may be
+    /// dead for longer than a lease.
+    pub(super) fn is_certain(&self, now: Instant, lease: Duration) -> bool {
+        let asked = *self.asked.lock();
+        asked.is_some_and(|asked| now.saturating_duration_since(asked) <= lease / 2)
+    }
+}
+
 impl MemberState {
     /// Reads the view at fixed intervals and after changes of this node.
     pub(super) async fn follow_view(&self) {
@@ -103,14 +125,17 @@ impl MemberState {
     }
 
     async fn read_view(&self, readings: &mut ViewReadings) -> Result<()> {
-        let revision = self.etcd.revision().await?;
+        let asked = Instant::now();
+        let revision = self.etcd.revision(self.keys.prefix()).await?;
         let keep_absent = readings.answer(Instant::now(), self.times.lease);
         if readings.revision == Some(revision) {
+            self.certainty.read(asked, keep_absent);
             return Ok(());
         }
         let range = self.etcd.range(self.keys.prefix()).await?;
         let mut snapshot = ClusterSnapshot::new(&self.keys, &range.entries);
         readings.log_unreadable(std::mem::take(&mut snapshot.unreadable));
+        self.compare_info(&snapshot);
         self.compare_ownership(&mut snapshot);
         self.view.update(|view| {
             if keep_absent {
@@ -119,6 +144,7 @@ impl MemberState {
             view.nodes = snapshot.nodes;
             view.owners = snapshot.owners;
         });
+        self.certainty.read(asked, keep_absent);
         readings.revision = Some(range.revision);
         Ok(())
     }
@@ -147,6 +173,19 @@ mod tests {
         assert!(readings.answer(after(46), LEASE));
         assert!(readings.answer(after(51), LEASE));
         assert!(!readings.answer(after(56), LEASE));
+    }
+
+    #[test]
+    fn an_old_view_and_one_with_kept_nodes_are_not_certain() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let certainty = ViewCertainty::default();
+        assert!(!certainty.is_certain(start, LEASE));
+        certainty.read(start, false);
+        assert!(certainty.is_certain(after(5), LEASE));
+        assert!(!certainty.is_certain(after(6), LEASE));
+        certainty.read(after(7), true);
+        assert!(!certainty.is_certain(after(7), LEASE));
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
-use cluster::Epoch;
+use cluster::{Epoch, KnownOwnership, OwnerReading, SeenOwner};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, RwLock};
 
 use super::keys::{ClusterKeys, ClusterSnapshot, OwnerValue, epoch_of};
-use super::reader::ViewReadings;
+use super::reader::{ViewCertainty, ViewReadings};
 use crate::etcd::{Etcd, LeaseId};
 use crate::types::{NodeInfo, Owner, ShardKey, ViewUpdater};
 
@@ -80,6 +80,7 @@ pub(super) struct MemberState {
     /// the node are repaired.
     pub(super) ownership: RwLock<()>,
     pub(super) readings: tokio::sync::Mutex<ViewReadings>,
+    pub(super) certainty: ViewCertainty,
     /// Wakes the task that writes to etcd.
     pub(super) lease_work: Notify,
     /// Wakes the task that reads the view.
@@ -111,6 +112,7 @@ impl MemberState {
             }),
             ownership: RwLock::new(()),
             readings: tokio::sync::Mutex::default(),
+            certainty: ViewCertainty::default(),
             lease_work: Notify::new(),
             view_work: Notify::new(),
         }
@@ -223,6 +225,18 @@ impl MemberState {
         deleted.map(drop)
     }
 
+    /// Compares a reading with the description that this node wrote last. A request without an
+    /// answer in time may be carried out after a later one: the description is written again then.
+    pub(super) fn compare_info(&self, snapshot: &ClusterSnapshot) {
+        let mut own = self.own.lock();
+        let Some(seen) = snapshot.nodes.get(&self.name) else { return };
+        let is_own = seen.address == own.info.address;
+        if is_own && own.written.as_ref().is_some_and(|written| written != seen) {
+            own.written = Some(seen.clone());
+            self.lease_work.notify_one();
+        }
+    }
+
     /// Compares a reading with the shards that this node knows as its own. Forgets shards that
     /// another node owns.
     ///
@@ -234,17 +248,22 @@ impl MemberState {
         let own = &mut *own;
         own.orphans.clear();
         snapshot.owners.retain(|key, owner| {
-            let known = own.owned.get(key).map(|owned| epoch_of(owned.revision));
-            if owner.node != self.name {
-                own.owned.remove(key);
-            } else if known != Some(owner.epoch) {
-                if snapshot.leases.get(key) == Some(&own.lease) {
+            let epoch = own.owned.get(key).map(|owned| epoch_of(owned.revision));
+            let known = KnownOwnership { node: &self.name, lease: own.lease, epoch };
+            let seen = SeenOwner { node: &owner.node, epoch: owner.epoch };
+            match OwnerReading::of(&known, seen, snapshot.leases.get(key)) {
+                OwnerReading::Own => true,
+                OwnerReading::Other => {
+                    own.owned.remove(key);
+                    true
+                }
+                OwnerReading::Orphan => {
                     let revision = i64::try_from(owner.epoch.0).unwrap_or(i64::MAX);
                     own.orphans.insert(key.clone(), revision);
+                    false
                 }
-                return false;
+                OwnerReading::Earlier => false,
             }
-            true
         });
         if !own.orphans.is_empty() {
             self.lease_work.notify_one();

@@ -71,7 +71,7 @@ struct AppliedStep {
 fn apply_from(named: &NamedCollection, batch: &Batch, from: usize) -> AppliedStep {
     let mut step = AppliedStep { made: 0, skipped: 0, failure: None };
     for operation in &batch.0[from..] {
-        match api_qdrant::apply_operation(named, operation) {
+        match apply_operation(named, operation) {
             Ok(()) => step.made += 1,
             Err(error) if is_same_everywhere(&error) && !named.removed() => {
                 step.skipped += 1;
@@ -84,6 +84,14 @@ fn apply_from(named: &NamedCollection, batch: &Batch, from: usize) -> AppliedSte
         }
     }
     step
+}
+
+/// Makes an operation of images, or one of Qdrant's.
+fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
+    if api_images::is_image_operation(operation) {
+        return api_images::apply_image_operation(named, operation);
+    }
+    api_qdrant::apply_operation(named, operation)
 }
 
 /// Returns true if every holder gets this error for the operation.

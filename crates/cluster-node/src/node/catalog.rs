@@ -266,7 +266,7 @@ mod tests {
 
     fn record(name: &str) -> CollectionRecord {
         let (name, id) = (name.to_owned(), format!("id-{name}"));
-        CollectionRecord { name, id, shards: 1, copies: 1, create: Value::Null }
+        CollectionRecord { name, id, shards: 1, copies: 1, create: Value::Null, images: None }
     }
 
     #[tokio::test]

@@ -17,9 +17,9 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use transport::Reply;
 
-use super::ClusterNode;
 use super::hints::{self, AppendedEntries};
 use super::ownership::WriteOutcome;
+use super::{ClusterNode, image_endpoints};
 use crate::log::was_not_made;
 use crate::types::ShardKey;
 
@@ -32,8 +32,16 @@ const REOPENED_RETRY: Duration = Duration::from_millis(100);
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Routes of a collection that a root may read.
-const READ_PATHS: [&str; 6] =
-    ["points", "points/query", "points/query/batch", "points/count", "points/scroll", "facet"];
+const READ_PATHS: [&str; 8] = [
+    "points",
+    "points/query",
+    "points/query/batch",
+    "points/count",
+    "points/scroll",
+    "facet",
+    "images/coarse",
+    "images/rank",
+];
 
 /// A read of some shards that this node holds.
 #[derive(Debug, Deserialize)]
@@ -84,6 +92,7 @@ pub(super) fn routes() -> Router<Arc<ClusterNode>> {
         .route(hints::PATH, post(appended))
         .route("/cluster/v1/node", get(status))
         .route("/cluster/v1/drain", post(drain))
+        .merge(image_endpoints::routes())
 }
 
 fn deadline(timeout_ms: u64) -> Instant {
@@ -162,8 +171,7 @@ async fn read_shard(
     let _turn = tokio::time::timeout_at(until.into(), turn)
         .await
         .map_err(|_| Error::exhausted("too many shards are read on this node"))?;
-    let path = format!("/{}", request.path);
-    let answered = node.local.call(Method::POST, &key, &path, body);
+    let answered = node.local.call(Method::POST, &key, &request.path, body);
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;

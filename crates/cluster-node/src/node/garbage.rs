@@ -158,6 +158,7 @@ mod tests {
             shards: 1,
             copies: 1,
             create: Value::Null,
+            images: None,
         };
         view.collections.insert("kept".to_owned(), record);
         let mut orphans = OrphanCounts::default();

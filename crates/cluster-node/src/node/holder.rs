@@ -312,7 +312,7 @@ impl ShardFollower {
                 self.key, floor.entry
             )));
         }
-        let named = self.services.local.create(&self.key, &self.record.create).await?;
+        let named = self.services.local.create(&self.key, &self.record).await?;
         let empty = named.clone();
         blocking(move || local::store_position(&empty, FollowPosition::default())).await?;
         Ok(OpenedShard { named, floor })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api_qdrant::RegistrySource;
 use axum::Router;
 use axum::body::Body;
+use axum::response::Response;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster::{EntryNumber, Epoch};
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::log::FollowPosition;
-use crate::types::ShardKey;
+use crate::types::{CollectionRecord, ShardKey};
 
 /// Member of a collection's extra data that has the position in the log.
 const EXTRA: &str = "cluster";
@@ -37,13 +38,14 @@ pub struct LocalCollections {
 }
 
 impl LocalCollections {
-    /// Wraps `router`, the routes of `api_qdrant` with their state, and the registry of that state.
+    /// Wraps `router`, the routes of `api_qdrant` and `api_images` with their states, and the
+    /// registry of these states.
     pub fn new(router: Router, registry: Arc<dyn RegistrySource>) -> LocalCollections {
         LocalCollections { router, registry }
     }
 
-    /// Calls a route of a shard's collection, as a client does. `path` begins behind the name of
-    /// the collection, such as `/points/query`.
+    /// Calls a route of a shard's collection. `path` begins behind the name of the collection, such
+    /// as `points/query`; `images/..` are the routes of [`api_images::shard_routes`].
     ///
     /// # Errors
     /// `Internal` for a path that is none, or an answer that breaks off.
@@ -57,16 +59,28 @@ impl LocalCollections {
         let broken = |error: &dyn std::fmt::Display| {
             Error::internal(format!("shard {key}: {path}: {error}"))
         };
+        let name = key.local_name();
+        let path = match path.strip_prefix("images/") {
+            Some(round) => format!("/v1/shards/{name}/{round}"),
+            None if path.is_empty() => format!("/collections/{name}"),
+            None => format!("/collections/{name}/{path}"),
+        };
         let request = Request::builder()
             .method(method)
-            .uri(format!("/collections/{}{path}", key.local_name()))
+            .uri(&path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body))
             .map_err(|error| broken(&error))?;
-        let Ok(response) = self.router.clone().oneshot(request).await;
+        let response = self.respond(request).await;
         let status = response.status();
         let body = response.into_body().collect().await.map_err(|error| broken(&error))?;
         Ok(LocalAnswer { status, body: body.to_bytes() })
+    }
+
+    /// Returns the response of the local routes to a request.
+    pub(super) async fn respond(&self, request: Request<Body>) -> Response {
+        let Ok(response) = self.router.clone().oneshot(request).await;
+        response
     }
 
     /// Returns the collection of a shard, or `None` if there is none.
@@ -81,12 +95,25 @@ impl LocalCollections {
         }
     }
 
-    /// Creates the empty collection of a shard from the body of Qdrant's request.
+    /// Creates the empty collection of a shard.
     ///
     /// # Errors
-    /// `InvalidArgument` with the message of the refusal.
-    pub async fn create(&self, key: &ShardKey, create: &Value) -> Result<Arc<NamedCollection>> {
-        let body = Bytes::from(create.to_string());
+    /// `InvalidArgument` with the message of the refusal; `Internal` for a record that this build
+    /// cannot read.
+    pub async fn create(
+        &self,
+        key: &ShardKey,
+        record: &CollectionRecord,
+    ) -> Result<Arc<NamedCollection>> {
+        if let Some(images) = record.images.clone() {
+            let dims = record.image_dims().ok_or_else(|| {
+                Error::internal(format!("the record of collection \"{}\" has no size", record.name))
+            })?;
+            let (registry, name) = (self.registry.registry()?, key.local_name());
+            let space = record.originals_space();
+            return blocking(move || images.create_shard(&registry, &name, dims, &space)).await;
+        }
+        let body = Bytes::from(record.create.to_string());
         let answer = self.call(Method::PUT, key, "", body).await?;
         if !answer.status.is_success() {
             let text = String::from_utf8_lossy(&answer.body).into_owned();

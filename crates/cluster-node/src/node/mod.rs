@@ -7,6 +7,7 @@ mod endpoints;
 mod garbage;
 mod hints;
 mod holder;
+pub(crate) mod image_endpoints;
 mod local;
 mod ownership;
 mod placement;
@@ -16,6 +17,7 @@ mod snapshot;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_images::ImagesState;
 use axum::Router;
 use base::{Error, Result};
 use model_store::StorePlace;
@@ -34,7 +36,7 @@ use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
 use crate::etcd::Etcd;
 use crate::http_client::HttpClient;
 use crate::membership::Membership;
-use crate::types::{NodeInfo, ViewSource, ViewUpdater};
+use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
 
 /// Longest wait for etcd when a node leaves.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
@@ -45,8 +47,8 @@ const SEEN_AFTER: Duration = Duration::from_secs(1);
 pub struct NodeOptions {
     /// Directory of the cluster in the store.
     pub place: StorePlace,
-    /// Addresses of etcd, such as `http://127.0.0.1:2379`.
-    pub etcd: Vec<String>,
+    /// Client of etcd.
+    pub etcd: Etcd,
     /// Name of the cluster in etcd.
     pub cluster: String,
     /// This node.
@@ -55,10 +57,12 @@ pub struct NodeOptions {
     pub snapshot_entries: u64,
     /// Limit of the bytes per second of snapshots.
     pub background_rate: Rate,
-    /// Key that this node shows to the others.
-    pub key: Option<String>,
-    /// Routes of `api_qdrant` over the local collections, and their registry.
+    /// Client of other nodes, with the key that this node shows to them.
+    pub client: HttpClient,
+    /// Routes of `api_qdrant` and `api_images` over the local collections, and their registry.
     pub local: LocalCollections,
+    /// Extraction of images, and the store of originals.
+    pub images: Arc<ImagesState>,
     /// Limits of requests.
     pub requests: Arc<RequestResources>,
 }
@@ -66,7 +70,9 @@ pub struct NodeOptions {
 /// A node of a cluster.
 pub struct ClusterNode {
     name: String,
+    roles: Roles,
     local: LocalCollections,
+    images: Arc<ImagesState>,
     requests: Arc<RequestResources>,
     held: Arc<HeldShards>,
     owned: Arc<OwnedShards>,
@@ -74,6 +80,7 @@ pub struct ClusterNode {
     catalog: Arc<StoreCatalog>,
     view: ViewSource,
     client: HttpClient,
+    etcd: Etcd,
     tasks: Mutex<JoinSet<()>>,
     /// Turns of reads of shards.
     reads: Semaphore,
@@ -85,13 +92,12 @@ impl ClusterNode {
     /// # Errors
     /// `InvalidArgument` for settings that cannot work; as [`Membership::start`].
     pub async fn start(options: NodeOptions) -> Result<Arc<ClusterNode>> {
-        let NodeOptions { place, info, local, requests, .. } = options;
+        let NodeOptions { place, info, local, images, requests, etcd, client, .. } = options;
         if options.snapshot_entries == 0 {
             return Err(Error::invalid("a snapshot is taken after at least one entry"));
         }
         let (roles, name) = (info.roles, info.name.clone());
         let view = ViewUpdater::new();
-        let client = HttpClient::new(options.key);
         let metrics = requests.metrics.cluster.clone();
         let services = Arc::new(NodeServices {
             name: name.clone(),
@@ -106,8 +112,8 @@ impl ClusterNode {
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
-        let etcd = Etcd::new(&options.etcd, HttpClient::new(None))?;
-        let membership = Membership::start(etcd, &options.cluster, info, view.clone()).await?;
+        let membership =
+            Membership::start(etcd.clone(), &options.cluster, info, view.clone()).await?;
         let membership = Arc::new(membership);
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
@@ -127,7 +133,9 @@ impl ClusterNode {
         let (view, tasks) = (view.source(), Mutex::new(tasks));
         Ok(Arc::new(ClusterNode {
             name,
+            roles,
             local,
+            images,
             requests,
             held,
             owned,
@@ -135,6 +143,7 @@ impl ClusterNode {
             catalog,
             view,
             client,
+            etcd,
             tasks,
             reads: Semaphore::new(endpoints::READS_RUNNING_MAX),
         }))
@@ -163,6 +172,11 @@ impl ClusterNode {
     /// Returns the client that this node calls others with.
     pub fn client(&self) -> &HttpClient {
         &self.client
+    }
+
+    /// Returns the client of etcd.
+    pub fn etcd(&self) -> &Etcd {
+        &self.etcd
     }
 
     /// Takes no more shards, and leaves its shards to other nodes. Serves them until the others do.

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use bytes::Bytes;
-use cluster::{EntryNumber, Epoch};
+use cluster::{
+    EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,
+};
 use parking_lot::Mutex;
 
 use super::hints::EntryHints;
@@ -131,11 +133,9 @@ impl OwnedShards {
         let unwanted: Vec<(ShardKey, Epoch)> = {
             let owned = self.owned.lock();
             let is_kept = |key: &ShardKey, epoch: Epoch| {
-                let owner = view.owners.get(key);
-                // etcd may not show a new ownership yet, so an absent one says nothing.
-                let same = owner.is_none_or(|owner| owner.node == *name && owner.epoch <= epoch);
-                let wanted = view.wanted_owner(key).is_none_or(|wanted| wanted == *name);
-                same && wanted && view.by_id(&key.collection).is_some()
+                let wanted = view.wanted_owner(key);
+                keeps_ownership(name, epoch, seen(view, key), wanted.as_deref())
+                    && view.by_id(&key.collection).is_some()
             };
             let shards = owned.iter().filter(|shard| !is_kept(shard.0, shard.1.epoch));
             shards.map(|shard| (shard.0.clone(), shard.1.epoch)).collect()
@@ -187,18 +187,17 @@ impl OwnedShards {
                 return;
             }
             let writes = self.owned.lock().contains_key(&key) || self.was_refused(&key);
-            if writes || view.wanted_owner(&key).as_ref() != Some(name) {
+            if writes {
                 continue;
             }
-            match view.owners.get(&key) {
-                // Of an earlier process of this name, or of a lease that ended: its number must not
-                // be used again, since entries of that process may still arrive.
-                Some(owner) if owner.node == *name => {
-                    self.release(&key, owner.epoch).await;
+            let wanted = view.wanted_owner(&key);
+            match ownership_step(name, seen(view, &key), wanted.as_deref()) {
+                OwnershipStep::Wait => continue,
+                OwnershipStep::Release(epoch) => {
+                    self.release(&key, epoch).await;
                     continue;
                 }
-                Some(_) => continue,
-                None => {}
+                OwnershipStep::Acquire => {}
             }
             match self.membership.acquire(&key).await {
                 Ok(Some(epoch)) => self.start(key, epoch),
@@ -234,4 +233,10 @@ impl OwnedShards {
         let shard = OwnedShard { epoch, writer, watch: watch.abort_handle() };
         self.owned.lock().insert(key, shard);
     }
+}
+
+/// Returns the owner of a shard in the view.
+fn seen<'a>(view: &'a ClusterView, key: &ShardKey) -> Option<SeenOwner<'a>> {
+    let owner = view.owners.get(key)?;
+    Some(SeenOwner { node: &owner.node, epoch: owner.epoch })
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::EntryNumber;
+use cluster::{CopyNeed, EntryNumber, UNNEEDED_STAYS, UnneededTimer};
 use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
@@ -16,9 +16,6 @@ use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
 /// Time between two looks at the placement, beside those after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Time for which a shard stays after it became unneeded, so that queries that were planned with an
-/// older view still find it.
-const UNNEEDED_STAYS: Duration = Duration::from_secs(30);
 
 /// The shards of this node.
 pub(super) struct HeldShards {
@@ -33,7 +30,7 @@ pub(super) struct HeldShards {
 struct HeldShard {
     holder: Holder,
     /// Time since which other nodes hold the shard instead.
-    unneeded: Option<Instant>,
+    unneeded: UnneededTimer,
 }
 
 impl HeldShards {
@@ -77,16 +74,18 @@ impl HeldShards {
     /// Follows the placement until the task is dropped.
     pub(super) async fn run(self: Arc<HeldShards>, mut view: ViewSource, searches: bool) {
         loop {
+            // Before the view is taken, which may get older meanwhile but not newer.
+            let is_certain = self.membership.view_is_certain();
             let current = view.current();
-            if current.nodes.contains_key(&self.services.name) {
-                if searches {
-                    self.start_wanted(&current);
-                }
-                // If a record was not read, an absent collection says nothing.
-                if self.catalog.is_whole() {
-                    self.drop_unneeded(&current).await;
-                    self.remove_leftovers(&current).await;
-                }
+            let is_member = current.nodes.contains_key(&self.services.name);
+            if is_member && searches {
+                self.start_wanted(&current);
+            }
+            // If a record was not read, an absent collection says nothing.
+            let is_whole = is_member && self.catalog.is_whole();
+            self.drop_unneeded(&current, is_whole && is_certain).await;
+            if is_whole {
+                self.remove_leftovers(&current).await;
             }
             self.membership.set_serving(self.serving());
             tokio::select! {
@@ -119,11 +118,10 @@ impl HeldShards {
         for record in view.collections.values() {
             for key in record.shard_keys().filter(|key| self.wants(view, record, key)) {
                 let mut held = self.held.lock();
-                if let Some(held) = held.get_mut(&key) {
-                    held.unneeded = None;
-                } else {
+                if !held.contains_key(&key) {
                     let holder = Holder::start(self.services.clone(), record.clone(), key.clone());
-                    held.insert(key.clone(), HeldShard { holder, unneeded: None });
+                    let unneeded = UnneededTimer::default();
+                    held.insert(key.clone(), HeldShard { holder, unneeded });
                     self.leftovers.lock().remove(&key);
                 }
             }
@@ -131,16 +129,18 @@ impl HeldShards {
     }
 
     /// Ends the followers of shards that enough other nodes hold, or whose collection was removed.
-    async fn drop_unneeded(&self, view: &ClusterView) {
+    /// If the view is not certain, all stay.
+    async fn drop_unneeded(&self, view: &ClusterView, is_certain: bool) {
         let mut ended = Vec::new();
+        let now = Instant::now();
         {
             let mut held = self.held.lock();
             for (key, shard) in held.iter_mut() {
-                if self.is_needed(view, &shard.holder.record, key) {
-                    shard.unneeded = None;
-                } else if shard.unneeded.get_or_insert_with(Instant::now).elapsed()
-                    >= UNNEEDED_STAYS
-                {
+                let need = match is_certain {
+                    true => self.need(view, &shard.holder.record, key),
+                    false => CopyNeed::Unknown,
+                };
+                if shard.unneeded.look(need, now) {
                     ended.push(key.clone());
                 }
             }
@@ -154,13 +154,13 @@ impl HeldShards {
         }
     }
 
-    fn is_needed(&self, view: &ClusterView, record: &CollectionRecord, key: &ShardKey) -> bool {
+    fn need(&self, view: &ClusterView, record: &CollectionRecord, key: &ShardKey) -> CopyNeed {
         if view.by_id(&key.collection).is_none() {
-            return false;
+            return CopyNeed::Unneeded;
         }
         let wanted = view.wanted_holders(key, record.copies);
-        let serves = |name: &String| view.nodes.get(name).is_some_and(|node| node.serves(key));
-        wanted.contains(&self.services.name) || wanted.is_empty() || !wanted.iter().all(serves)
+        let serves = |name: &str| view.nodes.get(name).is_some_and(|node| node.serves(key));
+        CopyNeed::of(&self.services.name, &wanted, serves)
     }
 
     /// Removes local collections of shards that this node does not follow, left by an earlier

@@ -76,7 +76,11 @@ impl FromRequest<Arc<RootState>> for RootCall {
     }
 }
 
-fn context(
+/// Returns the context of a request. `path` has the parameters of the path.
+///
+/// # Errors
+/// `InvalidArgument` for a name that is too long.
+pub(super) fn context(
     state: &Arc<RootState>,
     mut path: HashMap<String, String>,
     params: RootParams,
@@ -90,7 +94,7 @@ fn context(
     let timeout = params.timeout.unwrap_or(Duration::MAX);
     Ok(RootContext {
         collection,
-        item: path.remove("item").unwrap_or_default(),
+        item: path.remove("item").or_else(|| path.remove("id")).unwrap_or_default(),
         params,
         deadline: started + timeout.min(state.requests.limits.request_timeout),
         grant,

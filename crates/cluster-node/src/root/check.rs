@@ -18,6 +18,9 @@ const UUID_BYTES: usize = 56;
 /// Maximum squared length of a vector, as in `search`.
 const SQUARE_MAX: f64 = 1e36;
 
+/// Member of a collection's extra settings that has those of images.
+pub(super) const IMAGES: &str = "images";
+
 /// Checks the nesting of JSON text.
 ///
 /// # Errors
@@ -107,6 +110,12 @@ fn payload_size(payload: &Map<String, Value>) -> Result<()> {
 }
 
 fn upsert(request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
+    if settings.extra.get(IMAGES).is_some() {
+        return Err(Error::precondition(
+            "the collection is one of images, and a point of it needs an image's keypoints, which this interface does \
+             not have; add images with /v1/images. Payloads can be changed here",
+        ));
+    }
     for new in request.points(&settings.vector_name)? {
         let id = new.id;
         point(new, settings).map_err(|error| error.context(format_args!("point {id}")))?;
@@ -179,6 +188,17 @@ mod tests {
 
     fn check_point(metric: Metric, point: Value) -> Result<()> {
         check(metric, &json!({"upsert": {"points": [point]}}))
+    }
+
+    #[test]
+    fn images_are_not_added_as_vectors() {
+        let mut settings = CollectionSettings::new(2, Metric::Dot);
+        settings.extra = json!({ IMAGES: {} });
+        let points = json!({"upsert": {"points": [{"id": 1, "vector": [1, 2]}]}});
+        let refused = operation(json::parse(points.to_string().as_bytes()).unwrap(), &settings);
+        assert!(refused.unwrap_err().message().contains("/v1/images"));
+        let delete = json!({"delete": {"points": [1]}});
+        operation(json::parse(delete.to_string().as_bytes()).unwrap(), &settings).unwrap();
     }
 
     #[test]

@@ -18,9 +18,9 @@ use super::envelope::RootAnswer;
 use crate::types::{ClusterView, CollectionRecord};
 
 /// Shards of a collection without `shard_number`.
-const SHARDS_DEFAULT: u32 = 8;
+pub(super) const SHARDS_DEFAULT: u32 = 8;
 /// Holders of each shard of a collection without `replication_factor`.
-const COPIES_DEFAULT: u32 = 2;
+pub(super) const COPIES_DEFAULT: u32 = 2;
 /// Maximum bytes of a request that creates a collection. The record holds it, and the settings of
 /// each shard.
 const CREATE_BYTES_MAX: usize = 256 << 10;
@@ -55,12 +55,24 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
         );
         return Err(Error::new(base::ErrorKind::AlreadyExists, message));
     }
+    wait_for_holders(&context, &record).await?;
+    RootAnswer::of(&true)
+}
+
+/// Waits until each shard of a new collection has a holder.
+///
+/// # Errors
+/// `Unavailable` with retry advice if some have none in time.
+pub(super) async fn wait_for_holders(
+    context: &RootContext,
+    record: &CollectionRecord,
+) -> Result<()> {
     let until = context.deadline.min(Instant::now() + HOLDERS_WAIT_MAX);
-    let served = wait_for(&context, until, |view| {
-        view.by_id(&record.id).is_some() && unserved(view, &record) == 0
+    let served = wait_for(context, until, |view| {
+        view.by_id(&record.id).is_some() && unserved(view, record) == 0
     });
     if !served.await {
-        let unserved = unserved(&context.state.view.current(), &record);
+        let unserved = unserved(&context.state.view.current(), record);
         let message = format!(
             "the collection is created, but {unserved} of its {} shards have no holder yet; check \
              the search nodes with `millpond cluster status`",
@@ -68,7 +80,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
         );
         return Err(Error::unavailable(message).with_retry_after(RETRY_AFTER));
     }
-    RootAnswer::of(&true)
+    Ok(())
 }
 
 /// Reads a request for a new collection.
@@ -97,7 +109,14 @@ fn new_record(name: &str, body: &[u8]) -> Result<CollectionRecord> {
     let shards = number(&mut create, "shard_number", SHARDS_DEFAULT, SHARDS_MAX)?;
     let copies = number(&mut create, "replication_factor", COPIES_DEFAULT, COPIES_MAX as u32)?;
     let create = Value::Object(create);
-    Ok(CollectionRecord { name: name.to_owned(), id: new_id(), shards, copies, create })
+    Ok(CollectionRecord {
+        name: name.to_owned(),
+        id: new_id(),
+        shards,
+        copies,
+        create,
+        images: None,
+    })
 }
 
 /// Takes a whole number from 1 to `max` out of a request.
@@ -113,7 +132,7 @@ fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -
 }
 
 /// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     let now = SystemTime::now();
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let random = RandomState::new().hash_one((std::process::id(), now));
@@ -128,7 +147,7 @@ pub(super) fn unserved(view: &ClusterView, record: &CollectionRecord) -> u32 {
 }
 
 /// Waits until the view is as `is_ready` says. Returns false if it is not until `until`.
-async fn wait_for(
+pub(super) async fn wait_for(
     context: &RootContext,
     until: Instant,
     is_ready: impl Fn(&ClusterView) -> bool,
@@ -144,6 +163,15 @@ async fn wait_for(
 
 /// Removes a collection. Returns false if there is none of this name.
 pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    RootAnswer::of(&remove_named(&context).await?)
+}
+
+/// Removes the collection of a request, and waits until it is not in the view. Returns false if
+/// there is none of this name.
+///
+/// # Errors
+/// `InvalidArgument` for a name that no collection has; the store's error.
+pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
     let name = &context.collection;
     check_name(name)?;
     let id = context.state.view.current().collections.get(name).map(|record| record.id.clone());
@@ -151,9 +179,9 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
     if let Some(id) = id.filter(|_| removed) {
         let until = Instant::now() + REMOVED_WAIT_MAX;
         // A view that lags shows the collection for a moment longer.
-        wait_for(&context, until, |view| view.by_id(&id).is_none()).await;
+        wait_for(context, until, |view| view.by_id(&id).is_none()).await;
     }
-    RootAnswer::of(&removed)
+    Ok(removed)
 }
 
 /// Returns the settings of a collection.
@@ -165,9 +193,16 @@ pub(super) fn settings(record: &CollectionRecord) -> Result<CollectionSettings> 
     let settings = create
         .map_err(|error| Error::internal(error.to_string()))
         .and_then(|create| create.settings());
-    settings.map_err(|error| {
+    let mut settings = settings.map_err(|error| {
         Error::internal(format!("the record of collection \"{}\": {error}", record.name))
-    })
+    })?;
+    if let Some(images) = &record.images {
+        if !settings.extra.is_object() {
+            settings.extra = json!({});
+        }
+        settings.extra[check::IMAGES] = json!(images);
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]

@@ -145,6 +145,7 @@ mod tests {
             copies: 2,
             create: json!({"vectors": {"v": {"size": 4, "distance": "Cosine"}},
                            "hnsw_config": {"m": 4}, "metadata": {"a": 1}}),
+            images: None,
         }
     }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use transport::{Reply, RequestResources, Reservation};
 
 /// Shards that answered a read, of the shards that were asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ReadCoverage {
     /// Shards with an answer.
     pub(super) shards: usize,

@@ -1,15 +1,14 @@
-//! One read of some shards: a request to one holder of each, to another one after a failure, and to
-//! another one beside a slow one.
+//! One read of some shards: sends the requests of a [`ReadFanOut`] and takes their answers.
 //!
-//! The first answer of a shard counts, and later ones are ignored. If all shards have answered, or
-//! the client disconnects, the requests that still run are dropped.
+//! If all shards have answered, or the client disconnects, the requests that still run are dropped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster::{CallId, CallReason, NodeCall, ReadFanOut};
 use serde_json::value::RawValue;
 use tokio::task::{Id, JoinError, JoinSet};
 use transport::Reservation;
@@ -20,66 +19,24 @@ use super::state::RootState;
 use super::wire::{NodeReadAnswer, NodeReadBody, is_final, read_node, timeout_ms};
 use crate::types::{ClusterView, ShardKey};
 
-/// Maximum times that the holders of a shard are asked again after all of them failed.
-const ROUNDS_MAX: u32 = 3;
-/// Pause before they are asked again; doubled each time.
-const ROUND_PAUSE: Duration = Duration::from_millis(50);
-
 /// Reads shards until all have answered, no holder is left, or the deadline has passed.
 ///
 /// # Errors
 /// A shard's refusal of the request; `ResourceExhausted` if the answers take too much memory.
 pub(super) async fn read_shards(state: &RootState, read: &ShardRead) -> Result<ShardAnswers> {
-    let mut fan_out = FanOut::new(state, read);
-    let run = fan_out.run().await;
-    // They say that their nodes are slow.
-    for call in fan_out.calls.values() {
-        state.latencies.record_unfinished(&call.node, call.started.elapsed());
+    let mut run = ReadRun::new(state, read);
+    let outcome = run.run().await;
+    let answers = run.finish();
+    outcome.map(|()| answers)
+}
+
+/// Returns the label of the metric.
+fn kind(reason: CallReason) -> &'static str {
+    match reason {
+        CallReason::First => "first",
+        CallReason::Hedge => "hedged",
+        CallReason::Retry => "retried",
     }
-    run?;
-    Ok(fan_out.into_answers())
-}
-
-/// Reason of a request to a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CallReason {
-    First,
-    Hedge,
-    Retry,
-}
-
-impl CallReason {
-    /// Returns the label of the metric.
-    fn kind(self) -> &'static str {
-        match self {
-            CallReason::First => "first",
-            CallReason::Hedge => "hedged",
-            CallReason::Retry => "retried",
-        }
-    }
-}
-
-/// A request that runs.
-struct NodeCall {
-    node: String,
-    shards: Vec<u32>,
-    reason: CallReason,
-    started: Instant,
-    /// Time of a second request; `None` after it.
-    hedge_at: Option<Instant>,
-    /// Time after which the node counts as failed; `None` after it.
-    stall_at: Option<Instant>,
-}
-
-/// State of one shard.
-#[derive(Default)]
-struct ReadProgress {
-    /// Holders that were not asked, in the order in which they are.
-    candidates: VecDeque<String>,
-    /// Requests that run.
-    running: u32,
-    result: Option<Box<RawValue>>,
-    failure: Option<Error>,
 }
 
 type CallOutcome = Result<NodeReadAnswer>;
@@ -104,31 +61,30 @@ fn holders<'v>(
     holders
 }
 
-struct FanOut<'a> {
+/// Result of a shard, as JSON text, and the node that answered.
+struct NodeResult {
+    node: String,
+    text: Box<RawValue>,
+}
+
+/// A read that runs.
+struct ReadRun<'a> {
     state: &'a RootState,
     read: &'a ShardRead,
     view: Arc<ClusterView>,
-    number: u64,
-    shards: BTreeMap<u32, ReadProgress>,
-    /// Nodes that failed as a whole since the last round.
-    failed: BTreeSet<String>,
+    fan_out: ReadFanOut<NodeResult, Error>,
     running: JoinSet<CallOutcome>,
-    calls: HashMap<Id, NodeCall>,
-    rounds: u32,
+    calls: HashMap<Id, CallId>,
     reservation: Reservation,
 }
 
-impl<'a> FanOut<'a> {
-    fn new(state: &'a RootState, read: &'a ShardRead) -> FanOut<'a> {
-        let shards = read.shards.iter().map(|shard| (*shard, ReadProgress::default()));
-        FanOut {
+impl<'a> ReadRun<'a> {
+    fn new(state: &'a RootState, read: &'a ShardRead) -> ReadRun<'a> {
+        ReadRun {
             view: state.view.current(),
-            number: state.next_query(),
-            shards: shards.collect(),
-            failed: BTreeSet::new(),
+            fan_out: ReadFanOut::new(state.next_query(), &read.shards),
             running: JoinSet::new(),
             calls: HashMap::new(),
-            rounds: 0,
             reservation: state.requests.memory.empty(),
             state,
             read,
@@ -139,23 +95,28 @@ impl<'a> FanOut<'a> {
         if Instant::now() >= self.read.deadline {
             return Ok(());
         }
-        self.start_round(CallReason::First)?;
-        while !self.unanswered().is_empty() {
-            if self.calls.is_empty() {
+        self.start_round()?;
+        while !self.fan_out.unanswered().is_empty() {
+            if self.fan_out.is_idle() {
                 if self.next_round().await? {
                     // Holders may have gone during the pause, so that nothing runs.
                     continue;
                 }
                 break;
             }
-            let wake = self.next_timer();
+            let wake = self.fan_out.next_timer().unwrap_or(self.read.deadline);
+            let wake = wake.min(self.read.deadline);
             tokio::select! {
-                ended = self.running.join_next_with_id(), if !self.calls.is_empty() => {
+                ended = self.running.join_next_with_id(), if !self.running.is_empty() => {
                     if let Some(ended) = ended {
                         self.ended(ended)?;
                     }
                 }
-                () = tokio::time::sleep_until(wake.into()) => self.timers_fired(Instant::now())?,
+                () = tokio::time::sleep_until(wake.into()) => {
+                    let now = Instant::now();
+                    let calls = self.fan_out.timers_fired(&mut self.state.latencies.lock(), now);
+                    self.send(calls)?;
+                }
             }
             if Instant::now() >= self.read.deadline {
                 break;
@@ -164,107 +125,55 @@ impl<'a> FanOut<'a> {
         Ok(())
     }
 
-    fn unanswered(&self) -> Vec<u32> {
-        let open = self.shards.iter().filter(|(_, progress)| progress.result.is_none());
-        open.map(|(shard, _)| *shard).collect()
-    }
-
     /// Takes the holders from the view, and asks the first of each shard without an answer.
-    fn start_round(&mut self, reason: CallReason) -> Result<()> {
-        let now = Instant::now();
+    fn start_round(&mut self) -> Result<()> {
         self.view = self.state.view.current();
-        self.failed.clear();
-        let shards = self.unanswered();
-        let mut holders = holders(&self.view, &self.read.record.id, &shards);
-        for shard in &shards {
-            let names = holders.remove(shard).unwrap_or_default();
-            let Some(progress) = self.shards.get_mut(shard) else { continue };
-            progress.candidates = self.state.latencies.order(&names, self.number, now).into();
-            if names.is_empty() {
-                let message = format!("no node serves shard {shard}; start more search nodes");
-                progress.failure = Some(Error::unavailable(message));
-            }
-        }
-        self.dispatch(&shards, reason)
+        let holders = holders(&self.view, &self.read.record.id, &self.fan_out.unanswered());
+        let unserved = |shard: u32| {
+            Error::unavailable(format!("no node serves shard {shard}; start more search nodes"))
+        };
+        let now = Instant::now();
+        let mut latencies = self.state.latencies.lock();
+        let calls = self.fan_out.start_round(&holders, unserved, &mut latencies, now);
+        drop(latencies);
+        self.send(calls)
     }
 
     /// Asks the holders again after a pause. Returns false if that is of no use: an overloaded node
     /// needs fewer requests, and a shard without a holder needs minutes.
     async fn next_round(&mut self) -> Result<bool> {
-        let pause = ROUND_PAUSE * (1 << self.rounds);
-        self.rounds += 1;
+        let Some(pause) = self.fan_out.next_pause() else { return Ok(false) };
         let view = self.state.view.current();
         let overloaded = |shard: &u32| {
-            let failure = self.shards.get(shard).and_then(|progress| progress.failure.as_ref());
+            let failure = self.fan_out.failure(*shard);
             failure.is_some_and(|error| error.kind() == ErrorKind::ResourceExhausted)
         };
-        let mut shards = self.unanswered();
+        let mut shards = self.fan_out.unanswered();
         shards.retain(|shard| !overloaded(shard));
-        if self.rounds > ROUNDS_MAX
-            || Instant::now() + pause >= self.read.deadline
+        if Instant::now() + pause >= self.read.deadline
             || holders(&view, &self.read.record.id, &shards).is_empty()
         {
             return Ok(false);
         }
         tokio::time::sleep(pause).await;
-        self.start_round(CallReason::Retry)?;
+        self.start_round()?;
         Ok(true)
     }
 
-    /// Sends requests for shards to their next holders, one request a node.
-    fn dispatch(&mut self, shards: &[u32], reason: CallReason) -> Result<()> {
-        let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-        for shard in shards {
-            let Some(progress) = self.shards.get_mut(shard) else { continue };
-            while let Some(node) = progress.candidates.pop_front() {
-                if !self.failed.contains(&node) {
-                    groups.entry(node).or_default().push(*shard);
-                    break;
-                }
-            }
+    fn send(&mut self, calls: Vec<NodeCall>) -> Result<()> {
+        for call in calls {
+            let Some(info) = self.view.nodes.get(&call.node) else {
+                let error = format!("{} is not in the view any more", call.node);
+                return Err(Error::internal(error));
+            };
+            let address = info.address.clone();
+            let body = self.body(&call.shards)?;
+            self.state.count(kind(call.reason));
+            let left = self.read.deadline.saturating_duration_since(Instant::now());
+            let (client, requests) = (self.state.client.clone(), self.state.requests.clone());
+            let handle = self.running.spawn(read_node(client, requests, address, body, left));
+            self.calls.insert(handle.id(), call.id);
         }
-        for (node, shards) in groups {
-            if reason == CallReason::Hedge && !self.state.latencies.spend() {
-                for shard in &shards {
-                    if let Some(progress) = self.shards.get_mut(shard) {
-                        progress.candidates.push_front(node.clone());
-                    }
-                }
-                continue;
-            }
-            self.start(node, shards, reason)?;
-        }
-        Ok(())
-    }
-
-    fn start(&mut self, node: String, shards: Vec<u32>, reason: CallReason) -> Result<()> {
-        let Some(info) = self.view.nodes.get(&node) else { return Ok(()) };
-        let address = info.address.clone();
-        let body = self.body(&shards)?;
-        if reason == CallReason::First {
-            self.state.latencies.earn();
-        }
-        self.state.count(reason.kind());
-        let others: BTreeSet<&str> = shards
-            .iter()
-            .filter_map(|shard| self.shards.get(shard))
-            .flat_map(|progress| progress.candidates.iter().map(String::as_str))
-            .collect();
-        let others: Vec<&str> = others.into_iter().collect();
-        let timers = self.state.latencies.timers(&node, &others);
-        let started = Instant::now();
-        let left = self.read.deadline.saturating_duration_since(started);
-        let (client, requests) = (self.state.client.clone(), self.state.requests.clone());
-        let handle = self.running.spawn(read_node(client, requests, address, body, left));
-        for shard in &shards {
-            if let Some(progress) = self.shards.get_mut(shard) {
-                progress.running += 1;
-            }
-        }
-        let hedge_at = (reason == CallReason::First).then_some(started + timers.hedge);
-        let stall_at = Some(started + timers.stall);
-        let call = NodeCall { node, shards, reason, started, hedge_at, stall_at };
-        self.calls.insert(handle.id(), call);
         Ok(())
     }
 
@@ -301,119 +210,70 @@ impl<'a> FanOut<'a> {
                 (error.id(), Err(Error::internal(format!("a read ended early: {error}"))))
             }
         };
-        let Some(call) = self.calls.remove(&id) else { return Ok(()) };
-        for shard in &call.shards {
-            if let Some(progress) = self.shards.get_mut(shard) {
-                progress.running -= 1;
-            }
-        }
-        match outcome {
-            Ok(answer) => self.take(&call, answer)?,
+        let Some(id) = self.calls.remove(&id) else { return Ok(()) };
+        let calls = match outcome {
+            Ok(answer) => self.take(id, answer),
             // Another holder's answer would be as large.
-            Err(error) if error.kind() == ErrorKind::TooLarge => return Err(error),
+            Err(error) if error.kind() == ErrorKind::TooLarge => Err(error),
             Err(error) => {
-                tracing::debug!(node = call.node, %error, "a node did not answer a read");
-                self.state.latencies.record_failure(&call.node, Instant::now());
-                self.failed.insert(call.node.clone());
-                for shard in &call.shards {
-                    self.failed_at(*shard, &error);
-                }
+                let node = self.fan_out.running(id).map(|call| &call.node);
+                tracing::debug!(?node, %error, "a node did not answer a read");
+                let now = Instant::now();
+                Ok(self.fan_out.failed(id, &error, &mut self.state.latencies.lock(), now))
             }
-        }
-        let open = |shard: &u32| {
-            self.shards.get(shard).is_some_and(|it| it.result.is_none() && it.running == 0)
         };
-        let open: Vec<u32> = call.shards.iter().copied().filter(open).collect();
-        self.dispatch(&open, CallReason::Retry)
-    }
-
-    fn failed_at(&mut self, shard: u32, error: &Error) {
-        if let Some(progress) = self.shards.get_mut(&shard) {
-            progress.failure = Some(error.clone());
+        if calls.is_err() {
+            self.fan_out.forget(id);
         }
+        self.send(calls?)
     }
 
-    fn take(&mut self, call: &NodeCall, mut answer: NodeReadAnswer) -> Result<()> {
+    /// Takes a node's answer. Returns the requests to send.
+    fn take(&mut self, id: CallId, mut answer: NodeReadAnswer) -> Result<Vec<NodeCall>> {
         self.reservation.cover(answer.bytes)?;
-        let mut won = false;
-        let mut is_whole = true;
+        let Some(call) = self.fan_out.running(id) else { return Ok(Vec::new()) };
+        let mut results = BTreeMap::new();
         for shard in &call.shards {
-            match answer.shards.remove(shard) {
-                Some(Ok(result)) => {
-                    let progress = self.shards.get_mut(shard);
-                    if let Some(progress) = progress.filter(|it| it.result.is_none()) {
-                        progress.result = Some(result);
-                        won = true;
-                    }
-                }
+            let result = match answer.shards.remove(shard) {
                 Some(Err(error)) if is_final(&error) => return Err(error),
-                Some(Err(error)) => {
-                    is_whole = false;
-                    self.failed_at(*shard, &error.context(&call.node));
-                }
+                Some(result) => result
+                    .map(|text| NodeResult { node: call.node.clone(), text })
+                    .map_err(|error| error.context(&call.node)),
                 None => {
-                    is_whole = false;
                     let error = format!("{} answered without shard {shard}", call.node);
-                    self.failed_at(*shard, &Error::unavailable(error));
+                    Err(Error::unavailable(error))
                 }
-            }
+            };
+            results.insert(*shard, result);
         }
-        // A node that refuses at once is not fast.
-        if is_whole {
-            self.state.latencies.record(&call.node, call.started.elapsed());
-        }
-        if won && call.reason == CallReason::Hedge {
+        let is_hedge = call.reason == CallReason::Hedge;
+        let now = Instant::now();
+        let taken = self.fan_out.answered(id, results, &mut self.state.latencies.lock(), now);
+        if is_hedge && !taken.counted.is_empty() {
             self.state.count("hedge_won");
         }
-        Ok(())
+        Ok(taken.calls)
     }
 
-    /// Returns the time of the next second request, or the deadline.
-    fn next_timer(&self) -> Instant {
-        let timers = self.calls.values().flat_map(|call| [call.hedge_at, call.stall_at]);
-        timers.flatten().chain([self.read.deadline]).min().unwrap_or(self.read.deadline)
-    }
-
-    /// Sends second requests for calls that are late.
-    fn timers_fired(&mut self, now: Instant) -> Result<()> {
-        let latencies = &self.state.latencies;
-        let mut hedged = BTreeSet::new();
-        let mut stalled = BTreeSet::new();
-        for call in self.calls.values_mut() {
-            if call.hedge_at.take_if(|at| *at <= now).is_some() {
-                hedged.extend(call.shards.iter().copied());
-            }
-            if call.stall_at.take_if(|at| *at <= now).is_some() {
-                latencies.record_failure(&call.node, now);
-                stalled.extend(call.shards.iter().copied());
-            }
-        }
-        let alone = |shard: &u32| {
-            self.shards.get(shard).is_some_and(|it| it.result.is_none() && it.running == 1)
-        };
-        let stalled: Vec<u32> = stalled.into_iter().filter(alone).collect();
-        let hedged: Vec<u32> =
-            hedged.into_iter().filter(|shard| alone(shard) && !stalled.contains(shard)).collect();
-        self.dispatch(&stalled, CallReason::Retry)?;
-        self.dispatch(&hedged, CallReason::Hedge)
-    }
-
-    fn into_answers(self) -> ShardAnswers {
-        let of = self.shards.len();
+    fn finish(self) -> ShardAnswers {
+        let outcomes = self.fan_out.finish(&mut self.state.latencies.lock(), Instant::now());
+        let of = outcomes.len();
         let mut results = BTreeMap::new();
+        let mut nodes = BTreeMap::new();
         let mut failure = None;
-        for (shard, progress) in self.shards {
-            match progress.result {
-                Some(result) => {
-                    results.insert(shard, result);
+        for (shard, outcome) in outcomes {
+            match outcome {
+                Ok(NodeResult { node, text }) => {
+                    results.insert(shard, text);
+                    nodes.insert(shard, node);
                 }
-                None => {
+                Err(error) => {
                     let late = || Error::deadline("the time was up before the shard answered");
-                    failure.get_or_insert_with(|| progress.failure.unwrap_or_else(late));
+                    failure.get_or_insert_with(|| error.unwrap_or_else(late));
                 }
             }
         }
         let coverage = ReadCoverage { shards: results.len(), of };
-        ShardAnswers { results, coverage, failure, reservation: self.reservation }
+        ShardAnswers { results, nodes, coverage, failure, reservation: self.reservation }
     }
 }

@@ -1,4 +1,5 @@
-//! Answers to clients: Qdrant's REST interface over the collections of a cluster.
+//! Answers to clients: Qdrant's REST interface over the collections of a cluster, and `/v1/images`
+//! over its collections of images (`images`).
 //!
 //! A read goes to one holder of each shard, grouped by node, and the answers are merged. A write is
 //! split by shard and goes to the owners. The root keeps no data: any node can be one.
@@ -24,7 +25,7 @@ mod collections;
 mod describe;
 mod envelope;
 mod fan_out;
-mod latency;
+mod images;
 mod merge;
 mod params;
 mod plan;
@@ -38,5 +39,6 @@ mod wire;
 mod write;
 mod written;
 
+pub use images::image_routes;
 pub use routes::routes;
 pub use state::{CollectionCatalog, RootState};

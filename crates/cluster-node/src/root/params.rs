@@ -4,15 +4,18 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use api_qdrant::json;
+use axum::extract::Query;
 use base::{Error, Result};
 use http::{HeaderMap, Uri};
+use serde::de::DeserializeOwned;
+use transport::query_parameters;
 
 /// Header with the smallest part of the shards that an answer needs, from 0 to 1. The query
 /// parameter `min_coverage` goes before it.
 const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
 
-/// Parameters of a request. `wait` and `ordering` have no effect: every write is in the log before
-/// its response, and the log orders the writes of a shard.
+/// Parameters of a request. Qdrant's `wait` and `ordering` have no effect: every write is in the
+/// log before its response, and the log orders the writes of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct RootParams {
     /// The client's time limit.
@@ -29,17 +32,12 @@ impl RootParams {
     /// # Errors
     /// `InvalidArgument` for an unknown parameter, with its name, and for a malformed value.
     pub(super) fn parse(uri: &Uri, headers: &HeaderMap) -> Result<RootParams> {
-        let mut params = RootParams::default();
-        if let Some(value) = headers.get(MIN_COVERAGE_HEADER) {
-            params.min_coverage = part(MIN_COVERAGE_HEADER, value.to_str().unwrap_or_default())?;
-        }
+        let mut params = RootParams::of_headers(headers)?;
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
             match &*name {
                 "wait" => check_word(&name, &value, &["true", "false"])?,
                 "ordering" => check_word(&name, &value, &["weak", "medium", "strong"])?,
-                "consistency" => params.strong = is_strong(&value)?,
-                "timeout" => params.timeout = Some(Duration::from_secs(from_one(&name, &value)?)),
-                "min_coverage" => params.min_coverage = part(&name, &value)?,
+                _ if params.take(&name, &value)? => {}
                 other => {
                     return Err(Error::invalid(format!(
                         "query parameter \"{}\" is unknown; there are wait, ordering, consistency, \
@@ -50,6 +48,65 @@ impl RootParams {
             }
         }
         Ok(params)
+    }
+
+    fn of_headers(headers: &HeaderMap) -> Result<RootParams> {
+        let mut params = RootParams::default();
+        if let Some(value) = headers.get(MIN_COVERAGE_HEADER) {
+            params.min_coverage = part(MIN_COVERAGE_HEADER, value.to_str().unwrap_or_default())?;
+        }
+        Ok(params)
+    }
+
+    /// Takes a parameter that every route has. Returns false for another one.
+    fn take(&mut self, name: &str, value: &str) -> Result<bool> {
+        match name {
+            "consistency" => self.strong = is_strong(value)?,
+            "timeout" => self.timeout = Some(Duration::from_secs(from_one(name, value)?)),
+            "min_coverage" => self.min_coverage = part(name, value)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// Query string of a route that has parameters of its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RouteQuery {
+    /// Parameters that every route has.
+    pub(super) params: RootParams,
+    /// Query string of the others.
+    pub(super) own: String,
+}
+
+impl RouteQuery {
+    /// Splits the query string of `uri`, and reads the header `x-min-coverage`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a malformed value of a parameter that every route has.
+    pub(super) fn split(uri: &Uri, headers: &HeaderMap) -> Result<RouteQuery> {
+        let mut params = RootParams::of_headers(headers)?;
+        let mut own = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+            if !params.take(&name, &value)? {
+                own.append_pair(&name, &value);
+            }
+        }
+        Ok(RouteQuery { params, own: own.finish() })
+    }
+
+    /// Reads the route's own parameters.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the parameter.
+    pub(super) fn own<T: DeserializeOwned>(&self) -> Result<T> {
+        let uri: Uri = format!("/?{}", self.own)
+            .parse()
+            .map_err(|error| Error::invalid(format!("the query string: {error}")))?;
+        query_parameters(Query::try_from_uri(&uri)).map_err(|error| {
+            let message = error.message();
+            Error::invalid(format!("{message}; every route has timeout, consistency, min_coverage"))
+        })
     }
 }
 
@@ -128,6 +185,32 @@ mod tests {
         assert_eq!(read("/", "1").unwrap().min_coverage, 1.0);
         assert_eq!(read("/?min_coverage=0.25", "1").unwrap().min_coverage, 0.25);
         assert!(read("/", "all").is_err());
+    }
+
+    #[test]
+    fn routes_have_parameters_of_their_own() {
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct OwnParams {
+            k: Option<usize>,
+            filter: Option<String>,
+        }
+        let split = |query: &str| {
+            let uri = format!("/v1/images/c/search?{query}").parse().unwrap();
+            RouteQuery::split(&uri, &HeaderMap::new())
+        };
+        let query = split("k=5&timeout=3&filter=%7B%22a%22%3A%26%7D&consistency=all").unwrap();
+        assert_eq!(
+            (query.params.timeout, query.params.strong),
+            (Some(Duration::from_secs(3)), true)
+        );
+        let own = OwnParams { k: Some(5), filter: Some("{\"a\":&}".to_owned()) };
+        assert_eq!(query.own::<OwnParams>().unwrap(), own);
+        for (query, word) in [("kk=1", "kk"), ("k=x", "k"), ("wait=true", "wait")] {
+            let error = split(query).unwrap().own::<OwnParams>().unwrap_err();
+            assert!(error.message().contains(word), "{query}: {error}");
+        }
+        assert!(split("min_coverage=2").is_err());
     }
 
     #[test]

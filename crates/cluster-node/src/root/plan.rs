@@ -128,6 +128,7 @@ mod tests {
             shards: 64,
             copies: 2,
             create: Value::Null,
+            images: None,
         };
         view.collections.insert("c".to_owned(), record.clone());
         let request = PlanRequest {

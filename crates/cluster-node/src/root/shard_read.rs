@@ -40,6 +40,8 @@ pub(super) struct ShardRead {
 pub(super) struct ShardAnswers {
     /// Results as JSON text, by shard.
     pub(super) results: BTreeMap<u32, Box<RawValue>>,
+    /// Names of the nodes that answered, by shard.
+    pub(super) nodes: BTreeMap<u32, String>,
     /// Shards that answered.
     pub(super) coverage: ReadCoverage,
     /// Error of a shard that did not.
@@ -54,15 +56,27 @@ impl ShardAnswers {
     /// # Errors
     /// `Unavailable` with retry advice if no shard answered, or less than the part `min_coverage`.
     pub(super) fn check(&self, min_coverage: f64) -> Result<()> {
-        let ReadCoverage { shards, of } = self.coverage;
-        let enough = shards as f64 >= min_coverage * of as f64 && (shards > 0 || of == 0);
-        if enough {
-            return Ok(());
-        }
-        let reason = self.failure.as_ref().map_or("no reason is known", Error::message);
-        let message = format!(
-            "{shards} of {of} shards answered, which are too few; one did not because: {reason}"
-        );
-        Err(Error::unavailable(message).with_retry_after(RETRY_AFTER))
+        check_coverage(self.coverage, min_coverage, self.failure.as_ref())
     }
+}
+
+/// Checks that enough shards answered. `failure` is the error of a shard that did not.
+///
+/// # Errors
+/// As [`ShardAnswers::check`].
+pub(super) fn check_coverage(
+    coverage: ReadCoverage,
+    min_coverage: f64,
+    failure: Option<&Error>,
+) -> Result<()> {
+    let ReadCoverage { shards, of } = coverage;
+    let enough = shards as f64 >= min_coverage * of as f64 && (shards > 0 || of == 0);
+    if enough {
+        return Ok(());
+    }
+    let reason = failure.map_or("no reason is known", Error::message);
+    let message = format!(
+        "{shards} of {of} shards answered, which are too few; one did not because: {reason}"
+    );
+    Err(Error::unavailable(message).with_retry_after(RETRY_AFTER))
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 /// Bytes of points after which another operation begins.
-const OPERATION_BYTES_MAX: usize = 1 << 20;
+pub(super) const OPERATION_BYTES_MAX: usize = 1 << 20;
 
 /// Members of a JSON object, each as its text.
 pub(super) type RawMembers = BTreeMap<String, Box<RawValue>>;

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use api_images::ImagesState;
 use api_qdrant::BoxFuture;
 use base::{Error, Result};
+use cluster::NodeLatencies;
 use metrics::KindLabels;
+use parking_lot::Mutex;
 use transport::RequestResources;
 
-use super::latency::NodeLatencies;
 use super::written::WrittenEntries;
 use crate::http_client::HttpClient;
 use crate::types::{ClusterView, CollectionRecord, ViewSource};
@@ -36,14 +38,23 @@ pub trait CollectionCatalog: Send + Sync {
     fn is_loaded(&self) -> bool;
 }
 
+/// Images of this node.
+pub(super) struct NodeImages {
+    /// Extraction, and the store of originals.
+    pub(super) state: Arc<ImagesState>,
+    /// True if this node has the role extract.
+    extracts: bool,
+}
+
 /// State of the routes.
 pub struct RootState {
     pub(super) requests: Arc<RequestResources>,
     pub(super) client: HttpClient,
     pub(super) view: ViewSource,
     pub(super) catalog: Arc<dyn CollectionCatalog>,
-    pub(super) latencies: NodeLatencies,
+    pub(super) latencies: Mutex<NodeLatencies>,
     pub(super) written: WrittenEntries,
+    pub(super) images: Option<NodeImages>,
     query_number: AtomicU64,
 }
 
@@ -60,10 +71,24 @@ impl RootState {
             client,
             view,
             catalog,
-            latencies: NodeLatencies::default(),
+            latencies: Mutex::default(),
             written: WrittenEntries::default(),
+            images: None,
             query_number: AtomicU64::new(0),
         }
+    }
+
+    /// Sets the images of this node, whose store of originals is that of the cluster. `extracts` is
+    /// true if the node has the role extract. Without images, requests that extract go to other
+    /// nodes.
+    #[must_use]
+    pub fn with_images(self, state: Arc<ImagesState>, extracts: bool) -> RootState {
+        RootState { images: Some(NodeImages { state, extracts }), ..self }
+    }
+
+    /// Returns the extraction of this node, if it has the role.
+    pub(super) fn extraction(&self) -> Option<&Arc<ImagesState>> {
+        self.images.as_ref().filter(|images| images.extracts).map(|images| &images.state)
     }
 
     /// Counts a request to nodes, or an answer to a client. `kind` is that of

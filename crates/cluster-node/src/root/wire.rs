@@ -136,7 +136,7 @@ fn shard_error(status: u16, body: &str) -> Error {
 }
 
 /// Returns the message of an error in Qdrant's envelope or of this server's.
-fn message_of(body: &str) -> String {
+pub(super) fn message_of(body: &str) -> String {
     #[derive(Deserialize)]
     struct StatusText {
         error: String,

@@ -177,8 +177,12 @@ async fn make(
     Ok(entry)
 }
 
-/// Writes operations to their shards, each shard's in order.
-async fn deliver(
+/// Writes operations to their shards, each shard's in order. Returns the largest number of an entry
+/// that has some of them; 0 without operations.
+///
+/// # Errors
+/// The first error of a shard. Other shards may have their operations then.
+pub(super) async fn deliver(
     context: &RootContext,
     record: &CollectionRecord,
     split: ShardOperations,
@@ -256,6 +260,9 @@ impl ShardWrite {
         let mut refusal = Error::unavailable("the time was up before it was sent");
         while Instant::now() < self.deadline {
             let view = self.state.view.current();
+            if view.by_id(&self.key.collection).is_none() {
+                return Err(Error::not_found("the collection was removed meanwhile"));
+            }
             let is_hinted = hint.is_some();
             let owner =
                 hint.take().or_else(|| view.owners.get(&self.key).map(|it| it.node.clone()));

@@ -45,6 +45,7 @@ mod tests {
             shards: 2,
             copies: 1,
             create: Value::Null,
+            images: None,
         };
         view.collections.insert("a".to_owned(), record("a"));
         let written = WrittenEntries::default();

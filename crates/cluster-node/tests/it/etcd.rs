@@ -45,9 +45,9 @@ async fn one_creation_of_a_key_succeeds() {
     let entry = etcd.get("a").await.unwrap().unwrap();
     assert_eq!(created, [entry.create_revision]);
 
-    let revision = etcd.revision().await.unwrap();
+    let revision = etcd.revision("a").await.unwrap();
     assert!(!etcd.delete_if_created("a", entry.create_revision + 1).await.unwrap());
-    assert_eq!(etcd.revision().await.unwrap(), revision);
+    assert_eq!(etcd.revision("a").await.unwrap(), revision);
     assert!(etcd.delete_if_created("a", entry.create_revision).await.unwrap());
     assert!(!etcd.delete_if_created("a", entry.create_revision).await.unwrap());
     let again = etcd.create("a", b"", lease).await.unwrap().unwrap();
@@ -77,7 +77,7 @@ async fn ranges_have_all_pages_in_order() {
         etcd.put(outside, b"", LeaseId(0)).await.unwrap();
     }
     let range = etcd.range("p/").await.unwrap();
-    assert_eq!(range.revision, etcd.revision().await.unwrap());
+    assert_eq!(range.revision, etcd.revision("a").await.unwrap());
     let keys: Vec<String> = range.entries.iter().map(|entry| entry.key.clone()).collect();
     let expected: Vec<String> = (0..KEYS).map(|at| format!("p/{at:05}")).collect();
     assert_eq!(keys, expected);
@@ -108,9 +108,9 @@ async fn stopped_etcd_is_unavailable() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
     server.pause();
-    assert_eq!(etcd.revision().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(etcd.revision("a").await.unwrap_err().kind(), ErrorKind::Unavailable);
     server.resume();
-    etcd.revision().await.unwrap();
+    etcd.revision("a").await.unwrap();
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn other_servers_are_named() {
         }
     });
     let etcd = Etcd::new(&[endpoint], HttpClient::new(None)).unwrap();
-    let error = etcd.revision().await.unwrap_err();
+    let error = etcd.revision("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     assert!(error.message().contains("JSON gateway"), "{error}");
 }

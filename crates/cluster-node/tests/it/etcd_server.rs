@@ -4,9 +4,11 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use cluster_node::HttpClient;
 use cluster_node::etcd::Etcd;
+use cluster_node::{HttpClient, TlsPeer};
 use tempfile::TempDir;
+
+use crate::certificates::Authority;
 
 /// Limit of all waits.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -18,28 +20,67 @@ pub(crate) struct EtcdServer {
     directory: TempDir,
     ports: [u16; 2],
     process: Child,
+    tls: Option<EtcdTls>,
+}
+
+/// TLS of an etcd: issuer of its certificate and those of its clients.
+pub(crate) struct EtcdTls {
+    pub(crate) authority: Authority,
+    /// True if clients must show a certificate.
+    pub(crate) requires_clients: bool,
+}
+
+impl EtcdTls {
+    pub(crate) fn new(requires_clients: bool) -> EtcdTls {
+        let authority = Authority::new("etcd");
+        authority.issue("etcd", &["127.0.0.1"]);
+        EtcdTls { authority, requires_clients }
+    }
+
+    /// Returns a client with all that this etcd requires.
+    fn client(&self) -> HttpClient {
+        let identity = self.requires_clients.then(|| self.authority.issue("client", &["client"]));
+        HttpClient::with_tls(None, self.authority.client(TlsPeer::Etcd, identity))
+    }
 }
 
 impl EtcdServer {
     pub(crate) async fn start() -> EtcdServer {
+        EtcdServer::start_with(None).await
+    }
+
+    pub(crate) async fn start_with(mut tls: Option<EtcdTls>) -> EtcdServer {
         for _ in 0..STARTS_MAX {
             let directory = tempfile::tempdir().unwrap();
             let ports = free_ports();
-            let process = spawn(&directory, ports);
-            let mut server = EtcdServer { directory, ports, process };
+            let process = spawn(&directory, ports, tls.as_ref());
+            let mut server = EtcdServer { directory, ports, process, tls: tls.take() };
             if server.answers().await {
                 return server;
             }
+            tls = server.tls.take();
         }
         panic!("etcd does not start; its output is above");
     }
 
     pub(crate) fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports[0])
+        format!("{}://{}", scheme(self.tls.as_ref()), self.address())
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports[0])
     }
 
     pub(crate) fn client(&self) -> Etcd {
-        Etcd::new(&[self.endpoint()], HttpClient::new(None)).unwrap()
+        Etcd::new(&[self.endpoint()], self.http_client()).unwrap()
+    }
+
+    pub(crate) fn http_client(&self) -> HttpClient {
+        self.tls.as_ref().map_or_else(|| HttpClient::new(None), EtcdTls::client)
+    }
+
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
     /// Stops the process without ending it.
@@ -60,7 +101,7 @@ impl EtcdServer {
     /// Starts the process again with the same data and port.
     pub(crate) async fn restart(&mut self) {
         self.kill();
-        self.process = spawn(&self.directory, self.ports);
+        self.process = spawn(&self.directory, self.ports, self.tls.as_ref());
         assert!(self.answers().await, "etcd does not start again");
     }
 
@@ -74,7 +115,7 @@ impl EtcdServer {
         let client = self.client();
         let ready = async {
             while self.process.try_wait().unwrap().is_none() {
-                if client.revision().await.is_ok() {
+                if client.revision("a").await.is_ok() {
                     return true;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -96,9 +137,25 @@ fn free_ports() -> [u16; 2] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-fn spawn(directory: &TempDir, ports: [u16; 2]) -> Child {
-    let [client, peer] = ports.map(|port| format!("http://127.0.0.1:{port}"));
-    Command::new("etcd")
+fn scheme(tls: Option<&EtcdTls>) -> &'static str {
+    if tls.is_some() { "https" } else { "http" }
+}
+
+fn spawn(directory: &TempDir, ports: [u16; 2], tls: Option<&EtcdTls>) -> Child {
+    let client = format!("{}://127.0.0.1:{}", scheme(tls), ports[0]);
+    let peer = format!("http://127.0.0.1:{}", ports[1]);
+    let mut command = Command::new("etcd");
+    if let Some(EtcdTls { authority, requires_clients }) = tls {
+        command.arg("--cert-file").arg(authority.path("etcd.pem"));
+        command.arg("--key-file").arg(authority.path("etcd-key.pem"));
+        if *requires_clients {
+            command
+                .arg("--client-cert-auth")
+                .arg("--trusted-ca-file")
+                .arg(authority.path("ca.pem"));
+        }
+    }
+    command
         .args(["--name", "test", "--log-level", "error", "--logger", "zap"])
         .arg("--data-dir")
         .arg(directory.path().join("data"))

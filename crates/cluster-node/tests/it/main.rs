@@ -4,8 +4,11 @@
 
 extern crate millpond_cluster_node as cluster_node;
 
+mod certificates;
 mod etcd;
+mod etcd_access;
 mod etcd_server;
+mod https;
 mod log_codec;
 mod log_faults;
 mod log_follower;
@@ -13,7 +16,12 @@ mod log_objects;
 mod log_support;
 mod log_writer;
 mod membership;
+mod root_images;
+mod root_images_stored;
+mod root_images_support;
+mod root_images_writes;
 mod root_keys;
 mod root_reads;
 mod root_support;
 mod root_writes;
+mod updates;

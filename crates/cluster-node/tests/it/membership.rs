@@ -112,6 +112,7 @@ async fn nodes_see_each_other() {
         shards: 8,
         copies: 2,
         create: serde_json::Value::Null,
+        images: None,
     };
     updater.update(|view| {
         view.collections.insert("c".to_owned(), record.clone());
@@ -237,6 +238,7 @@ async fn view_stays_while_etcd_is_stopped() {
     assert_eq!(a.owner(&shard()), owner("a", first));
     // All leases end meanwhile.
     tokio::time::sleep(SHORT.lease + Duration::from_secs(1)).await;
+    assert!(!a.membership.view_is_certain(), "it may show nodes that are dead");
     server.resume();
 
     let etcd = server.client();
@@ -257,6 +259,23 @@ async fn view_stays_while_etcd_is_stopped() {
     assert!(watchers.try_join_next().is_none(), "a view lacked a node or the owner");
     let acquire = || async { b.membership.acquire(&ShardKey::new("id", 0)).await };
     until(acquire, |answer| answer.is_ok()).await.unwrap().unwrap();
+    until(|| async { a.membership.view_is_certain() }, |is_certain| *is_certain).await;
+}
+
+/// A write that etcd carried out after its sender stopped waiting, and after the next write.
+#[tokio::test]
+async fn a_late_description_is_replaced() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let mut a = TestNode::start(&server, "a", SHORT).await;
+    let old = etcd.get(NODE_A).await.unwrap().unwrap();
+    let serving = BTreeMap::from([("id".to_owned(), BTreeSet::from([3]))]);
+    a.membership.set_serving(serving.clone());
+    a.sees(|view| view.nodes["a"].serving == serving).await;
+    let new = etcd.get(NODE_A).await.unwrap().unwrap();
+    assert_ne!(new.value, old.value);
+    etcd.put(NODE_A, &old.value, old.lease).await.unwrap();
+    key_until(&etcd, NODE_A, |entry| entry.as_ref().is_some_and(|it| it.value == new.value)).await;
 }
 
 #[tokio::test]

@@ -8,12 +8,13 @@ use std::time::Duration;
 use api_qdrant::BoxFuture;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Request as ServerRequest, State};
 use axum::response::IntoResponse;
 use axum::routing::post;
 use base::Result;
+use bytes::Bytes;
 use cluster::Epoch;
-use cluster_node::root::{CollectionCatalog, RootState, routes};
+use cluster_node::root::{CollectionCatalog, RootState, image_routes, routes};
 use cluster_node::{
     ClusterView, CollectionRecord, HttpClient, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
 };
@@ -44,7 +45,20 @@ pub(crate) enum Behaviour {
     Omit,
 }
 
-/// Result of a shard for a request.
+/// A request to another route than those of reads and writes.
+#[derive(Clone, Debug)]
+pub(crate) struct PassedRequest {
+    pub(crate) method: Method,
+    /// Path and query.
+    pub(crate) target: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// Answer to a passed request.
+type PassedAnswers = dyn Fn(&PassedRequest) -> FakeReply + Send + Sync;
+
+/// Result of a shard for a request. `{"refused": STATUS}` is an error of the shard.
 type Results = dyn Fn(u32, &Value) -> Value + Send + Sync;
 
 pub(crate) struct FakeNode {
@@ -56,6 +70,8 @@ pub(crate) struct FakeNode {
     pub(crate) write_behaviour: Mutex<Behaviour>,
     /// Requests that never ended and were given up.
     pub(crate) dropped: AtomicU64,
+    passed: Mutex<Vec<PassedRequest>>,
+    passed_answers: Mutex<Arc<PassedAnswers>>,
     entry: AtomicU64,
     results: Box<Results>,
 }
@@ -84,12 +100,15 @@ impl FakeNode {
             behaviour: Mutex::new(Behaviour::Work),
             write_behaviour: Mutex::new(Behaviour::Work),
             dropped: AtomicU64::new(0),
+            passed: Mutex::default(),
+            passed_answers: Mutex::new(Arc::new(|_| reply(404, &json!({"error": "no route"})))),
             entry: AtomicU64::new(5),
             results: Box::new(results),
         });
         let routes = Router::new()
             .route("/cluster/v1/read", post(read))
             .route("/cluster/v1/write", post(write))
+            .fallback(passed)
             .layer(axum::extract::DefaultBodyLimit::disable())
             .with_state(node.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
@@ -112,11 +131,23 @@ impl FakeNode {
     pub(crate) fn taken_writes(&self) -> Vec<Value> {
         std::mem::take(&mut *self.writes.lock())
     }
+
+    pub(crate) fn taken_passed(&self) -> Vec<PassedRequest> {
+        std::mem::take(&mut *self.passed.lock())
+    }
+
+    /// Sets the answers to requests on other routes.
+    pub(crate) fn answer_passed(
+        &self,
+        answers: impl Fn(&PassedRequest) -> FakeReply + Send + Sync + 'static,
+    ) {
+        *self.passed_answers.lock() = Arc::new(answers);
+    }
 }
 
-type FakeReply = axum::response::Response;
+pub(crate) type FakeReply = axum::response::Response;
 
-fn reply(status: u16, body: &Value) -> FakeReply {
+pub(crate) fn reply(status: u16, body: &Value) -> FakeReply {
     (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response()
 }
 
@@ -131,6 +162,9 @@ async fn read(State(node): State<Arc<FakeNode>>, body: String) -> FakeReply {
             }
             _ => {
                 let result = (node.results)(shard.parse().unwrap(), &request);
+                if let Some(status) = result.get("refused") {
+                    return json!({"status": status, "body": {"error": "refused"}});
+                }
                 let body = json!({"result": result, "status": "ok", "time": 0.0});
                 json!({"status": 200, "body": body})
             }
@@ -163,6 +197,19 @@ async fn write(State(node): State<Arc<FakeNode>>, body: String) -> FakeReply {
             reply(200, &json!({ "entry": entry }))
         }
     }
+}
+
+async fn passed(State(node): State<Arc<FakeNode>>, request: ServerRequest) -> FakeReply {
+    let (head, body) = request.into_parts();
+    let request = PassedRequest {
+        method: head.method,
+        target: head.uri.to_string(),
+        headers: head.headers,
+        body: body.collect().await.unwrap().to_bytes(),
+    };
+    node.passed.lock().push(request.clone());
+    let answers = node.passed_answers.lock().clone();
+    answers(&request)
 }
 
 /// Records in memory, which change the view.
@@ -200,6 +247,7 @@ pub(crate) struct TestRoot {
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     pub(crate) json: Value,
 }
 
@@ -230,7 +278,8 @@ impl TestRoot {
         let view = ViewUpdater::new();
         let catalog = Arc::new(MemoryCatalog(view.clone()));
         let state = RootState::new(requests, HttpClient::new(None), view.source(), catalog);
-        TestRoot { view, metrics, router: routes().with_state(Arc::new(state)) }
+        let router = routes().merge(image_routes()).with_state(Arc::new(state));
+        TestRoot { view, metrics, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
@@ -242,6 +291,7 @@ impl TestRoot {
             shards,
             copies: 2,
             create: json!({"vectors": {"size": 2, "distance": distance}}),
+            images: None,
         };
         root.view.update(|view| {
             view.collections.insert("c".to_owned(), record);
@@ -285,7 +335,7 @@ impl TestRoot {
         let (head, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         let json = serde_json::from_slice(&body).unwrap_or(Value::Null);
-        Answer { status: head.status.as_u16(), headers: head.headers, json }
+        Answer { status: head.status.as_u16(), headers: head.headers, body, json }
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {

@@ -1,4 +1,4 @@
-//! The decisions of a cluster, alone and in a simulation with faults.
+//! The decisions of a cluster, alone and in simulations with faults.
 
 extern crate millpond_cluster as cluster;
 
@@ -6,4 +6,5 @@ mod hedge;
 mod log;
 mod placement;
 mod simulation;
-mod world;
+#[path = "../worlds/mod.rs"]
+mod worlds;

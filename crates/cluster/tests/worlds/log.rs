@@ -4,14 +4,18 @@
 //! processes stop for up to two minutes or restart without memory, and some believe for too long
 //! that they own the shard. Time is in milliseconds.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cluster::{
     Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RequestId,
     Ticket, WriterId, WriterState,
 };
+
+use super::log_outcome::{AcknowledgedWrite, LogOutcome};
+use super::numbers::Numbers;
+use super::schedule::Schedule;
+use super::{Planted, WorldOutcome};
 
 const NODES: usize = 3;
 /// Time in which clients write.
@@ -26,57 +30,6 @@ const READ: u64 = 15_000;
 const PAUSE_OF_CLIENTS: u64 = 800;
 /// Time after which a node stops waiting for an answer.
 const TIMEOUT: u64 = 400;
-
-/// A mistake that a simulation must find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Planted {
-    /// New owners write no fence.
-    NoFence,
-    /// Owners do not see the floor.
-    NoFloor,
-    /// Readers count entries of older owners behind a fence.
-    OldEntriesCount,
-}
-
-/// A write that a client was told is durable.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AcknowledgedWrite {
-    pub(crate) write: u64,
-    pub(crate) sent: u64,
-    pub(crate) acknowledged: u64,
-}
-
-/// Result of a world.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Outcome {
-    /// All writes that a reader finds at the end, in order.
-    pub(crate) log: Vec<u64>,
-    pub(crate) acknowledged: Vec<AcknowledgedWrite>,
-    /// Writes that a reader found before the end.
-    pub(crate) seen: BTreeSet<u64>,
-    pub(crate) writes_acknowledged: u64,
-    pub(crate) failed: u64,
-    pub(crate) owners: u64,
-    pub(crate) lists: u64,
-    pub(crate) removed: u64,
-}
-
-impl Outcome {
-    pub(crate) fn add(&mut self, other: &Outcome) {
-        self.writes_acknowledged += other.acknowledged.len() as u64;
-        self.failed += other.failed;
-        self.owners += other.owners;
-        self.lists += other.lists;
-        self.removed += other.removed;
-    }
-
-    pub(crate) fn line(&self) -> String {
-        format!(
-            "{} writes acknowledged, {} batches failed, {} owners, {} lists, {} entries removed",
-            self.writes_acknowledged, self.failed, self.owners, self.lists, self.removed
-        )
-    }
-}
 
 /// Writes; none if the entry publishes a list of segments.
 #[derive(Clone, Debug)]
@@ -136,30 +89,15 @@ struct Sender {
     incarnation: u64,
 }
 
-/// Seeded numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
-    }
-
-    fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
+/// Runs the world of a seed.
+pub(super) fn run(seed: u64, planted: Option<Planted>) -> WorldOutcome {
+    World::new(seed, planted).run().into()
 }
 
-pub(crate) struct World {
-    random: Random,
+struct World {
+    random: Numbers,
     planted: Option<Planted>,
-    now: u64,
-    order: u64,
-    queue: BinaryHeap<Reverse<(u64, u64)>>,
-    items: BTreeMap<u64, Item>,
+    schedule: Schedule<Item>,
     nodes: Vec<Node>,
     referee: Referee,
     store: Store,
@@ -167,25 +105,22 @@ pub(crate) struct World {
     sent: BTreeMap<Ticket, (u64, Vec<u64>)>,
     lists: BTreeMap<Ticket, Rc<List>>,
     numbers: u64,
-    outcome: Outcome,
+    outcome: LogOutcome,
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
+    fn new(seed: u64, planted: Option<Planted>) -> World {
         let mut world = World {
-            random: Random(seed.wrapping_mul(0xD134_2543_DE82_EF95)),
+            random: Numbers::new(seed),
             planted,
-            now: 0,
-            order: 0,
-            queue: BinaryHeap::new(),
-            items: BTreeMap::new(),
+            schedule: Schedule::new(),
             nodes: Vec::new(),
             referee: Referee::default(),
             store: Store::default(),
             sent: BTreeMap::new(),
             lists: BTreeMap::new(),
             numbers: 0,
-            outcome: Outcome::default(),
+            outcome: LogOutcome::default(),
         };
         for node in 0..NODES {
             let overconfidence = if world.random.percent(30) { 60_000 } else { 0 };
@@ -212,16 +147,12 @@ impl World {
     }
 
     fn at(&mut self, delay: u64, item: Item) {
-        self.order += 1;
-        self.queue.push(Reverse((self.now + delay, self.order)));
-        self.items.insert(self.order, item);
+        self.schedule.at(delay, item);
     }
 
     /// Runs to the end and reads the log as a new owner would.
-    pub(crate) fn run(mut self) -> Outcome {
-        while let Some(Reverse((time, order))) = self.queue.pop() {
-            let Some(item) = self.items.remove(&order) else { continue };
-            self.now = time;
+    fn run(mut self) -> LogOutcome {
+        while let Some(item) = self.schedule.next() {
             self.happens(item);
         }
         self.outcome.log = self.whole_log();
@@ -248,7 +179,7 @@ impl World {
             Item::Reader => {
                 let log = self.whole_log();
                 self.outcome.seen.extend(log);
-                if self.now < LENGTH {
+                if self.schedule.now() < LENGTH {
                     self.at(READ, Item::Reader);
                 }
             }
@@ -275,12 +206,12 @@ impl World {
         let count = self.random.below(3) + 1;
         let writes: Vec<u64> = (0..count).map(|_| self.number()).collect();
         let ticket = Ticket(self.number());
-        self.sent.insert(ticket, (self.now, writes.clone()));
+        self.sent.insert(ticket, (self.schedule.now(), writes.clone()));
         let event = Event::Submitted(ticket, Batch { writes });
         let sender = self.sender(node);
         self.at(0, Item::Answer(event, sender));
         let delay = self.random.below(2 * PAUSE_OF_CLIENTS);
-        if self.now + delay < LENGTH {
+        if self.schedule.now() + delay < LENGTH {
             self.at(delay, Item::Client);
         }
     }
@@ -291,16 +222,16 @@ impl World {
 
     /// A node looks at its lease, and sometimes stops, restarts or seals.
     fn tick(&mut self, node: usize) {
-        if self.now < LENGTH {
+        if self.schedule.now() < LENGTH {
             self.at(TICK, Item::Tick(node));
         }
-        if self.now < self.nodes[node].stopped_until {
+        if self.schedule.now() < self.nodes[node].stopped_until {
             return;
         }
         match self.random.below(300) {
             0..3 => {
                 let stop = self.random.below(120_000);
-                self.nodes[node].stopped_until = self.now + stop;
+                self.nodes[node].stopped_until = self.schedule.now() + stop;
             }
             3..5 => self.restart(node),
             5..40 => self.seal(node),
@@ -320,17 +251,17 @@ impl World {
     fn look_at_lease(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         let owns = node.writer.state() != WriterState::Idle;
-        let expired = self.now >= self.referee.until;
+        let expired = self.schedule.now() >= self.referee.until;
         if owns && self.referee.owner == Some(at) && self.referee.epoch == node.writer.epoch() {
             if !expired && self.random.percent(95) {
-                self.referee.until = self.now + LEASE;
-                node.owner_until = self.now + LEASE + node.overconfidence;
+                self.referee.until = self.schedule.now() + LEASE;
+                node.owner_until = self.schedule.now() + LEASE + node.overconfidence;
             }
         } else if !owns && expired {
             self.referee.epoch.0 += 1;
             self.referee.owner = Some(at);
-            self.referee.until = self.now + LEASE;
-            node.owner_until = self.now + LEASE + node.overconfidence;
+            self.referee.until = self.schedule.now() + LEASE;
+            node.owner_until = self.schedule.now() + LEASE + node.overconfidence;
             let list = self.referee.list.clone();
             node.writes.clone_from(&list.writes);
             node.applied = list.through;
@@ -342,7 +273,7 @@ impl World {
             };
             return self.handle(at, event);
         }
-        if owns && self.now > self.nodes[at].owner_until {
+        if owns && self.schedule.now() > self.nodes[at].owner_until {
             self.handle(at, Event::Expired);
         }
     }
@@ -369,8 +300,8 @@ impl World {
         if node.incarnation != sender.incarnation {
             return;
         }
-        if self.now < node.stopped_until {
-            let rest = node.stopped_until - self.now;
+        if self.schedule.now() < node.stopped_until {
+            let rest = node.stopped_until - self.schedule.now();
             return self.at(rest, Item::Answer(event, sender));
         }
         self.handle(sender.node, event);
@@ -399,7 +330,8 @@ impl World {
 
     fn acknowledged(&mut self, ticket: Ticket) {
         if let Some((sent, writes)) = self.sent.remove(&ticket) {
-            let done = |write| AcknowledgedWrite { write, sent, acknowledged: self.now };
+            let acknowledged = self.schedule.now();
+            let done = |write| AcknowledgedWrite { write, sent, acknowledged };
             self.outcome.acknowledged.extend(writes.into_iter().map(done));
         }
         if let Some(list) = self.lists.remove(&ticket) {

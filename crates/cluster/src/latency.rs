@@ -8,8 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use cluster::{HedgeBudget, LatencyEstimate};
-use parking_lot::Mutex;
+use crate::hedge::{HedgeBudget, LatencyEstimate};
 
 /// Latency of a node before its first answer.
 const GUESS: Duration = Duration::from_millis(20);
@@ -67,25 +66,25 @@ impl NodeLatency {
 
 /// Times after which a request that has no answer is given to other holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallTimers {
+pub struct CallTimers {
     /// A second request may be sent after this time, if the budget allows.
-    pub(super) hedge: Duration,
+    pub hedge: Duration,
     /// The node counts as failed after this time.
-    pub(super) stall: Duration,
+    pub stall: Duration,
 }
 
 /// Latencies of all nodes, and the budget of second requests.
-#[derive(Debug, Default)]
-pub(super) struct NodeLatencies {
-    nodes: Mutex<HashMap<String, NodeLatency>>,
-    budget: Mutex<HedgeBudget>,
+#[derive(Clone, Debug, Default)]
+pub struct NodeLatencies {
+    nodes: HashMap<String, NodeLatency>,
+    budget: HedgeBudget,
 }
 
 impl NodeLatencies {
     /// Returns the holders in the order in which query number `number` asks them.
-    pub(super) fn order(&self, holders: &[&str], number: u64, now: Instant) -> Vec<String> {
-        let nodes = self.nodes.lock();
-        let fastest_s = fastest(&nodes, holders);
+    pub fn order(&self, holders: &[&str], number: u64, now: Instant) -> Vec<String> {
+        let nodes = &self.nodes;
+        let fastest_s = fastest(nodes, holders);
         let rank = |name: &str| {
             let node = nodes.get(name);
             let is_slow = node.is_some_and(|node| node.is_slow(fastest_s));
@@ -101,11 +100,11 @@ impl NodeLatencies {
     }
 
     /// Returns the timers of a request to `node`, whose shards `others` hold too.
-    pub(super) fn timers(&self, node: &str, others: &[&str]) -> CallTimers {
-        let nodes = self.nodes.lock();
+    pub fn timers(&self, node: &str, others: &[&str]) -> CallTimers {
+        let nodes = &self.nodes;
         let p95 = |name: &str| nodes.get(name).map_or(GUESS, |node| node.p95.value());
         let own = p95(node);
-        let is_slow = nodes.get(node).is_some_and(|node| node.is_slow(fastest(&nodes, others)));
+        let is_slow = nodes.get(node).is_some_and(|node| node.is_slow(fastest(nodes, others)));
         let other = others.iter().map(|name| p95(name)).min().filter(|_| is_slow);
         CallTimers {
             hedge: other.map_or(own, |other| other.min(own)),
@@ -114,7 +113,7 @@ impl NodeLatencies {
     }
 
     /// Takes the latency of a whole answer.
-    pub(super) fn record(&self, node: &str, latency: Duration) {
+    pub fn record(&mut self, node: &str, latency: Duration) {
         self.change(node, |node| {
             node.record(latency);
             node.down_until = None;
@@ -123,7 +122,7 @@ impl NodeLatencies {
 
     /// Takes the time for which an unfinished request has run. It counts only if it says that the
     /// node is slower than known.
-    pub(super) fn record_unfinished(&self, node: &str, elapsed: Duration) {
+    pub fn record_unfinished(&mut self, node: &str, elapsed: Duration) {
         self.change(node, |node| {
             if elapsed > node.p95.value() {
                 node.record(elapsed);
@@ -132,32 +131,31 @@ impl NodeLatencies {
     }
 
     /// Takes a failure of the whole node.
-    pub(super) fn record_failure(&self, node: &str, now: Instant) {
+    pub fn record_failure(&mut self, node: &str, now: Instant) {
         self.change(node, |node| node.down_until = Some(now + DOWN_TIME));
     }
 
-    fn change(&self, name: &str, change: impl FnOnce(&mut NodeLatency)) {
-        let mut nodes = self.nodes.lock();
-        if let Some(node) = nodes.get_mut(name) {
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut NodeLatency)) {
+        if let Some(node) = self.nodes.get_mut(name) {
             change(node);
             return;
         }
-        if nodes.len() >= NODES_MAX {
-            nodes.clear();
+        if self.nodes.len() >= NODES_MAX {
+            self.nodes.clear();
         }
         let mut node = NodeLatency::new();
         change(&mut node);
-        nodes.insert(name.to_owned(), node);
+        self.nodes.insert(name.to_owned(), node);
     }
 
     /// Counts a first request for the budget of second requests.
-    pub(super) fn earn(&self) {
-        self.budget.lock().earn();
+    pub fn earn(&mut self) {
+        self.budget.earn();
     }
 
     /// Returns true if a second request may be sent, and takes it from the budget.
-    pub(super) fn spend(&self) -> bool {
-        self.budget.lock().spend()
+    pub fn spend(&mut self) -> bool {
+        self.budget.spend()
     }
 }
 
@@ -175,7 +173,7 @@ mod tests {
     const SLOW: Duration = Duration::from_millis(200);
 
     fn known() -> NodeLatencies {
-        let latencies = NodeLatencies::default();
+        let mut latencies = NodeLatencies::default();
         for node in ["a", "b"] {
             (0..100).for_each(|_| latencies.record(node, FAST));
         }
@@ -194,14 +192,14 @@ mod tests {
 
     #[test]
     fn one_outlier_makes_no_node_slow() {
-        let latencies = known();
+        let mut latencies = known();
         latencies.record("a", SLOW);
         assert_eq!(latencies.order(&["a", "b"], 2, Instant::now()), ["a", "b"]);
     }
 
     #[test]
     fn a_slow_node_is_asked_last_but_for_probes() {
-        let latencies = known();
+        let mut latencies = known();
         (0..10).for_each(|_| latencies.record("a", SLOW));
         let now = Instant::now();
         assert_eq!(latencies.order(&["a", "b"], 2, now), ["b", "a"]);
@@ -216,7 +214,7 @@ mod tests {
 
     #[test]
     fn unfinished_requests_show_a_slow_node() {
-        let latencies = known();
+        let mut latencies = known();
         (0..100).for_each(|_| latencies.record_unfinished("a", Duration::ZERO));
         assert_eq!(latencies.order(&["a", "b"], 2, Instant::now()), ["a", "b"]);
         (0..10).for_each(|_| latencies.record_unfinished("a", SLOW));
@@ -225,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_failed_node_is_asked_last_for_a_while() {
-        let latencies = known();
+        let mut latencies = known();
         let now = Instant::now();
         latencies.record_failure("a", now);
         assert_eq!(latencies.order(&["a", "b"], 2, now), ["b", "a"]);

@@ -1,0 +1,97 @@
+//! A user of etcd and the token of its login.
+
+use std::time::Duration;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use http::HeaderValue;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+use transport::access::Secret;
+
+use super::wire;
+use crate::http_client::HttpClient;
+
+/// Path of logins.
+const LOGIN_PATH: &str = "/v3/auth/authenticate";
+/// Time for a login, and for waiting for that of another request. etcd hashes the password slowly
+/// on purpose.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A user of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdUser {
+    /// Name.
+    pub name: String,
+    /// Password.
+    pub password: Secret,
+}
+
+/// Logins of a user. All requests share one token.
+#[derive(Debug)]
+pub(super) struct EtcdLogin {
+    user: EtcdUser,
+    /// Token of the last login. The lock is held during a login: requests that come meanwhile use
+    /// its token.
+    token: Mutex<Option<HeaderValue>>,
+}
+
+impl EtcdLogin {
+    pub(super) fn new(user: EtcdUser) -> EtcdLogin {
+        EtcdLogin { user, token: Mutex::new(None) }
+    }
+
+    /// Returns the token that requests send, after a login if there is none. `refused` is a token
+    /// that etcd does not accept any more.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if etcd refuses name and password, `FailedPrecondition` if it has no
+    /// users, `Unavailable` if it does not answer in time.
+    pub(super) async fn token(
+        &self,
+        client: &HttpClient,
+        address: &str,
+        refused: Option<&HeaderValue>,
+    ) -> Result<HeaderValue> {
+        let login = async {
+            let mut token = self.token.lock().await;
+            if let Some(token) = token.as_ref().filter(|token| refused != Some(*token)) {
+                return Ok(token.clone());
+            }
+            *token = None;
+            let fresh = self.log_in(client, address).await?;
+            Ok(token.insert(fresh).clone())
+        };
+        tokio::time::timeout(LOGIN_TIMEOUT, login).await.unwrap_or_else(|_| {
+            let seconds = LOGIN_TIMEOUT.as_secs();
+            Err(Error::unavailable(format!(
+                "{address} did not finish a login within {seconds} s; check that etcd is not overloaded"
+            )))
+        })
+    }
+
+    async fn log_in(&self, client: &HttpClient, address: &str) -> Result<HeaderValue> {
+        let EtcdUser { name, password } = &self.user;
+        let body = Bytes::from(json!({ "name": name, "password": password.0 }).to_string());
+        let answer = client.post(address, LOGIN_PATH, body, LOGIN_TIMEOUT).await?;
+        if answer.status == 200 {
+            tracing::debug!(address, user = name, "logged in to etcd");
+            return wire::token(address, &answer.body);
+        }
+        let error = wire::refusal(address, answer.status, &answer.body);
+        let parsed: Option<Value> = serde_json::from_slice(&answer.body).ok();
+        Err(match parsed.as_ref().and_then(wire::code) {
+            // Wrong passwords and unknown users.
+            Some(wire::CODE_INVALID_ARGUMENT) => Error::denied(format!(
+                "{}; check MILLPOND_ETCD_USER ({name:?}) and MILLPOND_ETCD_PASSWORD",
+                error.message()
+            )),
+            Some(wire::CODE_FAILED_PRECONDITION) => Error::precondition(format!(
+                "{}; enable users in etcd (etcdctl auth enable), or leave out MILLPOND_ETCD_USER and \
+                 MILLPOND_ETCD_PASSWORD",
+                error.message()
+            )),
+            _ => error,
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! Routes between nodes for images: extraction of a query, and the stored images of a shard.
+
+use std::sync::Arc;
+
+use api_images::ImageSettings;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base::{Error, Result};
+use http::{HeaderMap, Method, Uri};
+use serde::{Deserialize, Serialize};
+use transport::Reply;
+
+use super::ClusterNode;
+use crate::types::ShardKey;
+
+/// Path of the extraction of a query.
+pub(crate) const EXTRACT_PATH: &str = "/cluster/v1/extract";
+/// Header of an extraction: [`ExtractionWish`] as JSON.
+pub(crate) const EXTRACT_HEADER: &str = "x-extract";
+/// Parts of a stored image that another node may ask for.
+const IMAGE_PARTS: [&str; 4] = ["thumbnail", "keypoints", "template", "features"];
+/// Route that compares a file with a stored fingerprint.
+const VERIFY: &str = "verify";
+
+/// Properties of the features that a root wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ExtractionWish {
+    /// Kind and model of the collection.
+    pub(crate) settings: ImageSettings,
+    /// Values of an embedding.
+    pub(crate) dims: usize,
+}
+
+/// Returns the path below which another node has the stored images of a shard.
+pub(crate) fn images_path(key: &ShardKey) -> String {
+    format!("/cluster/v1/shards/{}/{}", key.collection, key.shard.0)
+}
+
+/// Returns the routes.
+pub(super) fn routes() -> Router<Arc<ClusterNode>> {
+    Router::new()
+        .route(EXTRACT_PATH, post(extract))
+        .route("/cluster/v1/shards/{id}/{shard}/{*rest}", get(stored).post(stored))
+}
+
+/// Extracts the features of the image in the body.
+async fn extract(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
+    Reply::of(extracted(&node, &headers, body).await)
+}
+
+async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    if !node.roles.extract {
+        return Err(Error::unavailable(format!("node {} has no role extract", node.name)));
+    }
+    let wish = headers.get(EXTRACT_HEADER).and_then(|value| value.to_str().ok());
+    let wish = wish.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
+    let wish: ExtractionWish = serde_json::from_str(wish)
+        .map_err(|error| Error::invalid(format!("{EXTRACT_HEADER}: {error}")))?;
+    let bytes = node.requests.read_body(headers, body).await?;
+    let query = node.images.extract_query(&wish.settings, wish.dims, bytes).await?;
+    serde_json::to_vec(&query)
+        .map(Reply::json)
+        .map_err(|error| Error::internal(format!("features cannot be written: {error}")))
+}
+
+/// Answers with the local route of a stored image.
+async fn stored(
+    State(node): State<Arc<ClusterNode>>,
+    Path((id, shard, rest)): Path<(String, u32, String)>,
+    request: Request,
+) -> Response {
+    let key = ShardKey::new(&id, shard);
+    match local_request(&node, &key, &rest, request) {
+        Ok(request) => node.local.respond(request).await,
+        Err(error) => Reply::error(&error).into_response(),
+    }
+}
+
+/// Returns the request to the local collection of a shard.
+///
+/// # Errors
+/// `Unavailable` if this node does not serve the shard; `InvalidArgument` for another route.
+fn local_request(
+    node: &ClusterNode,
+    key: &ShardKey,
+    rest: &str,
+    request: Request,
+) -> Result<http::Request<Body>> {
+    node.held.find(key).filter(|state| state.is_caught_up()).ok_or_else(|| {
+        Error::unavailable(format!("node {} does not serve the shard {key}", node.name))
+    })?;
+    if !is_passed_on(request.method(), rest) {
+        return Err(Error::invalid(format!("{rest:?} of an image is not passed between nodes")));
+    }
+    let (mut parts, body) = request.into_parts();
+    let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = format!("/v1/images/{}/{rest}{query}", key.local_name());
+    parts.uri = Uri::try_from(path)
+        .map_err(|error| Error::invalid(format!("{rest:?} is no path: {error}")))?;
+    // The path parameters of this route are not those of the local one.
+    parts.extensions = http::Extensions::new();
+    Ok(http::Request::from_parts(parts, body))
+}
+
+/// Returns true for the routes that read one stored image.
+fn is_passed_on(method: &Method, rest: &str) -> bool {
+    let post = method == Method::POST;
+    match rest.split_once('/') {
+        None if post => rest == VERIFY,
+        None => method.is_safe() && rest != VERIFY,
+        Some((_, part)) => method.is_safe() && IMAGE_PARTS.contains(&part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reads_of_one_image_are_passed_on() {
+        for rest in ["7", "7/thumbnail", "7/keypoints", "7/template", "7/features"] {
+            assert!(is_passed_on(&Method::GET, rest), "{rest}");
+            assert!(!is_passed_on(&Method::POST, rest), "{rest}");
+            assert!(!is_passed_on(&Method::DELETE, rest), "{rest}");
+        }
+        assert!(is_passed_on(&Method::POST, "verify"));
+        for rest in ["rebuild", "duplicates", "search", "features", "7/other", "7/a/thumbnail"] {
+            assert!(!is_passed_on(&Method::POST, rest), "{rest}");
+        }
+        assert!(!is_passed_on(&Method::GET, "7/other"));
+        assert!(!is_passed_on(&Method::GET, "duplicates/groups"));
+    }
+}

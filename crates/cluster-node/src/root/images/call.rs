@@ -1,0 +1,115 @@
+//! One request for images: its parameters, and its body within the limits of the server.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use base::{Error, Result};
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
+use transport::Reply;
+
+use super::super::call::{self, RootContext};
+use super::super::params::RouteQuery;
+use super::super::state::RootState;
+
+/// A request whose body is not read yet.
+pub(super) struct ImageCall {
+    pub(super) context: RootContext,
+    pub(super) query: RouteQuery,
+    pub(super) head: CallHead,
+    body: Body,
+}
+
+/// Parts of a request that go with it if it is passed on.
+pub(super) struct CallHead {
+    pub(super) headers: HeaderMap,
+    /// Path and query, as the client sent them.
+    pub(super) target: String,
+}
+
+impl FromRequest<Arc<RootState>> for ImageCall {
+    type Rejection = Reply;
+
+    async fn from_request(request: Request, state: &Arc<RootState>) -> Result<ImageCall, Reply> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
+        let call =
+            path.map_err(|error| Error::invalid(error.body_text())).and_then(|Path(path)| {
+                let query = RouteQuery::split(&parts.uri, &parts.headers)?;
+                let grant = parts.extensions.get().cloned();
+                let context = call::context(state, path, query.params, started, grant)?;
+                let target =
+                    parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+                let head = CallHead { headers: parts.headers, target };
+                Ok(ImageCall { context, query, head, body })
+            });
+        call.map_err(|error| Reply::error(&error))
+    }
+}
+
+impl ImageCall {
+    /// Answers with the outcome of `handler`. If the client disconnects, the handler stops at its
+    /// next wait.
+    pub(super) async fn answer<F: Future<Output = Result<Reply>>>(
+        self,
+        handler: impl FnOnce(ImageCall) -> F,
+    ) -> Reply {
+        Reply::of(Box::pin(handler(self)).await)
+    }
+
+    /// Returns the type of the body in lower case, without its parameters; empty if it is missing.
+    pub(super) fn media(&self) -> String {
+        let value = self.head.headers.get(header::CONTENT_TYPE);
+        let text = value.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+    }
+
+    /// Reads the whole body.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if no request could be answered now; the errors of
+    /// [`transport::RequestResources::read_body`].
+    pub(super) async fn bytes(&mut self) -> Result<Bytes> {
+        let requests = &self.context.state.requests;
+        requests.check_room()?;
+        requests.read_body(&self.head.headers, std::mem::take(&mut self.body)).await
+    }
+
+    /// Reads the whole body, which becomes a tree of JSON values.
+    ///
+    /// # Errors
+    /// As [`ImageCall::bytes`].
+    pub(super) async fn json_bytes(&mut self) -> Result<Bytes> {
+        let requests = &self.context.state.requests;
+        requests.check_room()?;
+        requests.read_json_body(&self.head.headers, std::mem::take(&mut self.body)).await
+    }
+
+    /// Reads the JSON of the body.
+    ///
+    /// # Errors
+    /// As [`ImageCall::bytes`]; `InvalidArgument` if it is not the JSON of a `T`.
+    pub(super) async fn json<T: DeserializeOwned + Send + 'static>(&mut self) -> Result<T> {
+        let body = self.json_bytes().await?;
+        self.context.state.requests.parse_json(body).await
+    }
+
+    /// Admits the request, whose body is complete, until the permit is dropped.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice if too many requests are being answered.
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit> {
+        self.context.state.requests.admit()
+    }
+}
+
+/// Parameters of a route that has none of its own.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoRouteParams {}

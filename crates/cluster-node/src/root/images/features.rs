@@ -1,0 +1,210 @@
+//! Features without images: written by clients that extract elsewhere, or extracted for a client
+//! and not stored.
+
+use std::collections::{BTreeMap, HashSet};
+
+use api_images::{
+    CheckedPoints, ImageInput, ImageKind, LoggedPoint, WantedImages, features_operation,
+    read_features,
+};
+use base::{Error, Result};
+use bytes::Bytes;
+use http::Method;
+use matching::template::TemplateFormat;
+use search::points::PointId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::timeout_at;
+use transport::Reply;
+
+use super::super::call::RootContext;
+use super::super::check;
+use super::super::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
+use super::super::write::deliver;
+use super::call::ImageCall;
+use super::create::{NewShards, create};
+use super::points::{FoundIds, find_ids};
+use super::target::ImageTarget;
+use super::{pass_on, put};
+
+/// Parameters of a request with features.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootFeaturesParams {
+    kind: Option<String>,
+    model: Option<String>,
+    shard_number: Option<u32>,
+    replication_factor: Option<u32>,
+}
+
+/// Writes the points of the body. A wrong point refuses the whole request. After an error of a
+/// shard some points may have been written.
+pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
+    let parameters: RootFeaturesParams = call.query.own()?;
+    let wanted = wanted(parameters.kind.as_deref(), parameters.model)?;
+    let new = NewShards::checked(parameters.shard_number, parameters.replication_factor)?;
+    let body = call.json_bytes().await?;
+    let _admitted = call.admit()?;
+    let context = &call.context;
+    // The texts of the points, and the operations that are made of them.
+    let _texts = context.state.requests.memory.reserve(2 * body.len() as u64)?;
+    let written = write_points(context, wanted, new, body).await;
+    match &written {
+        Ok(written) => (0..written.points).for_each(|_| put::count(&context.state, "added")),
+        Err(error) => put::count(&context.state, error.kind().name()),
+    }
+    Ok(Reply::json(written?.to_json().to_string()))
+}
+
+fn wanted(kind: Option<&str>, model: Option<String>) -> Result<WantedImages> {
+    Ok(WantedImages { kind: kind.map(ImageKind::parse).transpose()?, model })
+}
+
+async fn write_points(
+    context: &RootContext,
+    wanted: WantedImages,
+    new: NewShards,
+    body: Bytes,
+) -> Result<WrittenFeatures> {
+    let existing = ImageTarget::existing(context, &wanted)?;
+    let bytes = body.len();
+    let read = {
+        let (name, existing) = (context.collection.clone(), existing.clone());
+        move || {
+            check::depth(&body)?;
+            let properties = existing.as_ref().map(ImageTarget::properties);
+            read_features(&body, &name, &wanted, properties)
+        }
+    };
+    let CheckedPoints { settings, dims, points } = context.compute(bytes, read).await?;
+    let target = match existing {
+        Some(target) => target,
+        None => create(context, &settings, dims, new).await?,
+    };
+    target.check_features(&settings, dims)?;
+    let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
+    let before = find_ids(context, &target.record, &ids).await?;
+    let shards = target.record.shards;
+    let operations = context.compute(bytes, move || operations(points, shards)).await?;
+    deliver(context, &target.record, operations).await?;
+    Ok(WrittenFeatures::of(&ids, &before))
+}
+
+/// Returns the operations that write points, by shard.
+fn operations(points: Vec<LoggedPoint>, shards: u32) -> Result<ShardOperations> {
+    let mut texts: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for point in points {
+        texts.entry(shard_of_id(&point.id, shards)?).or_default().push(point.text);
+    }
+    let operations = |texts: Vec<String>| {
+        let chunks = chunks(&texts, OPERATION_BYTES_MAX).into_iter();
+        let text = |chunk: &[String]| {
+            let points: Vec<&str> = chunk.iter().map(String::as_str).collect();
+            features_operation(&points)
+        };
+        chunks.map(text).collect()
+    };
+    Ok(texts.into_iter().map(|(shard, texts)| (shard, operations(texts))).collect())
+}
+
+/// Numbers of points that a request has written.
+struct WrittenFeatures {
+    points: usize,
+    added: usize,
+    replaced: usize,
+    /// Points of shards that could not say if they have them.
+    unknown: usize,
+}
+
+impl WrittenFeatures {
+    fn of(ids: &[PointId], before: &FoundIds) -> WrittenFeatures {
+        let counted = |known: &HashSet<PointId>| ids.iter().filter(|id| known.contains(id)).count();
+        let (replaced, unknown) = (counted(&before.found), counted(&before.unknown));
+        let added = ids.len() - replaced - unknown;
+        WrittenFeatures { points: ids.len(), added, replaced, unknown }
+    }
+
+    fn to_json(&self) -> Value {
+        let mut json = json!({ "added": self.added, "replaced": self.replaced });
+        if self.unknown > 0 {
+            json["unknown"] = self.unknown.into();
+        }
+        json
+    }
+}
+
+/// Parameters of an extraction.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootExtractParams {
+    name: Option<String>,
+    kind: Option<String>,
+    model: Option<String>,
+    quality_min: Option<u8>,
+}
+
+/// Extracts the features of the image in the body, and stores nothing.
+pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
+    let parameters: RootExtractParams = call.query.own()?;
+    let wanted = wanted(parameters.kind.as_deref(), parameters.model)?;
+    if call.media() == "application/json" {
+        return Err(Error::invalid(
+            "the body is an image; GET .../ID/features returns the features of a stored one, PUT writes features",
+        ));
+    }
+    let existing = ImageTarget::existing(&call.context, &wanted)?;
+    if existing.is_none() && wanted.model.is_none() {
+        return Err(Error::not_found(format!(
+            "there is no collection \"{}\"; name a model with model= to extract without one",
+            call.context.collection
+        )));
+    }
+    let body = call.bytes().await?;
+    let kind = existing.as_ref().map(|target| target.settings.kind).or(wanted.kind);
+    if kind == Some(ImageKind::Fingerprint) && TemplateFormat::of(&body).is_some() {
+        return Err(Error::invalid(
+            "a template has minutiae and no picture to embed; send the picture",
+        ));
+    }
+    let name = parameters.name.as_deref();
+    let input = ImageInput::new(name, None, parameters.quality_min, body.clone())?;
+    let _admitted = call.admit()?;
+    let Some(images) = call.context.state.extraction() else {
+        return pass_on::whole(&call.context, &call.head, Method::POST, body).await;
+    };
+    let properties = existing.as_ref().map(ImageTarget::properties);
+    let extracted = images.extract_image(input, &wanted, properties);
+    let extracted = timeout_at(call.context.deadline.into(), extracted)
+        .await
+        .map_err(|_| Error::deadline("the time was up before the image's features were found"))??;
+    Ok(Reply::json(extracted.features()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_split_by_shard_and_size() {
+        let text = |id: u64| format!("{{\"id\":{id},\"x\":\"{}\"}}", "x".repeat(400 << 10));
+        let point = |id| LoggedPoint { id: PointId::Number(id), text: text(id) };
+        let split = operations((0..12).map(point).collect(), 3).unwrap();
+        let mut found = Vec::new();
+        for (shard, operations) in split {
+            let mut points = 0;
+            for operation in &operations {
+                assert!(operation.len() <= OPERATION_BYTES_MAX + 64);
+                let operation: Value = serde_json::from_str(operation).unwrap();
+                for point in operation["put_features"]["points"].as_array().unwrap() {
+                    let id = point["id"].as_u64().unwrap();
+                    assert_eq!(shard_of_id(&PointId::Number(id), 3).unwrap(), shard);
+                    found.push(id);
+                    points += 1;
+                }
+            }
+            assert_eq!(operations.len(), usize::div_ceil(points, 2), "two fit into one operation");
+        }
+        found.sort_unstable();
+        assert_eq!(found, (0..12).collect::<Vec<_>>());
+    }
+}

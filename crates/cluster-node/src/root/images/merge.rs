@@ -1,0 +1,147 @@
+//! Answers of shards merged to the answer of the whole collection. Hits stay as the text that their
+//! holder wrote.
+//!
+//! A point is in one shard only, so no point appears twice. All functions are pure.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use api_images::CoarseAnswer;
+use base::{Error, Result};
+use matching::rank::{StageScores, best_first};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Results of the shards that answered, as JSON text, by shard.
+pub(super) type ResultTexts = BTreeMap<u32, Box<RawValue>>;
+
+/// The best candidates of all shards, best first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct MergedCandidates {
+    /// Internal ids of points.
+    pub(super) ids: Vec<u64>,
+    /// Similarities of their embeddings.
+    pub(super) coarse: Vec<f32>,
+    /// Shards that have some of them.
+    pub(super) shards: BTreeSet<u32>,
+    /// Points of all shards that the filter allows.
+    pub(super) of: u64,
+    /// True if candidates may be missing.
+    pub(super) partial: bool,
+}
+
+/// A candidate of a shard.
+struct ShardCandidate {
+    id: u64,
+    coarse: f32,
+    shard: u32,
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
+    serde_json::from_str(text.get())
+        .map_err(|error| Error::internal(format!("a shard's result: {error}")))
+}
+
+/// Returns the best `most` candidates of all shards: the most similar embeddings, and the smaller
+/// id of equal ones.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+pub(super) fn candidates(results: &ResultTexts, most: usize) -> Result<MergedCandidates> {
+    let mut merged = MergedCandidates::default();
+    let mut all = Vec::new();
+    for (shard, result) in results {
+        let answer: CoarseAnswer = read(result)?;
+        if answer.ids.len() != answer.coarse.len() {
+            let (ids, scores) = (answer.ids.len(), answer.coarse.len());
+            return Err(Error::internal(format!("a shard answered {ids} ids and {scores} scores")));
+        }
+        merged.of += answer.of;
+        merged.partial |= answer.partial;
+        let found = answer.ids.into_iter().zip(answer.coarse);
+        all.extend(found.map(|(id, coarse)| ShardCandidate { id, coarse, shard: *shard }));
+    }
+    all.sort_unstable_by(|a, b| b.coarse.total_cmp(&a.coarse).then(a.id.cmp(&b.id)));
+    all.truncate(most);
+    for candidate in all {
+        merged.ids.push(candidate.id);
+        merged.coarse.push(candidate.coarse);
+        merged.shards.insert(candidate.shard);
+    }
+    Ok(merged)
+}
+
+/// Order of hits. The smaller internal id goes first if they are equal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ImageOrder {
+    /// Scores from the threshold on first, and the others by the similarity of embeddings.
+    Photos { threshold: f32 },
+    /// By the score alone: the scores of the indexes of different shards cannot be compared.
+    Prints,
+}
+
+impl ImageOrder {
+    fn compare(self, a: StageScores, b: StageScores) -> Ordering {
+        match self {
+            ImageOrder::Photos { threshold } => best_first(threshold, a, b),
+            ImageOrder::Prints => b.score.total_cmp(&a.score),
+        }
+    }
+}
+
+/// An answer of the exact stage, as `api_images::RankAnswer` has it.
+#[derive(Deserialize)]
+struct RankText<'a> {
+    #[serde(borrow)]
+    hits: Vec<RankedText<'a>>,
+    compared: u64,
+    of: u64,
+    partial: bool,
+}
+
+#[derive(Deserialize)]
+struct RankedText<'a> {
+    key: u64,
+    score: f32,
+    coarse: f32,
+    #[serde(borrow)]
+    shown: &'a RawValue,
+}
+
+/// The best hits of all shards.
+#[derive(Debug, Default)]
+pub(super) struct MergedHits<'a> {
+    /// Elements of "results", best first.
+    pub(super) shown: Vec<&'a RawValue>,
+    /// Images that were compared.
+    pub(super) compared: u64,
+    /// Images that the filter allows.
+    pub(super) of: u64,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+}
+
+/// Returns the best `k` hits of all shards.
+///
+/// # Errors
+/// As [`candidates`].
+pub(super) fn hits(results: &ResultTexts, order: ImageOrder, k: usize) -> Result<MergedHits<'_>> {
+    let mut merged = MergedHits::default();
+    let mut all = Vec::new();
+    for result in results.values() {
+        let answer: RankText<'_> = read(result)?;
+        merged.compared += answer.compared;
+        merged.of += answer.of;
+        merged.partial |= answer.partial;
+        all.extend(answer.hits);
+    }
+    let scores = |hit: &RankedText<'_>| StageScores { score: hit.score, coarse: hit.coarse };
+    all.sort_by(|a, b| order.compare(scores(a), scores(b)).then(a.key.cmp(&b.key)));
+    all.truncate(k);
+    merged.shown = all.into_iter().map(|hit| hit.shown).collect();
+    Ok(merged)
+}
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
+mod tests;

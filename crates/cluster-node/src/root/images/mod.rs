@@ -1,0 +1,34 @@
+//! Answers to clients about collections of images: `/v1/images` over the shards of a cluster.
+//!
+//! # Searches
+//! The features of the query are extracted first, on this node or on one with the role extract. A
+//! search of photographs has two rounds: every shard returns the candidates of its coarse filter,
+//! and the shards of the best of them compare keypoints. A search of fingerprints has one round:
+//! every shard compares its share.
+//!
+//! # Writes
+//! An image's original is in the store before its point is in the log. A node without the role
+//! extract passes images on to one that has it. Features go to the log from any root.
+//!
+//! # One image
+//! A holder of its shard answers with its own routes, and the answer is passed back as it is.
+
+mod by_id;
+mod call;
+mod create;
+mod delete;
+mod extraction;
+mod features;
+mod list;
+mod merge;
+mod page;
+mod pass_on;
+mod points;
+mod put;
+mod reply;
+mod rounds;
+mod routes;
+mod search;
+mod target;
+
+pub use routes::image_routes;

@@ -1,0 +1,66 @@
+//! Routes of clients, with the paths of `api_images::routes`: keys are checked by these paths.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{MethodRouter, any, get, post, put};
+use base::Error;
+use transport::Reply;
+
+use super::super::state::RootState;
+use super::by_id::{self, ImagePart};
+use super::call::ImageCall;
+use super::{delete, features, list, page, put as put_image, search};
+
+/// Returns the routes of the cluster's collections of images, which an API key protects. They take
+/// the place of `api_images::routes`.
+pub fn image_routes() -> Router<Arc<RootState>> {
+    const COLLECTION: &str = "/v1/images/{collection}";
+    let at = |rest: &str| format!("{COLLECTION}/{rest}");
+    Router::new()
+        .route("/v1/images", get(|call: ImageCall| call.answer(list::collections)))
+        .route("/v1/images/openapi.json", get(|call: ImageCall| call.answer(list::openapi)))
+        .route(
+            COLLECTION,
+            put(|call: ImageCall| call.answer(put_image::put))
+                .get(|call: ImageCall| call.answer(page::page))
+                .delete(|call: ImageCall| call.answer(delete::collection)),
+        )
+        .route(&at("search"), post(|call: ImageCall| call.answer(search::search)))
+        .route(&at("verify"), post(|call: ImageCall| call.answer(by_id::verify)))
+        .route(&at("missing"), post(|call: ImageCall| call.answer(page::missing)))
+        .route(
+            &at("features"),
+            put(|call: ImageCall| call.answer(features::write))
+                .post(|call: ImageCall| call.answer(features::extract)),
+        )
+        .route(&at("identify"), unsupported(IDENTIFY))
+        .route(&at("rebuild"), unsupported(REBUILD))
+        .route(&at("duplicates"), unsupported(DUPLICATES))
+        .route(&at("duplicates/groups"), unsupported(DUPLICATES))
+        .route(
+            &at("{id}"),
+            stored(ImagePart::Original).delete(|call: ImageCall| call.answer(delete::image)),
+        )
+        .route(&at("{id}/thumbnail"), stored(ImagePart::Thumbnail))
+        .route(&at("{id}/keypoints"), stored(ImagePart::Keypoints))
+        .route(&at("{id}/template"), stored(ImagePart::Template))
+        .route(&at("{id}/features"), stored(ImagePart::Features))
+}
+
+const IDENTIFY: &str = "a cluster does not group fingerprints by person: search for each finger with \
+                        POST /v1/images/NAME/search, and group the results by a field of their payload";
+const REBUILD: &str = "a collection of a cluster is not rebuilt with another model: put its images into a new \
+                       collection, which model= creates, and remove the old one";
+const DUPLICATES: &str = "a cluster does not search for duplicates: search by the id of each image with \
+                          POST /v1/images/NAME/search and {\"id\": ID}";
+
+/// Returns a route of one stored image.
+fn stored(part: ImagePart) -> MethodRouter<Arc<RootState>> {
+    get(move |call: ImageCall| call.answer(move |call| by_id::part(call, part)))
+}
+
+/// Returns a route that a cluster does not have.
+fn unsupported(reason: &'static str) -> MethodRouter<Arc<RootState>> {
+    any(move || async move { Reply::error(&Error::unimplemented(reason)) })
+}

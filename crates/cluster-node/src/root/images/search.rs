@@ -1,0 +1,233 @@
+//! Searches for images by an image.
+
+use std::time::{Duration, Instant};
+
+use api_images::{ExtractedQuery, ImageKind, accept_score, check_search_limits};
+use api_qdrant::json;
+use base::{Error, Result};
+use bytes::Bytes;
+use metrics::KindLabels;
+use search::points::PointId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use transport::{Reply, query_flag};
+
+use super::super::check;
+use super::super::envelope::ReadCoverage;
+use super::call::ImageCall;
+use super::merge::{self, ImageOrder};
+use super::rounds::{self, RoundsAnswer, RoundsPlan};
+use super::target::ImageTarget;
+use super::{extraction, reply};
+
+/// Default number of hits.
+const HITS_DEFAULT: usize = 10;
+
+/// Parameters of a search.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootSearchParams {
+    k: Option<usize>,
+    threshold: Option<f32>,
+    candidates: Option<usize>,
+    explain: Option<String>,
+    views: Option<String>,
+    filter: Option<String>,
+}
+
+/// The image to search by.
+enum RootQueryImage {
+    File(Bytes),
+    Point(PointId),
+}
+
+/// Finds the images that show the same subject as a file or a stored image.
+pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
+    let parameters: RootSearchParams = call.query.own()?;
+    let target = ImageTarget::open(&call.context)?;
+    let is_file = call.media() != "application/json";
+    check_views(query_flag("views", parameters.views.as_deref())?, target.settings.kind, is_file)?;
+    let plan = plan(parameters, target.settings.kind)?;
+    let image = read_image(&mut call, is_file).await?;
+    let _admitted = call.admit()?;
+    let context = &call.context;
+    let query = match image {
+        RootQueryImage::File(file) => extraction::of_file(context, &target, file).await?,
+        RootQueryImage::Point(id) => extraction::of_point(context, &target, id).await?,
+    };
+    let started = Instant::now();
+    let found = rounds::run(context, &target, &query, &plan).await?;
+    let took = started.elapsed();
+    let seconds = &context.state.requests.metrics.images.search_seconds;
+    seconds.get_or_create(&KindLabels { kind: "search" }).observe(took.as_secs_f64());
+    let order = plan.order(target.settings.kind);
+    let bytes = found.results.values().map(|result| result.get().len()).sum();
+    let merge = move || merged(found, &query, order, plan.k, took);
+    let MergedSearch { text, found } = context.compute(bytes, merge).await?;
+    reply::reserved(text, found.reservation, &context.state.requests)
+}
+
+/// Checks the setting for further views.
+fn check_views(views: bool, kind: ImageKind, is_file: bool) -> Result<()> {
+    if !views {
+        return Ok(());
+    }
+    Err(match (kind, is_file) {
+        (ImageKind::Fingerprint, _) => Error::invalid(
+            "views=1 is for photographs; a fingerprint has no other views, leave it out",
+        ),
+        (ImageKind::Photo, false) => Error::invalid(
+            "views=1 needs a file; an image of the collection is found as it is, leave it out",
+        ),
+        (ImageKind::Photo, true) => Error::unimplemented(
+            "views=1 is not offered by a cluster, which searches the whole photograph only: leave it out, or send \
+             mirrored images and parts as searches of their own",
+        ),
+    })
+}
+
+/// Returns the checked settings of a search.
+fn plan(parameters: RootSearchParams, kind: ImageKind) -> Result<RoundsPlan> {
+    let RootSearchParams { k, threshold, candidates, explain, filter, .. } = parameters;
+    let k = k.unwrap_or(HITS_DEFAULT);
+    check_search_limits(kind, k, candidates.unwrap_or(1))?;
+    let threshold = threshold.unwrap_or_else(|| accept_score(kind));
+    if !threshold.is_finite() {
+        return Err(Error::invalid("threshold= is no finite number of 32 bits"));
+    }
+    let explain = query_flag("explain", explain.as_deref())?;
+    let filter = filter.as_deref().map(parsed_filter).transpose()?;
+    Ok(RoundsPlan { k, threshold, candidates, explain, filter })
+}
+
+/// Reads and checks a filter in Qdrant's JSON.
+///
+/// # Errors
+/// `InvalidArgument` for malformed JSON and for a filter that is too large; `Unimplemented` for
+/// conditions that are not supported.
+pub(super) fn parsed_filter(filter: &str) -> Result<Value> {
+    check::depth(filter.as_bytes())?;
+    let parsed = json::parse_filter(filter.as_bytes())?;
+    parsed.check().map_err(|error| error.context("filter"))?;
+    serde_json::from_str(filter).map_err(|error| Error::invalid(format!("filter: {error}")))
+}
+
+async fn read_image(call: &mut ImageCall, is_file: bool) -> Result<RootQueryImage> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NamedPoint {
+        id: PointId,
+    }
+    if is_file {
+        return Ok(RootQueryImage::File(call.bytes().await?));
+    }
+    Ok(RootQueryImage::Point(call.json::<NamedPoint>().await?.id))
+}
+
+/// Response of a search.
+#[derive(Serialize)]
+struct SearchText<'a> {
+    results: Vec<&'a RawValue>,
+    query: QueryText,
+    compared: u64,
+    of: u64,
+    partial: bool,
+    views: u32,
+    stages: StagesText,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coverage: Option<ReadCoverage>,
+}
+
+/// Size of the query's image in pixels.
+#[derive(Serialize)]
+struct QueryText {
+    width: u32,
+    height: u32,
+    keypoints: usize,
+}
+
+/// Times in milliseconds.
+#[derive(Serialize)]
+struct StagesText {
+    decode_ms: f64,
+    embed_ms: f64,
+    keypoints_ms: f64,
+    search_ms: f64,
+    views_ms: f64,
+}
+
+/// The response of a search, and the answers it was made from.
+struct MergedSearch {
+    text: Vec<u8>,
+    found: RoundsAnswer,
+}
+
+fn merged(
+    found: RoundsAnswer,
+    query: &ExtractedQuery,
+    order: ImageOrder,
+    k: usize,
+    took: Duration,
+) -> Result<MergedSearch> {
+    let hits = merge::hits(&found.results, order, k)?;
+    let coverage = (!found.coverage.is_whole()).then_some(found.coverage);
+    let answer = SearchText {
+        results: hits.shown,
+        query: QueryText { width: query.width, height: query.height, keypoints: query.keypoints },
+        compared: hits.compared,
+        // Points may be removed between the rounds.
+        of: found.of.unwrap_or(hits.of).max(hits.compared),
+        partial: hits.partial || found.partial || coverage.is_some(),
+        views: 0,
+        stages: StagesText {
+            decode_ms: query.decode_ms,
+            embed_ms: query.embed_ms,
+            keypoints_ms: query.keypoints_ms,
+            search_ms: (took.as_secs_f64() * 1e6).round() / 1e3,
+            views_ms: 0.0,
+        },
+        coverage,
+    };
+    let text = serde_json::to_vec(&answer)
+        .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
+    Ok(MergedSearch { text, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn views_are_refused_as_one_server_refuses_them() {
+        let refused = |kind, is_file| check_views(true, kind, is_file).map_err(|it| it.kind());
+        assert_eq!(refused(ImageKind::Photo, true), Err(ErrorKind::Unimplemented));
+        assert_eq!(refused(ImageKind::Photo, false), Err(ErrorKind::InvalidArgument));
+        assert_eq!(refused(ImageKind::Fingerprint, true), Err(ErrorKind::InvalidArgument));
+        assert_eq!(check_views(false, ImageKind::Photo, true), Ok(()));
+    }
+
+    #[test]
+    fn plans_have_defaults_and_limits() {
+        let default = plan(RootSearchParams::default(), ImageKind::Photo).unwrap();
+        assert_eq!((default.k, default.candidates), (HITS_DEFAULT, None));
+        assert_eq!(default.threshold, accept_score(ImageKind::Photo));
+        let most = api_images::candidates_max(ImageKind::Photo);
+        for (k, candidates) in [(0, 1), (api_images::HITS_MAX + 1, 1), (1, 0), (1, most + 1)] {
+            let wrong = RootSearchParams {
+                k: Some(k),
+                candidates: Some(candidates),
+                ..RootSearchParams::default()
+            };
+            let error = plan(wrong, ImageKind::Photo).unwrap_err();
+            assert!(error.message().contains("k is 1 to"), "{error}");
+        }
+        for filter in ["{", r#"{"must":[{"nested":1}]}"#, &"[".repeat(200)] {
+            assert!(parsed_filter(filter).is_err(), "{filter}");
+        }
+        let filter = r#"{"must":[{"key":"a","match":{"value":1}}]}"#;
+        assert_eq!(parsed_filter(filter).unwrap().to_string(), filter);
+    }
+}

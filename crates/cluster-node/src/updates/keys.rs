@@ -1,0 +1,174 @@
+//! Keys of a fleet in etcd and the entries below them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base::{UtcTime, VersionId};
+use serde::{Deserialize, Serialize};
+
+use crate::etcd::EtcdEntry;
+
+/// Characters of an error that a hold keeps.
+const ERROR_CHARACTERS_MAX: usize = 1000;
+
+/// Keys of one fleet.
+#[derive(Clone, Debug)]
+pub(super) struct FleetKeys {
+    prefix: String,
+}
+
+impl FleetKeys {
+    pub(super) fn new(fleet: &str) -> FleetKeys {
+        FleetKeys { prefix: format!("millpond-updates/{fleet}/") }
+    }
+
+    /// Returns the start of all keys.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns the key of a slot, which one process has at a time.
+    pub(super) fn slot(&self, model: &str, slot: u32) -> String {
+        format!("{}slots/{model}/{slot}", self.prefix)
+    }
+
+    /// Returns the key that holds a version back.
+    pub(super) fn hold(&self, id: &VersionId) -> String {
+        format!("{}holds/{}/{}", self.prefix, id.model, id.version)
+    }
+}
+
+/// Value of a slot: the process that loads, and the version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SlotHolder {
+    pub(super) process: String,
+    pub(super) version: u64,
+}
+
+/// Value of a hold: the process in which the version failed, and the error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VersionHold {
+    pub(super) process: String,
+    pub(super) error: String,
+    /// Time of the failure in seconds since 1970.
+    pub(super) at: u64,
+}
+
+impl VersionHold {
+    pub(super) fn new(process: &str, error: &str) -> VersionHold {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let error = error.chars().take(ERROR_CHARACTERS_MAX).collect();
+        VersionHold { process: process.to_owned(), error, at }
+    }
+}
+
+impl std::fmt::Display for VersionHold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = UtcTime::of(UNIX_EPOCH + Duration::from_secs(self.at));
+        write!(f, "it failed in {} at {at}: {}", self.process, self.error)
+    }
+}
+
+/// Returns the bytes of a value.
+pub(super) fn encoded(value: &impl Serialize) -> Vec<u8> {
+    // Structs with string keys can always be written.
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+/// Slots and holds of a fleet, as etcd has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct FleetSnapshot {
+    /// Taken slots by model and number.
+    pub(super) slots: BTreeMap<String, BTreeMap<u32, SlotHolder>>,
+    pub(super) holds: BTreeMap<VersionId, VersionHold>,
+}
+
+impl FleetSnapshot {
+    /// Reads the entries. Keys of another form are left out. A value of another form still takes
+    /// its slot and holds its version back, since another build may have written it.
+    pub(super) fn new(keys: &FleetKeys, entries: &[EtcdEntry]) -> FleetSnapshot {
+        let mut snapshot = FleetSnapshot::default();
+        for entry in entries {
+            if snapshot.add(keys, entry).is_none() {
+                tracing::debug!(key = entry.key, "a key of the fleet is not understood");
+            }
+        }
+        snapshot
+    }
+
+    fn add(&mut self, keys: &FleetKeys, entry: &EtcdEntry) -> Option<()> {
+        let (kind, rest) = entry.key.strip_prefix(&keys.prefix)?.split_once('/')?;
+        let (model, number) = rest.rsplit_once('/')?;
+        match kind {
+            "slots" => {
+                let holder = serde_json::from_slice(&entry.value)
+                    .unwrap_or(SlotHolder { process: "another process".to_owned(), version: 0 });
+                let slots = self.slots.entry(model.to_owned()).or_default();
+                slots.insert(number.parse().ok()?, holder);
+            }
+            "holds" => {
+                let id = VersionId { model: model.into(), version: number.parse().ok()? };
+                let hold = serde_json::from_slice(&entry.value).unwrap_or(VersionHold {
+                    process: "another process".to_owned(),
+                    error: "its error cannot be read".to_owned(),
+                    at: 0,
+                });
+                self.holds.insert(id, hold);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::etcd::LeaseId;
+
+    fn entry(key: String, value: &[u8]) -> EtcdEntry {
+        let value = Bytes::copy_from_slice(value);
+        EtcdEntry { key, value, create_revision: 1, lease: LeaseId(1) }
+    }
+
+    #[test]
+    fn entries_are_read_as_they_were_written() {
+        let keys = FleetKeys::new("f");
+        let id = VersionId { model: "a model%".into(), version: 7 };
+        let holder = SlotHolder { process: "a".to_owned(), version: 7 };
+        let hold =
+            VersionHold { process: "b".to_owned(), error: "bad".to_owned(), at: 1_795_642_245 };
+        let snapshot = FleetSnapshot::new(
+            &keys,
+            &[
+                entry(keys.slot(&id.model, 1), &encoded(&holder)),
+                entry(keys.hold(&id), &encoded(&hold)),
+            ],
+        );
+        assert_eq!(snapshot.slots["a model%"], BTreeMap::from([(1, holder)]));
+        assert_eq!(snapshot.holds, BTreeMap::from([(id, hold.clone())]));
+        assert_eq!(hold.to_string(), "it failed in b at 2026-11-25 21:30:45 UTC: bad");
+        assert_eq!(VersionHold::new("b", &"x".repeat(2000)).error.len(), ERROR_CHARACTERS_MAX);
+    }
+
+    #[test]
+    fn unknown_values_count_and_unknown_keys_do_not() {
+        let keys = FleetKeys::new("f");
+        let id = VersionId { model: "m".into(), version: 7 };
+        let snapshot = FleetSnapshot::new(
+            &keys,
+            &[
+                entry(keys.slot("m", 0), b"later"),
+                entry(keys.hold(&id), b"{}"),
+                entry(format!("{}slots/m/x", keys.prefix()), b""),
+                entry(format!("{}holds/7", keys.prefix()), b""),
+                entry(format!("{}others/m/1", keys.prefix()), b""),
+                entry("millpond-updates/g/slots/m/1".to_owned(), b""),
+            ],
+        );
+        assert_eq!(snapshot.slots["m"].keys().collect::<Vec<_>>(), [&0]);
+        assert_eq!(snapshot.holds.keys().collect::<Vec<_>>(), [&id]);
+    }
+}

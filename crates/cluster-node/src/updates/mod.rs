@@ -1,0 +1,216 @@
+//! Turns of the processes of a fleet to load new versions of their models, in etcd.
+//!
+//! # Keys
+//! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a
+//! model. The key ends with a lease, which the process keeps alive during the load. With N slots, N
+//! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version
+//! failed, with the error. It ends after a day, or when an administrator's load of the version
+//! succeeds in any process.
+//!
+//! A process that fails writes the hold before it gives its slot back, and a process that takes a
+//! slot reads the holds afterwards. So with one slot, one process tries a bad version.
+//!
+//! # Without etcd
+//! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
+//! that have begun go on. Versions that are held back stay so.
+
+mod decide;
+mod keys;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result, VersionId};
+use lifecycle::{TurnState, UpdateEnd, UpdateTurns};
+use metrics::UpdateMetrics;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::etcd::Etcd;
+use crate::membership::check_name;
+use decide::{ASKS, TurnRules};
+use keys::FleetKeys;
+use worker::FleetWorker;
+
+/// Most slots of a model.
+pub const SLOTS_MAX: u32 = 1024;
+
+/// A process of a fleet, as its configuration has it.
+#[derive(Clone, Debug)]
+pub struct FleetOptions {
+    /// Name of the fleet in etcd.
+    pub fleet: String,
+    /// Name of the process, which no other process of the fleet has.
+    pub process: String,
+    /// Processes that load a new version of the same model at the same time, at least one.
+    pub concurrency: u32,
+    /// Intervals and limits.
+    pub times: FleetTimes,
+}
+
+/// Intervals and limits of turns.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetTimes {
+    /// Time after which the turn of a process that has ended is free.
+    pub lease: Duration,
+    /// Time between two keep-alives of a turn.
+    pub keep_alive: Duration,
+    /// Shortest time between two readings while a version wants to load. It grows with the wait.
+    pub poll: Duration,
+    /// Longest time between two readings, and that while versions wait for their window or are held
+    /// back.
+    pub watch: Duration,
+    /// Longest wait of an update for an answer of etcd. Then it is loaded without a turn.
+    pub silence: Duration,
+    /// Longest time of a turn. Then another process may load, although this one has not finished.
+    pub turn: Duration,
+    /// Time for which a version that failed is held back.
+    pub hold: Duration,
+}
+
+impl Default for FleetTimes {
+    fn default() -> Self {
+        FleetTimes {
+            lease: Duration::from_secs(10),
+            keep_alive: Duration::from_secs(3),
+            poll: Duration::from_millis(500),
+            watch: Duration::from_secs(5),
+            silence: Duration::from_secs(60),
+            turn: Duration::from_secs(3600),
+            hold: Duration::from_secs(24 * 3600),
+        }
+    }
+}
+
+/// Updates of this process. Each is a new version of a model on this server, which bounds their
+/// number.
+type FleetState = BTreeMap<VersionId, FleetUpdate>;
+
+/// An update of this process.
+struct FleetUpdate {
+    /// Since when the process wants to load it.
+    due: Option<Instant>,
+    state: TurnState,
+    /// Its end, until etcd has it.
+    end: Option<EndedUpdate>,
+}
+
+#[derive(Clone)]
+struct EndedUpdate {
+    end: UpdateEnd,
+    since: Instant,
+}
+
+/// State that the lifecycle and the worker share. The lock is held for moments only.
+#[derive(Default)]
+struct SharedFleet {
+    state: Mutex<FleetState>,
+    /// Notified of new, due and ended updates.
+    changed: Notify,
+    /// Notified of the stop.
+    stop: Notify,
+}
+
+/// Turns of this process in its fleet. A thread `updates` asks etcd.
+pub struct FleetUpdates {
+    shared: Arc<SharedFleet>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl FleetUpdates {
+    /// Starts the thread. It asks etcd only while there are updates, so etcd need not answer now.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a fleet's name with other characters than letters, digits, `.`, `_`
+    /// and `-`, and for a number of slots that is 0 or above [`SLOTS_MAX`]. `ResourceExhausted` if
+    /// the thread cannot be started.
+    pub fn start(
+        etcd: Etcd,
+        options: FleetOptions,
+        metrics: UpdateMetrics,
+    ) -> Result<FleetUpdates> {
+        check_name("fleet", &options.fleet)?;
+        if !(1..=SLOTS_MAX).contains(&options.concurrency) {
+            return Err(Error::invalid(format!(
+                "{} processes are to update at the same time; choose 1 to {SLOTS_MAX}",
+                options.concurrency
+            )));
+        }
+        let failed = |error: std::io::Error| {
+            Error::exhausted(format!("the thread of updates cannot be started: {error}"))
+        };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let shared = Arc::new(SharedFleet::default());
+        let rules =
+            TurnRules { process: options.process.clone(), concurrency: options.concurrency };
+        let keys = FleetKeys::new(&options.fleet);
+        let worker = FleetWorker::new(etcd, keys, rules, options.times, metrics, shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("updates".into())
+            .spawn(move || runtime.block_on(worker.run()))
+            .map_err(failed)?;
+        Ok(FleetUpdates { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Gives all turns back and ends the thread. Waits for at most a few seconds.
+    pub fn stop(&self) {
+        self.shared.stop.notify_one();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of updates ended by panic");
+        }
+    }
+}
+
+impl Drop for FleetUpdates {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl UpdateTurns for FleetUpdates {
+    fn ask(&self, id: &VersionId, due: bool) -> TurnState {
+        let mut state = self.shared.state.lock();
+        let news = state.get(id).is_none_or(|update| update.due.is_some() != due);
+        let update = state.entry(id.clone()).or_insert_with(|| FleetUpdate {
+            due: None,
+            state: TurnState::Waiting(ASKS.to_owned()),
+            end: None,
+        });
+        update.due = due.then(|| update.due.unwrap_or_else(Instant::now));
+        let answer = match update.end {
+            None => update.state.clone(),
+            Some(_) => TurnState::Waiting("its last update ends".to_owned()),
+        };
+        drop(state);
+        if news {
+            self.shared.changed.notify_one();
+        }
+        answer
+    }
+
+    fn end(&self, id: &VersionId, end: UpdateEnd) {
+        let mut state = self.shared.state.lock();
+        let ended = EndedUpdate { end, since: Instant::now() };
+        match state.get_mut(id) {
+            Some(update) => update.end = Some(ended),
+            None if ended.end == UpdateEnd::Dropped => return,
+            None => {
+                let update = FleetUpdate {
+                    due: None,
+                    state: TurnState::Waiting(ASKS.to_owned()),
+                    end: Some(ended),
+                };
+                state.insert(id.clone(), update);
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+}

@@ -1,0 +1,296 @@
+//! The thread that keeps the turns of this process in etcd.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result, VersionId};
+use lifecycle::{TurnState, UpdateEnd};
+use metrics::{ModelLabels, UpdateMetrics};
+
+use super::decide::{TurnRules, TurnStep, WaitingVersion, next_step, reading_pause, without_etcd};
+use super::keys::{FleetKeys, FleetSnapshot, SlotHolder, VersionHold, encoded};
+use super::{EndedUpdate, FleetTimes, SharedFleet};
+use crate::etcd::{Etcd, LeaseId};
+
+/// Longest time in which the end of an update is written again after a failure.
+const END_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest time in which turns are given back at the stop.
+const STOP_TIME_MAX: Duration = Duration::from_secs(2);
+/// Longest pause between two rounds without news.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// A slot that this process has.
+#[derive(Clone, Copy, Debug)]
+struct HeldSlot {
+    lease: LeaseId,
+    taken: Instant,
+    /// Time of the last keep-alive.
+    kept: Instant,
+}
+
+/// Keeps the turns of this process.
+pub(super) struct FleetWorker {
+    etcd: Etcd,
+    keys: FleetKeys,
+    rules: TurnRules,
+    times: FleetTimes,
+    metrics: UpdateMetrics,
+    shared: Arc<SharedFleet>,
+    slots: BTreeMap<VersionId, HeldSlot>,
+    /// Since when etcd has not answered for versions that want to load.
+    silent: BTreeMap<VersionId, Instant>,
+    /// Error of the last request, which is logged once while it stays the same.
+    logged: Option<Error>,
+}
+
+impl FleetWorker {
+    pub(super) fn new(
+        etcd: Etcd,
+        keys: FleetKeys,
+        rules: TurnRules,
+        times: FleetTimes,
+        metrics: UpdateMetrics,
+        shared: Arc<SharedFleet>,
+    ) -> FleetWorker {
+        let (slots, silent) = (BTreeMap::new(), BTreeMap::new());
+        FleetWorker { etcd, keys, rules, times, metrics, shared, slots, silent, logged: None }
+    }
+
+    /// Works until the stop.
+    pub(super) async fn run(mut self) {
+        let shared = self.shared.clone();
+        tokio::select! {
+            () = self.work() => {}
+            () = shared.stop.notified() => {}
+        }
+        let released = tokio::time::timeout(STOP_TIME_MAX, self.release_all()).await;
+        if released.is_err() {
+            tracing::warn!("etcd does not answer; turns of updates end with their leases");
+        }
+    }
+
+    async fn work(&mut self) {
+        let shared = self.shared.clone();
+        loop {
+            let pause = self.round().await;
+            // News and the end of the pause lead to the same round.
+            let _ = tokio::time::timeout(pause, shared.changed.notified()).await;
+        }
+    }
+
+    /// Takes every step that is possible now. Returns the time until the next round.
+    async fn round(&mut self) -> Duration {
+        self.keep_slots().await;
+        let ends = self.finish_ended().await;
+        let waiting = self.waiting();
+        self.silent.retain(|id, _| waiting.iter().any(|version| version.id == *id));
+        let mut pause = if ends { self.times.keep_alive } else { PAUSE_MAX };
+        if !self.slots.is_empty() {
+            pause = pause.min(self.times.keep_alive / 2);
+        }
+        if waiting.is_empty() {
+            return pause;
+        }
+        pause = pause.min(reading_pause(&waiting, &self.times));
+        match self.etcd.range(self.keys.prefix()).await {
+            Ok(range) => {
+                let snapshot = FleetSnapshot::new(&self.keys, &range.entries);
+                for version in &waiting {
+                    match self.advance(&snapshot, version).await {
+                        // The holds are read again before the slot counts.
+                        Ok(true) => pause = Duration::ZERO,
+                        Ok(false) => {
+                            self.silent.remove(&version.id);
+                            self.logged = None;
+                        }
+                        Err(error) => self.wait_without_etcd(version, &error),
+                    }
+                }
+            }
+            Err(error) => {
+                waiting.iter().for_each(|version| self.wait_without_etcd(version, &error));
+            }
+        }
+        pause
+    }
+
+    /// Returns the versions that wait.
+    fn waiting(&self) -> Vec<WaitingVersion> {
+        let state = self.shared.state.lock();
+        let waits = state
+            .iter()
+            .filter(|(_, update)| update.end.is_none() && update.state != TurnState::Granted);
+        waits
+            .map(|(id, update)| WaitingVersion {
+                id: id.clone(),
+                due: update.due.map(|since| since.elapsed()),
+                has_slot: self.slots.contains_key(id),
+            })
+            .collect()
+    }
+
+    fn set(&self, id: &VersionId, state: TurnState) {
+        if let Some(update) = self.shared.state.lock().get_mut(id) {
+            update.state = state;
+        }
+    }
+
+    /// Takes the next step of a version. Returns true if it took a slot.
+    async fn advance(
+        &mut self,
+        snapshot: &FleetSnapshot,
+        version: &WaitingVersion,
+    ) -> Result<bool> {
+        let id = &version.id;
+        match next_step(&self.rules, snapshot, version) {
+            TurnStep::HoldBack(reason) => {
+                self.release(id).await;
+                self.set(id, TurnState::HeldBack(reason));
+            }
+            TurnStep::Grant => {
+                tracing::debug!(%id, "has its turn");
+                self.set(id, TurnState::Granted);
+            }
+            TurnStep::Wait(reason) => self.set(id, TurnState::Waiting(reason)),
+            TurnStep::TakeSlot(free) => return self.take_slot(id, &free).await,
+        }
+        Ok(false)
+    }
+
+    /// Takes one of the slots for a version. Returns false if other processes were faster.
+    async fn take_slot(&mut self, id: &VersionId, free: &[u32]) -> Result<bool> {
+        let taken = Instant::now();
+        let lease = self.etcd.grant(self.times.lease).await?;
+        let holder = SlotHolder { process: self.rules.process.clone(), version: id.version };
+        for slot in free {
+            let key = self.keys.slot(&id.model, *slot);
+            let created = self.etcd.create(&key, &encoded(&holder), lease).await?.is_some();
+            // An earlier try of the same request may have created it.
+            let own =
+                created || self.etcd.get(&key).await?.is_some_and(|entry| entry.lease == lease);
+            if own {
+                self.slots.insert(id.clone(), HeldSlot { lease, taken, kept: taken });
+                return Ok(true);
+            }
+        }
+        self.etcd.revoke(lease).await?;
+        Ok(false)
+    }
+
+    /// Gives the slot of a version back, if it has one. If etcd does not answer, the lease ends.
+    async fn release(&mut self, id: &VersionId) {
+        if let Some(slot) = self.slots.remove(id)
+            && let Err(error) = self.etcd.revoke(slot.lease).await
+        {
+            tracing::debug!(%id, %error, "a turn ends with its lease");
+        }
+    }
+
+    async fn release_all(&mut self) {
+        while let Some(id) = self.slots.keys().next().cloned() {
+            self.release(&id).await;
+        }
+    }
+
+    /// Renews the leases of the slots.
+    async fn keep_slots(&mut self) {
+        for (id, slot) in self.slots.clone() {
+            if slot.taken.elapsed() >= self.times.turn {
+                tracing::warn!(%id, "has loaded for too long: other processes may load it too");
+                self.release(&id).await;
+                continue;
+            }
+            if slot.kept.elapsed() < self.times.keep_alive {
+                continue;
+            }
+            let asked = Instant::now();
+            match self.etcd.keep_alive(slot.lease).await {
+                Ok(true) => {
+                    self.slots.insert(id, HeldSlot { kept: asked, ..slot });
+                }
+                Ok(false) => {
+                    tracing::warn!(%id, "its turn ended, as etcd did not answer: its load goes on");
+                    self.slots.remove(&id);
+                }
+                Err(error) => tracing::debug!(%id, %error, "a turn could not be renewed"),
+            }
+        }
+    }
+
+    /// Writes the ends of updates. Returns true if some are left.
+    async fn finish_ended(&mut self) -> bool {
+        let mut left = false;
+        for (id, EndedUpdate { end, since }) in self.ended() {
+            if let Err(error) = self.write_end(&id, &end).await {
+                if since.elapsed() < END_TIME_MAX {
+                    left = true;
+                    continue;
+                }
+                tracing::warn!(%id, %error, ?end, "the fleet does not learn the end of an update");
+            }
+            self.release(&id).await;
+            let mut state = self.shared.state.lock();
+            let last = state.get(&id).and_then(|update| update.end.as_ref());
+            // Another end that came meanwhile is written in the next round.
+            if last.is_some_and(|last| last.since == since) {
+                state.remove(&id);
+            }
+        }
+        left
+    }
+
+    fn ended(&self) -> Vec<(VersionId, EndedUpdate)> {
+        let state = self.shared.state.lock();
+        let ended = |(id, update): (&VersionId, &super::FleetUpdate)| {
+            Some((id.clone(), update.end.clone()?))
+        };
+        state.iter().filter_map(ended).collect()
+    }
+
+    /// Holds a version back that failed, and lets the fleet go on with one that loaded by hand or
+    /// after a failure of this process.
+    async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
+        let key = self.keys.hold(id);
+        match end {
+            UpdateEnd::Dropped => Ok(()),
+            UpdateEnd::Failed(error) => {
+                let lease = self.etcd.grant(self.times.hold).await?;
+                let hold = VersionHold::new(&self.rules.process, error);
+                tracing::warn!(%id, "no other process of the fleet loads it, since it failed here");
+                self.etcd.put(&key, &encoded(&hold), lease).await
+            }
+            UpdateEnd::Loaded { by_hand } => {
+                let Some(entry) = self.etcd.get(&key).await? else { return Ok(()) };
+                let hold = serde_json::from_slice::<VersionHold>(&entry.value).ok();
+                let own = hold.is_some_and(|hold| hold.process == self.rules.process);
+                if *by_hand || own {
+                    tracing::info!(%id, "loads, so the fleet goes on with it");
+                    self.etcd.delete(&key).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets a version go on without a turn once it has waited long enough for an answer.
+    fn wait_without_etcd(&mut self, version: &WaitingVersion, error: &Error) {
+        let id = &version.id;
+        if self.logged.as_ref() != Some(error) {
+            tracing::warn!(%id, %error, "turns of updates are not known");
+            self.logged = Some(error.clone());
+        }
+        let state = self.shared.state.lock().get(id).map(|update| update.state.clone());
+        if version.due.is_none() || matches!(state, None | Some(TurnState::HeldBack(_))) {
+            return;
+        }
+        let since = *self.silent.entry(id.clone()).or_insert_with(Instant::now);
+        let state = without_etcd(since.elapsed(), self.times.silence);
+        if state == TurnState::Granted {
+            tracing::warn!(%id, "is loaded without a turn, since etcd does not answer");
+            let labels = ModelLabels { model: id.model.clone() };
+            self.metrics.without_turn.get_or_create(&labels).inc();
+        }
+        self.set(id, state);
+    }
+}

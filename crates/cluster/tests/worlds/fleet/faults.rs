@@ -1,0 +1,110 @@
+//! Faults of processes and of etcd.
+
+use super::etcd::EtcdRequest;
+use super::process::Process;
+use super::{Fleet, FleetItem, LENGTH, NODES, SHARDS, Sender};
+
+/// Mean time between two faults.
+const PAUSE_OF_FAULTS: u64 = 12_000;
+/// Longest time of a fault.
+const FAULT_MAX: u64 = 60_000;
+
+impl Fleet {
+    pub(super) fn fault(&mut self) {
+        if self.schedule.now() >= LENGTH {
+            return;
+        }
+        let delay = self.random.below(2 * PAUSE_OF_FAULTS);
+        self.schedule.at(delay, FleetItem::Fault);
+        let node = self.random.below(NODES as u64) as usize;
+        let time = self.random.below(FAULT_MAX);
+        let now = self.schedule.now();
+        let process = &mut self.processes[node];
+        if !process.is_alive {
+            return self.restart(node);
+        }
+        match self.random.below(10) {
+            0 | 1 => self.end_process(node, time),
+            2 => self.leave(node, time),
+            3 => process.drains = true,
+            4 => process.paused_until = now + time,
+            5 | 6 => process.cut_until = now + time,
+            7 => self.damage(node),
+            _ if !self.etcd.is_down => {
+                self.etcd.is_down = true;
+                self.figures.etcd_outages += 1;
+                self.schedule.at(time, FleetItem::EtcdBack);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn etcd_back(&mut self) {
+        let now = self.schedule.now();
+        self.etcd.is_down = false;
+        if self.random.percent(50) {
+            self.etcd.prolong(now);
+        }
+        self.etcd.expire(now);
+    }
+
+    /// Ends a process by signal 9. It restarts after `time` in most cases.
+    fn end_process(&mut self, node: usize, time: u64) {
+        let now = self.schedule.now();
+        self.figures.deaths += 1;
+        for shard in 0..SHARDS {
+            if self.processes[node].serves(shard) {
+                self.died.insert((node, shard), now);
+            }
+        }
+        let incarnation = self.processes[node].incarnation;
+        self.processes[node] = Process { node, incarnation, ..Process::default() };
+        if self.random.percent(80) {
+            self.schedule.at(time, FleetItem::Restart(node));
+        }
+    }
+
+    /// Ends a process by SIGTERM: it leaves the cluster first.
+    fn leave(&mut self, node: usize, time: u64) {
+        let now = self.schedule.now();
+        let process = &self.processes[node];
+        let is_cut = now < process.cut_until || self.etcd.is_down;
+        if let Some(lease) = process.lease.filter(|_| !is_cut) {
+            self.etcd.take(node, EtcdRequest::Revoke(lease), now);
+        }
+        self.end_process(node, time);
+    }
+
+    /// Damages a copy, which is restored then.
+    fn damage(&mut self, node: usize) {
+        let shard = self.random.below(u64::from(SHARDS)) as u32;
+        if self.processes[node].serves(shard) {
+            self.died.insert((node, shard), self.schedule.now());
+            let sender = self.processes[node].sender();
+            self.restore(sender, shard);
+        }
+    }
+
+    /// Starts a process of a node.
+    pub(super) fn restart(&mut self, node: usize) {
+        if self.processes[node].is_alive {
+            return;
+        }
+        let incarnation = self.processes[node].incarnation + 1;
+        let weight = self.random.between(1, 4) as u32;
+        let process = Process { node, incarnation, is_alive: true, weight, ..Process::default() };
+        self.processes[node] = process;
+        let delay = self.random.below(500);
+        self.schedule.at(delay, FleetItem::Look(Sender { node, incarnation }));
+    }
+
+    /// Ends all faults.
+    pub(super) fn quiet(&mut self) {
+        let now = self.schedule.now();
+        self.etcd.is_down = false;
+        for process in &mut self.processes {
+            process.paused_until = process.paused_until.min(now);
+            process.cut_until = process.cut_until.min(now);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Logs of the shards, and the writers that owners start.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cluster::{
+    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, Ticket, WriterId,
+    WriterState,
+};
+
+use super::{Fleet, FleetItem, Sender};
+
+/// Time after which a writer stops waiting for a create.
+const TIMEOUT: u64 = 400;
+/// Entries that a new writer reads.
+const ENTRIES_READ: u64 = 8;
+
+/// Number of a client's write.
+pub(super) type Write = u64;
+
+/// Log of one shard in the store.
+#[derive(Default)]
+pub(super) struct ShardLog {
+    entries: BTreeMap<EntryNumber, LogEntry<Write>>,
+    /// Writer that acknowledged writes, by epoch.
+    acknowledged_by: BTreeMap<Epoch, u64>,
+    acknowledged: BTreeSet<Write>,
+    /// Time of the last acknowledgement.
+    pub(super) acknowledged_at: u64,
+}
+
+impl ShardLog {
+    /// Returns a position before the end and the largest epoch before it.
+    fn start(&self) -> LogReplay {
+        let mut replay = LogReplay::new(EntryNumber::default(), Epoch::default());
+        let read = (self.entries.len() as u64).saturating_sub(ENTRIES_READ);
+        for entry in self.entries.values().take(read as usize) {
+            replay.take(entry);
+        }
+        replay
+    }
+
+    /// Takes an acknowledgement. Returns an explanation if another writer acknowledged in the same
+    /// epoch.
+    fn acknowledge(&mut self, writer: &ShardWriter, number: u64, now: u64) -> Option<String> {
+        self.acknowledged_at = now;
+        let first = *self.acknowledged_by.entry(writer.epoch).or_insert(number);
+        let epoch = writer.epoch.0;
+        (first != number).then(|| {
+            format!("writers {first} and {number} acknowledge in epoch {epoch} of {}", writer.shard)
+        })
+    }
+
+    /// Returns an acknowledged write that is not in the log, or is there twice.
+    fn wrong_write(&self) -> Option<Write> {
+        let mut replay = LogReplay::new(EntryNumber::default(), Epoch::default());
+        let mut counts: BTreeMap<Write, u32> = BTreeMap::new();
+        while let Some(entry) = self.entries.get(&replay.next()) {
+            if let (true, EntryBody::Writes(write)) = (replay.take(entry), &entry.body) {
+                *counts.entry(*write).or_default() += 1;
+            }
+        }
+        let wrong = |write: &&Write| counts.get(write).copied() != Some(1);
+        self.acknowledged.iter().find(wrong).copied()
+    }
+}
+
+/// A writer that a process has started.
+pub(super) struct ShardWriter {
+    pub(super) shard: u32,
+    pub(super) epoch: Epoch,
+    pub(super) writer: LogWriter<Write>,
+    /// True once the log refused it.
+    pub(super) is_lost: bool,
+}
+
+/// A writer of a process, which gets an answer.
+#[derive(Clone, Copy)]
+pub(super) struct WriterAddress {
+    pub(super) sender: Sender,
+    pub(super) number: u64,
+}
+
+impl Fleet {
+    /// Starts a writer of an ownership.
+    pub(super) fn start_writer(&mut self, at: usize, shard: u32, epoch: Epoch) {
+        let number = self.number();
+        let writer = LogWriter::new(WriterId(u128::from(number)));
+        let start = self.logs[shard as usize].start();
+        let process = &mut self.processes[at];
+        process.active.insert(shard, number);
+        let writer = ShardWriter { shard, epoch, writer, is_lost: false };
+        process.writers.insert(number, writer);
+        let address = WriterAddress { sender: process.sender(), number };
+        let granted = Event::Granted { epoch, from: start.next(), covered: start.epoch() };
+        self.handle(address, granted);
+    }
+
+    /// Ends the writer of an ownership, which may still carry out what is on its way.
+    pub(super) fn end_writer(&mut self, at: usize, shard: u32) {
+        let process = &mut self.processes[at];
+        if let Some(number) = process.active.remove(&shard) {
+            let address = WriterAddress { sender: process.sender(), number };
+            self.handle(address, Event::Expired);
+        }
+    }
+
+    /// Sends a client's write to each writer of a process.
+    pub(super) fn write(&mut self, at: usize) {
+        let process = &self.processes[at];
+        let active: Vec<u64> = process.active.values().copied().collect();
+        let sender = process.sender();
+        for number in active {
+            let write = self.number();
+            let submitted = Event::Submitted(Ticket(write), write);
+            self.handle(WriterAddress { sender, number }, submitted);
+        }
+    }
+
+    /// Returns true if a process writes the shard's log.
+    pub(super) fn is_writing(&self, at: usize, shard: u32) -> bool {
+        let process = &self.processes[at];
+        let writer = process.active.get(&shard).and_then(|number| process.writers.get(number));
+        writer.is_some_and(|writer| writer.writer.state() == WriterState::Owning)
+    }
+
+    pub(super) fn handle(&mut self, address: WriterAddress, event: Event<Write>) {
+        let now = self.schedule.now();
+        let process = &mut self.processes[address.sender.node];
+        let Some(writer) = process.writers.get_mut(&address.number) else { return };
+        let mut actions = Vec::new();
+        writer.writer.handle(event, &mut actions);
+        let shard = writer.shard;
+        for action in actions {
+            match action {
+                Action::Apply(..) | Action::Fail(_) => {}
+                Action::Acknowledge(ticket) => {
+                    let log = &mut self.logs[shard as usize];
+                    log.acknowledged.insert(ticket.0);
+                    self.figures.writes_acknowledged += 1;
+                    let process = &self.processes[address.sender.node];
+                    let Some(writer) = process.writers.get(&address.number) else { continue };
+                    let wrong = log.acknowledge(writer, address.number, now);
+                    self.violation = self.violation.take().or(wrong);
+                }
+                Action::Lost => {
+                    let process = &mut self.processes[address.sender.node];
+                    let is_active = process.active.get(&shard) == Some(&address.number);
+                    match process.writers.get_mut(&address.number) {
+                        Some(writer) if is_active => writer.is_lost = true,
+                        _ => drop(process.writers.remove(&address.number)),
+                    }
+                }
+                request => self.send_to_store(address, shard, request),
+            }
+        }
+    }
+
+    fn send_to_store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
+        // A read is repeated after a while. A create may arrive after its sender stopped waiting.
+        let late = if matches!(request, Action::Create(..)) { 60_000 } else { 3 * TIMEOUT };
+        let delay = match self.random.below(100) {
+            0 => self.random.below(late),
+            1..4 => self.random.below(3 * TIMEOUT),
+            _ => self.random.between(1, 40),
+        };
+        if let (true, Action::Create(id, ..)) = (delay > TIMEOUT, &request) {
+            let unknown = Event::NotCreated(*id);
+            self.schedule.at(TIMEOUT, FleetItem::StoreAnswer(address, unknown));
+        }
+        self.schedule.at(delay, FleetItem::Store(address, shard, request));
+    }
+
+    /// The store carries out a request of a writer.
+    pub(super) fn store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
+        let entries = &mut self.logs[shard as usize].entries;
+        let event = match request {
+            Action::Create(id, number, entry) => match entries.contains_key(&number) {
+                true => Event::NotCreated(id),
+                false => {
+                    entries.insert(number, entry);
+                    Event::Created(id)
+                }
+            },
+            Action::Read(id, number) => Event::Found(id, entries.get(&number).cloned()),
+            Action::ReadFloor(id) => Event::Floor(id, EntryNumber::default()),
+            _ => return,
+        };
+        let mut delay = self.random.between(1, 40);
+        let event = match event {
+            Event::Created(id) if self.random.percent(3) => {
+                delay += TIMEOUT;
+                Event::NotCreated(id)
+            }
+            event => event,
+        };
+        self.schedule.at(delay, FleetItem::StoreAnswer(address, event));
+    }
+
+    /// Returns an explanation if an acknowledged write is lost.
+    pub(super) fn wrong_log(&self) -> Option<String> {
+        let wrong = self.logs.iter().enumerate().find_map(|(shard, log)| {
+            log.wrong_write()
+                .map(|write| format!("write {write} of shard {shard} is not once in the log"))
+        });
+        wrong
+    }
+}

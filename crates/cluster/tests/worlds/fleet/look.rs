@@ -1,0 +1,197 @@
+//! A process looks at its view: copies of shards, ownership, registration.
+
+use cluster::{CopyNeed, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
+
+use super::etcd::EtcdRequest;
+use super::process::{Channel, Copy, Process};
+use super::{DEATH_SEEN_MAX, Fleet, FleetItem, LOOK, RESTORE_MAX, SHARDS, Sender, VIEW_AGE_MAX};
+use crate::worlds::Planted;
+
+/// Pause before a process tries to own a log again that has refused it.
+const REFUSED_PAUSE: u64 = 2_000;
+
+impl Fleet {
+    pub(super) fn look(&mut self, sender: Sender) {
+        let jitter = self.random.below(100);
+        self.schedule.at(LOOK + jitter, FleetItem::Look(sender));
+        self.look_at_copies(sender);
+        self.look_at_ownership(sender);
+        self.look_at_registration(sender);
+        if self.processes[sender.node].is_free(Channel::View) {
+            self.ask_etcd(sender, Channel::View, EtcdRequest::View);
+        }
+        if self.random.percent(50) {
+            self.write(sender.node);
+        }
+    }
+
+    fn look_at_copies(&mut self, sender: Sender) {
+        let now = self.schedule.now();
+        let instant = self.instant();
+        let believes = self.planted == Some(Planted::OldViewsCount);
+        let process = &self.processes[sender.node];
+        let view = process.view.clone();
+        let is_member = view.nodes.contains_key(&sender.node);
+        let is_certain = is_member && (believes || process.times.is_certain(now));
+        for shard in 0..SHARDS {
+            let wanted = self.placed(&view, shard, self.copies);
+            let is_wanted = is_member && wanted.contains(&sender.node);
+            let process = &mut self.processes[sender.node];
+            if is_wanted && !process.held.contains_key(&shard) {
+                process.held.insert(shard, Copy::default());
+                self.restore(sender, shard);
+                continue;
+            }
+            let Some(copy) = process.held.get_mut(&shard) else { continue };
+            let names: Vec<String> = wanted.iter().map(|node| format!("n{node}")).collect();
+            let announces = |name: &str| {
+                let node = wanted.iter().zip(&names).find(|(_, other)| *other == name);
+                let record = node.and_then(|(node, _)| view.nodes.get(node));
+                record.is_some_and(|record| record.serving.contains(&shard))
+            };
+            let serves =
+                |name: &str| self.planted == Some(Planted::DropsUnannounced) || announces(name);
+            let need = match is_certain {
+                true => CopyNeed::of(&format!("n{}", sender.node), &names, serves),
+                false => CopyNeed::Unknown,
+            };
+            if copy.unneeded.look(need, instant) {
+                process.held.remove(&shard);
+                self.figures.copies_dropped += 1;
+                self.check_drop(sender.node, shard, &wanted);
+            }
+        }
+    }
+
+    /// Checks that a copy is dropped only after the new holders have announced the shard, and that
+    /// it is not the last one, unless all new holders died a moment ago.
+    fn check_drop(&mut self, node: usize, shard: u32, relied: &[usize]) {
+        let now = self.schedule.now();
+        self.etcd.expire(now);
+        for holder in relied {
+            let announced = self.etcd.announced(*holder, shard, now);
+            if announced.is_none_or(|announced| announced + VIEW_AGE_MAX < now) {
+                let why = format!("{node} drops shard {shard} which {holder} does not announce");
+                self.violation = Some(format!("{why}: last at {announced:?}, now {now}"));
+            }
+        }
+        let is_held = self.processes.iter().any(|process| process.serves(shard));
+        let died = |holder: &usize| {
+            let died = self.died.get(&(*holder, shard));
+            died.is_some_and(|died| died + DEATH_SEEN_MAX >= now)
+        };
+        if !is_held && !relied.iter().all(died) {
+            let why = format!("{node} drops the last copy of shard {shard} at {now}");
+            self.violation = Some(format!("{why}; it relied on {relied:?}"));
+        }
+    }
+
+    /// Starts to restore a copy, which takes a while.
+    pub(super) fn restore(&mut self, sender: Sender, shard: u32) {
+        let number = self.number();
+        let delay = self.random.between(100, RESTORE_MAX);
+        if let Some(copy) = self.processes[sender.node].held.get_mut(&shard) {
+            copy.is_caught_up = false;
+            copy.restore = number;
+        }
+        self.schedule.at(delay, FleetItem::Restored(sender, shard, number));
+    }
+
+    pub(super) fn restored(&mut self, sender: Sender, shard: u32, restore: u64) {
+        let Some(process) = self.process(sender) else { return };
+        if let Some(copy) = process.held.get_mut(&shard).filter(|copy| copy.restore == restore) {
+            copy.is_caught_up = true;
+        }
+    }
+
+    fn look_at_ownership(&mut self, sender: Sender) {
+        let now = self.schedule.now();
+        for shard in 0..SHARDS {
+            self.give_up(sender, shard);
+        }
+        let process = &mut self.processes[sender.node];
+        process.refused.retain(|_, until| now < *until);
+        let is_repairing =
+            process.pending[Channel::Registration as usize].as_ref().is_some_and(|pending| {
+                matches!(pending.request, EtcdRequest::Own { .. } | EtcdRequest::Disown(..))
+            });
+        if is_repairing || !process.is_free(Channel::Ownership) {
+            return;
+        }
+        if let Some((shard, epoch)) = process.releases.pop_front() {
+            return self.release(sender, shard, epoch);
+        }
+        let own = format!("n{}", sender.node);
+        let view = process.view.clone();
+        for shard in 0..SHARDS {
+            let wanted = self.placed(&view, shard, 1).first().map(|node| format!("n{node}"));
+            let process = &mut self.processes[sender.node];
+            if process.active.contains_key(&shard) || process.refused.contains_key(&shard) {
+                continue;
+            }
+            let seen =
+                view.owners.get(&shard).map(|owner| (format!("n{}", owner.node), owner.epoch));
+            let seen = seen.as_ref().map(|seen| SeenOwner { node: &seen.0, epoch: seen.1 });
+            match ownership_step(&own, seen, wanted.as_deref()) {
+                OwnershipStep::Wait => {}
+                OwnershipStep::Release(epoch) if self.planted == Some(Planted::EpochsReused) => {
+                    self.start_writer(sender.node, shard, epoch);
+                }
+                OwnershipStep::Release(epoch) => {
+                    self.release(sender, shard, epoch);
+                    if !self.processes[sender.node].is_free(Channel::Ownership) {
+                        return;
+                    }
+                }
+                OwnershipStep::Acquire => {
+                    let Some(lease) = process.lease.filter(|_| process.written.is_some()) else {
+                        return;
+                    };
+                    if !process.drains {
+                        let own = EtcdRequest::Own { shard, lease, replaces: true };
+                        return self.ask_etcd(sender, Channel::Ownership, own);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the writer of a shard that the process should not own any more, or that its log has
+    /// refused.
+    fn give_up(&mut self, sender: Sender, shard: u32) {
+        let now = self.schedule.now();
+        let process = &self.processes[sender.node];
+        let Some(number) = process.active.get(&shard).copied() else { return };
+        let Some(writer) = process.writers.get(&number) else { return };
+        let (epoch, is_lost) = (writer.epoch, writer.is_lost);
+        let view = process.view.clone();
+        let owner = view.owners.get(&shard);
+        let seen_name = owner.map(|owner| format!("n{}", owner.node)).unwrap_or_default();
+        let seen = owner.map(|owner| SeenOwner { node: &seen_name, epoch: owner.epoch });
+        let wanted = self.placed(&view, shard, 1).first().map(|node| format!("n{node}"));
+        let own = format!("n{}", sender.node);
+        if !is_lost && keeps_ownership(&own, epoch, seen, wanted.as_deref()) {
+            return;
+        }
+        self.end_writer(sender.node, shard);
+        let process: &mut Process = &mut self.processes[sender.node];
+        if is_lost {
+            process.writers.remove(&number);
+            if seen == Some(SeenOwner { node: &own, epoch }) {
+                process.refused.insert(shard, now + REFUSED_PAUSE);
+            }
+        }
+        process.releases.push_back((shard, epoch));
+    }
+
+    fn look_at_registration(&mut self, sender: Sender) {
+        let now = self.schedule.now();
+        let process = &self.processes[sender.node];
+        if !process.is_free(Channel::Registration) {
+            return;
+        }
+        if let Some(request) = process.registration_step(now) {
+            self.ask_etcd(sender, Channel::Registration, request);
+        }
+    }
+}

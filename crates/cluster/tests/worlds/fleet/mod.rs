@@ -1,0 +1,255 @@
+//! Nodes that come and go: placement, copies of shards, ownership and logs, over a model of etcd.
+//!
+//! Faults: processes end, stop for a while, restart and drain; nodes come and change their weight;
+//! copies get damaged; etcd stops, or some nodes cannot reach it; requests and answers are late or
+//! lost. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet must settle.
+
+mod etcd;
+mod faults;
+mod logs;
+mod look;
+mod process;
+mod registration;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use cluster::{Action, Event, SearchServer, holders};
+
+use self::etcd::{Etcd, EtcdAnswer, EtcdRequest, EtcdView};
+use self::logs::{ShardLog, Write, WriterAddress};
+use self::process::{Channel, Process};
+use super::numbers::Numbers;
+use super::schedule::Schedule;
+use super::{Planted, WorldOutcome};
+
+const NODES: usize = 5;
+const SHARDS: u32 = 3;
+/// Time in which faults happen.
+const LENGTH: u64 = 240_000;
+/// Time after it in which the fleet must settle: a lease, a restore, and the time for which copies
+/// stay.
+const QUIET: u64 = 150_000;
+/// Time between two looks of a node.
+const LOOK: u64 = 500;
+/// Time of a lease in etcd.
+const LEASE: u64 = 10_000;
+/// Time after which a node stops waiting for etcd.
+const ETCD_TIMEOUT: u64 = 2_000;
+/// Longest restore of a copy.
+const RESTORE_MAX: u64 = 25_000;
+/// Age up to which a view is certain, and the way of a request.
+const VIEW_AGE_MAX: u64 = LEASE / 2;
+/// Time after its end within which a process may be in a certain view: its last keep-alive was on
+/// its way, and its lease and the view had to end.
+const DEATH_SEEN_MAX: u64 = LEASE + VIEW_AGE_MAX + 3 * ETCD_TIMEOUT;
+
+/// A process of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sender {
+    node: usize,
+    incarnation: u64,
+}
+
+/// Something that happens at a time.
+enum FleetItem {
+    Look(Sender),
+    /// A request reaches etcd.
+    Etcd(Sender, Channel, u64),
+    /// A request reaches etcd after its sender has stopped waiting.
+    EtcdLate(Sender, EtcdRequest),
+    EtcdAnswer(Sender, Channel, u64, EtcdAnswer),
+    EtcdTimeout(Sender, Channel, u64),
+    Store(WriterAddress, u32, Action<Write>),
+    StoreAnswer(WriterAddress, Event<Write>),
+    Restored(Sender, u32, u64),
+    Fault,
+    EtcdBack,
+    Restart(usize),
+    Quiet,
+    End,
+}
+
+#[derive(Default)]
+struct FleetFigures {
+    copies_dropped: u64,
+    owners: u64,
+    deaths: u64,
+    writes_acknowledged: u64,
+    etcd_outages: u64,
+}
+
+struct Fleet {
+    random: Numbers,
+    planted: Option<Planted>,
+    schedule: Schedule<FleetItem>,
+    /// Instant of the time 0.
+    zero: Instant,
+    copies: usize,
+    etcd: Etcd,
+    processes: Vec<Process>,
+    logs: Vec<ShardLog>,
+    numbers: u64,
+    /// Time at which a node lost a copy by a fault.
+    died: HashMap<(usize, u32), u64>,
+    placements: HashMap<Vec<(usize, u32)>, Vec<Vec<usize>>>,
+    figures: FleetFigures,
+    violation: Option<String>,
+}
+
+/// Runs the world of a seed.
+pub(super) fn run(seed: u64, planted: Option<Planted>) -> WorldOutcome {
+    let mut fleet = Fleet::new(seed, planted);
+    while let Some(item) = fleet.schedule.next() {
+        let ends = matches!(item, FleetItem::End);
+        fleet.happens(item);
+        if ends || fleet.violation.is_some() {
+            break;
+        }
+    }
+    let FleetFigures { copies_dropped, owners, deaths, writes_acknowledged, etcd_outages } =
+        fleet.figures;
+    let figures = [
+        ("copies_dropped", copies_dropped),
+        ("owners", owners),
+        ("deaths", deaths),
+        ("writes_acknowledged", writes_acknowledged),
+        ("etcd_outages", etcd_outages),
+    ];
+    WorldOutcome { violation: fleet.violation, figures: figures.into() }
+}
+
+impl Fleet {
+    fn new(seed: u64, planted: Option<Planted>) -> Fleet {
+        let mut random = Numbers::new(seed);
+        let copies = random.between(1, 3) as usize;
+        let mut fleet = Fleet {
+            random,
+            planted,
+            schedule: Schedule::new(),
+            zero: Instant::now(),
+            copies,
+            etcd: Etcd::default(),
+            processes: (0..NODES).map(|node| Process { node, ..Process::default() }).collect(),
+            logs: (0..SHARDS).map(|_| ShardLog::default()).collect(),
+            numbers: 0,
+            died: HashMap::new(),
+            placements: HashMap::new(),
+            figures: FleetFigures::default(),
+            violation: None,
+        };
+        // The last nodes come later.
+        for node in 0..NODES - 2 {
+            fleet.restart(node);
+        }
+        fleet.schedule.at(30_000, FleetItem::Fault);
+        fleet.schedule.at(LENGTH, FleetItem::Quiet);
+        fleet.schedule.at(LENGTH + QUIET, FleetItem::End);
+        fleet
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    fn instant(&self) -> Instant {
+        self.zero + Duration::from_millis(self.schedule.now())
+    }
+
+    /// Returns the process of a sender, if it is the same and alive.
+    fn process(&mut self, sender: Sender) -> Option<&mut Process> {
+        let process = &mut self.processes[sender.node];
+        (process.is_alive && process.incarnation == sender.incarnation).then_some(process)
+    }
+
+    fn happens(&mut self, item: FleetItem) {
+        let now = self.schedule.now();
+        // A process that is stopped finds everything when it continues.
+        let receiver = match &item {
+            FleetItem::Look(sender)
+            | FleetItem::EtcdAnswer(sender, ..)
+            | FleetItem::EtcdTimeout(sender, ..)
+            | FleetItem::Restored(sender, ..) => Some(*sender),
+            FleetItem::StoreAnswer(address, _) => Some(address.sender),
+            _ => None,
+        };
+        if let Some(sender) = receiver {
+            let Some(process) = self.process(sender) else { return };
+            if now < process.paused_until {
+                let rest = process.paused_until - now;
+                return self.schedule.at(rest, item);
+            }
+        }
+        match item {
+            FleetItem::Look(sender) => self.look(sender),
+            FleetItem::Etcd(sender, channel, id) => self.etcd_takes(sender, channel, id),
+            FleetItem::EtcdLate(sender, request) => {
+                if !self.etcd.is_down {
+                    self.etcd.take(sender.node, request, now);
+                }
+            }
+            FleetItem::EtcdAnswer(sender, channel, id, answer) => {
+                self.etcd_answered(sender, channel, id, Some(answer));
+            }
+            FleetItem::EtcdTimeout(sender, channel, id) => {
+                self.etcd_answered(sender, channel, id, None);
+            }
+            FleetItem::Store(address, shard, request) => self.store(address, shard, request),
+            FleetItem::StoreAnswer(address, event) => self.handle(address, event),
+            FleetItem::Restored(sender, shard, restore) => self.restored(sender, shard, restore),
+            FleetItem::Fault => self.fault(),
+            FleetItem::EtcdBack => self.etcd_back(),
+            FleetItem::Restart(node) => self.restart(node),
+            FleetItem::Quiet => self.quiet(),
+            FleetItem::End => self.end(),
+        }
+    }
+
+    /// Returns the nodes that should hold a shard, in the order of preference: the first one of
+    /// them should own it.
+    fn placed(&mut self, view: &EtcdView, shard: u32, copies: usize) -> Vec<usize> {
+        let servers: Vec<(usize, u32)> =
+            view.nodes.iter().map(|(node, record)| (*node, record.weight)).collect();
+        let placements = self.placements.entry(servers).or_insert_with_key(|servers| {
+            let named = |server: &(usize, u32)| SearchServer {
+                name: format!("n{}", server.0),
+                weight: server.1,
+            };
+            let searchers: Vec<SearchServer> = servers.iter().map(named).collect();
+            let of_shard = |shard: u32| {
+                let chosen = holders(&[shard as u8 + 1; 16], &searchers, NODES);
+                chosen.into_iter().map(|at| servers[at].0).collect()
+            };
+            (0..SHARDS).map(of_shard).collect()
+        });
+        placements[shard as usize].iter().copied().take(copies).collect()
+    }
+
+    /// Checks that the fleet has settled: each shard is held by the nodes that should, and the node
+    /// that should own it writes its log.
+    fn end(&mut self) {
+        let now = self.schedule.now();
+        self.violation = self.wrong_log();
+        self.etcd.expire(now);
+        let view = self.etcd.view();
+        for shard in 0..SHARDS {
+            let mut wanted = self.placed(&view, shard, self.copies);
+            let Some(owner) = wanted.first().copied() else { continue };
+            wanted.sort_unstable();
+            let holds = |process: &&Process| process.is_alive && process.held.contains_key(&shard);
+            let held: Vec<usize> =
+                self.processes.iter().filter(holds).map(|process| process.node).collect();
+            let announced = view.nodes.iter().filter(|(_, record)| record.serving.contains(&shard));
+            let announced: Vec<usize> = announced.map(|(node, _)| *node).collect();
+            let log = &self.logs[shard as usize];
+            let writes = self.is_writing(owner, shard) && now - log.acknowledged_at < 20_000;
+            if held != wanted || announced != wanted || !writes {
+                self.violation = Some(format!(
+                    "shard {shard} should be held by {wanted:?}, and is by {held:?}; announced by \
+                     {announced:?}; {owner} should write, which is {writes}"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A process of a node: its view, its registration in etcd and its copies of shards.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cluster::{Epoch, UnneededTimer};
+
+use super::etcd::{EtcdRequest, EtcdView, NodeRecord};
+use super::logs::ShardWriter;
+use super::{LEASE, Sender};
+
+/// Requests of one kind follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    View,
+    Registration,
+    Ownership,
+}
+
+/// A request to etcd that has no answer yet.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) id: u64,
+    pub(super) asked: u64,
+    pub(super) request: EtcdRequest,
+}
+
+/// A copy of a shard.
+#[derive(Default)]
+pub(super) struct Copy {
+    pub(super) is_caught_up: bool,
+    pub(super) unneeded: UnneededTimer,
+    /// Number of the restore that runs or ran last.
+    pub(super) restore: u64,
+}
+
+/// An ownership that a process knows as its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownOwner {
+    pub(super) epoch: Epoch,
+    pub(super) lease: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Process {
+    pub(super) node: usize,
+    pub(super) incarnation: u64,
+    pub(super) is_alive: bool,
+    pub(super) paused_until: u64,
+    /// Time until which it cannot reach etcd.
+    pub(super) cut_until: u64,
+    pub(super) weight: u32,
+    pub(super) drains: bool,
+    pub(super) view: EtcdView,
+    pub(super) times: ViewTimes,
+    pub(super) pending: [Option<Pending>; 3],
+    pub(super) lease: Option<u64>,
+    pub(super) is_lease_doubtful: bool,
+    pub(super) is_lease_ended: bool,
+    pub(super) kept: u64,
+    /// Description that etcd has.
+    pub(super) written: Option<NodeRecord>,
+    pub(super) owned: BTreeMap<u32, KnownOwner>,
+    pub(super) orphans: BTreeMap<u32, Epoch>,
+    pub(super) releases: VecDeque<(u32, Epoch)>,
+    /// Shards whose log refused this process, and until when it waits.
+    pub(super) refused: BTreeMap<u32, u64>,
+    pub(super) writers: BTreeMap<u64, ShardWriter>,
+    /// Writers that take writes, by shard.
+    pub(super) active: BTreeMap<u32, u64>,
+    pub(super) held: BTreeMap<u32, Copy>,
+}
+
+/// Times of the readings of the view.
+#[derive(Default)]
+pub(super) struct ViewTimes {
+    answered: Option<u64>,
+    returned: Option<u64>,
+    /// Time at which the newest reading was asked for; `None` if that kept absent nodes.
+    certain: Option<u64>,
+}
+
+impl ViewTimes {
+    /// Takes a reading. Returns true if absent nodes are kept: for one lease after an outage.
+    pub(super) fn read(&mut self, asked: u64, now: u64) -> bool {
+        if self.answered.is_some_and(|last| now - last > LEASE / 2) {
+            self.returned = Some(now);
+        }
+        self.answered = Some(now);
+        self.returned = self.returned.filter(|returned| now - returned < LEASE);
+        self.certain = self.returned.is_none().then_some(asked);
+        self.returned.is_some()
+    }
+
+    pub(super) fn is_certain(&self, now: u64) -> bool {
+        self.certain.is_some_and(|asked| now - asked <= LEASE / 2)
+    }
+}
+
+impl Process {
+    pub(super) fn sender(&self) -> Sender {
+        Sender { node: self.node, incarnation: self.incarnation }
+    }
+
+    pub(super) fn pending(&mut self, channel: Channel) -> &mut Option<Pending> {
+        &mut self.pending[channel as usize]
+    }
+
+    /// Returns true if a request of the channel can be sent.
+    pub(super) fn is_free(&self, channel: Channel) -> bool {
+        self.pending[channel as usize].is_none()
+    }
+
+    pub(super) fn serves(&self, shard: u32) -> bool {
+        self.is_alive && self.held.get(&shard).is_some_and(|copy| copy.is_caught_up)
+    }
+
+    /// Returns the description that etcd should have.
+    pub(super) fn record(&self) -> NodeRecord {
+        let serving = self.held.iter().filter(|(_, copy)| copy.is_caught_up);
+        NodeRecord {
+            weight: if self.drains { 0 } else { self.weight },
+            serving: serving.map(|(shard, _)| *shard).collect(),
+        }
+    }
+
+    /// Returns the next request that keeps the registration, in the order of the product: the
+    /// lease, the node's key, the keys of owners that ended with an earlier lease, and keys that
+    /// the process does not know as its own.
+    pub(super) fn registration_step(&self, now: u64) -> Option<EtcdRequest> {
+        let Some(lease) = self.lease else { return Some(EtcdRequest::Enter) };
+        if self.is_lease_ended {
+            return Some(EtcdRequest::Grant);
+        }
+        if self.is_lease_doubtful || now - self.kept >= LEASE * 3 / 10 {
+            return Some(EtcdRequest::KeepAlive(lease));
+        }
+        let record = self.record();
+        match &self.written {
+            None => return Some(EtcdRequest::Register(lease, record)),
+            Some(written) if *written != record => return Some(EtcdRequest::Put(lease, record)),
+            Some(_) => {}
+        }
+        if !self.is_free(Channel::Ownership) {
+            return None;
+        }
+        let ended = self.owned.iter().find(|(_, owner)| owner.lease != lease);
+        if let Some((shard, _)) = ended {
+            return Some(EtcdRequest::Own { shard: *shard, lease, replaces: false });
+        }
+        let orphan = self.orphans.first_key_value();
+        orphan.map(|(shard, epoch)| EtcdRequest::Disown(*shard, *epoch))
+    }
+
+    /// Removes an ownership from the process's knowledge. Returns false if it is unknown.
+    pub(super) fn forget_owner(&mut self, shard: u32, epoch: Epoch) -> bool {
+        if self.owned.get(&shard).is_none_or(|owner| owner.epoch != epoch) {
+            return false;
+        }
+        self.owned.remove(&shard);
+        let is_own = self
+            .view
+            .owners
+            .get(&shard)
+            .is_some_and(|it| it.node == self.node && it.epoch == epoch);
+        if is_own {
+            self.view.owners.remove(&shard);
+        }
+        true
+    }
+}
