@@ -18,6 +18,7 @@ use crate::models::pretty;
 Examples:
   millpond cluster status
   millpond cluster status --url http://10.0.0.7:8501 --json
+  millpond cluster status --url https://node-1.example:8501 --ca ca.pem
   millpond cluster rebalance --dry-run --without node-3
   millpond cluster drain node-3
 
@@ -167,7 +168,7 @@ fn drain(args: &DrainArgs) -> CommandResult {
         .hint("millpond cluster status lists the nodes"));
     };
     let server = ServerArgs {
-        url: Some(format!("http://{}", cell(&node["address"]))),
+        url: Some(node_url(client.base(), &cell(&node["address"]))),
         tls: args.root.server.tls.clone(),
     };
     HttpClient::new(&server)?.with_key(args.root.key()).post("/cluster/v1/drain", &json!({}))?;
@@ -205,6 +206,12 @@ fn drain(args: &DrainArgs) -> CommandResult {
         }
         std::thread::sleep(DRAIN_LOOK);
     }
+}
+
+/// Returns the URL of a node. All nodes of a cluster use TLS if the root at `root` does.
+fn node_url(root: &str, address: &str) -> String {
+    let scheme = if root.starts_with("https://") { "https" } else { "http" };
+    format!("{scheme}://{address}")
 }
 
 /// Returns the shards of a node that it still should hold, that it owns, or that not every wanted
@@ -311,6 +318,13 @@ mod tests {
         assert_eq!(shards_left(&view(&["a", "b"], &["a", "b"], "c"), "c"), 1, "c writes its log");
         assert_eq!(shards_left(&view(&["a", "c"], &["a", "c"], "a"), "c"), 1, "it still drains");
         assert_eq!(shards_left(&view(&[], &["c"], "a"), "c"), 1, "it has the only copy");
+    }
+
+    #[test]
+    fn nodes_use_tls_if_their_root_does() {
+        assert_eq!(node_url("https://a:1", "b:2"), "https://b:2");
+        assert_eq!(node_url("http://a:1", "b:2"), "http://b:2");
+        assert_eq!(node_url("unix:/run/a.sock", "b:2"), "http://b:2");
     }
 
     #[test]

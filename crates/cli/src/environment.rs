@@ -31,6 +31,10 @@ pub(crate) const CACHE_DIR: Variable =
 pub(crate) const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
 pub(crate) const DEMO_SECONDS: Variable =
     Variable::new("MILLPOND_DEMO_SECONDS", "`demo` ends by itself after this many seconds");
+pub(crate) const ETCD_PASSWORD: Variable =
+    Variable::new("MILLPOND_ETCD_PASSWORD", "password of MILLPOND_ETCD_USER");
+pub(crate) const ETCD_USER: Variable =
+    Variable::new("MILLPOND_ETCD_USER", "user of etcd for --cluster-etcd and --update-etcd");
 pub(crate) const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
 pub(crate) const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
 pub(crate) const MALLOC_CONF: Variable =
@@ -104,7 +108,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 37] = [
+pub(crate) const ALL: [&Variable; 39] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -112,6 +116,8 @@ pub(crate) const ALL: [&Variable; 37] = [
     &CACHE_DIR,
     &CONFIG,
     &DEMO_SECONDS,
+    &ETCD_PASSWORD,
+    &ETCD_USER,
     &LIBTORCH,
     &LOG,
     &MALLOC_CONF,
@@ -158,6 +164,12 @@ impl Variable {
     pub(crate) fn path(&self) -> Option<PathBuf> {
         std::env::var_os(self.name).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
+}
+
+/// Returns the name of this machine; empty if it cannot be read.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
 }
 
 /// Returns the directory for files that can be recreated: the variable, else the user's cache

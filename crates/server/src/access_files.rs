@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base::Result;
+use cluster_node::TlsPeer;
 use metrics::{KindLabels, Metrics};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
@@ -89,6 +90,16 @@ impl AccessFiles {
         if let Some(tls) = tls.clone() {
             let paths = tls.files().clone();
             files.push(ReloadedFiles::new("certificates", &paths.paths(), move || tls.reload()));
+        }
+        let of_cluster = server.cluster.get().map_or(&[][..], |cluster| cluster.tls());
+        let of_turns = server.core.turns.iter().filter_map(|turns| turns.tls.as_ref());
+        for tls in of_cluster.iter().chain(of_turns).cloned() {
+            let content = match tls.files().peer {
+                TlsPeer::Nodes => "certificates for other nodes",
+                TlsPeer::Etcd => "certificates for etcd",
+            };
+            let paths = tls.files().clone();
+            files.push(ReloadedFiles::new(content, &paths.paths(), move || tls.reload()));
         }
         if let Some(keys) = server.access.keys.clone()
             && let Some(path) = keys.path().map(Path::to_owned)

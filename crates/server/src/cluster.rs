@@ -6,15 +6,17 @@ use std::sync::Arc;
 use api_images::ImageRemoval;
 use api_qdrant::CollectionsState;
 use axum::Router;
+use axum::handler::Handler;
 use axum::routing::any;
 use backup::BackupStore;
 use base::{Error, Result};
-use cluster_node::NodeInfo;
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::root::{self, RootState};
+use cluster_node::{ClientTls, NodeInfo, Roles};
 use os::Rate;
 use transport::{Reply, RequestLimits, RequestResources};
 
+use crate::cluster_clients::ClusterClients;
 use crate::compose::Server;
 use crate::config::{ClusterConfig, Config};
 
@@ -24,8 +26,10 @@ const LOCAL_REQUESTS_MAX: usize = 1024;
 /// A node that works, and its routes.
 pub(crate) struct ClusterServing {
     node: Arc<ClusterNode>,
-    /// Routes of clients, if this node is a root.
-    root: Option<Router>,
+    /// Routes of clients.
+    clients: Router,
+    /// Certificates of this node as a client of others.
+    tls: Vec<Arc<ClientTls>>,
 }
 
 impl ClusterServing {
@@ -41,6 +45,7 @@ impl ClusterServing {
     ) -> Result<Option<ClusterServing>> {
         let Some(cluster) = &config.cluster else { return Ok(None) };
         let address = reachable(cluster, address)?;
+        let ClusterClients { nodes, etcd, tls } = ClusterClients::open(config, cluster, &address)?;
         let info = NodeInfo {
             name: cluster.node.clone().unwrap_or_else(|| address.replace(':', "-")),
             address,
@@ -50,31 +55,44 @@ impl ClusterServing {
             serving: Default::default(),
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
-        let routes = api_qdrant::routes().with_state(local_state(config, server));
+        let images = server.images.clone();
+        let routes = api_qdrant::routes()
+            .with_state(local_state(config, server))
+            .merge(api_images::routes().with_state(images.clone()))
+            .merge(api_images::shard_routes().with_state(images.clone()));
         let node = ClusterNode::start(NodeOptions {
             place: store.place().clone(),
-            etcd: cluster.etcd.clone(),
+            etcd,
             cluster: cluster.name.clone(),
             info,
             snapshot_entries: cluster.snapshot_entries,
             background_rate: Rate::per_second(config.search.background_rate),
-            key: cluster.key.clone(),
+            client: nodes,
             local: LocalCollections::new(routes, server.collections.clone()),
+            images,
             requests: server.requests.clone(),
         })
         .await?;
-        let root = cluster.roles.root.then(|| root_routes(&node, server));
-        Ok(Some(ClusterServing { node, root }))
+        let state = root_state(&node, server, cluster.roles);
+        let points = match cluster.roles.root {
+            true => root::routes().with_state(state.clone()),
+            false => refused("/collections", not_a_root),
+        };
+        let images = match cluster.roles.root || cluster.roles.extract {
+            true => root::image_routes().with_state(state),
+            false => refused("/v1/images", takes_no_images),
+        };
+        Ok(Some(ClusterServing { node, clients: points.merge(images), tls }))
     }
 
-    /// Returns the routes of collections in a cluster, and those between its nodes.
+    /// Returns the certificates of this node as a client of other nodes and of etcd.
+    pub(crate) fn tls(&self) -> &[Arc<ClientTls>] {
+        &self.tls
+    }
+
+    /// Returns the routes of collections and images in a cluster, and those between its nodes.
     pub(crate) fn routes(&self) -> Router {
-        let clients = self.root.clone().unwrap_or_else(|| {
-            Router::new()
-                .route("/collections", any(not_a_root))
-                .route("/collections/{*rest}", any(not_a_root))
-        });
-        clients.merge(self.node.routes())
+        self.clients.clone().merge(self.node.routes())
     }
 
     /// Leaves the work of this node to others, before the listeners end.
@@ -114,20 +132,34 @@ fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<Strin
     }
 }
 
-/// Returns the routes of clients.
-fn root_routes(node: &ClusterNode, server: &Server) -> Router {
+/// Returns the state of the routes of clients.
+fn root_state(node: &ClusterNode, server: &Server, roles: Roles) -> Arc<RootState> {
     let state = RootState::new(
         server.requests.clone(),
         node.client().clone(),
         node.view(),
         node.catalog().clone(),
     );
-    root::routes().with_state(Arc::new(state))
+    Arc::new(state.with_images(server.images.clone(), roles.extract))
+}
+
+/// Returns routes that refuse every request below `path`.
+fn refused<H: Handler<T, ()>, T: 'static>(path: &str, refusal: H) -> Router {
+    Router::new()
+        .route(path, any(refusal.clone()))
+        .route(&format!("{path}/{{*rest}}"), any(refusal))
 }
 
 async fn not_a_root() -> Reply {
     Reply::error(&Error::precondition(
         "this node does not have the role root; send requests for collections to one that has, or start it with \
+         --cluster-roles root,...",
+    ))
+}
+
+async fn takes_no_images() -> Reply {
+    Reply::error(&Error::precondition(
+        "this node has neither the role root nor extract; send images and searches to one that has, or start it with \
          --cluster-roles root,...",
     ))
 }

@@ -158,7 +158,7 @@ impl Server {
             core.scheduler.clone(),
         ));
         let images = Arc::new(ImagesState::new(
-            config.search.images(),
+            config.images(),
             requests.clone(),
             access.clone(),
             inference.clone(),
@@ -221,6 +221,9 @@ impl Server {
             log.shutdown();
         }
         self.core.lifecycle.shutdown();
+        if let Some(turns) = &self.core.turns {
+            turns.stop();
+        }
         // After all that ends with a trace.
         if let Some(tracer) = &self.core.tracer {
             tracer.shutdown();

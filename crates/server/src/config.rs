@@ -12,15 +12,17 @@ use crate::model_list::ModelListRules;
 use crate::readiness::ReadinessPolicy;
 use crate::request_log::RequestLogConfig;
 use crate::traces::TraceConfig;
+use crate::updates::UpdateSettings;
 use api_audio::AudioConfig;
 use base::Result;
 use base::units::{GIB, MIB};
-use cluster_node::Roles;
+use cluster_node::etcd::EtcdUser;
+use cluster_node::{ClientTlsFiles, Roles};
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
 use search::registry::MediumChoice as SearchMedium;
 use transport::access::{AccessPolicy, CorsPolicy, KeyRing, KeySources, Secret};
-use transport::{ByteBudget, ConnectionLimits, RequestLimits, TlsFiles};
+use transport::{ByteBudget, ConnectionLimits, PemSource, RequestLimits, TlsFiles};
 
 /// The configuration of `millpond serve`.
 #[derive(Clone, Debug)]
@@ -339,6 +341,8 @@ pub struct ModelsConfig {
     pub lists: ModelListRules,
     /// Models in object stores.
     pub stores: StoresConfig,
+    /// Waits of new versions for their turn in a fleet.
+    pub updates: UpdateSettings,
 }
 
 /// Models in object stores.
@@ -427,6 +431,12 @@ pub struct ClusterConfig {
     pub store_options: Vec<(String, String)>,
     /// Addresses of etcd.
     pub etcd: Vec<String>,
+    /// Certificates for etcd; `None` if it is reached without TLS.
+    pub etcd_tls: Option<ClientTlsFiles>,
+    /// User of etcd; `None` if it has no users.
+    pub etcd_user: Option<EtcdUser>,
+    /// Issuers of the nodes' certificates; `None` if the nodes do not use TLS.
+    pub tls_ca: Option<PemSource>,
     /// Name of the cluster in etcd.
     pub name: String,
     /// Name of this node; `None` is its address.
@@ -441,6 +451,13 @@ pub struct ClusterConfig {
     pub snapshot_entries: u64,
     /// Key that the nodes show to each other.
     pub key: Option<String>,
+}
+
+impl ClusterConfig {
+    /// Returns the store as a URL, or as a directory if it is one.
+    fn directory(&self) -> &str {
+        self.store.strip_prefix("file://").unwrap_or(&self.store)
+    }
 }
 
 impl std::fmt::Debug for ClusterConfig {
@@ -464,6 +481,9 @@ impl Default for ClusterConfig {
             store: String::new(),
             store_options: Vec::new(),
             etcd: Vec::new(),
+            etcd_tls: None,
+            etcd_user: None,
+            tls_ca: None,
             name: "millpond".to_owned(),
             node: None,
             roles: Roles::ALL,
@@ -497,6 +517,22 @@ impl Default for BackupSettings {
     }
 }
 
+impl Config {
+    /// Returns the settings of image collections. In a cluster, originals are in its store, beside
+    /// the logs of their collection.
+    pub(crate) fn images(&self) -> api_images::ImagesConfig {
+        let images = self.search.images();
+        match &self.cluster {
+            Some(cluster) => api_images::ImagesConfig {
+                originals: Some(format!("{}/data", cluster.directory().trim_end_matches('/'))),
+                originals_options: cluster.store_options.clone(),
+                ..images
+            },
+            None => images,
+        }
+    }
+}
+
 impl SearchConfig {
     /// Returns the settings of backups.
     pub(crate) fn backups(&self) -> backup::BackupConfig {
@@ -509,7 +545,7 @@ impl SearchConfig {
     }
 
     /// Returns the settings of image collections.
-    pub(crate) fn images(&self) -> api_images::ImagesConfig {
+    fn images(&self) -> api_images::ImagesConfig {
         api_images::ImagesConfig {
             directory: self.directory.clone(),
             originals: self.originals.clone(),

@@ -24,6 +24,7 @@ use crate::observer::MetricsObserver;
 use crate::page::journal::EventJournal;
 use crate::request_log::RequestLog;
 use crate::traces::{self, LoadTraces};
+use crate::updates::{FleetTurns, update_config};
 use crate::warmup::RecordedRequests;
 
 /// Default limit of the slot pool as a share of the machine's memory.
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) isolation: Arc<Isolation>,
     pub(crate) request_log: Option<Arc<RequestLog>>,
     pub(crate) tracer: Option<Arc<Tracer>>,
+    /// Turns of updates in the fleet.
+    pub(crate) turns: Option<FleetTurns>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
     /// True if parameters live in the slot pool, false if in malloc.
@@ -138,8 +141,10 @@ impl Core {
             engines: engines.iter().map(|engine| engine.name()).collect(),
             loads: tracer.clone().map(LoadTraces::new),
         });
+        let turns = FleetTurns::start(&config.models.updates, metrics.updates.clone())?;
+        let updates = update_config(&config.models.updates, turns.as_ref());
         let lifecycle = Lifecycle::start(
-            lifecycle_config(config, run_threads_max),
+            LifecycleConfig { updates, ..lifecycle_config(config, run_threads_max) },
             engines,
             store.clone(),
             Arc::new(RecordedRequests),
@@ -158,6 +163,7 @@ impl Core {
             isolation,
             request_log: request_log.map(Arc::new),
             tracer,
+            turns,
             engine_version,
             parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
         })

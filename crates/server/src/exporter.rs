@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use api_audio::AudioState;
 use api_images::ImagesState;
+use lifecycle::{UpdateStatus, VersionStatus};
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
@@ -324,9 +325,17 @@ fn process(metrics: &ProcessMetrics) {
 fn versions(core: &Core) {
     core.metrics.model_state.clear();
     core.metrics.parameter_bytes.clear();
+    core.metrics.updates.waiting.clear();
     let home = if core.parameters_in_pool { "dram" } else { "heap" };
     for model in core.lifecycle.status() {
         let name: &Arc<str> = &model.name;
+        let waits =
+            |version: &&VersionStatus| matches!(version.update, Some(UpdateStatus::Waiting { .. }));
+        let waiting = model.versions.iter().filter(waits).count();
+        if waiting > 0 {
+            let labels = ModelLabels { model: name.clone() };
+            core.metrics.updates.waiting.get_or_create(&labels).set(waiting as i64);
+        }
         for version in model.versions {
             let labels = StateLabels {
                 model: name.clone(),

@@ -8,6 +8,7 @@
 mod access_files;
 mod admin;
 mod cluster;
+mod cluster_clients;
 mod collections;
 mod compose;
 mod config;
@@ -42,12 +43,14 @@ mod surface;
 mod tests;
 mod threads;
 mod traces;
+mod updates;
 mod view;
 mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
-pub use cluster_node::Roles;
+pub use cluster_node::etcd::EtcdUser;
+pub use cluster_node::{ClientIdentityFiles, ClientTlsFiles, Roles, TlsPeer};
 pub use config::{
     BackupSettings, ClusterConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig,
     SearchConfig, StoresConfig, TFS_METRICS,
@@ -64,6 +67,7 @@ pub use telemetry::{SamplingRates, TraceExportConfig};
 pub use traces::TraceConfig;
 pub use transport::access::{CorsPolicy, Secret};
 pub use transport::{PemSource, TlsFiles};
+pub use updates::{TurnSettings, UpdateSettings};
 
 /// The server's name in the protocols' metadata.
 pub const NAME: &str = "millpond";

@@ -51,6 +51,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         worker: (dir.join("none"), Vec::new()),
         lists: crate::ModelListRules::default(),
         stores: crate::StoresConfig::default(),
+        updates: crate::UpdateSettings::default(),
     };
     let memory = MemoryConfig {
         placement: ParameterPlacement::Pool,

@@ -69,6 +69,10 @@ impl Observer for MetricsObserver {
             LifecycleEvent::RolloutEnded { model, promoted, reason } => {
                 self.rollout_ended(model, *promoted, reason);
             }
+            LifecycleEvent::UpdateHeldBack { model, .. } => {
+                let labels = ModelLabels { model: model.clone() };
+                self.metrics.updates.held_back.get_or_create(&labels).inc();
+            }
             LifecycleEvent::Swapped(report) => self.swapped(report),
             LifecycleEvent::Forgotten { model } => {
                 self.metrics.tfs.forget_model(model, &self.engines);
@@ -149,6 +153,9 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             let level = if *promoted { info } else { EventLevel::Warning };
             of("rollout_ended", level, model, None, &text)
         }
+        LifecycleEvent::UpdateHeldBack { model, version, reason } => {
+            of("held_back", EventLevel::Warning, model, Some(*version), reason)
+        }
         LifecycleEvent::Forgotten { model } => {
             of("removed", info, model, None, "removed: its directory is gone")
         }
@@ -216,6 +223,11 @@ mod tests {
             loaded(3),
             changed(1, LifecycleState::Released, None),
             LifecycleEvent::DrainSlow { model: "m".into(), version: 1 },
+            LifecycleEvent::UpdateHeldBack {
+                model: "m".into(),
+                version: 5,
+                reason: "held back: it failed at b".to_owned(),
+            },
             changed(WITHDRAWN, LifecycleState::Failed, Some("p99 1.8 times higher")),
             LifecycleEvent::RolloutEnded { model: "m".into(), promoted: false, reason: "latency" },
             LifecycleEvent::Forgotten { model: "m".into() },
@@ -233,6 +245,7 @@ mod tests {
                 ("loaded", Some(3), 1),
                 ("released", Some(1), 1),
                 ("drain_slow", Some(1), 1),
+                ("held_back", Some(5), 1),
                 ("withdrawn", Some(WITHDRAWN), 1),
                 ("rollout_ended", None, 1),
                 ("removed", None, 1),

@@ -69,15 +69,21 @@ impl ModelConfigurator {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces `from` by `to`. Returns false if `from` is not current any more.
-    fn replace(&self, from: &Arc<ConfigSet>, to: ConfigSet, done: AdminCallback) -> bool {
+    /// Replaces `from` by `to` through `configure`. Returns false if `from` is not current any
+    /// more.
+    fn replace(
+        &self,
+        from: &Arc<ConfigSet>,
+        to: ConfigSet,
+        configure: impl FnOnce(&Lifecycle, ConfigSet),
+    ) -> bool {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&current, from) {
             return false;
         }
         *current = Arc::new(to.clone());
         // Under the lock, so that the lifecycle sees replacements in this order.
-        self.lifecycle.configure(to, done);
+        configure(&self.lifecycle, to);
         true
     }
 
@@ -92,7 +98,8 @@ impl ModelConfigurator {
             let current = self.current();
             let to = self.list(config, &current).inspect_err(|_| self.count("failed"))?;
             let (sender, receiver) = oneshot::channel();
-            if self.replace(&current, to, Box::new(move |result| drop(sender.send(result)))) {
+            let done: AdminCallback = Box::new(move |result| drop(sender.send(result)));
+            if self.replace(&current, to, |lifecycle, set| lifecycle.configure(set, done)) {
                 break receiver;
             }
         };
@@ -175,7 +182,7 @@ impl ModelConfigurator {
             };
             let waiting = self.clone();
             let held = notice.clone();
-            let done = move |result: Result<()>| {
+            let done: AdminCallback = Box::new(move |result: Result<()>| {
                 match &result {
                     Ok(()) => tracing::info!("the new configuration of models is in effect"),
                     Err(error) => {
@@ -184,8 +191,10 @@ impl ModelConfigurator {
                 }
                 waiting.count(if result.is_ok() { "ok" } else { "failed" });
                 drop(held);
-            };
-            if self.replace(&current, set, Box::new(done)) {
+            });
+            // All servers of a fleet may follow the same file, so new versions wait for their turn.
+            let configure = |lifecycle: &Lifecycle, set| lifecycle.follow_configuration(set, done);
+            if self.replace(&current, set, configure) {
                 return;
             }
             // A request has replaced the models meanwhile.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::{Error, Result, VersionId};
 use engine::{ScheduleMode, Servable};
 use inference::{InferenceService, RunSize, TimeTotal, VersionStats};
-use lifecycle::{Catalog, Lifecycle, LifecycleState, ModelStatus, VersionStatus};
+use lifecycle::{Catalog, Lifecycle, LifecycleState, ModelStatus, UpdateStatus, VersionStatus};
 use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
@@ -106,6 +106,7 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
         name: model.name.clone(),
         version: Some(version.version),
         state: match version.state {
+            _ if version.update == Some(UpdateStatus::HeldBack) => "UNAVAILABLE",
             LifecycleState::Ready => "READY",
             LifecycleState::Discovered
             | LifecycleState::Admitted
@@ -229,6 +230,7 @@ mod tests {
             state,
             reason: reason.map(str::to_owned),
             note: Some("a note".into()),
+            update: None,
             parameter_bytes: 0,
             since: SystemTime::now(),
         };

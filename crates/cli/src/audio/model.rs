@@ -141,6 +141,7 @@ impl EngineArgs {
                 poll_once: false,
                 lists: server::ModelListRules::default(),
                 stores: server::StoresConfig::default(),
+                updates: server::UpdateSettings::default(),
                 models,
                 roots: Vec::new(),
                 poll: POLL,

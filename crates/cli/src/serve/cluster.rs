@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use server::ClusterConfig;
+use server::{ClusterConfig, PemSource};
 
+use super::cluster_tls::etcd_user;
 use super::settings::{ServeSettings, number};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
@@ -19,6 +20,10 @@ impl ServeSettings {
         let cluster = &self.cluster;
         let others = [
             ("--cluster-etcd", !cluster.cluster_etcd.is_empty()),
+            ("--cluster-etcd-ca", cluster.cluster_etcd_ca.is_some()),
+            ("--cluster-etcd-cert", cluster.cluster_etcd_cert.is_some()),
+            ("--cluster-etcd-key", cluster.cluster_etcd_key.is_some()),
+            ("--cluster-tls-ca", cluster.cluster_tls_ca.is_some()),
             ("--cluster-node", cluster.cluster_node.is_some()),
             ("--cluster-roles", cluster.cluster_roles.is_some()),
             ("--cluster-address", cluster.cluster_address.is_some()),
@@ -46,12 +51,12 @@ impl ServeSettings {
                 "--cluster-store keeps shards in --collections-dir, which is none",
             ));
         }
-        if self.server.tls_cert.is_some() {
+        if self.search.originals.is_some() {
             return Err(CommandError::usage(
-                "the nodes of a cluster do not speak TLS to each other yet: leave out --tls-cert, and encrypt their \
-                 network by other means",
+                "--originals has no effect in a cluster: leave it out, the original images are in --cluster-store",
             ));
         }
+        cluster.check_tls(self.server.tls_cert.is_some())?;
         if self.server.keys.is_some() && self.search.api_key.is_none() {
             return Err(CommandError::usage(
                 "--cluster-store with --keys needs --api-key KEY, which the nodes show to each other",
@@ -69,9 +74,10 @@ impl ServeSettings {
     /// Returns a usage error for an unknown role.
     pub(super) fn cluster_config(&self) -> CommandResult<Option<ClusterConfig>> {
         let options = self.cluster.clone();
+        let etcd_tls = options.etcd_tls();
         let Some(store) = options.cluster_store else { return Ok(None) };
         let default = ClusterConfig::default();
-        let roles = options.cluster_roles.map(|roles| roles.parse()).transpose();
+        let roles = options.cluster_roles.as_deref().map(str::parse).transpose();
         let roles = roles.map_err(|error: base::Error| {
             CommandError::usage(format!("--cluster-roles: {}", error.message()))
         })?;
@@ -79,6 +85,9 @@ impl ServeSettings {
         Ok(Some(ClusterConfig {
             store,
             store_options: if remote { environment::object_stores() } else { Vec::new() },
+            etcd_tls,
+            etcd_user: etcd_user(environment::ETCD_USER.text(), environment::ETCD_PASSWORD.text())?,
+            tls_ca: options.cluster_tls_ca.map(PemSource::File),
             etcd: options.cluster_etcd,
             name: options.cluster_name.unwrap_or(default.name),
             node: options.cluster_node,

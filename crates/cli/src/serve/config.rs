@@ -8,7 +8,7 @@ use lifecycle::{
 use server::{
     AudioConfig, BackupSettings, Config, CorsPolicy, DataConfig, ListenerConfig, MemoryConfig,
     MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig, SearchConfig,
-    SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles,
+    SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles, UpdateSettings,
 };
 
 use super::file::ModelOptions;
@@ -31,9 +31,10 @@ impl ServeSettings {
     /// # Errors
     /// Returns [`ExitStatus::CannotStart`] if this program's path is unknown.
     pub(crate) fn into_config(self) -> CommandResult<Config> {
-        let models = models(&self)?;
         let traces = trace_config(&self.server)?;
         let cluster = self.cluster_config()?;
+        let updates = self.update_settings(cluster.as_ref())?;
+        let models = ModelsConfig { updates, ..models(&self)? };
         Ok(Config {
             listeners: listeners(&self.server),
             data: data(&self.inference),
@@ -265,6 +266,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             ..ModelListRules::default()
         },
         stores: stores(settings),
+        updates: UpdateSettings::default(),
     })
 }
 

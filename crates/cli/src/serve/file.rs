@@ -105,6 +105,7 @@ impl SettingsFile {
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let (server, audio) = (&mut self.server, &mut self.audio);
+        let cluster = &mut self.cluster;
         // "none" is a keyword and a URL is no path, so both stay as they are.
         let search =
             self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
@@ -122,6 +123,10 @@ impl SettingsFile {
             self.inference.request_log.as_mut(),
             audio.spool_dir.as_mut(),
             audio.speakers_dir.as_mut(),
+            cluster.cluster_etcd_ca.as_mut(),
+            cluster.cluster_etcd_cert.as_mut(),
+            cluster.cluster_etcd_key.as_mut(),
+            cluster.cluster_tls_ca.as_mut(),
             search,
         ];
         if let Some(originals) =
@@ -129,9 +134,7 @@ impl SettingsFile {
         {
             *originals = base.join(&*originals).to_string_lossy().into_owned();
         }
-        if let Some(store) =
-            self.cluster.cluster_store.as_mut().filter(|place| !place.contains("://"))
-        {
+        if let Some(store) = cluster.cluster_store.as_mut().filter(|place| !place.contains("://")) {
             *store = base.join(&*store).to_string_lossy().into_owned();
         }
         let places = models.chain(self.roots.iter_mut()).filter(|path| !is_url(path));

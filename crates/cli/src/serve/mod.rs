@@ -2,6 +2,7 @@
 //! server.
 
 mod cluster;
+mod cluster_tls;
 mod config;
 pub(crate) mod file;
 mod file_error;
@@ -10,6 +11,7 @@ pub(crate) mod options;
 pub(crate) mod reload;
 pub(crate) mod settings;
 mod traces;
+mod updates;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

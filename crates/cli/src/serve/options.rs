@@ -336,6 +336,22 @@ pub(crate) struct LifecycleOptions {
     /// removed for new ones [default: 32GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) store_cache: Option<ByteSize>,
+    /// Time over which the servers of a fleet spread their loads of a new version: each waits a
+    /// part of it, chosen by its name, while an older version serves [default: none waits]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) update_window: Option<TimeSpan>,
+    /// Servers of the fleet that load a new version of the same model at the same time. A version
+    /// that fails in one server is not loaded by the others. Needs etcd [default: all at once]
+    #[arg(long, value_name = "N")]
+    pub(crate) update_concurrency: Option<u32>,
+    /// Addresses of the etcd in which the servers take turns, such as http://10.0.0.1:2379,
+    /// separated by commas [default: that of --cluster-etcd]
+    #[arg(long, value_name = "URLS", value_delimiter = ',')]
+    #[serde(default)]
+    pub(crate) update_etcd: Vec<String>,
+    /// Name of the fleet in etcd, if several share it [default: --cluster-name, or millpond]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) update_fleet: Option<String>,
 }
 
 /// `[audio]`: recordings sent to `/v1/audio`.
@@ -449,15 +465,29 @@ pub(crate) struct ClusterOptions {
     /// nodes name the same one. With this, /collections are those of the cluster
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) cluster_store: Option<String>,
-    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas
+    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas. If etcd has users, the
+    /// variables MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD name one
     #[arg(long, value_name = "URLS", value_delimiter = ',')]
     #[serde(default)]
     pub(crate) cluster_etcd: Vec<String>,
+    /// Issuers of etcd's certificates (PEM), for addresses that begin with https://
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_etcd_ca: Option<PathBuf>,
+    /// Certificate that this node shows to etcd (PEM), if etcd requires one of its clients
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_etcd_cert: Option<PathBuf>,
+    /// Private key of --cluster-etcd-cert (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_etcd_key: Option<PathBuf>,
+    /// Issuers of the nodes' certificates (PEM). Required with --tls-cert: the nodes then speak TLS
+    /// to each other. Each certificate must name the host of its node's --cluster-address
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster_tls_ca: Option<PathBuf>,
     /// Name of this node, which stays the same across restarts [default: the address]
     #[arg(long, value_name = "NAME")]
     pub(crate) cluster_node: Option<String>,
-    /// Work of this node: root answers clients, search holds shards, ingest writes their logs
-    /// [default: root,search,ingest]
+    /// Work of this node: root answers clients, search holds shards, ingest writes their logs,
+    /// extract finds the features of images [default: root,search,ingest,extract]
     #[arg(long, value_name = "ROLES")]
     pub(crate) cluster_roles: Option<String>,
     /// Address at which other nodes reach the HTTP port of this one [default: --host and the port]
@@ -562,7 +592,7 @@ sections! {
     }
     LifecycleOptions {
         poll, versions, transition, load_threads, unload_threads, load_retries, load_retry_interval,
-        cache_dir, store_cache,
+        cache_dir, store_cache, update_window, update_concurrency, update_etcd, update_fleet,
     }
     AudioOptions {
         recogniser, recordings, max_recording, max_spool, spool_dir, speakers_dir,
@@ -574,8 +604,8 @@ sections! {
         backup_rate, embedding_model, gpu, gpu_pinned, api_key,
     }
     ClusterOptions {
-        cluster_store, cluster_etcd, cluster_node, cluster_roles, cluster_address, cluster_name,
-        cluster_weight, cluster_snapshot_entries,
+        cluster_store, cluster_etcd, cluster_etcd_ca, cluster_etcd_cert, cluster_etcd_key, cluster_tls_ca,
+        cluster_node, cluster_roles, cluster_address, cluster_name, cluster_weight, cluster_snapshot_entries,
     }
 }
 

@@ -213,6 +213,7 @@ impl ServeSettings {
         span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
         self.check_backups()?;
         self.check_cluster()?;
+        self.check_updates()?;
         self.check_access()?;
         self.check_request_log()?;
         let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
@@ -558,7 +559,7 @@ pub(super) fn number(name: &str, value: Option<usize>, min: usize, max: usize) -
     }
 }
 
-fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
+pub(super) fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
     match value {
         Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => Err(CommandError::usage(
             format!("--{name} is {value:?}; it must be {min:?} to 24 hours"),

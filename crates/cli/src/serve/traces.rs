@@ -127,14 +127,13 @@ fn resource(otel: &OtelVariables) -> CommandResult<Vec<(String, String)>> {
         attributes.retain(|(key, _)| key != "service.name");
         attributes.push(("service.name".to_owned(), name.clone()));
     }
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
+    let host = environment::host_name();
     let version = env!("CARGO_PKG_VERSION");
     for (key, value) in [
         ("service.name", "millpond".to_owned()),
         ("service.version", version.to_owned()),
         ("service.instance.id", format!("{host}-{}", std::process::id())),
-        ("host.name", host.to_owned()),
+        ("host.name", host.clone()),
         ("telemetry.sdk.name", "millpond".to_owned()),
         ("telemetry.sdk.language", "rust".to_owned()),
         ("telemetry.sdk.version", version.to_owned()),

@@ -259,6 +259,16 @@ fn settings_of_a_cluster_without_effect_are_named() {
         ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is no role"),
         ([&both[..], &["--cluster-weight", "65"]].concat(), "--cluster-weight"),
         ([&both[..], &["--collections-dir", "none"]].concat(), "which is none"),
+        ([&both[..], &["--cluster-etcd-ca", "ca"]].concat(), "--cluster-etcd-ca has no effect"),
+        ([&both[..], &["--cluster-tls-ca", "ca"]].concat(), "--cluster-tls-ca has no effect"),
+        (
+            [&both[..], &["--tls-cert", "cert", "--tls-key", "key"]].concat(),
+            "--tls-cert needs --cluster-tls-ca FILE",
+        ),
+        (
+            [&store[..], &["--cluster-etcd", "https://127.0.0.1:1"]].concat(),
+            "needs --cluster-etcd-ca FILE",
+        ),
     ] {
         let run = run(&[&["serve", "--http-port", "0", "--grpc-port", "0"], &flags[..]].concat());
         assert_eq!(run.code, 2, "{flags:?}: {run:?}");

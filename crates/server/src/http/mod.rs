@@ -115,13 +115,15 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let traced = |routes: Router| {
         routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
     };
-    let images = api_images::routes().with_state(server.images.clone());
-    let qdrant = match server.cluster.get() {
+    let images_and_points = match server.cluster.get() {
         Some(cluster) => cluster.routes(),
-        None => api_qdrant::routes().with_state(server.qdrant.clone()),
+        None => {
+            let images = api_images::routes().with_state(server.images.clone());
+            images.merge(api_qdrant::routes().with_state(server.qdrant.clone()))
+        }
     };
     let backups = backups::routes(access.clone()).with_state(server.backups.clone());
-    let collections = traced(images.merge(qdrant).merge(backups));
+    let collections = traced(images_and_points.merge(backups));
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = models()
         .with_state(server.models.clone())

@@ -23,7 +23,9 @@ const OPEN: [&str; 12] = [
 /// Routes whose answers list the collections that the key may use.
 const LISTS: [&str; 5] = ["/", "/collections", "/aliases", "/v1/images", "/cluster/v1/view"];
 /// Routes between the nodes of a cluster. Their bodies name any collection by its id.
-const NODES: [&str; 6] = [
+const NODES: [&str; 8] = [
+    "/cluster/v1/extract",
+    "/cluster/v1/shards/{id}/{shard}/{*rest}",
     "/cluster/v1/read",
     "/cluster/v1/write",
     "/cluster/v1/appended",
@@ -32,7 +34,9 @@ const NODES: [&str; 6] = [
     "/cluster/v1/plan",
 ];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 15] = [
+const SEARCHES: [&str; 17] = [
+    "/cluster/v1/extract",
+    "/cluster/v1/shards/{id}/{shard}/{*rest}",
     "/cluster/v1/read",
     "/cluster/v1/plan",
     "/v1/images/{collection}/search",

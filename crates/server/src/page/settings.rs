@@ -124,6 +124,7 @@ fn lifecycle(config: &Config) -> Vec<Setting> {
     let models = &config.models;
     let root = |root: &ModelRoot| or(root.store.clone(), &root.dir.display().to_string());
     let roots: Vec<String> = models.roots.iter().map(root).collect();
+    let concurrency = models.updates.turns.as_ref().map(|turns| turns.concurrency);
     vec![
         of("roots", if roots.is_empty() { "none".to_owned() } else { roots.join(", ") }),
         of("models by name", models.models.len()),
@@ -134,6 +135,8 @@ fn lifecycle(config: &Config) -> Vec<Setting> {
         of("load-retry-interval", time(models.load_retry_interval)),
         of("cache-dir", models.cache_dir.display()),
         of("store-cache", bytes(models.stores.cache_bytes_max)),
+        of("update-window", time(models.updates.window)),
+        of("update-concurrency", or(concurrency, "none")),
     ]
 }
 

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use lifecycle::{ModelStatus, VersionStatus};
+use lifecycle::{ModelStatus, UpdateStatus, VersionStatus};
 use serde::Serialize;
 
 use super::history::{Histories, HistoryPoint, HistoryRange, STEP_SECONDS, TAIL_REQUESTS_MIN};
@@ -119,6 +119,9 @@ struct ModelRow {
 struct VersionRow {
     version: u64,
     state: &'static str,
+    /// "waiting" or "held back" if it waits for its turn in the fleet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    update: Option<&'static str>,
     /// Reason of a failure or a wait, or a note.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -220,6 +223,10 @@ fn version(status: &VersionStatus) -> VersionRow {
     VersionRow {
         version: status.version,
         state: status.state.name(),
+        update: status.update.map(|update| match update {
+            UpdateStatus::Waiting { .. } => "waiting",
+            UpdateStatus::HeldBack => "held back",
+        }),
         reason: status.reason.clone().or_else(|| status.note.clone()),
         bytes: status.parameter_bytes,
         since: epoch_ms(status.since),

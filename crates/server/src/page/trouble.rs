@@ -1,6 +1,6 @@
 //! Decides how badly a model does: what the overview lists first, and says in one line.
 
-use lifecycle::{LifecycleState, ModelStatus};
+use lifecycle::{LifecycleState, ModelStatus, UpdateStatus};
 use serde::Serialize;
 
 use super::history::TrafficRecord;
@@ -56,6 +56,7 @@ pub(super) fn of(status: &ModelStatus, minute: &TrafficRecord) -> ModelTrouble {
         failure(status),
         errors(minute),
         broken_version(status),
+        held_back(status),
         status.error.as_ref().map(|error| (TroubleLevel::Warning, error.clone())),
     ]
     .into_iter()
@@ -129,6 +130,14 @@ fn broken_version(status: &ModelStatus) -> Option<(TroubleLevel, String)> {
     ))
 }
 
+/// Returns why the newest version is held back.
+fn held_back(status: &ModelStatus) -> Option<(TroubleLevel, String)> {
+    let newest = status.versions.last()?;
+    let held = newest.update == Some(UpdateStatus::HeldBack) && !status.unloaded;
+    let reason = newest.reason.as_deref().filter(|_| held)?;
+    Some((TroubleLevel::Warning, format!("version {} is {reason}", newest.version)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::SystemTime;
@@ -143,6 +152,7 @@ mod tests {
             state,
             reason: (state == LifecycleState::Failed).then(|| "no such file".to_owned()),
             note: None,
+            update: None,
             parameter_bytes: 0,
             since: SystemTime::UNIX_EPOCH,
         };
@@ -170,6 +180,14 @@ mod tests {
             let found = of(&model(&versions), &quiet);
             assert_eq!((found.state, found.level), (state, wanted), "{versions:?}");
         }
+        let mut held = model(&[(1, Ready), (2, LifecycleState::Discovered)]);
+        held.versions[1].update = Some(UpdateStatus::HeldBack);
+        held.versions[1].reason = Some("held back: it failed at b".to_owned());
+        let found = of(&held, &quiet);
+        assert_eq!((found.state, found.level), (ModelState::Ready, TroubleLevel::Warning));
+        assert_eq!(found.text, "version 2 is held back: it failed at b");
+        held.versions[1].update = Some(UpdateStatus::Waiting { until: None });
+        assert_eq!(of(&held, &quiet).level, TroubleLevel::None);
         let unloaded = ModelStatus { unloaded: true, ..model(&[(1, Failed)]) };
         assert_eq!(of(&unloaded, &quiet).state, ModelState::Unloaded);
         assert_eq!(of(&unloaded, &quiet).level, TroubleLevel::None);

@@ -3,6 +3,7 @@
 mod audio;
 mod edge;
 mod images;
+mod images_cluster;
 mod images_duplicates;
 mod keys;
 mod metrics;

@@ -32,6 +32,14 @@ pub enum PemSource {
 }
 
 impl PemSource {
+    /// Returns the path of a file.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            PemSource::File(path) => Some(path),
+            PemSource::Text(..) => None,
+        }
+    }
+
     fn read(&self) -> Result<Vec<u8>> {
         match self {
             PemSource::File(path) => std::fs::read(path).map_err(|error| Error::io(path, &error)),
@@ -40,7 +48,7 @@ impl PemSource {
     }
 
     /// Returns an error about the content.
-    fn wrong(&self, why: impl std::fmt::Display) -> Error {
+    pub fn wrong(&self, why: impl std::fmt::Display) -> Error {
         Error::invalid(format!("{self}: {why}"))
     }
 
@@ -51,7 +59,11 @@ impl PemSource {
         }
     }
 
-    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>> {
+    /// Reads the certificates, at least one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is none, or the error of the read.
+    pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>> {
         let text = self.read()?;
         let found: std::result::Result<Vec<_>, PemError> =
             CertificateDer::pem_slice_iter(&text).collect();
@@ -60,6 +72,28 @@ impl PemSource {
             false => Ok(found),
         });
         found.map_err(|error| self.unreadable(error, "certificate"))
+    }
+
+    /// Reads a private key that is not encrypted.
+    ///
+    /// # Errors
+    /// As [`PemSource::certificates`].
+    pub fn private_key(&self) -> Result<PrivateKeyDer<'static>> {
+        PrivateKeyDer::from_pem_slice(&self.read()?).map_err(|error| {
+            self.unreadable(error, "private key (PKCS#8, PKCS#1 or SEC1, not encrypted)")
+        })
+    }
+
+    /// Reads the certificates of issuers.
+    ///
+    /// # Errors
+    /// As [`PemSource::certificates`].
+    pub fn issuers(&self) -> Result<RootCertStore> {
+        let mut issuers = RootCertStore::empty();
+        for certificate in self.certificates()? {
+            issuers.add(certificate).map_err(|error| self.wrong(error))?;
+        }
+        Ok(issuers)
     }
 }
 
@@ -85,13 +119,9 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Returns the paths of all files.
-    pub fn paths<'a>(&'a self) -> Vec<&'a Path> {
+    pub fn paths(&self) -> Vec<&Path> {
         let all = [&self.cert, &self.key].into_iter().chain(&self.client_ca);
-        let path = |source: &'a PemSource| match source {
-            PemSource::File(path) => Some(path.as_path()),
-            PemSource::Text(..) => None,
-        };
-        all.filter_map(path).collect()
+        all.filter_map(PemSource::path).collect()
     }
 }
 
@@ -158,9 +188,7 @@ impl TlsIdentity {
 
 fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     let chain = files.cert.certificates()?;
-    let key = PrivateKeyDer::from_pem_slice(&files.key.read()?).map_err(|error| {
-        files.key.unreadable(error, "private key (PKCS#8, PKCS#1 or SEC1, not encrypted)")
-    })?;
+    let key = files.key.private_key()?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -168,11 +196,8 @@ fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(source) => {
-            let mut roots = RootCertStore::empty();
-            for root in source.certificates()? {
-                roots.add(root).map_err(|error| source.wrong(error))?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            let issuers = Arc::new(source.issuers()?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(issuers, provider)
                 .build()
                 .map_err(|error| source.wrong(error))?;
             builder.with_client_cert_verifier(verifier)

@@ -1,0 +1,299 @@
+//! Collections of images of a cluster beside one of this server alone, with the same images: both
+//! give the same answers. One node holds all shards, and makes the operations of the log at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api_qdrant::BoxFuture;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Json, Path as UrlPath, Request, State};
+use axum::response::Response;
+use axum::routing::{any, post};
+use base::Result;
+use bytes::Bytes;
+use cluster_node::node::LocalCollections;
+use cluster_node::root::{CollectionCatalog, RootState, image_routes};
+use cluster_node::{
+    ClusterView, CollectionRecord, HttpClient, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
+};
+use http::Method;
+use http_body_util::BodyExt;
+use metrics::KindLabels;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::images::{Expected, Served, picture, served};
+
+/// Shards of the collection "spread".
+const SHARDS: u32 = 3;
+
+/// The node that holds all shards.
+#[derive(Clone)]
+struct OneNode {
+    local: LocalCollections,
+    routes: Router,
+    view: ViewUpdater,
+    entry: Arc<AtomicU64>,
+}
+
+impl CollectionCatalog for OneNode {
+    fn create<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move {
+            for key in record.shard_keys() {
+                self.local.create(&key, record).await?;
+            }
+            self.view.update(|view: &mut ClusterView| {
+                view.collections.insert(record.name.clone(), record.clone());
+                let node = view.nodes.get_mut("a").unwrap();
+                let shards: BTreeSet<u32> = (0..record.shards).collect();
+                node.serving.insert(record.id.clone(), shards);
+                for key in record.shard_keys() {
+                    let owner = Owner { node: "a".to_owned(), epoch: Default::default() };
+                    view.owners.insert(key, owner);
+                }
+            });
+            Ok(true)
+        })
+    }
+
+    fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
+        self.view.update(|view| drop(view.collections.remove(name)));
+        Box::pin(async { Ok(true) })
+    }
+
+    fn is_loaded(&self) -> bool {
+        true
+    }
+}
+
+/// A read or a write of another node. Texts stay as they are, as numbers must.
+#[derive(serde::Deserialize)]
+struct NodeRequest {
+    collection: String,
+    #[serde(default)]
+    shards: BTreeMap<u32, u64>,
+    #[serde(default)]
+    path: String,
+    body: Option<Box<RawValue>>,
+    #[serde(default)]
+    shard: u32,
+    #[serde(default)]
+    operations: Vec<Box<RawValue>>,
+}
+
+async fn read(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> String {
+    let mut answers = Vec::new();
+    for shard in request.shards.keys() {
+        let key = ShardKey::new(&request.collection, *shard);
+        let body = Bytes::from(request.body.as_ref().unwrap().get().to_owned());
+        let answer = node.local.call(Method::POST, &key, &request.path, body).await.unwrap();
+        let (status, body) = (answer.status.as_u16(), String::from_utf8_lossy(&answer.body));
+        answers.push(format!("\"{shard}\":{{\"status\":{status},\"body\":{body}}}"));
+    }
+    format!("{{\"shards\":{{{}}}}}", answers.join(","))
+}
+
+async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> String {
+    let key = ShardKey::new(&request.collection, request.shard);
+    let named = node.local.find(&key).unwrap().unwrap();
+    for operation in request.operations {
+        let (named, text) = (named.clone(), operation.get().to_owned());
+        let apply = move || match api_images::is_image_operation(text.as_bytes()) {
+            true => api_images::apply_image_operation(&named, text.as_bytes()),
+            false => api_qdrant::apply_operation(&named, text.as_bytes()),
+        };
+        // A holder makes some operations twice after a restart.
+        let twice = move || apply().and_then(|()| apply());
+        tokio::task::spawn_blocking(twice).await.unwrap().unwrap();
+    }
+    json!({ "entry": node.entry.fetch_add(1, Ordering::Relaxed) }).to_string()
+}
+
+async fn stored(
+    State(node): State<OneNode>,
+    UrlPath((id, shard, rest)): UrlPath<(String, u32, String)>,
+    mut request: Request,
+) -> Response {
+    let name = ShardKey::new(&id, shard).local_name();
+    let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    *request.uri_mut() = format!("/v1/images/{name}/{rest}{query}").parse().unwrap();
+    // The parameters of this route are none of the other one.
+    *request.extensions_mut() = http::Extensions::default();
+    let Ok(response) = node.routes.oneshot(request).await;
+    response
+}
+
+/// Body of a request.
+#[derive(Clone, Copy)]
+enum Sent<'a> {
+    Nothing,
+    Image(&'a [u8]),
+    Json(&'a Value),
+}
+
+/// A root over one node, and the server whose directory and model both use.
+struct Spread {
+    served: Served,
+    root: Router,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Spread {
+    fn start(dir: &Path) -> Spread {
+        let served = served(dir, |_| {});
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = &served.server;
+        let routes = api_qdrant::routes()
+            .with_state(server.qdrant.clone())
+            .merge(api_images::routes().with_state(server.images.clone()))
+            .merge(api_images::shard_routes().with_state(server.images.clone()));
+        let node = OneNode {
+            local: LocalCollections::new(routes.clone(), server.collections.clone()),
+            routes,
+            view: ViewUpdater::new(),
+            entry: Arc::new(AtomicU64::new(1)),
+        };
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let info = NodeInfo {
+            name: "a".to_owned(),
+            address: listener.local_addr().unwrap().to_string(),
+            roles: Roles::ALL,
+            weight: 1,
+            build: "1".to_owned(),
+            serving: BTreeMap::new(),
+        };
+        node.view.update(|view| drop(view.nodes.insert(info.name.clone(), info)));
+        let between = Router::new()
+            .route("/cluster/v1/read", post(read))
+            .route("/cluster/v1/write", post(write))
+            .route("/cluster/v1/shards/{id}/{shard}/{*rest}", any(stored))
+            .with_state(node.clone());
+        runtime.spawn(async move { axum::serve(listener, between).await.unwrap() });
+        let (requests, client) = (server.requests.clone(), HttpClient::new(None));
+        let state = RootState::new(requests, client, node.view.source(), Arc::new(node));
+        let state = state.with_images(server.images.clone(), true);
+        let root = image_routes().with_state(Arc::new(state));
+        Spread { served, root, runtime }
+    }
+
+    /// Sends a request to the root. Returns the status and the body.
+    fn send(&self, method: &str, path: &str, body: Sent<'_>) -> (u16, Bytes) {
+        let (media, body) = match body {
+            Sent::Nothing => ("", Body::empty()),
+            Sent::Image(bytes) => ("image/jpeg", Body::from(bytes.to_vec())),
+            Sent::Json(json) => ("application/json", Body::from(json.to_string())),
+        };
+        let request = Request::builder().method(method).uri(format!("/v1/images/spread{path}"));
+        let request = request.header("content-type", media).body(body).unwrap();
+        self.runtime.block_on(async {
+            let Ok(response) = self.root.clone().oneshot(request).await;
+            let status = response.status().as_u16();
+            (status, response.into_body().collect().await.unwrap().to_bytes())
+        })
+    }
+
+    #[track_caller]
+    fn good(&self, method: &str, path: &str, body: Sent<'_>) -> Value {
+        let (status, body) = self.send(method, path, body);
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    fn puts(&self, kind: &'static str) -> u64 {
+        let put = &self.served.server.core.metrics.images.put;
+        put.get_or_create(&KindLabels { kind }).get()
+    }
+}
+
+/// Removes the times of a search.
+fn timeless(mut answer: Value) -> Value {
+    answer.as_object_mut().unwrap().remove("stages");
+    answer
+}
+
+#[test]
+fn spread_images_are_found_as_on_one_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let served = &spread.served;
+    let mut ids = Vec::new();
+    for seed in 0..8 {
+        let query = format!("?name=p{seed}.jpg&payload=%7B%22seed%22%3A{seed}%7D");
+        let alone = served.put(&format!("/v1/images/photos{query}"), &picture(seed)).good();
+        let path = format!("{query}&shard_number={SHARDS}&replication_factor=1");
+        let added = spread.good("PUT", &path, Sent::Image(&picture(seed)));
+        assert_eq!(added, alone);
+        let again = spread.good("PUT", "", Sent::Image(&picture(seed)));
+        assert_eq!((&again["status"], &again["name"]), (&json!("present"), &added["name"]));
+        ids.push(added["id"].as_str().unwrap().to_owned());
+    }
+    // Those of the collection of this server are counted too.
+    assert_eq!((spread.puts("added"), spread.puts("present")), (16, 8));
+    let filter = "filter=%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22range%22%3A%7B%22lt%22%3A5%7D%7D%5D%7D";
+    for query in ["k=8", "k=3&explain=1", "k=2&candidates=4&threshold=9999", filter] {
+        for seed in [2, 100] {
+            let path = format!("/v1/images/photos/search?views=0&{query}");
+            let alone = served.search(&path, &picture(seed)).good();
+            let path = format!("/search?{query}");
+            let found = spread.good("POST", &path, Sent::Image(&picture(seed)));
+            assert_eq!(timeless(found), timeless(alone), "{query}");
+        }
+        let named = json!({ "id": ids[4] });
+        let alone = served.json("POST", &format!("/v1/images/photos/search?{query}"), &named);
+        let found = spread.good("POST", &format!("/search?{query}"), Sent::Json(&named));
+        assert_eq!(timeless(found), timeless(alone.good()), "{query}");
+    }
+    let page = spread.good("GET", "?limit=5", Sent::Nothing);
+    assert_eq!(page, served.get("/v1/images/photos?limit=5").good());
+    for part in ["", "/thumbnail?size=64", "/keypoints", "/features"] {
+        let path = format!("/{}{part}", ids[1]);
+        let alone = served.get(&format!("/v1/images/photos{path}"));
+        let (status, body) = spread.send("GET", &path, Sent::Nothing);
+        assert_eq!((status, &body[..]), (alone.status, &alone.body[..]), "{part}");
+    }
+    let extracted = spread.good("POST", "/features?name=x", Sent::Image(&picture(50)));
+    let path = "/v1/images/photos/features?name=x";
+    assert_eq!(extracted, served.search(path, &picture(50)).good());
+}
+
+#[test]
+fn features_and_removed_images_leave_the_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}&name=a.jpg");
+    let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
+    let path = format!("/{}", id.as_str().unwrap());
+    let mut features = spread.good("GET", &format!("{path}/features"), Sent::Nothing);
+    features["payload"] = json!({"shop": 7});
+    let mut other = features.clone();
+    other["id"] = json!(5);
+    let points = json!({ "points": [features, other] });
+    let written = spread.good("PUT", "/features", Sent::Json(&points));
+    assert_eq!(written, json!({"added": 1, "replaced": 1}));
+    // The original stays, and its point has the new payload.
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
+    let page = spread.good("GET", "", Sent::Nothing);
+    let payloads: Vec<&Value> =
+        page["images"].as_array().unwrap().iter().map(|image| &image["payload"]).collect();
+    assert_eq!(payloads, [&json!({"shop": 7}), &json!({"shop": 7})]);
+    let missing = json!({ "ids": [id, 5, 6] });
+    let missing = spread.good("POST", "/missing", Sent::Json(&missing));
+    assert_eq!(missing, json!({ "missing": [6] }));
+    let originals = dir.path().join("collections/.originals");
+    assert_eq!(super::images::files_below(&originals).len(), 1);
+    assert_eq!(spread.good("DELETE", &path, Sent::Nothing), json!({ "deleted": id }));
+    assert!(super::images::files_below(&originals).is_empty());
+    for path in [path.clone(), format!("{path}/features")] {
+        assert_eq!(spread.send("GET", &path, Sent::Nothing).0, 404, "{path}");
+    }
+    assert_eq!(spread.send("DELETE", &path, Sent::Nothing).0, 404);
+    assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 1);
+    let wrong = spread.send("PUT", "?kind=fingerprint", Sent::Image(&picture(1)));
+    assert_eq!(wrong.0, 409);
+    let unread = spread.send("PUT", "", Sent::Image(b"no picture"));
+    assert_eq!((unread.0, spread.puts("invalid_argument")), (400, 1));
+}
