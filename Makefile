@@ -279,12 +279,12 @@ $(CACHE)/cluster/porcupine: $(addprefix tests/cluster/porcupine/,main.go go.mod 
 
 .PHONY: cluster-test
 cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
-cluster-test: build etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb a cluster of six processes and check every answer (15 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
+cluster-test: build etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
 	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: cluster-smoke
 cluster-smoke: export MILLPOND_PROGRAM = $(TESTED)
-cluster-smoke: tests-built .venv-test/ready ## disturb a cluster of three processes for 90 s
+cluster-smoke: tests-built .venv/ready .venv-test/ready ## disturb a cluster of three processes for 90 s
 	$(call say,a short run of a cluster with failures)
 	.venv-test/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
 	$(CLUSTER_TEST) --smoke --json $(CACHE)/cluster-smoke.json

@@ -15,31 +15,20 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from certificates import issue, make_authority, openssl
 from keys import new_key
 from millpond import BINARY, START_TIMEOUT_S, run
 from prometheus_text import samples
 from qdrant_client import QdrantClient, models
 
 
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
 def certificates(tmp_path):
     """Makes an authority (ca.pem), a certificate of this machine, and one of a client."""
     place = tmp_path / "tls"
-    place.mkdir()
-    file = lambda name: str(place / name)  # noqa: E731
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test authority",
-            "-keyout", file("ca-key.pem"), "-out", file("ca.pem"))  # fmt: skip
-    (place / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    make_authority(place)
     for name in ["server", "client"]:
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", file(f"{name}-key.pem"), "-out", file(f"{name}.csr"))  # fmt: skip
-        openssl("x509", "-req", "-days", "2", "-in", file(f"{name}.csr"), "-CA", file("ca.pem"),
-                "-CAkey", file("ca-key.pem"), "-CAcreateserial", "-extfile", file("names"),
-                "-out", file(f"{name}.pem"))  # fmt: skip
+        issue(place, name)
     return place
 
 

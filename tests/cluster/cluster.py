@@ -4,7 +4,9 @@
 
 One etcd, a store (a directory, or moto for the semantics of S3) and Millpond processes. The full form has six of them
 and a new cluster for each scenario. `--smoke` has three with all roles, and one cluster for all scenarios; it judges
-answers and no times. The exit status is 1 if a wanted value is not met. Logs stay in .cache/cluster/logs.
+answers and no times. Scenarios with images have nodes of their own in both forms, and a directory as their store; run
+`scaled_out` as root on a machine without other work. The exit status is 1 if a wanted value is not met. Logs stay in
+.cache/cluster/logs.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import time
 import traceback
 
 import deployment
+import image_scenarios
 import scenarios
 from deployment import Cluster
 from history import save
@@ -66,7 +69,15 @@ WANTED = {
     "slow_node": [
         *ANSWERED, Wanted("hedged_percent", "<=", 5), Wanted("p99_ratio", "<=", 2, timed=True),
     ],
+    "scaled_out": [
+        Wanted("failed", "=", 0), Wanted("ratio_2", ">=", 0.9, timed=True), Wanted("ratio_3", ">=", 0.9, timed=True),
+    ],
+    "images_extracted": [
+        Wanted("failed", "=", 0), Wanted("originals_missing", "=", 0), Wanted("searchable_max_s", "<=", 5, timed=True),
+    ],
 }  # fmt: skip
+# Scenarios of `image_scenarios`, each with nodes of its own and no points at its begin.
+IMAGE_PLANS = {"scaled_out": deployment.SCALED, "images_extracted": deployment.EXTRACTING}
 SMOKE = ["equal_answers", "node_killed", "writer_paused", "etcd_down"]
 FULL = [name for name in WANTED if name != "node_killed"]
 
@@ -79,6 +90,8 @@ class Form:
     s3: bool
 
     def plans(self, name: str) -> list[NodePlan]:
+        if name in IMAGE_PLANS:
+            return IMAGE_PLANS[name]
         plans = deployment.SMALL if self.smoke else deployment.FULL
         if name == "equal_answers" and not self.smoke:
             return deployment.SMALL
@@ -114,8 +127,9 @@ class Run:
         print(f"scenario {name} ...", flush=True)
         begun = time.monotonic()
         try:
+            module = image_scenarios if name in IMAGE_PLANS else scenarios
             setting = scenarios.Setting(self.prepared(name), self.points, self.form.lengths, self.histories)
-            self.figures[name] = getattr(scenarios, name)(setting)
+            self.figures[name] = getattr(module, name)(setting)
         except Exception as error:  # noqa: BLE001  # any failure of a scenario is one of its figures
             traceback.print_exc()
             self.figures[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
@@ -124,17 +138,28 @@ class Run:
         figures = self.figures[name]
         figures["seconds"] = round(time.monotonic() - begun, 1)
         print(f"  {json.dumps(figures)}", flush=True)
-        if "error" in figures or not self.form.smoke:
+        if "error" in figures or not self.form.smoke or name in IMAGE_PLANS:
             self.drop()
 
     def prepared(self, name: str) -> Cluster:
-        """Returns a settled cluster with all fixed points. The short form keeps one for all scenarios."""
+        """Returns a settled cluster with all fixed points. The short form keeps one for all scenarios.
+
+        Scenarios with images get a new one without points.
+        """
+        if name in IMAGE_PLANS:
+            self.drop()
         if self.cluster is not None:
             return self.cluster
         logs = LOGS / name
         shutil.rmtree(logs, ignore_errors=True)
         scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch))
-        self.cluster = Cluster(self.form.plans(name), scratch, logs, self.form.s3 or name == "store_slow")
+        # The check of the originals reads a directory.
+        s3 = self.form.s3 and name not in IMAGE_PLANS or name == "store_slow"
+        self.cluster = Cluster(self.form.plans(name), scratch, logs, s3)
+        if name in IMAGE_PLANS:
+            image_scenarios.serve_model(self.cluster)
+            self.cluster.start()
+            return self.cluster
         self.cluster.start()
         self.cluster.shards, self.cluster.copies = self.form.shards(name), 2
         first = self.cluster.nodes[self.cluster.of_role("root")[0]]

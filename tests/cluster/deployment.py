@@ -20,6 +20,16 @@ FULL = [
     NodePlan("ingest-1", "root,ingest"),
     NodePlan("ingest-2", "root,ingest"),
 ]
+EXTRACTING = [
+    NodePlan("root-1", "root"),
+    NodePlan("extract-1", "extract"),
+    NodePlan("extract-2", "extract"),
+    NodePlan("extract-3", "extract"),
+    NodePlan("node-1", "search,ingest"),
+    NodePlan("node-2", "search,ingest"),
+]
+# Scenarios add searchers.
+SCALED = [NodePlan("root-1", "root,ingest"), NodePlan("search-1", "search")]
 SMALL = [NodePlan(f"node-{number}", "root,search,ingest") for number in (1, 2, 3)]
 
 

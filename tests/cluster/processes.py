@@ -95,6 +95,12 @@ class Process:
                     return int(line.split()[1]) / 1024
         return 0.0
 
+    def cpu_s(self) -> float:
+        """Returns the processor time that all threads have used, in seconds."""
+        fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        user, system = fields[11], fields[12]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
 
 def end_all() -> None:
     """Ends every process that was started."""

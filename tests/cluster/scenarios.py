@@ -31,10 +31,17 @@ class Lengths:
     slow_store_s: float
     back_max_s: float = 30
     equal_queries: int = 200
+    # Images that are put in at extraction nodes.
+    images: int = 300
+    # Made-up images that searchers share, and those that a query compares.
+    graphs: int = 1000
+    candidates: int = 400
+    scaled_s: float = 40
 
 
 FULL = Lengths(rate=200, steady_s=15, after_s=15, paused_s=30, etcd_down_s=60, slow_store_s=30)
-SMOKE = Lengths(rate=20, steady_s=2, after_s=3, paused_s=13, etcd_down_s=13, slow_store_s=10, equal_queries=100)
+SMOKE = Lengths(rate=20, steady_s=2, after_s=3, paused_s=13, etcd_down_s=13, slow_store_s=10, equal_queries=100,
+                images=15, graphs=240, candidates=120, scaled_s=6)  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -1,0 +1,384 @@
+"""Images in a cluster: added, found and fetched as on one server with the same images.
+
+Node "a" has no embedding model, so images that it gets are extracted by "c". Node "b" takes no requests of clients.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+
+import pytest
+import requests
+from deployment import Cluster
+from processes import Node, NodePlan, wait_until
+from qdrant_client import QdrantClient, models
+
+# Modules of tests/clients, which `processes` makes importable.
+from millpond import drop_in
+from test_fingerprints import again, impression, png
+from test_image_features import UNKNOWN, FeatureClient, changed_copy
+from test_images import archive, patches, picture
+
+PLANS = [
+    NodePlan("a", "root,search,ingest"),
+    NodePlan("b", "search,ingest"),
+    NodePlan("c", "search,extract"),
+]
+PHOTOS, FINGERS, SHARDS = 24, 4, 4
+# Fields of an answer that differ from run to run.
+TIMES = "stages"
+
+
+class Setting:
+    """A cluster, an ordinary server, and the images in both."""
+
+    def __init__(self, cluster: Cluster, ordinary: Node):
+        self.cluster = cluster
+        self.nodes = {name: FeatureClient(node) for name, node in cluster.nodes.items()}
+        self.a, self.c, self.ordinary = self.nodes["a"], self.nodes["c"], FeatureClient(ordinary)
+        self.photos: dict[int, str] = {}
+        self.fingers: dict[int, str] = {}
+
+    def put_everywhere(self, number: int, collection: str, image: bytes, **query) -> str:
+        """Puts an image into the cluster, at "a" or "c", and into the ordinary server. Returns its id."""
+        mine = [self.a, self.c][number % 2].good("PUT", collection, image, **query)
+        settings = ("shard_number", "replication_factor")
+        theirs = self.ordinary.good("PUT", collection, image, **{key: query[key] for key in query if key not in settings})
+        assert mine == theirs
+        return mine["id"]
+
+    def put_photo(self, seed: int) -> None:
+        payload = {"seed": seed, "side": "left" if seed % 3 else "right"}
+        query = {"name": f"{seed}.jpg", "payload": json.dumps(payload)}
+        new = {"shard_number": SHARDS, "replication_factor": 2} if seed == 0 else {}
+        self.photos[seed] = self.put_everywhere(seed, "photos", picture(seed), **query, **new)
+
+    def put_finger(self, finger: int) -> None:
+        query = {"kind": "fingerprint", "name": f"{finger}.png", "payload": json.dumps({"person": f"person-{finger}"})}
+        self.fingers[finger] = self.put_everywhere(finger, "fingers", png(impression(finger)), **query)
+
+    def same(self, method: str, path: str, body: bytes | dict | None = None, **query) -> dict:
+        """Compares the JSON of "a" and "c" with the ordinary server's. Returns it without the times."""
+        # A root searches for no further views of an image without an accepted match.
+        alone = {"views": 0} if path.endswith("/search") else {}
+        wanted = self.ordinary.good(method, path, body, **query, **alone)
+        wanted.pop(TIMES, None)
+        for client in (self.a, self.c):
+            found = client.good(method, path, body, **query, consistency="strong", min_coverage=1)
+            found.pop(TIMES, None)
+            assert found == wanted
+        return wanted
+
+    def same_bytes(self, path: str, **query) -> None:
+        wanted = self.ordinary.send("GET", path, **query)
+        assert wanted.status_code == 200, wanted.text
+        for client in (self.a, self.c):
+            found = client.send("GET", path, **query)
+            assert (found.status_code, found.content) == (200, wanted.content), found.text[:500]
+            assert found.headers["content-type"] == wanted.headers["content-type"]
+            assert found.headers["cache-control"] == wanted.headers["cache-control"]
+
+    def stored_originals(self, image: bytes) -> list[pathlib.Path]:
+        """Returns the objects in the cluster's store that are originals and have these bytes."""
+        wanted = hashlib.sha256(image).digest()
+        objects = (self.cluster.scratch / "store/data").glob("*/originals/**/*")
+        return [path for path in objects if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == wanted]
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("images")
+    cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
+    ordinary = cluster.ordinary()
+    model = patches(scratch / "source/patches.onnx")
+    for node in (cluster.nodes["c"], ordinary):
+        drop_in(model, node.directory / "models/patches", 1)
+    ordinary.start()
+    cluster.start()
+    ordinary.wait_ready()
+    setting = Setting(cluster, ordinary)
+    setting.put_photo(0)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(setting.put_photo, seed) for seed in range(1, PHOTOS)]
+        setting.put_finger(0)
+        waiting += [pool.submit(setting.put_finger, finger) for finger in range(1, FINGERS)]
+        for done in waiting:
+            done.result()
+    yield setting
+    for process in [*cluster.nodes.values(), ordinary, cluster.etcd]:
+        process.kill()
+
+
+QUERIES = [
+    {},
+    {"candidates": 1000, "explain": 1},
+    {"candidates": 5, "k": 10},
+    {"candidates": 7, "k": 3, "explain": 1},
+    {"k": PHOTOS, "threshold": 1},
+    {"filter": json.dumps({"must": [{"key": "side", "match": {"value": "left"}}, {"key": "seed", "range": {"lt": 20}}]})},
+    {"filter": json.dumps({"must": [{"key": "seed", "match": {"value": 1000}}]})},
+]
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: "-".join(query) or "default")
+def test_a_search_finds_what_one_server_finds(setting, query):
+    for image in ({"id": setting.photos[3]}, changed_copy(7)):
+        found = setting.same("POST", "photos/search", image, **query)
+        assert found["partial"] is False
+    stranger = setting.same("POST", "photos/search", picture(500), **query)
+    assert not any(hit["accepted"] for hit in stranger["results"]) or "threshold" in query
+
+
+def test_a_changed_copy_finds_its_original(setting):
+    found = setting.a.good("POST", "photos/search", changed_copy(7), explain=1)
+    best = found["results"][0]
+    assert (best["id"], best["accepted"], best["payload"]["seed"]) == (setting.photos[7], True, 7)
+    assert len(best["pairs"]) >= 8
+    assert (found["compared"], found["of"], found["partial"], found["views"]) == (PHOTOS, PHOTOS, False, 0)
+    assert "coverage" not in found
+    assert {"decode_ms", "embed_ms", "keypoints_ms", "search_ms"} <= set(found["stages"])
+
+
+def test_an_image_is_present_at_its_second_upload(setting):
+    for client, seed in ((setting.a, 0), (setting.a, 1), (setting.c, 1), (setting.c, 2)):
+        again_ = client.good("PUT", "photos", picture(seed), name="another name", consistency="strong")
+        assert (again_["status"], again_["id"]) == ("present", setting.photos[seed])
+    assert setting.same("GET", "photos")["count"] == PHOTOS
+
+
+def test_pages_and_missing_ids(setting):
+    seen, offset = [], {}
+    while True:
+        page = setting.same("GET", "photos", limit=7, **offset)
+        seen += [entry["id"] for entry in page["images"]]
+        if page["next"] is None:
+            break
+        offset = {"offset": page["next"]}
+    assert sorted(seen) == sorted(setting.photos.values())
+    right = json.dumps({"must": [{"key": "side", "match": {"value": "right"}}]})
+    assert setting.same("GET", "photos", filter=right)["count"] == PHOTOS // 3
+    ids = [setting.photos[2], UNKNOWN, 7, setting.photos[5]]
+    assert setting.same("POST", "photos/missing", {"ids": ids}) == {"missing": [UNKNOWN, 7]}
+    assert setting.same("POST", "nothing/missing", {"ids": ids[:2]}) == {"missing": ids[:2]}
+
+
+def test_the_list_of_collections(setting):
+    fields = ("name", "kind", "model", "count", "dims", "state")
+    wanted = [("fingers", "fingerprint", "patches", FINGERS, 48, "ready"), ("photos", "photo", "patches", PHOTOS, 48, "ready")]
+    for client in (setting.a, setting.c):
+        listed = requests.get(client.url, params={"consistency": "strong"}, timeout=60).json()["collections"]
+        shown = [tuple(entry[field] for field in fields) for entry in listed]
+        assert sorted(entry for entry in shown if entry[0] in ("fingers", "photos")) == wanted
+        described = requests.get(f"{client.url}/openapi.json", timeout=60)
+        assert described.json()["openapi"].startswith("3."), described.text[:200]
+
+
+def test_a_stored_image_is_fetched_from_its_shard(setting):
+    for seed in (0, 1, 9):
+        path = f"photos/{setting.photos[seed]}"
+        setting.same_bytes(path)
+        assert setting.a.send("GET", path).content == picture(seed)
+        setting.same_bytes(f"{path}/thumbnail", size=64)
+        for part in ("keypoints", "features"):
+            assert setting.a.good("GET", f"{path}/{part}") == setting.ordinary.good("GET", f"{path}/{part}")
+    setting.same_bytes(f"fingers/{setting.fingers[1]}/template")
+
+
+def test_an_extraction_stores_nothing(setting):
+    for client in (setting.a, setting.c):
+        for query in ({"name": "1.jpg"}, {"name": "1.jpg", "kind": "photo", "model": "patches"}):
+            point = client.extract("photos", picture(1), **query)
+            assert point | {"payload": {"seed": 1, "side": "left"}} == client.features("photos", setting.photos[1])
+        assert client.extract("nothing", picture(900), model="patches")["model"] == "patches"
+        assert client.send("GET", "nothing").status_code == 404
+    assert setting.same("GET", "photos")["count"] == PHOTOS
+
+
+def test_fingerprints(setting):
+    for query in ({}, {"k": 2, "explain": 1}, {"candidates": 1000}):
+        found = setting.same("POST", "fingers/search", png(again(2)), **query)
+        best = found["results"][0]
+        assert (best["id"], best["accepted"], best["payload"]) == (setting.fingers[2], True, {"person": "person-2"})
+        assert (found["compared"], found["of"]) == (FINGERS, FINGERS)
+    assert setting.same("POST", "fingers/search", {"id": setting.fingers[1]})["results"][0]["id"] == setting.fingers[1]
+    filtered = json.dumps({"must_not": [{"key": "person", "match": {"value": "person-2"}}]})
+    assert setting.same("POST", "fingers/search", png(again(2)), filter=filtered)["of"] == FINGERS - 1
+    for finger, accepted in ((3, True), (0, False)):
+        compared = setting.same("POST", "fingers/verify", png(again(3)), id=setting.fingers[finger])
+        assert compared["accepted"] is accepted
+
+
+def test_features_move_to_another_collection(setting):
+    ids = [setting.photos[seed] for seed in range(6)]
+    points = [setting.a.features("photos", identity) for identity in ids]
+    new = {"shard_number": 2, "replication_factor": 1}
+    assert setting.a.put("moved", points, **new) == {"added": len(points), "replaced": 0}
+    assert setting.a.put("moved", points) == {"added": 0, "replaced": len(points)}
+    setting.ordinary.put("moved", points)
+    # Another node sees the new collection and its holders a little later.
+    wait_until("c reads all shards", lambda: setting.c.send("GET", "moved", min_coverage=1).status_code == 200)
+    assert [setting.a.features("moved", identity) for identity in ids] == points
+    setting.same("POST", "moved/search", {"id": ids[2]}, explain=1)
+    for path in (ids[0], f"{ids[0]}/thumbnail"):
+        setting.a.refused(404, "no original", "GET", f"moved/{path}")
+    # The image adds its original, which features do not remove.
+    for client in (setting.a, setting.ordinary):
+        assert client.good("PUT", "moved", picture(0), name="whole.jpg")["status"] == "added"
+        assert client.put("moved", [points[0] | {"payload": {"now": 1}}]) == {"added": 0, "replaced": 1}
+    assert setting.a.send("GET", f"moved/{ids[0]}").content == picture(0)
+    assert setting.a.features("moved", ids[0])["payload"] == {"now": 1}
+    assert len(setting.stored_originals(picture(0))) == 2
+    assert setting.same("GET", "moved")["count"] == len(points)
+
+
+def test_a_deleted_image_leaves_no_original(setting):
+    for client, seed in ((setting.a, 40), (setting.c, 41)):
+        path = f"short/{client.good('PUT', 'short', picture(seed))['id']}"
+        assert len(setting.stored_originals(picture(seed))) == 1
+        assert client.good("DELETE", path) == {"deleted": path.removeprefix("short/")}
+        client.refused(404, "there is no image", "GET", path)
+        client.refused(404, "there is no image", "DELETE", path)
+        assert setting.stored_originals(picture(seed)) == []
+        assert client.count("short") == 0
+
+
+def test_a_deleted_collection_is_gone(setting):
+    setting.a.good("PUT", "gone", picture(50))
+    assert setting.a.good("DELETE", "gone") == {"deleted": "gone"}
+    setting.a.refused(404, "there is no collection", "GET", "gone")
+    setting.a.refused(404, "there is no collection", "POST", "gone/search", picture(50))
+    setting.a.refused(404, "there is no collection", "DELETE", "gone")
+    assert "gone" not in requests.get(setting.a.url, timeout=60).text
+    assert setting.a.good("PUT", "gone", picture(51))["status"] == "added"
+    assert [entry["height"] for entry in setting.a.good("GET", "gone")["images"]] == [240]
+
+
+WRONG = {
+    "unknown parameter of a search": ("POST", "photos/search", picture(1), {"nonsense": 1}),
+    "unknown parameter of a page": ("GET", "photos", None, {"nonsense": 1}),
+    "unknown parameter of an upload": ("PUT", "photos", picture(60), {"nonsense": 1}),
+    "unknown parameter of features": ("PUT", "photos/features", {"points": []}, {"nonsense": 1}),
+    "unknown parameter of a thumbnail": ("GET", f"photos/{UNKNOWN}/thumbnail", None, {"nonsense": 1}),
+    "another kind": ("PUT", "photos", picture(61), {"kind": "fingerprint"}),
+    "unknown kind": ("PUT", "photos", picture(61), {"kind": "riddle"}),
+    "another model": ("PUT", "photos", picture(61), {"model": "other"}),
+    "another kind of features": ("POST", "photos/features", picture(61), {"kind": "fingerprint"}),
+    "half an image": ("PUT", "photos", picture(61)[:2000], {"name": "half.jpg"}),
+    "half an image, to no collection": ("PUT", "halves", picture(61)[:2000], {}),
+    "half an image, searched": ("POST", "photos/search", picture(61)[:2000], {}),
+    "no payload": ("PUT", "photos", picture(61), {"payload": "[]"}),
+    "quality of a photograph": ("PUT", "photos", picture(61), {"quality_min": 101}),
+    "poor fingerprint": ("PUT", "fingers", png(impression(1, noise=250)), {"quality_min": 100}),
+    "no fingerprint": ("PUT", "fingers", b"no image", {}),
+    "no hits": ("POST", "photos/search", picture(1), {"k": 0}),
+    "many hits": ("POST", "photos/search", picture(1), {"k": 1001}),
+    "no candidates": ("POST", "photos/search", picture(1), {"candidates": 0}),
+    "many candidates": ("POST", "photos/search", picture(1), {"candidates": 16_385}),
+    "many candidates of fingerprints": ("POST", "fingers/search", png(again(1)), {"candidates": (1 << 16) + 1}),
+    "wrong filter": ("POST", "photos/search", picture(1), {"filter": '{"must": [{"key": 1}]}'}),
+    "wrong flag": ("POST", "photos/search", picture(1), {"explain": "maybe"}),
+    "search of an unknown image": ("POST", "photos/search", {"id": UNKNOWN}, {}),
+    "search of an unknown collection": ("POST", "nothing/search", picture(1), {}),
+    "search of a wrong id": ("POST", "photos/search", {"id": "x"}, {}),
+    "unknown field of a search": ("POST", "photos/search", {"id": UNKNOWN, "x": 1}, {}),
+    "unknown image": ("GET", f"photos/{UNKNOWN}", None, {}),
+    "features of an unknown image": ("GET", f"photos/{UNKNOWN}/features", None, {}),
+    "image of an unknown collection": ("GET", f"nothing/{UNKNOWN}", None, {}),
+    "wrong id": ("GET", "photos/x", None, {}),
+    "unknown image, deleted": ("DELETE", f"photos/{UNKNOWN}", None, {}),
+    "unknown collection": ("GET", "nothing", None, {}),
+    "unknown collection, deleted": ("DELETE", "nothing", None, {}),
+    "empty page": ("GET", "photos", None, {"limit": 0}),
+    "many ids": ("POST", "photos/missing", {"ids": [1] * 1001}, {}),
+    "wrong ids": ("POST", "photos/missing", {"ids": ["x"]}, {}),
+    "no points": ("PUT", "photos/features", {"points": []}, {}),
+    "point without an embedding": ("PUT", "photos/features", {"points": [{"id": 1, "record": ""}]}, {}),
+    "verification without an id": ("POST", "fingers/verify", png(again(1)), {}),
+    "verification of an unknown print": ("POST", "fingers/verify", png(again(1)), {"id": UNKNOWN}),
+}
+
+
+@pytest.mark.parametrize("request_", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_request_gets_the_status_of_one_server(setting, request_):
+    method, path, body, query = request_
+    wanted = setting.ordinary.send(method, path, body, **query)
+    assert 400 <= wanted.status_code < 500, wanted.text
+    for client in (setting.a, setting.c):
+        found = client.send(method, path, body, **query)
+        assert found.status_code == wanted.status_code, f"{found.text}, and one server: {wanted.text}"
+        assert found.json()["error"], found.text
+
+
+def test_limits_of_parameters(setting):
+    for size in (15, 1025):
+        path = f"photos/{setting.photos[1]}/thumbnail"
+        assert {client.send("GET", path, size=size).status_code for client in (setting.a, setting.c)} == {400}
+    setting.a.refused(400, "timeout", "GET", "photos", timeout="soon")
+    setting.a.refused(400, "shard_number", "PUT", "photos", picture(1), shard_number=0)
+    assert setting.a.good("GET", "photos", timeout=30, min_coverage=1)["count"] == PHOTOS
+    assert setting.a.good("POST", "photos/search", picture(500), views=0)["views"] == 0
+
+
+def test_requests_that_a_cluster_does_not_carry_out(setting, tmp_path):
+    def put(client: FeatureClient, body: bytes, media: str) -> requests.Response:
+        return requests.put(f"{client.url}/photos", data=body, headers={"content-type": media}, timeout=60)
+
+    first = {"id": setting.fingers[0]}
+    unsupported = [
+        ("POST", "photos/search", picture(1), {"views": 1}),
+        ("PUT", "photos", picture(1), {"background": 1}),
+        ("POST", "fingers/identify", png(again(1)), {}),
+        ("POST", "fingers/verify", {"first": first, "second": first}, {}),
+        ("POST", "photos/rebuild", {"model": "patches"}, {}),
+        ("GET", "photos/rebuild", None, {}),
+        ("POST", "photos/duplicates", {}, {}),
+        ("GET", "photos/duplicates", None, {}),
+        ("GET", "photos/duplicates/groups", None, {}),
+    ]
+    for client in (setting.a, setting.c):
+        for answer in (
+            put(client, archive({"1.jpg": picture(1)}), "application/zip"),
+            put(client, json.dumps({"folder": str(tmp_path)}).encode(), "application/json"),
+        ):
+            assert answer.status_code == 501, answer.text
+            assert "/features" in answer.json()["error"] and "examples/bulk" in answer.json()["error"], answer.text
+        for method, path, body, query in unsupported:
+            client.refused(501, "cluster", method, path, body, **query)
+    # A node that has no role for clients names the roles.
+    for method, path in (("GET", "photos"), ("PUT", "photos"), ("POST", "photos/search")):
+        setting.nodes["b"].refused(409, "root", method, path, picture(1) if method != "GET" else None)
+
+
+def test_clients_of_qdrant_see_the_collection(setting):
+    client = QdrantClient(url=setting.a.server.url, check_compatibility=False, timeout=60)
+    assert client.count("photos").count == PHOTOS
+    named = models.FieldCondition(key="image.name", match=models.MatchValue(value="4.jpg"))
+    points, _ = client.scroll("photos", scroll_filter=models.Filter(must=[named]), with_payload=True)
+    assert [point.id for point in points] == [setting.photos[4]]
+    assert (points[0].payload["seed"], points[0].payload["image"]["width"]) == (4, 320)
+    vectors = client.get_collection("photos").config.params.vectors
+    assert (vectors.size, vectors.distance) == (48, models.Distance.COSINE)
+    client.close()
+    # A point of vectors alone is no image.
+    point = {"points": [{"id": 1, "vector": [0.5] * 48}]}
+    urls = (setting.a.server.url, setting.ordinary.server.url)
+    refused = [requests.put(f"{url}/collections/photos/points", json=point, timeout=60).status_code for url in urls]
+    assert refused[0] == refused[1] and 400 <= refused[0] < 500, refused
+
+
+def test_a_killed_holder_costs_no_result(setting):
+    """The last test of this file: the cluster has two nodes after it."""
+
+    def two_holders() -> bool:
+        view = requests.get(f"{setting.a.server.url}/cluster/v1/view", timeout=60).json()["result"]
+        photos = next(one for one in view["collections"] if one["name"] == "photos")
+        return all(len(shard["serving"]) == 2 for shard in photos["shards"])
+
+    wait_until("both copies of each shard are served", two_holders)
+    setting.cluster.nodes["b"].kill()
+    for seed in (2, 5, 8):
+        found = setting.same("POST", "photos/search", changed_copy(seed))
+        assert (found["results"][0]["id"], found["partial"], found["of"]) == (setting.photos[seed], False, PHOTOS)
+        setting.same_bytes(f"photos/{setting.photos[seed]}")
+    assert setting.same("GET", "photos", limit=PHOTOS)["count"] == PHOTOS
