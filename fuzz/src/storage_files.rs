@@ -279,16 +279,14 @@ fn deletes(data: &[u8], rest: &[u8], rows: u32) {
     seal(&mut mended, 4..PAGE_BYTES, 0);
     let segment = std::array::from_fn(|at| mended[24 + at]);
     for bytes in [rest, &mended] {
-        let Ok((file, _)) = bounded(data, 0, || DeletesFile::decode(bytes, segment, rows)) else {
+        let Ok((file, damaged)) = bounded(data, 0, || DeletesFile::decode(bytes, segment, rows))
+        else {
             continue;
         };
         assert!(file.deletes.count() <= rows);
-        let (again, damaged) =
-            DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
-        assert_eq!(
-            (again.deletes.count(), again.pending_deletes, damaged),
-            (file.deletes.count(), file.pending_deletes, vec![])
-        );
+        // A page whose rows are unknown stays so.
+        let again = DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
+        assert_eq!(again, (file, damaged));
     }
 }
 
