@@ -77,7 +77,7 @@ pub(crate) fn segments(
     let status = named.collection().status();
     let segments = status.segments.iter().map(|segment| {
         json!({ "name": segment.name, "rows": segment.rows, "deleted": segment.deleted,
-                "bytes": segment.bytes, "open": segment.open })
+                "bytes": segment.bytes, "codes_on_medium": segment.codes_on_medium, "open": segment.open })
     });
     let segments: Vec<Value> = segments.collect();
     let damaged = status

@@ -89,7 +89,7 @@ impl ImageMetrics {
             "Served collections by medium: nvme, dram, mmap, dax",
             self.media.clone(),
         );
-        r.register("collection", "Size and work of each collection (label model): points, segments, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
+        r.register("collection", "Size and work of each collection (label model): points, segments, bytes of codes that queries read from the medium, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
         r.register_with_unit(
             "collections_memory",
             "Memory of all collections",
@@ -113,7 +113,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage: lookups, hits, entries added and evicted",
+            "Caches of records and blocks of the exact stage, and of codes on the medium: lookups, hits, entries added and evicted; reads and bytes of codes",
             self.cache.clone(),
         );
         r.register(

@@ -6,11 +6,14 @@
 //! less, or to return the error.
 
 use std::fmt::{self, Debug};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use base::units::format_bytes;
 use base::{Error, Result};
+
+/// Attempts of a reservation to take idle memory back: other threads may use what it gave back.
+const TAKES_MAX: usize = 4;
 
 /// Memory limit shared by collections.
 pub struct MemoryBudget {
@@ -18,6 +21,17 @@ pub struct MemoryBudget {
     used: AtomicU64,
     peak: AtomicU64,
     refused: AtomicU64,
+    /// Reserved memory that is given back if it is needed.
+    idle: OnceLock<Weak<dyn FreeOnDemand>>,
+}
+
+/// Holder of memory that counts as free, because it gives its reservations back if they are needed.
+pub(crate) trait FreeOnDemand: Send + Sync {
+    /// Returns the bytes that it has reserved.
+    fn bytes(&self) -> u64;
+
+    /// Gives back at least `bytes`, or all that is not in use.
+    fn free(&self, bytes: u64);
 }
 
 /// Use of a budget, in bytes.
@@ -41,7 +55,17 @@ impl MemoryBudget {
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            idle: OnceLock::new(),
         })
+    }
+
+    /// Sets the holder of memory that reservations can take back. The first one stays.
+    pub(crate) fn set_free_on_demand(&self, idle: Weak<dyn FreeOnDemand>) {
+        let _ = self.idle.set(idle);
+    }
+
+    fn idle(&self) -> Option<Arc<dyn FreeOnDemand>> {
+        self.idle.get().and_then(Weak::upgrade)
     }
 
     /// Reserves `bytes` for `what` (such as "a merge of 3 segments"), which the error names.
@@ -53,9 +77,22 @@ impl MemoryBudget {
         Ok(BudgetReservation { budget: self.clone(), bytes })
     }
 
-    /// Returns the bytes that are not reserved.
+    /// Reserves `bytes` of the memory that nothing uses, for the [`FreeOnDemand`] holder itself.
+    /// Takes nothing back and counts no refusal.
+    pub(crate) fn reserve_idle(self: &Arc<MemoryBudget>, bytes: u64) -> Option<BudgetReservation> {
+        self.try_take(bytes).ok()?;
+        Some(BudgetReservation { budget: self.clone(), bytes })
+    }
+
+    /// Returns the bytes that can be reserved.
     pub fn free(&self) -> u64 {
-        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+        let unused = self.limit.saturating_sub(self.used.load(Ordering::Relaxed));
+        unused + self.idle().map_or(0, |idle| idle.bytes())
+    }
+
+    /// Returns the limit.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
     }
 
     /// Returns the use of the budget.
@@ -68,23 +105,34 @@ impl MemoryBudget {
         }
     }
 
-    fn take(&self, bytes: u64, what: &str) -> Result<()> {
+    /// Returns the bytes in use if there is no room.
+    fn try_take(&self, bytes: u64) -> Result<(), u64> {
         let grown = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown) {
-            Ok(before) => {
-                self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-                Ok(())
+        let before = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)?;
+        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn take(&self, bytes: u64, what: &str) -> Result<()> {
+        let mut taken = self.try_take(bytes);
+        for _ in 0..TAKES_MAX {
+            let (Err(used), Some(idle)) = (taken, self.idle()) else { break };
+            let missing = used.saturating_add(bytes).saturating_sub(self.limit);
+            if idle.bytes() == 0 || bytes > self.limit {
+                break;
             }
-            Err(used) => {
-                self.refused.fetch_add(1, Ordering::Relaxed);
-                Err(Error::exhausted(format!(
-                    "{what} needs {}, but {} of the collection's {} are in use; raise its memory budget, or delete points",
-                    format_bytes(bytes),
-                    format_bytes(used),
-                    format_bytes(self.limit)
-                )))
-            }
+            idle.free(missing);
+            taken = self.try_take(bytes);
         }
+        taken.map_err(|used| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            Error::exhausted(format!(
+                "{what} needs {}, but {} of the collection's {} are in use; raise its memory budget, or delete points",
+                format_bytes(bytes),
+                format_bytes(used),
+                format_bytes(self.limit)
+            ))
+        })
     }
 
     fn give_back(&self, bytes: u64) {
@@ -109,6 +157,11 @@ impl BudgetReservation {
     /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the budget.
+    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
     }
 
     /// Changes the size to `bytes`. Shrinking never fails.

@@ -3,6 +3,7 @@
 
 pub mod budget;
 pub mod coarse;
+pub mod codes;
 pub mod collection;
 pub mod deletes;
 pub mod duplicates;

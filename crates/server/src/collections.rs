@@ -89,6 +89,7 @@ impl Collections {
             threads: config.threads,
             medium: config.medium,
             memory_node: config.memory_node,
+            codes: config.codes,
             build_threads: config.build_threads,
             background_rate: Rate::per_second(config.background_rate),
             merging: Merging {

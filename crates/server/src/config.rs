@@ -20,6 +20,7 @@ use cluster_node::etcd::EtcdUser;
 use cluster_node::{ClientTlsFiles, Roles};
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
+use search::codes::CodesPlace;
 use search::registry::MediumChoice as SearchMedium;
 use transport::access::{AccessPolicy, CorsPolicy, KeyRing, KeySources, Secret};
 use transport::{ByteBudget, ConnectionLimits, PemSource, RequestLimits, TlsFiles};
@@ -398,6 +399,8 @@ pub struct SearchConfig {
     pub medium: SearchMedium,
     /// NUMA node of files in DRAM; any if `None`.
     pub memory_node: Option<u32>,
+    /// Place of the codes of segments.
+    pub codes: CodesPlace,
     /// Threads that build the index of a segment.
     pub build_threads: usize,
     /// Bytes per second that flushes and merges read and write together; 0 is no limit.
@@ -568,6 +571,7 @@ impl std::fmt::Debug for SearchConfig {
             .field("threads", &self.threads)
             .field("medium", &self.medium)
             .field("memory_node", &self.memory_node)
+            .field("codes", &self.codes)
             .field("build_threads", &self.build_threads)
             .field("background_rate", &self.background_rate)
             .field("merge_segments", &self.merge_segments)
@@ -594,6 +598,7 @@ impl Default for SearchConfig {
             threads: 0,
             medium: SearchMedium::Auto,
             memory_node: None,
+            codes: CodesPlace::Auto,
             build_threads: 1,
             background_rate: 64 * MIB,
             merge_segments: merging.fan_in,

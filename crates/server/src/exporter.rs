@@ -197,6 +197,8 @@ fn collections(exporter: &Exporter) {
             let labels = ModelKindLabels { model: listed.name.as_str().into(), kind };
             images.collection.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
+        let codes = status.segments.iter().map(|segment| segment.codes_on_medium);
+        set("codes_on_medium_bytes", codes.sum());
         set("points", status.points);
         set("segments", status.segments.len() as u64);
         set("seals", status.flushes);
@@ -222,6 +224,13 @@ fn search_cache(
     level(cache, "blocks_out", blocks.evicted);
     level(cache, "blocks", blocks.blocks);
     level(cache, "blocks_max", blocks.blocks_max);
+    level(cache, "code_lookups", stats.codes.lookups);
+    level(cache, "code_hits", stats.codes.hits);
+    level(cache, "code_reads", stats.codes.reads);
+    level(cache, "code_read_bytes", stats.codes.read_bytes);
+    level(cache, "codes_out", stats.codes.evicted);
+    level(cache, "codes_refused", stats.codes.refused);
+    level(cache, "code_bytes", stats.codes.bytes);
 }
 
 /// Rebuilds the metrics of keys, so that a removed key leaves no series.

@@ -62,6 +62,7 @@ pub use readiness::ReadinessPolicy;
 pub use reconfigure::{ConfigSource, ConfigWatch};
 pub use request_log::{RequestLogConfig, RequestLogFormat};
 pub use run::run;
+pub use search::codes::CodesPlace;
 pub use search::registry::{MediumChoice as SearchMedium, probe_dax};
 pub use telemetry::{SamplingRates, TraceExportConfig};
 pub use traces::TraceConfig;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use os::Rate;
 use search::coarse::Metric;
+use search::codes::CodesPlace;
 use search::collection::{CollectionQuery, QueryHits, SearchThread};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
@@ -49,6 +50,8 @@ pub(super) struct CollectionPlan<'a> {
     pub(super) dims: usize,
     /// Memory limit of the collection.
     pub(super) memory_bytes: u64,
+    /// Place of the codes of segments.
+    pub(super) codes: CodesPlace,
     /// Threads that build indexes.
     pub(super) build_threads: usize,
     /// Numbers of search threads to measure.
@@ -75,6 +78,8 @@ pub(super) struct CollectionFigures {
     pub(super) segment_rows: Vec<u32>,
     /// Time to open the collection until all segments are searched.
     pub(super) ready_s: f64,
+    /// Bytes of codes that queries read from the medium.
+    pub(super) codes_on_medium_mb: f64,
     /// Resident memory of the process while it is searched.
     pub(super) rss_mb: f64,
     /// Largest use of the collection's own memory.
@@ -102,7 +107,10 @@ impl BenchReport for CollectionReport {
             figures.rss_mb,
             figures.memory_limit_mb
         );
-        println!("recall@{HITS} {:.4}, ready in {:.2} s", figures.recall, figures.ready_s);
+        println!(
+            "recall@{HITS} {:.4}, ready in {:.2} s, {:.0} MB of codes on the medium",
+            figures.recall, figures.ready_s, figures.codes_on_medium_mb
+        );
         for (threads, p50) in &figures.p50_ms {
             println!(
                 "{threads} search threads: p50 {p50:.3} ms, p95 {:.3} ms, {} parts helped",
@@ -126,6 +134,7 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         rows: args.rows as u64,
         dims: args.dims,
         memory_bytes,
+        codes: args.codes.place(),
         build_threads: args.threads,
         threads,
     };
@@ -207,6 +216,7 @@ pub(super) fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<C
         segments: 0,
         segment_rows: Vec::new(),
         ready_s: 0.0,
+        codes_on_medium_mb: 0.0,
         rss_mb: 0.0,
         memory_peak_mb: 0.0,
     };
@@ -222,6 +232,7 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
         memory_bytes: plan.memory_bytes,
         cache_bytes: 0,
         threads,
+        codes: plan.codes,
         build_threads: plan.build_threads,
         background_rate: Rate::unlimited(),
         ..RegistryOptions::new(plan.directory)
@@ -341,6 +352,8 @@ fn search(
     figures.helped.insert(threads, stats.helped);
     figures.memory_peak_mb = figures.memory_peak_mb.max(stats.memory.peak as f64 / 1e6);
     let status = named.collection().status();
+    let on_medium = status.segments.iter().map(|segment| segment.codes_on_medium);
+    figures.codes_on_medium_mb = on_medium.sum::<u64>() as f64 / 1e6;
     figures.segments = status.segments.len();
     figures.segment_rows = status.segments.iter().map(|segment| segment.rows).collect();
     figures.rss_mb = os::process::resident_bytes(std::process::id()).unwrap_or(0) as f64 / 1e6;

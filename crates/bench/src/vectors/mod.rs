@@ -79,12 +79,37 @@ pub struct VectorsArgs {
     /// by number of search threads, resident memory, time to open
     #[arg(long, value_name = "BYTES", value_parser = base::units::parse_bytes, conflicts_with = "data")]
     pub memory: Option<u64>,
+    /// Place of the codes of that collection
+    #[arg(long, value_enum, default_value = "auto", requires = "memory")]
+    pub codes: CodesKind,
     /// Directory for that collection [default: the directory for temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
     pub dir: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// Place of codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CodesKind {
+    /// In memory as long as they fit
+    Auto,
+    /// In memory
+    Dram,
+    /// On the medium
+    Medium,
+}
+
+impl CodesKind {
+    fn place(self) -> search::codes::CodesPlace {
+        use search::codes::CodesPlace;
+        match self {
+            CodesKind::Auto => CodesPlace::Auto,
+            CodesKind::Dram => CodesPlace::Dram,
+            CodesKind::Medium => CodesPlace::Medium,
+        }
+    }
 }
 
 /// Index of Millpond.

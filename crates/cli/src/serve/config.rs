@@ -6,14 +6,14 @@ use lifecycle::{
     ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy,
 };
 use server::{
-    AudioConfig, BackupSettings, Config, CorsPolicy, DataConfig, ListenerConfig, MemoryConfig,
-    MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig, SearchConfig,
-    SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles, UpdateSettings,
+    AudioConfig, BackupSettings, CodesPlace, Config, CorsPolicy, DataConfig, ListenerConfig,
+    MemoryConfig, MetricNames, ModelListRules, ModelsConfig, PemSource, RequestLogConfig,
+    SearchConfig, SearchMedium, Secret, StoreCopies, StoresConfig, TlsFiles, UpdateSettings,
 };
 
 use super::file::ModelOptions;
 use super::options::{
-    AudioOptions, GpuUse, InferenceOptions, MediumName, MemoryOptions, MetricNamesOf,
+    AudioOptions, CodesName, GpuUse, InferenceOptions, MediumName, MemoryOptions, MetricNamesOf,
     ParameterPlacement, SearchOptions, ServerOptions, TransitionOrder,
 };
 use super::settings::{ServeSettings, ServedModel};
@@ -182,6 +182,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         threads: options.search_threads.unwrap_or(default.threads),
         medium: options.search_medium.map_or(default.medium, Into::into),
         memory_node: options.search_memory_node,
+        codes: options.search_codes.map_or(default.codes, Into::into),
         build_threads: options.search_build_threads.unwrap_or(default.build_threads),
         background_rate: options
             .search_background_rate
@@ -209,6 +210,16 @@ fn backups(options: &SearchOptions) -> BackupSettings {
             .map_or(default.rate, |ByteRate(bytes)| os::Rate::per_second(bytes)),
         every: options.backup_every.map(|TimeSpan(time)| time),
         keep_newest: options.backup_keep,
+    }
+}
+
+impl From<CodesName> for CodesPlace {
+    fn from(name: CodesName) -> CodesPlace {
+        match name {
+            CodesName::Auto => CodesPlace::Auto,
+            CodesName::Dram => CodesPlace::Dram,
+            CodesName::Medium => CodesPlace::Medium,
+        }
     }
 }
 

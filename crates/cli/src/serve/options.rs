@@ -411,6 +411,10 @@ pub(crate) struct SearchOptions {
     /// expander [default: any]
     #[arg(long, value_name = "NODE")]
     pub(crate) search_memory_node: Option<u32>,
+    /// Place of the codes of segments that queries scan: dram in memory, medium read by queries with
+    /// a cache in free memory [default: auto, which is dram as long as they fit in --search-memory]
+    #[arg(long, value_enum, value_name = "PLACE")]
+    pub(crate) search_codes: Option<CodesName>,
     /// Threads that build the index of a segment [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) search_build_threads: Option<usize>,
@@ -521,6 +525,18 @@ pub(crate) enum MediumName {
     Dax,
 }
 
+/// Place of codes.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CodesName {
+    /// In memory as long as they fit, else on the medium; chosen for each segment
+    Auto,
+    /// In memory; a segment that does not fit is not searched
+    Dram,
+    /// On the medium
+    Medium,
+}
+
 /// Use of a GPU.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -599,7 +615,7 @@ sections! {
     }
     SearchOptions {
         collections_dir, search_memory, search_cache, search_disk_reserve, search_threads,
-        search_medium, search_memory_node, search_build_threads, search_background_rate,
+        search_medium, search_memory_node, search_codes, search_build_threads, search_background_rate,
         search_merge_segments, search_segment_rows, originals, backup_dir, backup_every, backup_keep,
         backup_rate, embedding_model, gpu, gpu_pinned, api_key,
     }

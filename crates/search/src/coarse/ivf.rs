@@ -6,6 +6,8 @@
 //! centres are found the same way: they form one more list with its own codes, and the best are
 //! compared exactly.
 
+mod medium;
+
 use std::borrow::Cow;
 
 use base::{Error, Result};
@@ -14,7 +16,7 @@ use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
 use super::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
-use super::parted::{PartedScan, ScanHelpers};
+use super::parted::PartedScan;
 use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
@@ -54,6 +56,8 @@ pub(crate) struct IvfPq {
     books: Codebooks,
     codes: PqCodes,
     bytes: ByteVectors,
+    /// True if `codes` and the codes of `bytes` are empty, because they are on a medium.
+    on_medium: bool,
     recall: Option<Recall>,
 }
 
@@ -117,6 +121,7 @@ pub(super) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Resul
         books,
         codes,
         bytes,
+        on_medium: false,
         recall: None,
     };
     index.recall = tune::measure(&index, build, &order)?;
@@ -216,6 +221,18 @@ impl IvfPq {
     /// # Errors
     /// `DataLoss` if a section is missing or its length does not match the header.
     pub(crate) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<IvfPq> {
+        let mut index = IvfPq::open_without_codes(header, find)?;
+        let shape = index.books.shape();
+        let (blocks, dims) = (index.blocks(), index.dims);
+        index.codes = PqCodes::open(find(CODES)?.into_owned(), &find(TERMS)?, blocks, shape)?;
+        let bytes = find(BYTE_CODES)?.into_owned();
+        index.bytes = ByteVectors::open(&find(BYTE_SCALE)?, bytes, header.rows, dims)?;
+        index.on_medium = false;
+        Ok(index)
+    }
+
+    /// Opens all but the codes of rows, as an index on a medium.
+    fn open_without_codes(header: &CoarseHeader, find: LoadSection<'_>) -> Result<IvfPq> {
         let dims = header.dims;
         let shape = PqShape::new(header.dims);
         let starts = find(LIST_STARTS)?;
@@ -228,8 +245,6 @@ impl IvfPq {
             ));
         }
         let centres = section::floats(&find(CENTRES)?, clusters * dims)?;
-        let block_starts = block_starts(&starts);
-        let blocks = block_starts.last().copied().unwrap_or(0) as usize;
         Ok(IvfPq {
             metric: header.metric,
             dims,
@@ -245,17 +260,18 @@ impl IvfPq {
                 )?,
             },
             books: Codebooks::open(&find(CODEBOOKS)?, shape)?,
-            codes: PqCodes::open(find(CODES)?.into_owned(), &find(TERMS)?, blocks, shape)?,
-            bytes: ByteVectors::open(
-                &find(BYTE_SCALE)?,
-                find(BYTE_CODES)?.into_owned(),
-                header.rows,
-                dims,
-            )?,
+            codes: PqCodes::default(),
+            bytes: ByteVectors::open_scale(&find(BYTE_SCALE)?, dims)?,
+            on_medium: true,
+            block_starts: block_starts(&starts),
             starts,
-            block_starts,
             recall: header.recall.clone(),
         })
+    }
+
+    /// Returns the number of blocks of all lists.
+    fn blocks(&self) -> usize {
+        self.block_starts.last().copied().unwrap_or(0) as usize
     }
 
     /// Returns the number of clusters.
@@ -313,18 +329,21 @@ impl IvfPq {
     /// Finds the `refine` rows with the lowest looked-up costs. Writes them to `scratch.top`.
     ///
     /// # Errors
-    /// `Internal` if a helper panicked.
+    /// `Internal` if a helper panicked; the error of [`CoarseRequest::codes`].
     fn look_up(
         &self,
         query: &[f32],
         refine: usize,
-        allow: Option<&RowSet>,
-        helpers: Option<&dyn ScanHelpers>,
+        ask: &CoarseRequest<'_>,
         scratch: &mut IvfScratch,
     ) -> Result<()> {
         let IvfScratch { table, top, probes, .. } = scratch;
+        let CoarseRequest { allow, helpers, .. } = *ask;
         self.books.table(query, inner_metric(self.metric), table);
         top.reset(refine);
+        if self.on_medium {
+            return self.scan_on_medium(probes, table, ask, top);
+        }
         let size = |(_, cluster): &(f32, u32)| {
             let cluster = *cluster as usize;
             (self.starts[cluster + 1] - self.starts[cluster]) as usize
@@ -391,7 +410,7 @@ impl IvfPq {
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         loop {
             self.find_clusters(query, probes, ivf);
-            self.look_up(query, refine, None, ask.helpers, ivf)?;
+            self.look_up(query, refine, ask, ivf)?;
             rows.clear();
             rows.extend(ivf.top.unsorted().map(|(_, row)| row));
             if rows.len() >= wanted || probes >= self.clusters() {
@@ -423,7 +442,7 @@ impl IvfPq {
             }
             found = FilteredProbes::more(found, self.clusters());
         }
-        self.look_up(query, refine, Some(allow), ask.helpers, ivf)?;
+        self.look_up(query, refine, ask, ivf)?;
         rows.clear();
         rows.extend(ivf.top.unsorted().map(|(_, row)| row));
         Ok(())
@@ -442,7 +461,14 @@ impl IvfPq {
         let ivf = &mut scratch.ivf;
         self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
         ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
-        self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| ivf.top.push(cost, row));
+        match self.on_medium {
+            true => self.rank_on_medium(&ivf.byte_query, &scratch.rows, ask, &mut ivf.top)?,
+            false => {
+                self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
+                    ivf.top.push(cost, row);
+                });
+            }
+        }
         let Some(exact) = exact else {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
             return Ok(());
@@ -580,6 +606,10 @@ impl Coarse for IvfPq {
             (DIRECTORY_CODES, Cow::Borrowed(codes.block_bytes())),
             (DIRECTORY_TERMS, Cow::Owned(codes.term_bytes())),
         ]
+    }
+
+    fn is_on_medium(&self) -> bool {
+        self.on_medium
     }
 
     fn recall(&self) -> Option<Recall> {

@@ -1,4 +1,4 @@
-//! The coarse filter: ranks embeddings by codes that lie in memory.
+//! The coarse filter: ranks embeddings by codes that lie in memory, or on a medium ([`medium`]).
 //!
 //! [`build`] takes vectors and returns an index and its order of rows. Rows of one cluster are
 //! neighbours, so the other data of a row (exact vector, record) can be laid out in the same order,
@@ -17,6 +17,7 @@ mod flat;
 mod header;
 mod ivf;
 pub(crate) mod kmeans;
+pub(crate) mod medium;
 mod parted;
 pub(crate) mod pq;
 mod rabitq;
@@ -36,6 +37,7 @@ use flat::FlatIndex;
 pub use header::{CoarseHeader, section};
 use ivf::{IvfPq, IvfScratch};
 use kmeans::RandomDraws;
+pub use medium::{CodeRange, ReadCodes, SectionBytes};
 pub use parted::{PartedScan, ScanHelpers};
 use rabitq::Rabitq;
 pub use rabitq::RabitqCandidate;
@@ -179,6 +181,8 @@ pub struct CoarseRequest<'a> {
     pub floor: f32,
     /// Threads that may scan a part of the lists. The result does not depend on them.
     pub helpers: Option<&'a dyn ScanHelpers>,
+    /// Reader of codes, which indexes on a medium need.
+    pub codes: Option<&'a dyn ReadCodes>,
 }
 
 impl<'a> CoarseRequest<'a> {
@@ -191,6 +195,7 @@ impl<'a> CoarseRequest<'a> {
             exact: None,
             floor: f32::NEG_INFINITY,
             helpers: None,
+            codes: None,
         }
     }
 }
@@ -323,7 +328,13 @@ pub trait Coarse: Send + Sync {
         Ok(())
     }
 
-    /// Returns the sections to store: kinds (constants in [`section`]) and bytes.
+    /// Returns true if its codes are on a medium, so that searches need [`CoarseRequest::codes`].
+    fn is_on_medium(&self) -> bool {
+        false
+    }
+
+    /// Returns the sections to store: kinds (constants in [`section`]) and bytes. Sections that an
+    /// index has on a medium are empty.
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)>;
 
     /// Returns the recall measured when it was built.
@@ -427,6 +438,25 @@ pub fn open_with(find: LoadSection<'_>) -> Result<Box<dyn Coarse>> {
     match header.kind {
         CoarseKind::IvfPq | CoarseKind::Auto => Ok(Box::new(IvfPq::open(&header, find)?)),
         CoarseKind::Rabitq => Ok(Box::new(Rabitq::open(&header, find)?)),
+        CoarseKind::Flat => Ok(Box::new(FlatIndex::open(&header, find)?)),
+    }
+}
+
+/// Opens an index whose codes ([`medium::is_codes`]) stay on the medium. `find` is not called for
+/// them. An index without lists is read whole.
+///
+/// # Errors
+/// As [`open_with`]; the errors of `bytes_of`.
+pub fn open_on_medium(
+    find: LoadSection<'_>,
+    bytes_of: SectionBytes<'_>,
+) -> Result<Box<dyn Coarse>> {
+    let header = CoarseHeader::decode(&find(section::HEADER)?)?;
+    match header.kind {
+        CoarseKind::IvfPq | CoarseKind::Auto => {
+            Ok(Box::new(IvfPq::open_on_medium(&header, find, bytes_of)?))
+        }
+        CoarseKind::Rabitq => Ok(Box::new(Rabitq::open_on_medium(&header, find, bytes_of)?)),
         CoarseKind::Flat => Ok(Box::new(FlatIndex::open(&header, find)?)),
     }
 }

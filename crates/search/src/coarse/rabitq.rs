@@ -10,6 +10,7 @@
 mod build;
 mod codes;
 mod measure;
+mod medium;
 mod rotation;
 mod scan;
 mod store;
@@ -23,6 +24,7 @@ use kernels::float;
 use kernels::rabitq::block_bytes;
 
 use self::codes::RabitqCodes;
+use self::medium::HeldLevels;
 use self::rotation::Rotation;
 use self::scan::{RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
 use super::refine::inverse_length;
@@ -36,6 +38,7 @@ use crate::filter::RowSet;
 
 pub(super) use build::build;
 pub use scan::RabitqCandidate;
+pub(super) use store::{is_codes, is_factors};
 
 /// Bound of the rounding error of a cost, as a share of it; far above the real error. Some rows
 /// have no other error.
@@ -70,6 +73,8 @@ pub(crate) struct Rabitq {
     /// Codes of the centres.
     directory: RabitqCodes,
     codes: RabitqCodes,
+    /// True if `codes` is empty, because the codes are on a medium.
+    on_medium: bool,
     recall: Option<Recall>,
 }
 
@@ -83,6 +88,7 @@ struct RabitqScratch {
     rows: Vec<u32>,
     scores: Vec<f32>,
     exact: Smallest,
+    levels: HeldLevels,
 }
 
 impl Rabitq {
@@ -105,6 +111,7 @@ impl Rabitq {
             rotation,
             centres,
             codes,
+            on_medium: false,
             recall: None,
         }
     }
@@ -203,13 +210,14 @@ impl Rabitq {
         constant: f32,
         mut probes: usize,
         wanted: usize,
+        ask: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
-    ) {
+    ) -> Result<()> {
         loop {
             self.find_clusters(probes, work);
-            self.through_found(constant, wanted, None, work);
+            self.through_found(constant, wanted, ask, work)?;
             if work.found.candidates.len() >= wanted || probes >= self.clusters() {
-                return;
+                return Ok(());
             }
             probes = FilteredProbes::more(probes, self.clusters());
         }
@@ -221,39 +229,59 @@ impl Rabitq {
         constant: f32,
         probes: FilteredProbes,
         wanted: usize,
+        ask: &CoarseRequest<'_>,
         allow: &RowSet,
         work: &mut RabitqScratch,
-    ) {
+    ) -> Result<()> {
         let mut found = probes.first(self.clusters());
         loop {
             self.find_clusters(found, work);
             if probes.choose(&mut work.probed, &self.starts, allow) || found >= self.clusters() {
-                return self.through_found(constant, wanted, Some(allow), work);
+                return self.through_found(constant, wanted, ask, work);
             }
             found = FilteredProbes::more(found, self.clusters());
         }
     }
 
     /// Scans the lists in `work.probed`.
+    ///
+    /// # Errors
+    /// The error of [`CoarseRequest::codes`].
     fn through_found(
         &self,
         constant: f32,
         wanted: usize,
-        allow: Option<&RowSet>,
+        ask: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
-    ) {
+    ) -> Result<()> {
         work.found.reset(wanted);
+        if self.on_medium {
+            return self.through_found_on_medium(constant, ask, work);
+        }
         for at in 0..work.probed.len() {
             if let Some((_, next)) = work.probed.get(at + 1) {
                 self.prefetch(*next);
             }
             let list = self.list(&work.query, constant, work.probed[at].1);
-            work.found.through(&self.codes, &work.query, &list, allow);
+            work.found.through(&self.codes, &work.query, &list, ask.allow);
         }
+        Ok(())
     }
 
     /// Compares the four bits of every allowed row: for filters that allow few rows.
-    fn through_allowed(&self, constant: f32, allow: &RowSet, work: &mut RabitqScratch) {
+    ///
+    /// # Errors
+    /// The error of [`CoarseRequest::codes`].
+    fn through_allowed(
+        &self,
+        constant: f32,
+        ask: &CoarseRequest<'_>,
+        allow: &RowSet,
+        work: &mut RabitqScratch,
+    ) -> Result<()> {
+        if self.on_medium {
+            return self.through_allowed_on_medium(constant, ask, allow, work);
+        }
         let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
             if list.is_none_or(|list| row >= list.rows.1) {
@@ -264,6 +292,7 @@ impl Rabitq {
                 work.found.compare(row, &self.codes, &work.query, list);
             }
         }
+        Ok(())
     }
 
     fn cost_of_score(&self, score: f32) -> f32 {
@@ -345,13 +374,13 @@ impl Rabitq {
                 let probes = self.probes_for_share(choice.probes, count);
                 if count <= (probes.lists * ROWS_ONE_BY_ONE).max(k) {
                     work.found.reset(k.min(count));
-                    self.through_allowed(constant, allow, work);
+                    self.through_allowed(constant, ask, allow, work)?;
                 } else {
                     let probes = FilteredProbes { rows: probes.rows.max(k), ..probes };
-                    self.through_nearest_allowed(constant, probes, k.min(count), allow, work);
+                    self.through_nearest_allowed(constant, probes, k.min(count), ask, allow, work)?;
                 }
             }
-            None => self.through_nearest(constant, choice.probes, k.min(count), work),
+            None => self.through_nearest(constant, choice.probes, k.min(count), ask, work)?,
         }
         let limit = work.found.smallest.limit();
         work.found.candidates.retain(|candidate| candidate.bound <= limit);
@@ -392,7 +421,7 @@ impl Rabitq {
 
 impl Coarse for Rabitq {
     fn rows(&self) -> u32 {
-        self.codes.level_factors.len() as u32
+        self.starts.last().copied().unwrap_or(0)
     }
 
     fn dims(&self) -> usize {
@@ -425,6 +454,10 @@ impl Coarse for Rabitq {
 
     fn floor_is_exact(&self) -> bool {
         false
+    }
+
+    fn is_on_medium(&self) -> bool {
+        self.on_medium
     }
 
     fn candidates(

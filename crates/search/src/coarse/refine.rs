@@ -93,16 +93,29 @@ impl ByteVectors {
         rows: usize,
         dims: usize,
     ) -> Result<ByteVectors> {
-        let scale = section::floats(scale, 1 + 2 * dims)?;
-        if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
+        if codes.len() != rows * dims {
             return Err(Error::data_loss(
                 "the coarse index's byte vectors have another size than its header says",
+            ));
+        }
+        Ok(ByteVectors { codes, ..ByteVectors::open_scale(scale, dims)? })
+    }
+
+    /// Decodes the scale of `dims` dimensions, for rows that stay on the medium.
+    ///
+    /// # Errors
+    /// `DataLoss` if the section has another length or a value that is not finite.
+    pub(crate) fn open_scale(scale: &[u8], dims: usize) -> Result<ByteVectors> {
+        let scale = section::floats(scale, 1 + 2 * dims)?;
+        if !scale.iter().all(|value| value.is_finite()) {
+            return Err(Error::data_loss(
+                "the scale of the coarse index's byte vectors is not finite",
             ));
         }
         let lossless = scale[0] == 1.0;
         let low = scale[1..=dims].to_vec();
         let step = scale[1 + dims..].to_vec();
-        Ok(ByteVectors { dims, low, step, codes, lossless })
+        Ok(ByteVectors { dims, low, step, codes: Vec::new(), lossless })
     }
 
     /// Encodes the section of the scale: a flag for exact codes, the lowest values, the steps.
@@ -151,9 +164,17 @@ impl ByteVectors {
     #[inline]
     pub(crate) fn cost(&self, query: &ByteQuery, row: u32) -> f32 {
         match self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
-            Some(codes) if query.dot => query.offset + float::dot_bytes(&query.values, codes),
-            Some(codes) => float::l2_bytes(&query.values, &self.step, codes),
+            Some(codes) => self.cost_of(query, codes),
             None => f32::INFINITY,
+        }
+    }
+
+    /// Returns the cost of a row with these codes, one for each dimension.
+    #[inline]
+    pub(crate) fn cost_of(&self, query: &ByteQuery, codes: &[u8]) -> f32 {
+        match query.dot {
+            true => query.offset + float::dot_bytes(&query.values, codes),
+            false => float::l2_bytes(&query.values, &self.step, codes),
         }
     }
 

@@ -26,7 +26,7 @@ use super::state::{CollectionState, LiveState};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::deletes::Deletes;
 use crate::rerank::{Records, SharedCaches};
-use crate::segment::Quarantined;
+use crate::segment::{CodesOptions, Quarantined};
 
 /// Maximum quarantined items kept by name. Further ones are only counted.
 const QUARANTINED_MAX: usize = 256;
@@ -38,6 +38,8 @@ pub struct Collection {
     /// Bytes at which a memtable is flushed.
     pub(super) memtable_bytes: u64,
     pub(super) budget: Arc<MemoryBudget>,
+    /// Place of the codes of segments.
+    pub(super) codes: CodesOptions,
     pub(super) pacer: Arc<Pacer>,
     pub(super) writer: Mutex<LogWriter>,
     pub(super) live: Mutex<LiveState>,

@@ -14,6 +14,7 @@ use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
 use crate::coarse::{BuildThreads, BuildVectors};
+use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 use crate::payload_index::SPARE_ROW_BYTES;
 use crate::rerank::Records;
@@ -263,7 +264,13 @@ impl Collection {
         let free = self.budget.free();
         let needed = |rows: u32| {
             let rows = u64::from(rows);
-            (rows * PLACE_BYTES + form.working_bytes(rows)).max(form.opening_bytes(rows))
+            let building = rows * PLACE_BYTES + form.working_bytes(rows);
+            match self.options.codes {
+                CodesPlace::Dram => building.max(form.opening_bytes(rows)),
+                // Without room for them, codes stay on the medium; the rest takes less than the
+                // building did.
+                CodesPlace::Auto | CodesPlace::Medium => building,
+            }
         };
         let (mut fits, mut beyond) = (0_u32, u32::MAX);
         while fits + 1 < beyond {

@@ -202,6 +202,7 @@ impl Collection {
             edge_hits: Vec::new(),
             searcher,
             vectors,
+            codes: None,
             helpers: None,
         })
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use base::{Error, Result};
 
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
+use crate::codes::CodesPlace;
 use crate::segment::{RecordKind, SegmentForm, SegmentSettings, VectorEncoding};
 
 /// Maximum bytes of a record.
@@ -50,6 +51,8 @@ pub struct CollectionOptions {
     pub records: RecordKind,
     /// Coarse index of new segments.
     pub kind: CoarseKind,
+    /// Place of the codes of segments.
+    pub codes: CodesPlace,
     /// Threads that build a coarse index.
     pub build_threads: usize,
     /// Longest wait of a write for room before it is refused.
@@ -88,6 +91,7 @@ impl CollectionOptions {
             shape: CollectionShape { dims, metric, encoding: VectorEncoding::F32 },
             records: RecordKind::Opaque,
             kind: CoarseKind::Auto,
+            codes: CodesPlace::Auto,
             build_threads: 1,
             room_wait: Duration::from_secs(10),
             flush_wait: FLUSH_WAIT,

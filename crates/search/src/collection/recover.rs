@@ -22,7 +22,7 @@ use super::resources::Resources;
 use super::state::{ClosedSegment, KnownIds, LiveState, SegmentContent, SegmentSlot, SegmentView};
 use crate::deletes::{Deletes, DeletesFile};
 use crate::rerank::SharedCaches;
-use crate::segment::{self, Quarantined, Segment, SegmentIds};
+use crate::segment::{self, CodesOptions, Quarantined, Segment, SegmentIds};
 
 /// Assumed speed of a flush until one was measured. Two cores of a virtual machine flush about 13
 /// MB of points per second, and 4 MB with queries running.
@@ -75,6 +75,7 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
+            codes: CodesOptions { place: options.codes, cache: resources.codes.clone() },
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),
@@ -185,7 +186,7 @@ impl Collection {
 
     fn open_segment(&self, slot: &SegmentSlot) -> Result<()> {
         let name = CollectionFile::Segment(slot.number).name();
-        let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget)?;
+        let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget, &self.codes)?;
         if segment.uuid() != slot.uuid || segment.rows() != slot.rows {
             return Err(Error::data_loss(format!(
                 "{name} is not the segment that the manifest names"

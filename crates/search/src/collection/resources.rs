@@ -13,6 +13,7 @@ use super::inner::EventCounter;
 use super::options::headroom_bytes;
 use super::stall::{StallStats, WriteStall};
 use crate::budget::{BudgetReservation, BudgetStats, MemoryBudget};
+use crate::codes::{CodeCache, CodeCacheStats};
 
 /// Resources shared by all collections that were opened with them
 /// ([`super::Collection::open_with`]). One collection flushes at a time, with memory reserved here,
@@ -28,6 +29,8 @@ pub struct Resources {
     /// Counts of evaluated filters.
     pub(super) filters: Arc<FilterCounts>,
     pub(super) memtable_bytes: u64,
+    /// Cache of codes on media, in the free memory of `budget`.
+    pub(super) codes: Arc<CodeCache>,
 }
 
 impl Resources {
@@ -39,6 +42,7 @@ impl Resources {
     pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
         let headroom = budget.reserve(headroom_bytes(memtable_bytes), "flushes")?;
         Ok(Resources {
+            codes: CodeCache::new(&budget),
             budget,
             flushing: Arc::new(Mutex::new(headroom)),
             pacer: Arc::new(Pacer::new(rate)),
@@ -62,6 +66,11 @@ impl Resources {
     /// Returns the counts of evaluated filters.
     pub fn filter_stats(&self) -> FilterStats {
         self.filters.stats()
+    }
+
+    /// Returns the counts of the cache of codes.
+    pub fn code_stats(&self) -> CodeCacheStats {
+        self.codes.stats()
     }
 
     /// Returns the shared memory budget.

@@ -14,13 +14,14 @@ use super::helpers::{Helpers, ListHelpers, SegmentOrder, SegmentsSearch};
 use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
+use crate::budget::BudgetReservation;
 use crate::coarse::{
-    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ScanHelpers, ScanParams,
+    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
 };
 use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, SketchQuery};
 use crate::rerank::{self, Records, RerankCandidate, Scorer, Searcher};
-use crate::segment::similarity;
+use crate::segment::{CODES_READER, CodeReader, similarity};
 
 /// Query for similar points.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,8 @@ pub struct SearchThread {
     pub(super) edge_hits: Vec<EdgeHit>,
     pub(super) searcher: Searcher,
     pub(super) vectors: Box<dyn Reader>,
+    /// Reader of codes, made by the first query that needs it.
+    pub(super) codes: Option<CodesThread>,
     /// Threads that may take parts of a query.
     pub(super) helpers: Option<Arc<dyn Helpers>>,
 }
@@ -104,8 +107,15 @@ pub struct SearchThread {
 impl SearchThread {
     /// Returns true if its readers work and have no reads in flight. Otherwise create another one.
     pub fn is_sound(&self) -> bool {
-        self.searcher.is_sound() && self.vectors.in_flight() == 0
+        let codes = self.codes.as_ref().map_or(0, |codes| codes.reader.in_flight());
+        self.searcher.is_sound() && self.vectors.in_flight() == 0 && codes == 0
     }
+}
+
+/// Reader of codes of one search thread, and the memory of its buffers.
+pub(super) struct CodesThread {
+    pub(super) reader: Box<dyn Reader>,
+    pub(super) _held: BudgetReservation,
 }
 
 /// Candidate from a segment or a memtable.
@@ -396,10 +406,36 @@ impl Collection {
         if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(Vec::new());
         }
+        self.ready_codes(thread, view);
         // The source of exact scores is not used in this step; its presence limits the candidates.
         let exact = view.segment.exact(&mut *thread.vectors);
-        let ask = CoarseRequest { allow: allow.as_deref(), exact: Some(&exact), ..request };
-        view.segment.index().candidates(query.embedding, &ask, &mut thread.scratch)
+        let codes = view.segment.codes(codes_reader(&mut thread.codes));
+        let ask = CoarseRequest {
+            allow: allow.as_deref(),
+            exact: Some(&exact),
+            codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
+            ..request
+        };
+        let candidates =
+            view.segment.index().candidates(query.embedding, &ask, &mut thread.scratch);
+        note_lost(found, codes.as_ref().map_or(0, CodeReader::lost));
+        candidates
+    }
+
+    /// Makes the thread's reader of codes, if the segment needs one and there is memory for it.
+    /// Without one, codes are read one after the other.
+    fn ready_codes(&self, thread: &mut SearchThread, view: &SegmentView) {
+        if thread.codes.is_some() || !view.segment.reads_codes() {
+            return;
+        }
+        let bytes = (CODES_READER.depth * CODES_READER.read_bytes_max) as u64;
+        let made = self.budget.reserve(bytes, "a reader of codes").and_then(|held| {
+            Ok(CodesThread { reader: self.medium.reader(CODES_READER)?, _held: held })
+        });
+        match made {
+            Ok(made) => thread.codes = Some(made),
+            Err(error) => tracing::debug!(%error, "codes are read one after the other"),
+        }
     }
 
     /// Compares candidates of one segment exactly and leaves the best rows in `thread.hits`.
@@ -416,10 +452,7 @@ impl Collection {
         let exact = view.segment.exact(&mut **vectors);
         let ask = CoarseRequest { exact: Some(&exact), ..request };
         view.segment.index().compare(query.embedding, &ask, candidates, scratch, hits)?;
-        if exact.lost() > 0 {
-            found.partial = true;
-            found.damaged += exact.lost();
-        }
+        note_lost(found, exact.lost());
         Ok(())
     }
 
@@ -437,7 +470,9 @@ impl Collection {
         if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(());
         }
-        let SearchThread { scratch, hits, vectors, helpers, .. } = thread;
+        self.ready_codes(thread, view);
+        let SearchThread { scratch, hits, vectors, helpers, codes, .. } = thread;
+        let codes = view.segment.codes(codes_reader(codes));
         let lists = helpers.as_deref().map(|helpers| ListHelpers {
             helpers,
             segment: &view.segment,
@@ -445,23 +480,33 @@ impl Collection {
         });
         let helpers = lists.as_ref().map(|lists| lists as &dyn ScanHelpers);
         let index: &dyn Coarse = view.segment.index();
-        let ask = CoarseRequest { allow: allow.as_deref(), helpers, ..request };
-        if !query.exact {
-            return index.search(query.embedding, &ask, scratch, hits);
+        let ask = CoarseRequest {
+            allow: allow.as_deref(),
+            helpers,
+            codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
+            ..request
+        };
+        if query.exact {
+            let exact = view.segment.exact(&mut **vectors);
+            let ask = CoarseRequest { exact: Some(&exact), ..ask };
+            index.search(query.embedding, &ask, scratch, hits)?;
+            note_lost(found, exact.lost());
+        } else {
+            index.search(query.embedding, &ask, scratch, hits)?;
         }
-        let exact = view.segment.exact(&mut **vectors);
-        index.search(
-            query.embedding,
-            &CoarseRequest { exact: Some(&exact), ..ask },
-            scratch,
-            hits,
-        )?;
-        if exact.lost() > 0 {
-            found.partial = true;
-            found.damaged += exact.lost();
-        }
+        note_lost(found, codes.as_ref().map_or(0, CodeReader::lost));
         Ok(())
     }
+}
+
+/// Records rows that could not be read.
+fn note_lost(found: &mut QueryHits, lost: u64) {
+    found.partial |= lost > 0;
+    found.damaged += lost;
+}
+
+fn codes_reader(codes: &mut Option<CodesThread>) -> Option<&mut dyn Reader> {
+    codes.as_mut().map(|codes| &mut *codes.reader as &mut dyn Reader)
 }
 
 fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {

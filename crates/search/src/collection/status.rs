@@ -57,6 +57,8 @@ pub struct SegmentStatus {
     pub deleted: u32,
     /// Length of the file; 0 while it is not open.
     pub bytes: u64,
+    /// Bytes of its codes that queries read from the medium; 0 if they are in memory.
+    pub codes_on_medium: u64,
     /// True if it is searched.
     pub open: bool,
 }
@@ -87,6 +89,7 @@ pub(super) fn of(collection: &Collection) -> Status {
             rows: slot.rows,
             deleted: view.map_or(0, |view| view.deletes.count()),
             bytes: view.map_or(0, |view| view.segment.file_bytes()),
+            codes_on_medium: view.map_or(0, |view| view.segment.codes_on_medium()),
             open: matches!(slot.content, SegmentContent::Open(_)),
         }
     });

@@ -9,12 +9,14 @@ use storage::{Medium, Sealed, UringMedium};
 use super::*;
 use crate::budget::MemoryBudget;
 use crate::coarse::{BuildThreads, BuildVectors, CoarseKind, Metric};
+use crate::codes::{CodeCache, CodesPlace};
 use crate::filter::{
     Condition, CountRange, DateRange, Filter, Match, MinShould, Range, RowSet, each_value,
     parse_date,
 };
 use crate::segment::{
-    RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings, VectorEncoding, write,
+    CodesOptions, RecordKind, RowSource, Segment, SegmentPlan, SegmentSettings, VectorEncoding,
+    write,
 };
 
 /// Rows with payloads; a row's id is ten times its number.
@@ -61,7 +63,9 @@ const NAME: &str = "segment-000000000001";
 
 fn opened(medium: &dyn Medium) -> Segment {
     let file: Arc<dyn Sealed> = medium.open(NAME).unwrap();
-    Segment::open(file, NAME, &MemoryBudget::new(1 << 30)).unwrap()
+    let budget = MemoryBudget::new(1 << 30);
+    let codes = CodesOptions { place: CodesPlace::Auto, cache: CodeCache::new(&budget) };
+    Segment::open(file, NAME, &budget, &codes).unwrap()
 }
 
 fn segment_of(payloads: Vec<Vec<u8>>) -> TestSegment {

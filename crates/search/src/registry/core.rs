@@ -237,6 +237,7 @@ impl RegistryCore {
         let medium = self.media.open(settings.medium, stored.layout(), &points)?;
         let options = CollectionOptions {
             records: settings.records,
+            codes: self.options.codes,
             build_threads: self.options.build_threads,
             merging: self.options.merging,
             disk_reserve: self.options.disk_reserve,

@@ -39,6 +39,7 @@ use base::{Error, Result};
 use self::core::RegistryCore;
 use self::pool::SearchPool;
 use crate::budget::BudgetStats;
+use crate::codes::CodeCacheStats;
 use crate::collection::{FilterStats, StallStats};
 use crate::rerank::{BlockStats, CacheStats};
 
@@ -95,6 +96,8 @@ pub struct RegistryStats {
     pub cache: Option<CacheStats>,
     /// Counts of the cache of blocks of record files, if there is one.
     pub blocks: Option<BlockStats>,
+    /// Counts of the cache of codes on media.
+    pub codes: CodeCacheStats,
 }
 
 /// Collection whose points are being changed. Its aliases stay unchanged meanwhile.
@@ -283,6 +286,7 @@ impl Registry {
             memory: self.core.resources.memory(),
             cache: self.core.shared.cache_stats(),
             blocks: self.core.shared.block_stats(),
+            codes: self.core.resources.code_stats(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use os::Rate;
 
 use super::media::MediumChoice;
+use crate::codes::CodesPlace;
 use crate::collection::Merging;
 use crate::points::uuid_hash;
 
@@ -32,6 +33,8 @@ pub struct RegistryOptions {
     pub medium: MediumChoice,
     /// NUMA node of files in DRAM; any if `None`.
     pub memory_node: Option<u32>,
+    /// Place of the codes of segments.
+    pub codes: CodesPlace,
     /// Threads that build the index of a new segment.
     pub build_threads: usize,
     /// When segments are merged.
@@ -62,6 +65,7 @@ impl RegistryOptions {
             queue_max: 1024,
             medium: MediumChoice::Auto,
             memory_node: None,
+            codes: CodesPlace::Auto,
             build_threads: 1,
             merging: Merging::default(),
             collections_max: COLLECTIONS_MAX,

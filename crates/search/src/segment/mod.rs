@@ -1,13 +1,14 @@
 //! Segments: immutable files of points, laid out by coarse cluster.
 //!
-//! A segment holds ids, codes, embeddings, records and payloads of up to 2^30 rows. Codes, ids and
-//! maps are read into memory when it is opened. Embeddings, records, payloads and their index stay
-//! on the medium and are read page by page. A checksum covers every byte: one in the superblock for
+//! A segment holds ids, codes, embeddings, records and payloads of up to 2^30 rows. Ids, maps and,
+//! if they fit, codes are read into memory when it is opened. Embeddings, records, payloads and
+//! their index, and otherwise codes too, stay on the medium and are read page by page. A checksum covers every byte: one in the superblock for
 //! each section that is read whole, one in each page of records and payloads, and the table of page
 //! checksums for embeddings and the index. A mismatch fails with the name of the page; data is
 //! never guessed.
 
 mod build;
+mod codes;
 mod damage;
 mod file;
 pub(crate) mod ids;
@@ -18,11 +19,12 @@ mod rows;
 mod vectors;
 
 pub(crate) use build::{RowSource, SegmentForm, SegmentPlan, WrittenSegment, write};
+pub(crate) use codes::{CODES_READER, CodeReader};
 pub use damage::Quarantined;
 pub(crate) use file::IoStep;
 pub use ids::SegmentIds;
 pub use layout::{RecordKind, SegmentSettings, VectorEncoding};
-pub(crate) use open::{PageCache, PayloadPass, Segment, ids_alone};
+pub(crate) use open::{CodesOptions, PageCache, PayloadPass, Segment, ids_alone};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
 pub(crate) use vectors::{reader_options, similarity};

@@ -10,6 +10,7 @@ use matching::index::EdgeIndex;
 use storage::page::{PAGE_BYTES, RecordPage};
 use storage::{Reader, Sealed};
 
+use super::codes::{CodeReader, SegmentCodes};
 use super::damage::{Damaged, Quarantined};
 use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
@@ -18,7 +19,9 @@ use super::layout::{SegmentSettings, kind, kind_name};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
+use crate::coarse::medium::is_codes;
 use crate::coarse::{self, Coarse};
+use crate::codes::{CodeCache, CodesPlace};
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
@@ -29,6 +32,8 @@ use crate::rerank::{Address, Records};
 
 /// Bytes of a row in the two sections of ids.
 const IDS_ROW_BYTES: u64 = 12;
+/// Share of the memory that [`CodesPlace::Auto`] leaves for flushes, merges and cached codes.
+const KEPT_SHARE: u64 = 8;
 /// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
 /// Pages between two wanted rows up to which they are read together.
@@ -54,6 +59,8 @@ pub(crate) struct Segment {
     rows: u32,
     file: Arc<dyn Sealed>,
     index: Box<dyn Coarse>,
+    /// Codes of `index`, if they are on the medium.
+    codes: Option<SegmentCodes>,
     edges: Option<EdgeIndex>,
     ids: SegmentIds,
     records: SegmentPages,
@@ -63,6 +70,15 @@ pub(crate) struct Segment {
     vectors: Vectors,
     damaged: Arc<Damaged>,
     held: BudgetReservation,
+}
+
+/// Places of codes when segments are opened.
+#[derive(Clone, Debug)]
+pub(crate) struct CodesOptions {
+    /// Setting.
+    pub(crate) place: CodesPlace,
+    /// Cache of codes on media.
+    pub(crate) cache: Arc<CodeCache>,
 }
 
 /// Section of record pages.
@@ -88,8 +104,8 @@ pub(crate) fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<
 
 impl Segment {
     /// Opens the segment in `file`. `name` is used in messages. Reads and verifies everything but
-    /// embeddings, records and payloads. Its memory, including the maximum of its deletes, is
-    /// reserved from `budget`.
+    /// embeddings, records, payloads, and codes that stay on the medium. Its memory, including the
+    /// maximum of its deletes, is reserved from `budget`.
     ///
     /// # Errors
     /// `DataLoss` with section and page if something is damaged, `FailedPrecondition` for a newer
@@ -98,9 +114,10 @@ impl Segment {
         file: Arc<dyn Sealed>,
         name: &str,
         budget: &Arc<MemoryBudget>,
+        codes: &CodesOptions,
     ) -> Result<Segment> {
         let held = budget.reserve(0, name)?;
-        Segment::open_with(file, name, held)
+        Segment::open_with(file, name, held, codes)
     }
 
     /// Opens the segment with memory that was reserved before. Releases the unused part.
@@ -111,34 +128,37 @@ impl Segment {
         file: Arc<dyn Sealed>,
         name: &str,
         held: BudgetReservation,
+        codes: &CodesOptions,
     ) -> Result<Segment> {
-        Segment::read(file, name, held).map_err(|error| error.context(name))
+        Segment::read(file, name, held, codes).map_err(|error| error.context(name))
     }
 
-    fn read(file: Arc<dyn Sealed>, name: &str, mut held: BudgetReservation) -> Result<Segment> {
+    fn read(
+        file: Arc<dyn Sealed>,
+        name: &str,
+        mut held: BudgetReservation,
+        options: &CodesOptions,
+    ) -> Result<Segment> {
         let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
-        // A section that is being decoded exists twice: as bytes and decoded. There is one at a
-        // time, and two of ids.
-        let sections = contents.superblock.sections.iter();
-        let resident =
-            sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
-        let twice = resident.clone().max().unwrap_or(0).max(u64::from(rows) * IDS_ROW_BYTES);
-        let most = resident.sum::<u64>() + twice + Deletes::memory_bytes_max(rows);
-        if most > held.bytes() {
-            held.resize(most, &format!("opening {name}"))?;
-        }
+        let damaged = Damaged::new(name);
+        let plan = OpeningPlan::reserve(&contents, options.place, name, &mut held)?;
+        let on_medium = plan.codes_on_medium;
         let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
-        let index = open_index(&contents, &*file, &settings, rows)?;
+        let codes = if on_medium {
+            Some(SegmentCodes::open(&contents, &*file, &options.cache, &damaged)?)
+        } else {
+            None
+        };
+        let index = open_index(&contents, &*file, &settings, rows, on_medium)?;
         let edges = open_edges(&contents, &*file, rows)?;
         let order = contents.load(&*file, kind::ID_ORDER)?;
         let ids = SegmentIds::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
         drop(order);
-        let damaged = Damaged::new(name);
         let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
-        let payload_index = open_payload_index(&contents, &*file, &damaged, most, &mut held)?;
+        let payload_index = open_payload_index(&contents, &*file, &damaged, plan.bytes, &mut held)?;
         let section = contents.section(kind::VECTORS)?;
         let checks = contents.checks_of(section)?;
         let in_place = file.in_place().is_some();
@@ -151,6 +171,7 @@ impl Segment {
             rows,
             file,
             index,
+            codes,
             edges,
             ids,
             records,
@@ -203,6 +224,7 @@ impl Segment {
     /// Returns the bytes of memory, including the maximum of its deletes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.index.memory_bytes()
+            + self.codes.as_ref().map_or(0, SegmentCodes::memory_bytes)
             + self.edges.as_ref().map_or(0, EdgeIndex::memory_bytes)
             + self.ids.memory_bytes()
             + self.records.map.memory_bytes()
@@ -216,6 +238,26 @@ impl Segment {
     /// describes.
     pub(crate) fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
         ExactVectors::new(&self.vectors, &self.file, reader)
+    }
+
+    /// Returns the bytes of its codes on the medium; 0 if they are in memory.
+    pub(crate) fn codes_on_medium(&self) -> u64 {
+        self.codes.as_ref().map_or(0, SegmentCodes::bytes)
+    }
+
+    /// Returns true if a reader of the medium helps to read codes: they are on it, and it is not
+    /// mapped memory.
+    pub(crate) fn reads_codes(&self) -> bool {
+        self.codes.is_some() && self.file.in_place().is_none()
+    }
+
+    /// Returns a reader of its codes, if they are on the medium. They are read through `reader`,
+    /// which [`super::CODES_READER`] describes.
+    pub(crate) fn codes<'a>(
+        &'a self,
+        reader: Option<&'a mut dyn Reader>,
+    ) -> Option<CodeReader<'a>> {
+        self.codes.as_ref().map(|codes| CodeReader::new(codes, &self.file, reader))
     }
 
     /// Appends the embedding of a row to `out`.
@@ -397,6 +439,57 @@ fn stays_on_medium(kind: u32) -> bool {
     matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS | kind::PAYLOAD_INDEX)
 }
 
+/// Returns the bytes of memory for opening the segment.
+fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
+    let rows = contents.superblock.rows as u32;
+    let leaves = |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
+    // A section that is being decoded exists twice: as bytes and decoded. There is one at a time,
+    // and two of ids.
+    let sections = contents.superblock.sections.iter();
+    let resident = sections.filter(|section| !leaves(section.kind)).map(|section| section.bytes);
+    let twice = resident.clone().max().unwrap_or(0).max(u64::from(rows) * IDS_ROW_BYTES);
+    resident.sum::<u64>() + twice + Deletes::memory_bytes_max(rows)
+}
+
+/// Place of the codes, and the memory that was reserved for opening the segment.
+struct OpeningPlan {
+    codes_on_medium: bool,
+    bytes: u64,
+}
+
+impl OpeningPlan {
+    /// Chooses the place of the codes and reserves memory.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` without room.
+    fn reserve(
+        contents: &SegmentContents,
+        place: CodesPlace,
+        name: &str,
+        held: &mut BudgetReservation,
+    ) -> Result<OpeningPlan> {
+        let what = format!("opening {name}");
+        let has_codes = contents.superblock.sections.iter().any(|section| is_codes(section.kind));
+        let in_memory = opening_bytes(contents, false);
+        let room = held.budget().free() + held.bytes();
+        let fits = room >= in_memory + held.budget().limit() / KEPT_SHARE;
+        let plan = |codes_on_medium, bytes| OpeningPlan { codes_on_medium, bytes };
+        if place == CodesPlace::Dram || !has_codes {
+            return grow(held, in_memory, &what).map(|()| plan(false, in_memory));
+        }
+        // Another thread may take the room meanwhile.
+        if place == CodesPlace::Auto && fits && grow(held, in_memory, &what).is_ok() {
+            return Ok(plan(false, in_memory));
+        }
+        let on_medium = opening_bytes(contents, true);
+        grow(held, on_medium, &what).map(|()| plan(true, on_medium))
+    }
+}
+
+fn grow(held: &mut BudgetReservation, bytes: u64, what: &str) -> Result<()> {
+    if bytes > held.bytes() { held.resize(bytes, what) } else { Ok(()) }
+}
+
 /// Opens the payload index if there is one. A damaged index is named and left out, since payloads
 /// answer all its questions. `others_bytes` are the memory of all other parts of the segment.
 fn open_payload_index(
@@ -432,8 +525,14 @@ fn open_index(
     file: &dyn Sealed,
     settings: &SegmentSettings,
     rows: u32,
+    on_medium: bool,
 ) -> Result<Box<dyn Coarse>> {
-    let index = coarse::open_with(&|kind| contents.load(file, kind).map(Cow::Owned))?;
+    let load = |kind: u32| contents.load(file, kind).map(Cow::Owned);
+    let bytes_of = |kind: u32| contents.section(kind).map(|section| section.bytes);
+    let index = match on_medium {
+        true => coarse::open_on_medium(&load, &bytes_of)?,
+        false => coarse::open_with(&load)?,
+    };
     if index.rows() != rows || index.dims() != settings.dims || index.metric() != settings.metric {
         return Err(Error::data_loss("the coarse index belongs to another segment"));
     }

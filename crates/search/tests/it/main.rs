@@ -6,6 +6,7 @@ extern crate millpond_search as search;
 
 mod aliases;
 mod coarse;
+mod codes;
 mod collection;
 mod damage;
 mod disk;

@@ -149,6 +149,7 @@ fn search(config: &Config) -> Vec<Setting> {
         of("search-threads", or(Some(search.threads).filter(|count| *count > 0), "one per core")),
         of("search-medium", search.medium.name()),
         of("search-memory-node", or(search.memory_node, "any")),
+        of("search-codes", search.codes.name()),
         of("search-build-threads", search.build_threads),
         of("search-background-rate", rate(search.background_rate)),
         of("search-merge-segments", search.merge_segments),

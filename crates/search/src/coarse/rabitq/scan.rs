@@ -1,5 +1,7 @@
 //! Scan of lists: one-bit bounds first, then four-bit costs of the rows that pass.
 
+use std::ops::Range;
+
 use kernels::float;
 use kernels::integer;
 use kernels::rabitq::{
@@ -95,6 +97,17 @@ pub(super) struct ScannedList {
     pub(super) radius: f32,
 }
 
+impl ScannedList {
+    /// Returns the number of its blocks.
+    pub(super) fn blocks(&self) -> usize {
+        ((self.rows.1 - self.rows.0) as usize).div_ceil(BLOCK)
+    }
+
+    fn gate(&self, limit: f32) -> BoundGate {
+        BoundGate { offset: self.offset, radius: SIGN_DEVIATIONS * self.radius, limit }
+    }
+}
+
 /// Results of a scan.
 #[derive(Default)]
 pub(super) struct RabitqScan {
@@ -122,21 +135,31 @@ impl RabitqScan {
         list: &ScannedList,
         allow: Option<&RowSet>,
     ) {
+        self.blocks(codes, query, list, 0..list.blocks(), allow);
+        self.end_list(codes, query, list);
+    }
+
+    /// Scans the blocks `numbers` of a list, counted from its first one.
+    pub(super) fn blocks(
+        &mut self,
+        codes: &impl RowCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+        numbers: Range<usize>,
+        allow: Option<&RowSet>,
+    ) {
         let bytes = block_bytes(query.turned.len());
-        let mut gate = BoundGate {
-            offset: list.offset,
-            radius: SIGN_DEVIATIONS * list.radius,
-            limit: f32::INFINITY,
-        };
+        let mut gate = list.gate(f32::INFINITY);
         let mut bounds = [0.0; BLOCK];
-        for (number, first) in (list.rows.0..list.rows.1).step_by(BLOCK).enumerate() {
+        for number in numbers {
+            let first = list.rows.0 + (number * BLOCK) as u32;
             let mask = allowed(first, list.rows.1, allow);
             if mask == 0 {
                 continue;
             }
-            let block = list.first_block + number;
-            let Some(signs) = codes.signs.get(block * bytes..(block + 1) * bytes) else { return };
-            let Some(factors) = codes.factors.as_chunks::<FACTORS>().0.get(block) else { return };
+            let Some((signs, factors)) = codes.block(list.first_block + number, bytes) else {
+                return;
+            };
             gate.limit = self.smallest.limit();
             let mut passed = scan(&query.table, signs, factors, &gate, &mut bounds) & mask;
             let before = self.waiting.len();
@@ -148,14 +171,59 @@ impl RabitqScan {
             }
             self.compare_first(before, codes, query, list);
         }
+    }
+
+    /// Compares the rows that still wait at the end of a list.
+    pub(super) fn end_list(
+        &mut self,
+        codes: &impl RowCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+    ) {
         self.compare_first(self.waiting.len(), codes, query, list);
+    }
+
+    /// Adds to `rows` the rows of these blocks that can pass their one-bit bounds: all that
+    /// [`RabitqScan::blocks`] will compare, since the limit only falls. Those that wait come first.
+    pub(super) fn passing(
+        &self,
+        codes: &impl RowCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+        numbers: Range<usize>,
+        allow: Option<&RowSet>,
+        rows: &mut Vec<u32>,
+    ) {
+        let bytes = block_bytes(query.turned.len());
+        let gate = list.gate(self.smallest.limit());
+        let mut bounds = [0.0; BLOCK];
+        for number in numbers {
+            let first = list.rows.0 + (number * BLOCK) as u32;
+            let mask = allowed(first, list.rows.1, allow);
+            if mask == 0 {
+                continue;
+            }
+            let Some((signs, factors)) = codes.block(list.first_block + number, bytes) else {
+                return;
+            };
+            let mut passed = scan(&query.table, signs, factors, &gate, &mut bounds) & mask;
+            while passed != 0 {
+                rows.push(first + passed.trailing_zeros());
+                passed &= passed - 1;
+            }
+        }
+    }
+
+    /// Returns the rows that wait for their four-bit codes.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = u32> + '_ {
+        self.waiting.iter().map(|(row, _)| *row)
     }
 
     /// Compares the first `count` waiting rows, which were prefetched one block ago.
     fn compare_first(
         &mut self,
         count: usize,
-        codes: &RabitqCodes,
+        codes: &impl RowCodes,
         query: &RabitqQuery,
         list: &ScannedList,
     ) {
@@ -173,15 +241,12 @@ impl RabitqScan {
     pub(super) fn compare(
         &mut self,
         row: u32,
-        codes: &RabitqCodes,
+        codes: &impl RowCodes,
         query: &RabitqQuery,
         list: &ScannedList,
     ) {
         let bytes = nibble_bytes(query.turned.len());
-        let Some(code) = codes.levels.get(row as usize * bytes..(row as usize + 1) * bytes) else {
-            return;
-        };
-        let Some([add, scale, error]) = codes.level_factors.get(row as usize) else { return };
+        let Some((code, [add, scale, error])) = codes.row(row, bytes) else { return };
         let product =
             query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
         let cost = list.offset + add + scale * product;
@@ -194,7 +259,33 @@ impl RabitqScan {
     }
 }
 
-impl RabitqCodes {
+/// Codes of rows, as scans read them.
+pub(super) trait RowCodes {
+    /// Returns the one-bit codes of a block, `bytes` bytes, and its factors. `None` if there are
+    /// none, or if they are damaged.
+    fn block(&self, block: usize, bytes: usize) -> Option<(&[u8], &[f32; FACTORS])>;
+
+    /// Returns the four-bit code of a row, `bytes` bytes, and its factors. `None` as for
+    /// [`RowCodes::block`].
+    fn row(&self, row: u32, bytes: usize) -> Option<(&[u8], &[f32; 3])>;
+
+    /// Prefetches the four-bit code of a row of `dims` dimensions.
+    fn prefetch(&self, row: u32, dims: usize);
+}
+
+impl RowCodes for RabitqCodes {
+    #[inline]
+    fn block(&self, block: usize, bytes: usize) -> Option<(&[u8], &[f32; FACTORS])> {
+        let signs = self.signs.get(block * bytes..(block + 1) * bytes)?;
+        Some((signs, self.factors.as_chunks::<FACTORS>().0.get(block)?))
+    }
+
+    #[inline]
+    fn row(&self, row: u32, bytes: usize) -> Option<(&[u8], &[f32; 3])> {
+        let code = self.levels.get(row as usize * bytes..(row as usize + 1) * bytes)?;
+        Some((code, self.level_factors.get(row as usize)?))
+    }
+
     #[inline]
     fn prefetch(&self, row: u32, dims: usize) {
         let bytes = nibble_bytes(dims);

@@ -9,20 +9,21 @@ use super::build::encode_centres;
 use super::codes::RabitqCodes;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
-use crate::coarse::{CoarseHeader, CoarseKind, LoadSection, section};
+use crate::coarse::medium::check_bytes;
+use crate::coarse::{CoarseHeader, CoarseKind, LoadSection, SectionBytes, section};
 
 /// Seed of the rotation (u64).
 const ROTATION: u32 = section::RABITQ_FIRST;
 /// Mean of the rows, before rotation (f32).
 const MEAN: u32 = section::RABITQ_FIRST + 1;
 /// One-bit codes, block by block.
-const SIGNS: u32 = section::RABITQ_FIRST + 2;
+pub(super) const SIGNS: u32 = section::RABITQ_FIRST + 2;
 /// Factors of the one-bit codes (f32; 32 times `add`, `scale` and `error` per block).
-const FACTORS_OF_SIGNS: u32 = section::RABITQ_FIRST + 3;
+pub(super) const FACTORS_OF_SIGNS: u32 = section::RABITQ_FIRST + 3;
 /// Four-bit codes, row by row.
-const LEVELS: u32 = section::RABITQ_FIRST + 4;
+pub(super) const LEVELS: u32 = section::RABITQ_FIRST + 4;
 /// Factors of the four-bit codes (f32; `add`, `scale`, `error` per row).
-const FACTORS_OF_LEVELS: u32 = section::RABITQ_FIRST + 5;
+pub(super) const FACTORS_OF_LEVELS: u32 = section::RABITQ_FIRST + 5;
 
 impl Rabitq {
     pub(super) fn to_sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {
@@ -30,7 +31,7 @@ impl Rabitq {
             kind: CoarseKind::Rabitq,
             metric: self.metric,
             dims: self.dims,
-            rows: self.codes.level_factors.len(),
+            rows: self.starts.last().copied().unwrap_or(0) as usize,
             recall: self.recall.clone(),
         };
         let starts = self.starts.iter().flat_map(|start| start.to_le_bytes()).collect();
@@ -55,19 +56,10 @@ impl Rabitq {
     /// # Errors
     /// `DataLoss` if a section is missing or does not match the others.
     pub(in crate::coarse) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
-        check_dims(header.dims).map_err(|error| wrong(error.message()))?;
-        let seed = <[u8; 8]>::try_from(&*find(ROTATION)?)
-            .map(u64::from_le_bytes)
-            .map_err(|_| wrong("a seed of other length"))?;
-        let starts = find(section::LIST_STARTS)?;
-        let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
-        let clusters = check_starts(&starts, header.rows)?;
-        let blocks = starts
-            .windows(2)
-            .map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK))
-            .sum::<usize>();
+        let mut index = Rabitq::open_without_codes(header, find)?;
+        let blocks = index.blocks();
         let padded = padded(header.dims);
-        let codes = RabitqCodes {
+        index.codes = RabitqCodes {
             signs: sized(find(SIGNS)?.into_owned(), blocks * block_bytes(padded))?,
             factors: finite(&find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
             levels: sized(find(LEVELS)?.into_owned(), header.rows * nibble_bytes(padded))?,
@@ -76,6 +68,39 @@ impl Rabitq {
                 .0
                 .to_vec(),
         };
+        index.on_medium = false;
+        Ok(index)
+    }
+
+    /// Opens the index, whose codes stay on the medium.
+    ///
+    /// # Errors
+    /// As [`Rabitq::open`].
+    pub(in crate::coarse) fn open_on_medium(
+        header: &CoarseHeader,
+        find: LoadSection<'_>,
+        bytes_of: SectionBytes<'_>,
+    ) -> Result<Rabitq> {
+        let index = Rabitq::open_without_codes(header, find)?;
+        let blocks = index.blocks();
+        let padded = padded(header.dims);
+        check_bytes(bytes_of, SIGNS, blocks * block_bytes(padded))?;
+        check_bytes(bytes_of, FACTORS_OF_SIGNS, blocks * FACTORS * 4)?;
+        check_bytes(bytes_of, LEVELS, header.rows * nibble_bytes(padded))?;
+        check_bytes(bytes_of, FACTORS_OF_LEVELS, header.rows * 12)?;
+        Ok(index)
+    }
+
+    /// Opens all but the codes of rows, as an index on a medium.
+    fn open_without_codes(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
+        check_dims(header.dims).map_err(|error| wrong(error.message()))?;
+        let seed = <[u8; 8]>::try_from(&*find(ROTATION)?)
+            .map(u64::from_le_bytes)
+            .map_err(|_| wrong("a seed of other length"))?;
+        let starts = find(section::LIST_STARTS)?;
+        let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
+        let clusters = check_starts(&starts, header.rows)?;
+        let padded = padded(header.dims);
         let centres = finite(&find(section::CENTRES)?, clusters * padded)?;
         let mean = finite(&find(MEAN)?, header.dims)?;
         Ok(Rabitq {
@@ -88,10 +113,26 @@ impl Rabitq {
             starts,
             directory: encode_centres(&centres, padded, header.metric),
             centres,
-            codes,
+            codes: RabitqCodes::default(),
+            on_medium: true,
             recall: header.recall.clone(),
         })
     }
+
+    /// Returns the number of blocks of all lists.
+    fn blocks(&self) -> usize {
+        self.starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum()
+    }
+}
+
+/// Returns true for the sections of codes and their factors.
+pub(in crate::coarse) fn is_codes(kind: u32) -> bool {
+    matches!(kind, SIGNS | LEVELS) || is_factors(kind)
+}
+
+/// Returns true for the sections of factors.
+pub(in crate::coarse) fn is_factors(kind: u32) -> bool {
+    matches!(kind, FACTORS_OF_SIGNS | FACTORS_OF_LEVELS)
 }
 
 /// Returns the first block of each cluster.

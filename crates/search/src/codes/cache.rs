@@ -1,0 +1,294 @@
+//! Cache of code blocks, in the memory that nothing else uses.
+//!
+//! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
+//! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
+//! are evicted in the order of their arrival, and those that were used since then get another round
+//! (the clock algorithm). Threads share blocks; a block that a query uses keeps its bytes, and its
+//! reservation, until that query drops it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{CodeBlock, CodeContent};
+use crate::budget::{FreeOnDemand, MemoryBudget};
+
+/// Parts of the cache with a lock each.
+const SHARDS: usize = 16;
+/// Bytes of a block beside its content: the entry, its key in the queue, the reservation.
+const BLOCK_OVERHEAD: u64 = 192;
+/// Blocks evicted at most to make room for one.
+const EVICTED_MAX: usize = 64;
+
+/// Range of bytes in the file with this [`storage::Sealed::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CodeKey {
+    pub(crate) file: u64,
+    /// Offset in the file. A byte belongs to one block only.
+    pub(crate) offset: u64,
+}
+
+/// Counts of the cache of codes since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeCacheStats {
+    /// Blocks that queries asked for.
+    pub lookups: u64,
+    /// Blocks that were cached.
+    pub hits: u64,
+    /// Bytes of the pages read from media.
+    pub read_bytes: u64,
+    /// Reads from media.
+    pub reads: u64,
+    /// Blocks evicted.
+    pub evicted: u64,
+    /// Blocks that were not cached because memory had no room.
+    pub refused: u64,
+    /// Bytes of memory that cached blocks take now.
+    pub bytes: u64,
+}
+
+/// Blocks of codes in memory.
+#[derive(Debug)]
+pub(crate) struct CodeCache {
+    budget: Arc<MemoryBudget>,
+    shards: [Mutex<CacheShard>; SHARDS],
+    /// Shard to evict from next.
+    next: AtomicUsize,
+    bytes: AtomicU64,
+    lookups: AtomicU64,
+    hits: AtomicU64,
+    read_bytes: AtomicU64,
+    reads: AtomicU64,
+    evicted: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct CacheShard {
+    blocks: HashMap<CodeKey, CachedCodes>,
+    /// All keys of `blocks`, oldest first.
+    order: VecDeque<CodeKey>,
+}
+
+#[derive(Debug)]
+struct CachedCodes {
+    block: Arc<CodeBlock>,
+    bytes: u64,
+    /// True if it was used since it was last considered for eviction.
+    used: bool,
+}
+
+impl CacheShard {
+    /// Removes one block that no query uses, if there is one.
+    fn evict(&mut self) -> Option<CachedCodes> {
+        // Each block gets one more round at most, and those in use are passed over.
+        for _ in 0..2 * self.order.len() {
+            let key = self.order.pop_front()?;
+            let cached = self.blocks.get_mut(&key)?;
+            if std::mem::take(&mut cached.used) || Arc::strong_count(&cached.block) > 1 {
+                self.order.push_back(key);
+                continue;
+            }
+            return self.blocks.remove(&key);
+        }
+        None
+    }
+}
+
+impl CodeCache {
+    /// Creates a cache in the free memory of `budget`, which can take it back.
+    pub(crate) fn new(budget: &Arc<MemoryBudget>) -> Arc<CodeCache> {
+        let cache = Arc::new(CodeCache {
+            budget: budget.clone(),
+            shards: Default::default(),
+            next: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            lookups: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        });
+        let freed: std::sync::Weak<CodeCache> = Arc::downgrade(&cache);
+        budget.set_free_on_demand(freed);
+        cache
+    }
+
+    fn shard(&self, key: CodeKey) -> &Mutex<CacheShard> {
+        let mixed = (key.file ^ key.offset >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        &self.shards[(mixed >> 60) as usize % SHARDS]
+    }
+
+    /// Returns a cached block.
+    pub(crate) fn get(&self, key: CodeKey) -> Option<Arc<CodeBlock>> {
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        let mut shard = self.shard(key).lock();
+        let cached = shard.blocks.get_mut(&key)?;
+        cached.used = true;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(cached.block.clone())
+    }
+
+    /// Makes a block of `content`, cached if memory has room or blocks that were not used can make
+    /// way. Returns the block that another thread cached meanwhile, if there is one.
+    pub(crate) fn put(&self, key: CodeKey, content: CodeContent) -> Arc<CodeBlock> {
+        let bytes = content.memory_bytes() as u64 + BLOCK_OVERHEAD;
+        let mut held = self.budget.reserve_idle(bytes);
+        let mut evicted = 0;
+        while held.is_none() && evicted < EVICTED_MAX && self.evict_one() > 0 {
+            evicted += 1;
+            held = self.budget.reserve_idle(bytes);
+        }
+        let is_cached = held.is_some();
+        let block = Arc::new(CodeBlock::new(content, held));
+        if !is_cached {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return block;
+        }
+        let mut shard = self.shard(key).lock();
+        if let Some(cached) = shard.blocks.get(&key) {
+            return cached.block.clone();
+        }
+        shard.blocks.insert(key, CachedCodes { block: block.clone(), bytes, used: false });
+        shard.order.push_back(key);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        block
+    }
+
+    /// Evicts one block of the next shard that has one. Returns its bytes; 0 if there is none.
+    fn evict_one(&self) -> u64 {
+        for _ in 0..SHARDS {
+            let at = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            let evicted = self.shards[at].lock().evict();
+            if let Some(CachedCodes { block, bytes, .. }) = evicted {
+                drop(block);
+                self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.evicted.fetch_add(1, Ordering::Relaxed);
+                return bytes;
+            }
+        }
+        0
+    }
+
+    /// Drops all blocks of a file.
+    pub(crate) fn forget(&self, file: u64) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let mut bytes = 0;
+            shard.order.retain(|key| key.file != file);
+            shard.blocks.retain(|key, cached| {
+                let keeps = key.file != file;
+                bytes += if keeps { 0 } else { cached.bytes };
+                keeps
+            });
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a read of `bytes` from a medium.
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the counts.
+    pub(crate) fn stats(&self) -> CodeCacheStats {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        CodeCacheStats {
+            lookups: load(&self.lookups),
+            hits: load(&self.hits),
+            read_bytes: load(&self.read_bytes),
+            reads: load(&self.reads),
+            evicted: load(&self.evicted),
+            refused: load(&self.refused),
+            bytes: load(&self.bytes),
+        }
+    }
+}
+
+impl FreeOnDemand for CodeCache {
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn free(&self, bytes: u64) {
+        let mut freed = 0;
+        while freed < bytes {
+            match self.evict_one() {
+                0 => return,
+                more => freed += more,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u64) -> CodeKey {
+        CodeKey { file: 7, offset: number * 4096 }
+    }
+
+    fn content(number: u64) -> CodeContent {
+        CodeContent::Bytes(vec![number as u8; 1000].into())
+    }
+
+    #[test]
+    fn blocks_use_free_memory_and_give_it_back() {
+        let budget = MemoryBudget::new(100_000);
+        let cache = CodeCache::new(&budget);
+        for number in 0..200 {
+            assert_eq!(cache.put(key(number), content(number)).bytes()[0], number as u8);
+        }
+        let stats = cache.stats();
+        assert_eq!(stats.bytes, budget.stats().used);
+        assert!(stats.bytes > 95_000 && stats.evicted > 100 && stats.refused == 0, "{stats:?}");
+        assert_eq!(budget.free(), 100_000, "the cache counts as free");
+        // Another reservation takes what it needs at once.
+        let held = budget.reserve(60_000, "a merge").unwrap();
+        assert!(cache.stats().bytes <= 40_000);
+        assert!(budget.reserve(40_001, "too much").is_err());
+        assert_eq!(budget.stats().peak.max(100_000), 100_000, "never above the limit");
+        // Blocks go on with the rest.
+        cache.put(key(900), content(1));
+        assert!(cache.get(key(900)).is_some() && cache.get(key(0)).is_none());
+        drop(held);
+        cache.forget(7);
+        assert_eq!((cache.stats().bytes, budget.stats().used), (0, 0));
+    }
+
+    #[test]
+    fn used_blocks_stay_and_pinned_ones_keep_their_bytes() {
+        let budget = MemoryBudget::new(40 * (1000 + BLOCK_OVERHEAD));
+        let cache = CodeCache::new(&budget);
+        let pinned = cache.put(key(1), content(1));
+        for round in 0..20 {
+            for number in 2..8 {
+                cache.put(key(number), content(number));
+                cache.get(key(number));
+            }
+            cache.put(key(100 + round * 2), content(9));
+            cache.put(key(101 + round * 2), content(9));
+        }
+        assert!((2..8).all(|number| cache.get(key(number)).is_some()));
+        assert!(budget.reserve(budget.stats().limit, "everything").is_err(), "one is in use");
+        assert_eq!(pinned.bytes(), [1; 1000]);
+        assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
+        drop(pinned);
+        assert!(budget.reserve(budget.stats().limit, "everything").is_ok());
+    }
+
+    #[test]
+    fn a_block_without_room_is_not_cached() {
+        let budget = MemoryBudget::new(500);
+        let cache = CodeCache::new(&budget);
+        let block = cache.put(key(1), content(5));
+        assert_eq!(block.bytes(), [5; 1000]);
+        assert_eq!((cache.stats().refused, budget.stats().used), (1, 0));
+        assert!(cache.get(key(1)).is_none());
+    }
+}

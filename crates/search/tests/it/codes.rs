@@ -1,0 +1,290 @@
+//! Codes on the medium: the same answers as with codes in memory, within the memory, and without
+//! damaged pages.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use search::coarse::{CoarseKind, Metric, ScanParams};
+use search::codes::CodesPlace;
+use search::collection::{Collection, CollectionOptions, CollectionQuery, QueryHits, Resources};
+use search::filter::{Condition, Filter, Match};
+use search::ingest::{Op, StoredPoint};
+use storage::page::PAGE_BYTES;
+use storage::superblock::Superblock;
+use storage::{FaultMedium, FaultPlan, Medium, ReadFault, UringMedium};
+
+use crate::points::{
+    MEMORY_BYTES, MEMTABLE_BYTES, TestCollection, limits, memory_medium, mix, open, options, point,
+    resources, stored, try_open,
+};
+
+const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
+const KINDS: [CoarseKind; 3] = [CoarseKind::IvfPq, CoarseKind::Rabitq, CoarseKind::Flat];
+/// First section of a coarse index with codes, and the one after the last.
+const CODES: std::ops::Range<u32> = 0x110..0x140;
+
+fn shape(metric: Metric, kind: CoarseKind, codes: CodesPlace) -> CollectionOptions {
+    let shape = CollectionOptions::new(crate::points::DIMS, metric).shape;
+    CollectionOptions { shape, kind, codes, ..options() }
+}
+
+fn files() -> (tempfile::TempDir, Arc<dyn Medium>) {
+    let directory = tempfile::tempdir().unwrap();
+    let medium = Arc::new(UringMedium::plain(directory.path().to_owned()).unwrap());
+    (directory, medium)
+}
+
+/// Points of a collection.
+const POINTS: u64 = 5000;
+/// Points written at once.
+const BATCH: u64 = 500;
+
+/// Fills a collection with two segments. Many points are alike, so that their list has several
+/// parts.
+fn fill(medium: &Arc<dyn Medium>, metric: Metric, kind: CoarseKind, points: u64) {
+    let collection = open(medium, shape(metric, kind, CodesPlace::Dram));
+    for first in (0..points).step_by(BATCH as usize) {
+        let batch: Vec<StoredPoint> = (first..points.min(first + BATCH))
+            .map(|id| {
+                let alike = id % 5 < 4 && id < points / 4 * 3;
+                let embedding = stored(if alike { 7 } else { id }, 1).embedding;
+                StoredPoint { record: Vec::new(), embedding, ..stored(id, 1) }
+            })
+            .collect();
+        let ops: Vec<Op<'_>> = batch.iter().map(|stored| Op::Upsert(point(stored))).collect();
+        collection.write(&ops).unwrap();
+        if first == 0 {
+            collection.flush().unwrap();
+        }
+    }
+    collection.flush().unwrap();
+    while collection.merge().unwrap() {}
+    let deleted: Vec<Op<'_>> = (0..points).step_by(7).map(Op::Delete).collect();
+    collection.write(&deleted).unwrap();
+    collection.flush().unwrap();
+}
+
+/// Returns the same files in mapped memory.
+fn copied(medium: &Arc<dyn Medium>) -> Arc<dyn Medium> {
+    let copy = memory_medium();
+    for (name, _) in medium.list().unwrap() {
+        let mut writer = copy.create(&name).unwrap();
+        writer.append(&medium.load(&name).unwrap()).unwrap();
+        writer.persist().unwrap();
+    }
+    copy.persist_names().unwrap();
+    copy
+}
+
+fn bits(found: &QueryHits) -> Vec<(u64, u32)> {
+    found.hits.iter().map(|hit| (hit.id, hit.score.to_bits())).collect()
+}
+
+/// Asks in all ways that an index knows.
+fn ask_all(collection: &Collection, seed: u64) -> Vec<QueryHits> {
+    let mut thread = collection.thread(limits()).unwrap();
+    let like = stored(mix(seed) % 900, 2 + seed % 2);
+    let value = |value: u64| Match::Value(value.into());
+    let colour = Condition::Match { key: "colour".into(), matching: value(3) };
+    let rare = Condition::Match { key: "id".into(), matching: value(11) };
+    let filters = [colour, rare].map(|one| Filter { must: vec![one], ..Filter::default() });
+    let mut found = Vec::new();
+    for filter in [None, Some(&filters[0]), Some(&filters[1])] {
+        for exact in [true, false] {
+            for (k, params) in [
+                (10, ScanParams::default()),
+                (70, ScanParams { probes: 3, refine: 90 }),
+                (400, ScanParams { probes: 10_000, refine: 2000 }),
+            ] {
+                let nearest = CollectionQuery::nearest(&like.embedding, k);
+                let query = CollectionQuery { params, filter, exact, candidates: k, ..nearest };
+                found.push(collection.nearest(&mut thread, &query).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn opened(
+    medium: &Arc<dyn Medium>,
+    metric: Metric,
+    kind: CoarseKind,
+    codes: CodesPlace,
+    memory_bytes: u64,
+) -> (TestCollection, Resources) {
+    let resources = resources(memory_bytes, MEMTABLE_BYTES);
+    (try_open(medium.clone(), shape(metric, kind, codes), &resources).unwrap(), resources)
+}
+
+fn on_medium(collection: &Collection) -> u64 {
+    collection.status().segments.iter().map(|segment| segment.codes_on_medium).sum()
+}
+
+#[test]
+fn answers_do_not_depend_on_the_place_of_codes() {
+    for (metric, kind) in METRICS.into_iter().flat_map(|it| KINDS.map(|kind| (it, kind))) {
+        let (_directory, medium) = files();
+        let flat = kind == CoarseKind::Flat;
+        fill(&medium, metric, kind, if flat { 300 } else { POINTS });
+        let (memory, _) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+        assert_eq!(on_medium(&memory), 0);
+        let wanted: Vec<QueryHits> = (0..2).flat_map(|seed| ask_all(&memory, seed)).collect();
+        drop(memory);
+        for medium in [copied(&medium), medium] {
+            let (collection, resources) =
+                opened(&medium, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
+            assert_eq!(on_medium(&collection) > 0, !flat, "{kind:?}");
+            let found = (0..2).flat_map(|seed| ask_all(&collection, seed));
+            for (found, wanted) in found.zip(&wanted) {
+                assert_eq!(bits(&found), bits(wanted), "{metric:?} {kind:?}");
+                assert!(!found.partial && found.damaged == 0);
+            }
+            let stats = resources.code_stats();
+            let reads = !flat && medium.kind() == storage::MediumKind::Nvme;
+            assert_eq!(stats.reads > 0 && stats.hits > 0, reads, "{stats:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_query_finds_the_same(
+        seed in any::<u64>(), k in 1_usize..300, probes in 0_usize..60, refine in 0_usize..400,
+        kind in 0_usize..2, memory in 56_u64..99, exact: bool,
+    ) {
+        let (medium, metric, kind) = any_files(kind);
+        let params = ScanParams { probes, refine };
+        let like = stored(seed % 3000, seed % 3);
+        let nearest = CollectionQuery::nearest(&like.embedding, k);
+        let query = CollectionQuery { params, exact, ..nearest };
+        let answers = [(CodesPlace::Dram, MEMORY_BYTES), (CodesPlace::Medium, memory * 100 << 10)];
+        let answers = answers.map(|(place, memory_bytes)| {
+            let (collection, resources) = opened(&medium, metric, kind, place, memory_bytes);
+            let mut thread = collection.thread(limits()).unwrap();
+            let found = collection.nearest(&mut thread, &query).unwrap();
+            let stats = resources.memory();
+            assert!(stats.peak <= stats.limit);
+            bits(&found)
+        });
+        prop_assert_eq!(&answers[0], &answers[1]);
+    }
+}
+
+/// Returns a filled medium, which all cases share.
+fn any_files(kind: usize) -> (Arc<dyn Medium>, Metric, CoarseKind) {
+    type Filled = (tempfile::TempDir, Arc<dyn Medium>);
+    static FILES: [std::sync::OnceLock<Filled>; 2] = [const { std::sync::OnceLock::new() }; 2];
+    let metric = METRICS[kind + 1];
+    let (_, medium) = FILES[kind].get_or_init(|| {
+        let (directory, medium) = files();
+        fill(&medium, metric, KINDS[kind], POINTS);
+        (directory, medium)
+    });
+    (medium.clone(), metric, KINDS[kind])
+}
+
+#[test]
+fn auto_uses_memory_while_it_has_room() {
+    for kind in 0..2 {
+        let (medium, metric, kind) = any_files(kind);
+        let mut places = Vec::new();
+        // Flushes keep the first 5.2 MiB.
+        for memory_bytes in (5500_u64..9000).step_by(50).map(|it| it << 10) {
+            let (collection, resources) =
+                opened(&medium, metric, kind, CodesPlace::Auto, memory_bytes);
+            // Ids of both segments need room in any case.
+            if collection.status().segments.iter().all(|segment| segment.open) {
+                places.push(on_medium(&collection));
+                let stats = resources.memory();
+                assert!(stats.peak <= stats.limit, "{stats:?}");
+            }
+        }
+        // More memory never moves codes to the medium.
+        assert!(places.is_sorted_by(|less, more| less >= more), "{places:?}");
+        assert!(places[0] > 0 && places.last() == Some(&0), "{places:?}");
+    }
+}
+
+#[test]
+fn queries_share_blocks_and_memory_takes_them_back() {
+    let (medium, metric, kind) = any_files(0);
+    let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
+    let wanted: Vec<_> = ask_all(&collection, 5).iter().map(bits).collect();
+    let first = resources.code_stats();
+    assert!(first.reads > 0 && first.bytes > 0 && first.refused == 0, "{first:?}");
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let found: Vec<_> = ask_all(&collection, 5).iter().map(bits).collect();
+                assert_eq!(found, wanted);
+            });
+        }
+    });
+    let second = resources.code_stats();
+    assert_eq!(second.reads, first.reads, "all blocks are cached");
+    assert!(second.hits > first.hits);
+    // Changes need memory: they take that of the blocks.
+    let used = resources.memory();
+    assert!(used.used >= first.bytes && used.peak <= used.limit);
+    drop(collection);
+    assert_eq!(resources.code_stats().bytes, 0, "a closed segment leaves none");
+}
+
+#[test]
+fn a_damaged_page_of_codes_costs_its_rows() {
+    for kind in 0..2 {
+        let (medium, metric, kind) = any_files(kind);
+        let name = medium.list().unwrap().into_iter().map(|(name, _)| name);
+        let name = name.filter(|name| name.starts_with("segment-")).max().unwrap();
+        let superblock = Superblock::decode(&medium.load(&name).unwrap()).unwrap();
+        let large = |bytes: u64| bytes > 2 * PAGE_BYTES as u64;
+        let sections = superblock.sections.iter();
+        let sections: Vec<_> = sections
+            .filter(|it| CODES.contains(&it.kind) && large(it.bytes) && it.kind != 0x111)
+            .collect();
+        assert!(sections.len() >= 3);
+        let (sound, _) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+        let known: BTreeSet<_> = ask_much(&sound).iter().flat_map(bits).collect();
+        for section in sections {
+            let pages = section.bytes / PAGE_BYTES as u64;
+            for fault in [ReadFault::Flip, ReadFault::Error] {
+                let page = section.offset / PAGE_BYTES as u64 + pages / 2;
+                let damage = vec![(name.clone(), page, fault)];
+                let plan = FaultPlan { damage, ..FaultPlan::default() };
+                let faulty: Arc<dyn Medium> =
+                    Arc::new(FaultMedium::new(medium.clone(), plan).unwrap());
+                let (collection, _) =
+                    opened(&faulty, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
+                assert!(!collection.status().partial, "nothing of it was read yet");
+                let found = ask_much(&collection);
+                let damaged: u64 = found.iter().map(|found| found.damaged).sum();
+                assert!(damaged > 0 && damaged < POINTS / 2, "{:#x}: {damaged}", section.kind);
+                for found in found {
+                    assert_eq!(found.partial, found.damaged > 0);
+                    assert!(bits(&found).iter().all(|hit| known.contains(hit)));
+                }
+                let status = collection.status();
+                let named = status.quarantined.iter().find(|what| what.file == name);
+                assert_eq!(
+                    named.and_then(|named| named.page),
+                    Some(page),
+                    "{:?}",
+                    status.quarantined
+                );
+            }
+        }
+    }
+}
+
+/// Asks for all points, which looks into rows alone, and for some of them in all lists.
+fn ask_much(collection: &Collection) -> [QueryHits; 2] {
+    let mut thread = collection.thread(limits()).unwrap();
+    let like = stored(3, 9);
+    [(POINTS as usize, 16_000), (400, 500)].map(|(k, refine)| {
+        let params = ScanParams { probes: 10_000, refine };
+        let nearest = CollectionQuery::nearest(&like.embedding, k);
+        collection.nearest(&mut thread, &CollectionQuery { params, ..nearest }).unwrap()
+    })
+}
