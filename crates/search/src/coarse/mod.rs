@@ -1,4 +1,4 @@
-//! The coarse filter: ranks embeddings by codes that lie in memory, or on a medium ([`medium`]).
+//! The coarse filter: ranks embeddings by codes that lie in memory or on a medium.
 //!
 //! [`build`] takes vectors and returns an index and its order of rows. Rows of one cluster are
 //! neighbours, so the other data of a row (exact vector, record) can be laid out in the same order,
@@ -442,8 +442,8 @@ pub fn open_with(find: LoadSection<'_>) -> Result<Box<dyn Coarse>> {
     }
 }
 
-/// Opens an index whose codes ([`medium::is_codes`]) stay on the medium. `find` is not called for
-/// them. An index without lists is read whole.
+/// Opens an index whose codes stay on the medium: `find` is not called for their sections, and
+/// searches read them ([`CoarseRequest::codes`]). An index without lists is read whole.
 ///
 /// # Errors
 /// As [`open_with`]; the errors of `bytes_of`.

@@ -36,7 +36,7 @@ fn files() -> (tempfile::TempDir, Arc<dyn Medium>) {
 }
 
 /// Points of a collection.
-const POINTS: u64 = 5000;
+const POINTS: u64 = 4200;
 /// Points written at once.
 const BATCH: u64 = 500;
 
@@ -259,10 +259,10 @@ fn a_damaged_page_of_codes_costs_its_rows() {
                     opened(&faulty, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
                 assert!(!collection.status().partial, "nothing of it was read yet");
                 let found = ask_much(&collection);
-                let damaged: u64 = found.iter().map(|found| found.damaged).sum();
-                assert!(damaged > 0 && damaged < POINTS / 2, "{:#x}: {damaged}", section.kind);
+                assert!(found.iter().any(|found| found.damaged > 0), "{:#x}", section.kind);
                 for found in found {
                     assert_eq!(found.partial, found.damaged > 0);
+                    assert!(found.hits.len() >= 300, "{:#x}: {}", section.kind, found.hits.len());
                     assert!(bits(&found).iter().all(|hit| known.contains(hit)));
                 }
                 let status = collection.status();

@@ -127,7 +127,7 @@ impl Rabitq {
                 wanted.extend(self.part_ranges(&lists[part.list], part));
             }
             codes.read(&wanted, &mut found)?;
-            self.scan_parts(&lists, &parts[now.clone()], &found, ask, work)?;
+            self.scan_read(&lists, &parts[now.clone()], &found, ask, work)?;
             start = now.end;
             count = count.saturating_mul(PARTS_GROWTH);
         }
@@ -136,7 +136,7 @@ impl Rabitq {
     }
 
     /// Scans parts, whose one-bit codes and factors are in `found`.
-    fn scan_parts(
+    fn scan_read(
         &self,
         lists: &[ScannedList],
         parts: &[ListPart],
