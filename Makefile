@@ -279,7 +279,7 @@ $(CACHE)/cluster/porcupine: $(addprefix tests/cluster/porcupine/,main.go go.mod 
 
 .PHONY: cluster-test
 cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
-cluster-test: build etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
+cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
 	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: cluster-smoke
@@ -289,13 +289,17 @@ cluster-smoke: tests-built .venv/ready .venv-test/ready ## disturb a cluster of 
 	.venv-test/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
 	$(CLUSTER_TEST) --smoke --json $(CACHE)/cluster-smoke.json
 
+# Simulations of `make simulate` and `make cluster-test`.
+.PHONY: simulate-built
+simulate-built: system
+	@cargo build --locked --quiet --release --package millpond-cluster --example simulate
+
 .PHONY: simulate
 simulate: SEEDS ?= 100000
 simulate: FIRST ?= 10000
-simulate: system ## simulate a cluster's log with faults (SEEDS=100000 FIRST=10000; some minutes)
+simulate: simulate-built ## simulate a cluster with faults (SEEDS=100000 FIRST=10000 WORLD=log, fleet or reads; half an hour)
 	$(call say,simulation of a cluster: $(SEEDS) seeds from $(FIRST))
-	MILLPOND_SIMULATION_FIRST=$(FIRST) MILLPOND_SIMULATION_SEEDS=$(SEEDS) \
-		cargo test --locked --package millpond-cluster -- --nocapture no_seed_loses_a_write
+	@target/release/examples/simulate --seeds $(SEEDS) --first $(FIRST) $(if $(WORLD),--world $(WORLD))
 
 .PHONY: test-fuzz
 test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use base::{DType, Dim, NamedTensor, Tensor};
 use bytes::Bytes;
+use cluster::{EntryBody, Epoch, LogEntry, WriterId};
+use cluster_node::log::Batch;
+use cluster_node::log::codec::encode_entry;
 use engine_onnx::publish::build::{ModelBuilder, Node};
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
@@ -79,7 +82,53 @@ fn main() {
     templates();
     storage_files();
     segment_parts();
+    cluster_bytes();
     settings();
+}
+
+fn cluster_bytes() {
+    let operations =
+        [r#"{"delete":{"points":[1]}}"#, "", r#"{"upsert":{"points":[{"id":1,"vector":[1]}]}}"#];
+    let operations: Vec<Bytes> = operations.iter().map(|text| Bytes::from(*text)).collect();
+    let bodies = [
+        ("fence", EntryBody::Fence),
+        ("empty", EntryBody::Writes(Batch::from(Vec::new()))),
+        ("writes", EntryBody::Writes(Batch::from(operations))),
+    ];
+    for (name, body) in bodies {
+        let entry = LogEntry { epoch: Epoch(7), writer: WriterId(1 << 100), body };
+        seed("cluster_log_entry", name, encode_entry(&entry).unwrap());
+    }
+    seed("cluster_log_entry", "floor", "000000000000001f-0000000000000007");
+
+    let node = r#"{"name":"a","address":"127.0.0.1:8501","roles":["root","search"],"weight":2,"build":"1","serving":{"id":[0,3]}}"#;
+    let lines = format!(
+        "\x01millpond/c/nodes/a\t{node}\nmillpond/c/owners/id/0003\t{{\"node\":\"a\"}}\nmillpond/c/owners/id/3\t{{}}"
+    );
+    seed("cluster_etcd", "keys", lines);
+    let answers = [
+        (0, "range", r#"{"header":{"revision":"9"},"kvs":[{"key":"bWlsbHBvbmQvYy9vd25lcnMvaWQvMDAwMw==","create_revision":"5","value":"eyJub2RlIjoiYSJ9","lease":"7587870"}],"more":true,"count":"1"}"#),
+        (0, "lease", r#"{"header":{"revision":"3"},"ID":"1418812106508896773","TTL":"10"}"#),
+        (0, "keep_alive", "{\"result\":{\"ID\":\"7\",\"TTL\":\"10\"}}\n{\"error\":{\"grpc_code\":14}}"),
+        (0, "transaction", r#"{"header":{"revision":"4"},"succeeded":true}"#),
+        (8, "refusal", r#"{"error":"gone","message":"gone","code":5}"#),
+        (2, "plain", "CommonName of client sending a request is ignored"),
+    ];
+    for (choice, name, body) in answers {
+        seed("cluster_etcd", name, chosen(&[choice], body.as_bytes()));
+    }
+
+    let read = r#"{"shards":{"3":{"status":200,"body":{"result":{"count": 2},"status":"ok","time":0.1}},"10":{"status":422,"body":{"status":{"error":"Validation error in x"},"time":0}},"4":{"status":503,"body":{"error":"behind"}},"5":{"status":200,"body":{}}},"rows":{"3":7}}"#;
+    seed("cluster_answer", "read", chosen(&[0], read.as_bytes()));
+    seed("cluster_answer", "made", chosen(&[0], br#"{"entry":12}"#));
+    seed("cluster_answer", "elsewhere", chosen(&[5], br#"{"owner":"b"}"#));
+    seed("cluster_answer", "not_made", chosen(&[9], br#"{"made":false,"error":"full"}"#));
+
+    let vectors = r#"{"vectors":{"size":4,"distance":"Cosine"}}"#;
+    let plain = format!(r#"{{"name":"c","id":"0195a","shards":8,"copies":2,"create":{vectors}}}"#);
+    seed("cluster_record", "plain", &plain);
+    let images = plain.replacen('{', r#"{"images":{"kind":"photo","model":"m"},"#, 1);
+    seed("cluster_record", "images", images);
 }
 
 fn saved_models() {

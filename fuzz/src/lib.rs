@@ -6,6 +6,7 @@
 //! functions.
 
 mod archives;
+mod cluster_bytes;
 mod media;
 mod memory;
 mod protocols;
@@ -16,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 pub use archives::{onnx, saved_model, torch_archive};
+pub use cluster_bytes::{cluster_answer, cluster_etcd, cluster_log_entry, cluster_record};
 pub use media::{audio_decode, image_decode, iso_template, nist_parse, wsq_decode};
 pub use protocols::{
     golden_json, oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf,
@@ -54,6 +56,10 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("log_frames", log_frames),
     ("coarse_index", coarse_index),
     ("segment_parts", segment_parts),
+    ("cluster_log_entry", cluster_log_entry),
+    ("cluster_etcd", cluster_etcd),
+    ("cluster_answer", cluster_answer),
+    ("cluster_record", cluster_record),
     ("key_file", key_file),
     ("key_token", key_token),
     ("model_toml", model_toml),

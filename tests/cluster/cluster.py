@@ -75,7 +75,13 @@ WANTED = {
     "images_extracted": [
         Wanted("failed", "=", 0), Wanted("originals_missing", "=", 0), Wanted("searchable_max_s", "<=", 5, timed=True),
     ],
+    "simulated": [
+        Wanted("seeds", ">=", 10_000), Wanted("violations", "=", 0), Wanted("idle_worlds", "=", 0),
+        Wanted("planted_missed", "=", 0), Wanted("planted_found_within", "<=", 1_000),
+    ],
 }  # fmt: skip
+# Scenarios that run no cluster.
+WITHOUT_CLUSTER = {"simulated"}
 # Scenarios of `image_scenarios`, each with nodes of its own and no points at its begin.
 IMAGE_PLANS = {"scaled_out": deployment.SCALED, "images_extracted": deployment.EXTRACTING}
 SMOKE = ["equal_answers", "node_killed", "writer_paused", "etcd_down"]
@@ -127,9 +133,8 @@ class Run:
         print(f"scenario {name} ...", flush=True)
         begun = time.monotonic()
         try:
-            module = image_scenarios if name in IMAGE_PLANS else scenarios
-            setting = scenarios.Setting(self.prepared(name), self.points, self.form.lengths, self.histories)
-            self.figures[name] = getattr(module, name)(setting)
+            scenario = getattr(image_scenarios if name in IMAGE_PLANS else scenarios, name)
+            self.figures[name] = scenario() if name in WITHOUT_CLUSTER else scenario(self.setting(name))
         except Exception as error:  # noqa: BLE001  # any failure of a scenario is one of its figures
             traceback.print_exc()
             self.figures[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
@@ -140,6 +145,9 @@ class Run:
         print(f"  {json.dumps(figures)}", flush=True)
         if "error" in figures or not self.form.smoke or name in IMAGE_PLANS:
             self.drop()
+
+    def setting(self, name: str) -> scenarios.Setting:
+        return scenarios.Setting(self.prepared(name), self.points, self.form.lengths, self.histories)
 
     def prepared(self, name: str) -> Cluster:
         """Returns a settled cluster with all fixed points. The short form keeps one for all scenarios.

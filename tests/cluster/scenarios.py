@@ -1,22 +1,29 @@
 """Scenarios: each gets a settled cluster with points, disturbs it under load, and returns figures.
 
-A scenario leaves all of its processes running, so that the next one may use the same cluster.
+A scenario leaves all of its processes running, so that the next one may use the same cluster. `simulated` has no
+processes: it runs the decisions of a cluster in simulated time.
 """
 
 import collections
 import contextlib
 import dataclasses
+import json
 import random
+import subprocess
 import time
 
 from deployment import Cluster
 from history import History, Operation, lost, violations
 from load import Batches, Client, QueryLoad, Registers, Window
 from points import COLLECTION, Points
-from processes import Node, NodePlan, wait_until
+from processes import REPOSITORY, Node, NodePlan, wait_until
 from qdrant_client import QdrantClient, models
 
 LIMIT = 10
+# The simulations of the crate `cluster`, which `make cluster-test` builds.
+SIMULATE = REPOSITORY / "target/release/examples/simulate"
+SIMULATED_SEEDS = 10_000
+SIMULATE_TIMEOUT_S = 1800
 
 
 @dataclasses.dataclass
@@ -315,6 +322,16 @@ def slow_node(setting: Setting) -> dict:
     total = cluster.requests()
     figures = steady_and_after(load, load.begun, event, slow_end)
     return figures | {"hedged_percent": percent(total), "hedged_percent_while_slow": percent(sent), "requests_to_nodes": sent}
+
+
+def simulated() -> dict:
+    """Many worlds in simulated time, with faults from seeds, and worlds with planted mistakes."""
+    command = [str(SIMULATE), "--seeds", str(SIMULATED_SEEDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SIMULATE_TIMEOUT_S, check=False)
+    # 1 if the figures are not as they should be, which the wanted values show.
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{SIMULATE.name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout) | {"notes": done.stderr.splitlines()[-20:]}
 
 
 def percent(sent: collections.Counter) -> float:

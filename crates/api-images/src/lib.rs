@@ -5,10 +5,12 @@
 //! scheduler like any request. Bulk work ([`ingest`]) does both itself at idle priority.
 //! [`collection`] describes a collection of images, [`features`] extracts an image's features,
 //! [`embedder`] finds the models that embed, [`originals`] keeps the files, [`store`] writes the
-//! points, [`query`] and [`views`] find them, [`duplicates`] finds images that are there twice,
+//! points, [`query`] and [`views`] find them by a [`plan`] that runs on a search thread,
+//! [`duplicates`] finds images that are there twice,
 //! [`transfer`] extracts, writes and returns features without images, in the form of
 //! [`point_features`], [`prints`] compares fingerprints one to one, [`persons`] groups them, and
-//! [`rebuild`] gives a collection another model.
+//! [`rebuild`] gives a collection another model. [`sharded`] is what the nodes of a cluster use of
+//! all this.
 
 mod add;
 mod archive;

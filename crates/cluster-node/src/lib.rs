@@ -24,6 +24,31 @@ pub mod root;
 mod types;
 pub mod updates;
 
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    use base::Result;
+
+    pub use crate::etcd::fuzzing::{etcd_range, etcd_refusal};
+    use crate::log::LogFloor;
+    pub use crate::membership::fuzzing::cluster_view;
+    pub use crate::root::fuzzing::{read_answer, write_answer};
+    use crate::types::CollectionRecord;
+
+    /// Reads the name of the object of a log's floor.
+    pub fn floor_name(name: &str) -> Option<LogFloor> {
+        LogFloor::parse(name)
+    }
+
+    /// Reads the record of a collection.
+    ///
+    /// # Errors
+    /// `DataLoss` for one that no root writes.
+    pub fn collection_record(bytes: &[u8]) -> Result<CollectionRecord> {
+        crate::node::catalog::decode_record(bytes)
+    }
+}
+
 pub use http_client::{
     ClientIdentityFiles, ClientTls, ClientTlsFiles, HttpAnswer, HttpClient, HttpRequest, TlsPeer,
 };

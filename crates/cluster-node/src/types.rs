@@ -70,7 +70,7 @@ impl CollectionRecord {
         (0..self.shards).map(|shard| ShardKey::new(&self.id, shard))
     }
 
-    /// Returns the number of values of an embedding, if the record of a collection of images has it.
+    /// Returns the number of values of an embedding, if the record has it.
     pub fn image_dims(&self) -> Option<usize> {
         let size = self.create.get("vectors")?.get("size")?.as_u64()?;
         usize::try_from(size).ok()

@@ -4,6 +4,7 @@
 //! end of its log. The older holder keeps its copy until all of them have announced the shard, and
 //! for some time after that.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Time for which a copy stays after it became unneeded, so that queries that were planned with an
@@ -34,18 +35,30 @@ impl CopyNeed {
 }
 
 /// Time since which a copy is unneeded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnneededTimer {
     since: Option<Instant>,
+    /// Nodes that hold the shard instead, by name.
+    wanted: BTreeSet<String>,
 }
 
 impl UnneededTimer {
     /// Takes the need of the copy at `now`. Returns true if the copy can be removed: it was
-    /// unneeded at each look for [`UNNEEDED_STAYS`].
-    pub fn look(&mut self, need: CopyNeed, now: Instant) -> bool {
+    /// unneeded at each look for [`UNNEEDED_STAYS`], because the same nodes `wanted` hold the
+    /// shard.
+    ///
+    /// Other nodes start the time again. Such a node may be about to remove its copy, and its
+    /// announcement with it, because it relied on the same nodes before.
+    pub fn look(&mut self, need: CopyNeed, wanted: &[String], now: Instant) -> bool {
         if need != CopyNeed::Unneeded {
             self.since = None;
             return false;
+        }
+        let is_same =
+            self.wanted.len() == wanted.len() && wanted.iter().all(|it| self.wanted.contains(it));
+        if !is_same {
+            self.since = None;
+            self.wanted = wanted.iter().cloned().collect();
         }
         let since = *self.since.get_or_insert(now);
         now.saturating_duration_since(since) >= UNNEEDED_STAYS

@@ -227,7 +227,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         self.calls.values().flat_map(|call| [call.hedge_at, call.stall_at]).flatten().min()
     }
 
-    /// Returns the requests to send beside those that are late.
+    /// Returns the requests to send beside late ones.
     pub fn timers_fired(&mut self, latencies: &mut NodeLatencies, now: Instant) -> Vec<NodeCall> {
         let mut hedged = BTreeSet::new();
         let mut stalled = BTreeSet::new();
@@ -280,7 +280,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         progress.is_some_and(|it| it.result.is_none() && it.running == running)
     }
 
-    /// Asks the next holders of those of `shards` that have no result and no request.
+    /// Asks the next holder of each of `shards` that has no result and no request.
     fn ask_others(
         &mut self,
         shards: &[u32],

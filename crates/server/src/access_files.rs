@@ -93,13 +93,13 @@ impl AccessFiles {
         }
         let of_cluster = server.cluster.get().map_or(&[][..], |cluster| cluster.tls());
         let of_turns = server.core.turns.iter().filter_map(|turns| turns.tls.as_ref());
-        for tls in of_cluster.iter().chain(of_turns).cloned() {
+        for tls in of_cluster.iter().chain(of_turns) {
             let content = match tls.files().peer {
                 TlsPeer::Nodes => "certificates for other nodes",
                 TlsPeer::Etcd => "certificates for etcd",
             };
-            let paths = tls.files().clone();
-            files.push(ReloadedFiles::new(content, &paths.paths(), move || tls.reload()));
+            let (paths, tls) = (tls.files().paths(), tls.clone());
+            files.push(ReloadedFiles::new(content, &paths, move || tls.reload()));
         }
         if let Some(keys) = server.access.keys.clone()
             && let Some(path) = keys.path().map(Path::to_owned)

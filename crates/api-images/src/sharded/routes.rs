@@ -1,5 +1,6 @@
 //! The rounds of a search in the local collection of a shard, over HTTP. Nodes call these routes;
-//! they are not for clients.
+//! they are not for clients. A node limits its reads itself, so they take no permit of a request:
+//! the root's request has one already, and waits for them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,9 +51,7 @@ async fn coarse(
     body: Body,
 ) -> Reply {
     let found = async {
-        state.services.requests.check_room()?;
         let request = parsed(&state.services, &headers, body).await?;
-        let _admitted = state.services.requests.admit()?;
         encoded(&run_coarse(&state.services, &collection, request).await?)
     };
     Reply::of(found.await.map(Reply::json))
@@ -66,9 +65,7 @@ async fn rank(
     body: Body,
 ) -> Reply {
     let found = async {
-        state.services.requests.check_room()?;
         let request = parsed(&state.services, &headers, body).await?;
-        let _admitted = state.services.requests.admit()?;
         encoded(&run_rank(&state.services, &collection, request).await?)
     };
     Reply::of(found.await.map(Reply::json))

@@ -93,7 +93,7 @@ pub struct VectorsArgs {
 /// Place of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CodesKind {
-    /// In memory as long as they fit
+    /// In memory while they fit
     Auto,
     /// In memory
     Dram,

@@ -411,8 +411,8 @@ pub(crate) struct SearchOptions {
     /// expander [default: any]
     #[arg(long, value_name = "NODE")]
     pub(crate) search_memory_node: Option<u32>,
-    /// Place of the codes of segments that queries scan: dram in memory, medium read by queries with
-    /// a cache in free memory [default: auto, which is dram as long as they fit in --search-memory]
+    /// Place of the codes of segments that queries scan: dram in memory, medium read by queries
+    /// with a cache in free memory [default: auto, which is dram while they fit in --search-memory]
     #[arg(long, value_enum, value_name = "PLACE")]
     pub(crate) search_codes: Option<CodesName>,
     /// Threads that build the index of a segment [default: 1]
@@ -529,7 +529,7 @@ pub(crate) enum MediumName {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CodesName {
-    /// In memory as long as they fit, else on the medium; chosen for each segment
+    /// In memory while they fit, else on the medium; chosen for each segment
     Auto,
     /// In memory; a segment that does not fit is not searched
     Dram,

@@ -4,6 +4,7 @@
 //! request whose outcome is unknown may have been carried out. It may also be carried out twice if
 //! the first endpoint does not answer. Callers therefore compare revisions of creation.
 
+pub(crate) mod fuzzing;
 mod login;
 mod wire;
 
@@ -304,15 +305,7 @@ impl Etcd {
         if answer.status != 200 {
             return Err(wire::refusal(address, answer.status, &answer.body));
         }
-        // A stream has one message a line. The first one answers the only request.
-        let mut messages = serde_json::Deserializer::from_slice(&answer.body).into_iter::<A>();
-        let unreadable = |reason: String| {
-            Error::unavailable(format!("the answer of etcd at {address} is unreadable ({reason})"))
-        };
-        match messages.next() {
-            Some(message) => message.map_err(|error| unreadable(error.to_string())),
-            None => Err(unreadable("it is empty".to_owned())),
-        }
+        wire::message(address, &answer.body)
     }
 }
 

@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
@@ -166,6 +167,19 @@ pub(super) fn token(address: &str, body: &[u8]) -> Result<HeaderValue> {
     let mut token = HeaderValue::try_from(answer.token).map_err(|_| unreadable())?;
     token.set_sensitive(true);
     Ok(token)
+}
+
+/// Reads the first message of an answer, which answers the only request. A stream has one message a
+/// line.
+pub(super) fn message<A: DeserializeOwned>(address: &str, body: &[u8]) -> Result<A> {
+    let mut messages = serde_json::Deserializer::from_slice(body).into_iter::<A>();
+    let unreadable = |reason: String| {
+        Error::unavailable(format!("the answer of etcd at {address} is unreadable ({reason})"))
+    };
+    match messages.next() {
+        Some(message) => message.map_err(|error| unreadable(error.to_string())),
+        None => Err(unreadable("it is empty".to_owned())),
+    }
 }
 
 /// Builds the error of an answer that is not 200.

@@ -40,7 +40,8 @@ impl fmt::Display for LogFloor {
 }
 
 impl LogFloor {
-    fn parse(name: &str) -> Option<LogFloor> {
+    /// Reads the name of a floor's object.
+    pub(crate) fn parse(name: &str) -> Option<LogFloor> {
         let (entry, epoch) = name.split_once('-')?;
         Some(LogFloor { entry: parse_number(entry)?, epoch: Epoch(parse_number(epoch)?.0) })
     }

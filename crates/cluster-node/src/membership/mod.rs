@@ -11,6 +11,7 @@
 //! that are absent when etcd answers again stay in the view for the time of one lease, because they
 //! register again at different moments.
 
+pub(crate) mod fuzzing;
 mod keys;
 mod lease;
 mod reader;

@@ -7,13 +7,15 @@ use std::time::Duration;
 use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster::{COPIES_MAX, SHARDS_MAX};
 use model_store::StorePlace;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use search::registry::check_name;
 use tokio_stream::StreamExt;
 
 use crate::root::CollectionCatalog;
-use crate::types::{CollectionRecord, ViewUpdater};
+use crate::types::{CollectionRecord, ShardKey, ViewUpdater};
 
 /// Directory of the records.
 const RECORDS: &str = "collections";
@@ -224,9 +226,7 @@ impl StoreCatalog {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             bytes => bytes.map_err(|error| self.place.failed(&error))?,
         };
-        let record = serde_json::from_slice(&bytes)
-            .map_err(|error| Error::data_loss(format!("{key}: {error}")))?;
-        Ok(Some(record))
+        decode_record(&bytes).map(Some).map_err(|error| error.context(key))
     }
 
     fn key(&self, name: &str) -> Key {
@@ -246,6 +246,27 @@ impl CollectionCatalog for StoreCatalog {
     fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Acquire)
     }
+}
+
+/// Reads the record of a collection.
+///
+/// # Errors
+/// `DataLoss` for another text than the JSON of a record, and for a record that no root writes: the
+/// number of shards or copies, or the names of local collections, are not permitted.
+pub(crate) fn decode_record(bytes: &[u8]) -> Result<CollectionRecord> {
+    let lost = |reason: String| Error::data_loss(format!("the record of a collection: {reason}"));
+    let record: CollectionRecord =
+        serde_json::from_slice(bytes).map_err(|error| lost(error.to_string()))?;
+    let CollectionRecord { shards, copies, .. } = record;
+    if !(1..=SHARDS_MAX).contains(&shards) || !(1..=COPIES_MAX as u32).contains(&copies) {
+        return Err(lost(format!(
+            "{shards} shards with {copies} copies; there are 1 to {SHARDS_MAX} shards with 1 to {COPIES_MAX} copies"
+        )));
+    }
+    check_name(&record.name).map_err(|error| lost(error.to_string()))?;
+    check_name(&ShardKey::new(&record.id, 0).local_name())
+        .map_err(|error| lost(error.to_string()))?;
+    Ok(record)
 }
 
 /// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.
@@ -287,5 +308,32 @@ mod tests {
         assert!(catalog.remove_record("a").await.unwrap());
         assert!(!catalog.remove_record("a").await.unwrap());
         assert!(catalog.all_ids().await.unwrap().is_empty());
+    }
+
+    #[test]
+    fn records_beyond_the_limits_are_damaged() {
+        let decode = |name: &str, id: &str, shards: u32, copies: u32| {
+            let record = CollectionRecord {
+                name: name.to_owned(),
+                id: id.to_owned(),
+                shards,
+                copies,
+                ..record("a")
+            };
+            decode_record(&serde_json::to_vec(&record).unwrap()).map_err(|error| error.kind())
+        };
+        assert_eq!(decode("a", "id-a", 1024, 8).unwrap().shards, 1024);
+        for (name, id, shards, copies) in [
+            ("a", "id-a", 0, 1),
+            ("a", "id-a", u32::MAX, 1),
+            ("a", "id-a", 1, 0),
+            ("a", "id-a", 1, 9),
+            ("a/b", "id-a", 1, 1),
+            ("a", "", 1, 1),
+            ("a", "../x", 1, 1),
+        ] {
+            let decoded = decode(name, id, shards, copies);
+            assert_eq!(decoded, Err(ErrorKind::DataLoss), "{name} {id} {shards} {copies}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! that it owns, takes snapshots, and answers roots.
 
 mod apply;
-mod catalog;
+pub(crate) mod catalog;
 mod endpoints;
 mod garbage;
 mod hints;

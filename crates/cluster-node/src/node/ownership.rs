@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use base::Result;
 use bytes::Bytes;
-use cluster::{
-    EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,
-};
+use cluster::{EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
 use parking_lot::Mutex;
 
 use super::hints::EntryHints;

@@ -136,11 +136,12 @@ impl HeldShards {
         {
             let mut held = self.held.lock();
             for (key, shard) in held.iter_mut() {
+                let wanted = view.wanted_holders(key, shard.holder.record.copies);
                 let need = match is_certain {
-                    true => self.need(view, &shard.holder.record, key),
+                    true => self.need(view, key, &wanted),
                     false => CopyNeed::Unknown,
                 };
-                if shard.unneeded.look(need, now) {
+                if shard.unneeded.look(need, &wanted, now) {
                     ended.push(key.clone());
                 }
             }
@@ -154,13 +155,12 @@ impl HeldShards {
         }
     }
 
-    fn need(&self, view: &ClusterView, record: &CollectionRecord, key: &ShardKey) -> CopyNeed {
+    fn need(&self, view: &ClusterView, key: &ShardKey, wanted: &[String]) -> CopyNeed {
         if view.by_id(&key.collection).is_none() {
             return CopyNeed::Unneeded;
         }
-        let wanted = view.wanted_holders(key, record.copies);
         let serves = |name: &str| view.nodes.get(name).is_some_and(|node| node.serves(key));
-        CopyNeed::of(&self.services.name, &wanted, serves)
+        CopyNeed::of(&self.services.name, wanted, serves)
     }
 
     /// Removes local collections of shards that this node does not follow, left by an earlier

@@ -25,6 +25,7 @@ mod collections;
 mod describe;
 mod envelope;
 mod fan_out;
+pub(crate) mod fuzzing;
 mod images;
 mod merge;
 mod params;

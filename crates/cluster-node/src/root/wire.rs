@@ -87,7 +87,11 @@ pub(super) async fn read_node(
     requests.codec.run_if(large, CodecStep::Decode, parse).await
 }
 
-fn parse_read(body: &[u8]) -> Result<NodeReadAnswer> {
+/// Reads a node's answer to a read.
+///
+/// # Errors
+/// `Internal` for another text than the expected JSON.
+pub(super) fn parse_read(body: &[u8]) -> Result<NodeReadAnswer> {
     let malformed =
         |error| Error::internal(format!("a node's answer is not the expected JSON: {error}"));
     let answer: AnswerText<'_> = serde_json::from_slice(body).map_err(malformed)?;
@@ -189,6 +193,14 @@ pub(super) async fn write_node(
         }
         Err(error) => return Err(unknown_outcome(&error)),
     };
+    owner_reply(address, &answer)
+}
+
+/// Reads a node's answer to a write.
+///
+/// # Errors
+/// As [`write_node`].
+pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerReply> {
     let parsed = serde_json::from_slice::<WriteAnswerText>(&answer.body);
     let parsed = parsed.unwrap_or(WriteAnswerText { entry: None, owner: None, made: None });
     let message = || format!("{address}: {}", message_of(&String::from_utf8_lossy(&answer.body)));

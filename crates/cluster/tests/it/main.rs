@@ -2,8 +2,11 @@
 
 extern crate millpond_cluster as cluster;
 
+mod copies;
+mod fan_out;
 mod hedge;
 mod log;
+mod ownership;
 mod placement;
 mod simulation;
 #[path = "../worlds/mod.rs"]

@@ -1,4 +1,5 @@
-//! Worlds in simulated time, with faults from a seed. The tests and the example `simulate` run them.
+//! Worlds in simulated time, with faults from a seed. The tests and the example `simulate` run
+//! them.
 
 mod fleet;
 mod log;
@@ -99,15 +100,13 @@ impl WorldTotals {
     pub(crate) fn of(kind: &WorldKind, seeds: Range<u64>) -> WorldTotals {
         let mut totals = WorldTotals::default();
         for seed in seeds {
-            let outcome = (kind.run)(seed, None);
-            totals.seeds += 1;
-            for (name, count) in outcome.figures {
-                *totals.figures.entry(name).or_default() += count;
-            }
-            if let Some(why) = outcome.violation {
-                totals.violations += 1;
-                totals.first.get_or_insert_with(|| format!("{} seed {seed}: {why}", kind.name));
-            }
+            let WorldOutcome { violation, figures } = (kind.run)(seed, None);
+            totals.add(WorldTotals {
+                seeds: 1,
+                violations: u64::from(violation.is_some()),
+                first: violation.map(|why| format!("{} seed {seed}: {why}", kind.name)),
+                figures: figures.into_iter().collect(),
+            });
         }
         totals
     }

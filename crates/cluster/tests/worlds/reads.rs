@@ -18,7 +18,7 @@ const SHARDS: u32 = 6;
 const MILLISECOND: u64 = 1_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 /// Time in which clients send queries.
-const LENGTH: u64 = 15 * SECOND;
+const LENGTH: u64 = 10 * SECOND;
 /// Mean time between two queries.
 const PAUSE_OF_CLIENTS: u64 = 10 * MILLISECOND;
 /// Mean time between two changes of a node.
@@ -76,6 +76,8 @@ struct Query {
     first: BTreeMap<u32, CallId>,
     /// Results that were counted.
     counted: BTreeMap<u32, u32>,
+    /// Time of the next look at the timers.
+    wake: Option<u64>,
 }
 
 /// Requests of a query.
@@ -232,6 +234,7 @@ impl World {
             asks: QueryAsks { begun: self.schedule.now(), ..QueryAsks::default() },
             first: BTreeMap::new(),
             counted: BTreeMap::new(),
+            wake: None,
         };
         self.queries.insert(number, query);
         self.schedule.at(TIMEOUT, Item::Deadline(number));
@@ -336,15 +339,19 @@ impl World {
             };
         }
         let wake = query.fan_out.next_timer().filter(|_| self.planted != Some(Planted::NoTimers));
-        if let Some(wake) = wake {
-            let delay = wake.saturating_duration_since(self.instant());
-            self.schedule.at(delay.as_micros() as u64 + 1, Item::Timers(number));
+        let Some(wake) = wake else { return };
+        let wake = wake.saturating_duration_since(self.zero).as_micros() as u64 + 1;
+        if query.wake.is_none_or(|earlier| wake < earlier) {
+            query.wake = Some(wake);
+            let delay = wake.saturating_sub(self.schedule.now());
+            self.schedule.at(delay, Item::Timers(number));
         }
     }
 
     fn timers(&mut self, number: u64) {
         let now = self.instant();
         let Some(query) = self.queries.get_mut(&number) else { return };
+        query.wake = query.wake.filter(|wake| *wake > self.schedule.now());
         let calls = query.fan_out.timers_fired(&mut self.latencies, now);
         self.send(number, calls);
     }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-use super::section;
 use crate::codes::CodeBlock;
 
 /// Blocks of 32 rows in a part of a list. Most lists are one part.
@@ -22,7 +21,7 @@ const GROUP_BYTES: usize = 4096;
 /// Range of a section that is read as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeRange {
-    /// Kind of the section; a constant in [`section`].
+    /// Kind of the section; a constant in [`super::section`].
     pub kind: u32,
     /// Offset in the section, in bytes.
     pub start: u64,
@@ -51,7 +50,7 @@ pub type SectionBytes<'a> = &'a dyn Fn(u32) -> Result<u64>;
 ///
 /// # Errors
 /// `Internal` if there is none.
-pub(super) fn reader<'a>(codes: Option<&'a dyn ReadCodes>) -> Result<&'a dyn ReadCodes> {
+pub(super) fn reader(codes: Option<&dyn ReadCodes>) -> Result<&dyn ReadCodes> {
     codes.ok_or_else(|| Error::internal("codes on the medium were searched without a reader"))
 }
 
@@ -68,17 +67,6 @@ pub(super) fn check_bytes(bytes_of: SectionBytes<'_>, kind: u32, expected: usize
             bytes_of(kind)?
         ))),
     }
-}
-
-/// Returns true for sections of codes, which can stay on the medium.
-pub(crate) fn is_codes(kind: u32) -> bool {
-    super::rabitq::is_codes(kind)
-        || matches!(kind, section::CODES | section::TERMS | section::BYTE_CODES)
-}
-
-/// Returns true for sections of codes that hold numbers.
-pub(crate) fn is_floats(kind: u32) -> bool {
-    super::rabitq::is_factors(kind) || kind == section::TERMS
 }
 
 /// Blocks of one list that are read together.
@@ -131,6 +119,8 @@ pub(super) struct RowGroups {
     pub(super) row_bytes: usize,
     /// Rows of the index.
     pub(super) rows: usize,
+    /// True if the section holds numbers of 32 bits, and no codes.
+    pub(super) floats: bool,
 }
 
 impl RowGroups {
@@ -157,7 +147,7 @@ impl RowGroups {
             kind: self.kind,
             start: (first * self.row_bytes) as u64,
             bytes: rows * self.row_bytes,
-            floats: is_floats(self.kind),
+            floats: self.floats,
             rows,
         }
     }
@@ -205,6 +195,7 @@ impl HeldGroups {
 
 #[cfg(test)]
 mod tests {
+    use super::super::section;
     use super::*;
 
     #[test]
@@ -225,7 +216,8 @@ mod tests {
 
     #[test]
     fn groups_cover_all_rows() {
-        let groups = RowGroups { kind: section::BYTE_CODES, row_bytes: 100, rows: 95 };
+        let groups =
+            RowGroups { kind: section::BYTE_CODES, row_bytes: 100, rows: 95, floats: false };
         let mut end = 0;
         for group in 0..3 {
             let range = groups.range(group);

@@ -17,7 +17,7 @@ mod flat;
 mod header;
 mod ivf;
 pub(crate) mod kmeans;
-pub(crate) mod medium;
+mod medium;
 mod parted;
 pub(crate) mod pq;
 mod rabitq;
@@ -497,4 +497,10 @@ pub(crate) fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// Returns true for sections of codes, which can stay on the medium.
+pub(crate) fn is_codes(kind: u32) -> bool {
+    let ivf = [section::CODES, section::TERMS, section::BYTE_CODES];
+    ivf.contains(&kind) || rabitq::is_codes(kind)
 }

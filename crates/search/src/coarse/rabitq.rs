@@ -38,7 +38,7 @@ use crate::filter::RowSet;
 
 pub(super) use build::build;
 pub use scan::RabitqCandidate;
-pub(super) use store::{is_codes, is_factors};
+pub(super) use store::is_codes;
 
 /// Bound of the rounding error of a cost, as a share of it; far above the real error. Some rows
 /// have no other error.

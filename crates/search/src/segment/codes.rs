@@ -12,7 +12,7 @@ use storage::{Read, Reader, ReaderOptions, Sealed};
 
 use super::damage::Damaged;
 use super::file::SegmentContents;
-use crate::coarse::{CodeRange, ReadCodes, medium};
+use crate::coarse::{CodeRange, ReadCodes, is_codes};
 use crate::codes::{CodeBlock, CodeCache, CodeContent, CodeKey};
 
 /// Maximum reads of codes in flight.
@@ -72,7 +72,7 @@ impl SegmentCodes {
         damaged: &Arc<Damaged>,
     ) -> Result<SegmentCodes> {
         let in_place = file.in_place().is_some();
-        let found = contents.superblock.sections.iter().filter(|it| medium::is_codes(it.kind));
+        let found = contents.superblock.sections.iter().filter(|it| is_codes(it.kind));
         let sections = found.map(|section| {
             let checks = contents.checks_of(section)?;
             let words = if in_place { checks.len().div_ceil(64) } else { 0 };

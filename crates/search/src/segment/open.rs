@@ -19,7 +19,7 @@ use super::layout::{SegmentSettings, kind, kind_name};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::coarse::medium::is_codes;
+use crate::coarse::is_codes;
 use crate::coarse::{self, Coarse};
 use crate::codes::{CodeCache, CodesPlace};
 use crate::deletes::Deletes;

@@ -159,7 +159,7 @@ proptest! {
         let like = stored(seed % 3000, seed % 3);
         let nearest = CollectionQuery::nearest(&like.embedding, k);
         let query = CollectionQuery { params, exact, ..nearest };
-        let answers = [(CodesPlace::Dram, MEMORY_BYTES), (CodesPlace::Medium, memory * 100 << 10)];
+        let answers = [(CodesPlace::Dram, MEMORY_BYTES), (CodesPlace::Medium, (memory * 100) << 10)];
         let answers = answers.map(|(place, memory_bytes)| {
             let (collection, resources) = opened(&medium, metric, kind, place, memory_bytes);
             let mut thread = collection.thread(limits()).unwrap();

@@ -198,10 +198,9 @@ impl Fleet {
 
     /// Returns an explanation if an acknowledged write is lost.
     pub(super) fn wrong_log(&self) -> Option<String> {
-        let wrong = self.logs.iter().enumerate().find_map(|(shard, log)| {
-            log.wrong_write()
-                .map(|write| format!("write {write} of shard {shard} is not once in the log"))
-        });
-        wrong
+        self.logs.iter().enumerate().find_map(|(shard, log)| {
+            let write = log.wrong_write()?;
+            Some(format!("write {write} of shard {shard} is not once in the log"))
+        })
     }
 }

@@ -2,9 +2,11 @@
 
 use cluster::{CopyNeed, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
 
-use super::etcd::EtcdRequest;
-use super::process::{Channel, Copy, Process};
-use super::{DEATH_SEEN_MAX, Fleet, FleetItem, LOOK, RESTORE_MAX, SHARDS, Sender, VIEW_AGE_MAX};
+use super::etcd::{EtcdRequest, EtcdView};
+use super::process::{Channel, HeldCopy, Process};
+use super::{
+    DEATH_SEEN_MAX, Fleet, FleetItem, LOOK, NAMES, RESTORE_MAX, SHARDS, Sender, VIEW_AGE_MAX,
+};
 use crate::worlds::Planted;
 
 /// Pause before a process tries to own a log again that has refused it.
@@ -38,24 +40,24 @@ impl Fleet {
             let is_wanted = is_member && wanted.contains(&sender.node);
             let process = &mut self.processes[sender.node];
             if is_wanted && !process.held.contains_key(&shard) {
-                process.held.insert(shard, Copy::default());
+                process.held.insert(shard, HeldCopy::default());
                 self.restore(sender, shard);
                 continue;
             }
             let Some(copy) = process.held.get_mut(&shard) else { continue };
-            let names: Vec<String> = wanted.iter().map(|node| format!("n{node}")).collect();
+            let names: Vec<String> = wanted.iter().map(|node| NAMES[*node].to_owned()).collect();
             let announces = |name: &str| {
-                let node = wanted.iter().zip(&names).find(|(_, other)| *other == name);
-                let record = node.and_then(|(node, _)| view.nodes.get(node));
+                let node = NAMES.iter().position(|other| *other == name);
+                let record = node.and_then(|node| view.nodes.get(&node));
                 record.is_some_and(|record| record.serving.contains(&shard))
             };
             let serves =
                 |name: &str| self.planted == Some(Planted::DropsUnannounced) || announces(name);
             let need = match is_certain {
-                true => CopyNeed::of(&format!("n{}", sender.node), &names, serves),
+                true => CopyNeed::of(NAMES[sender.node], &names, serves),
                 false => CopyNeed::Unknown,
             };
-            if copy.unneeded.look(need, instant) {
+            if copy.unneeded.look(need, &names, instant) {
                 process.held.remove(&shard);
                 self.figures.copies_dropped += 1;
                 self.check_drop(sender.node, shard, &wanted);
@@ -121,18 +123,16 @@ impl Fleet {
         if let Some((shard, epoch)) = process.releases.pop_front() {
             return self.release(sender, shard, epoch);
         }
-        let own = format!("n{}", sender.node);
+        let own = NAMES[sender.node];
         let view = process.view.clone();
         for shard in 0..SHARDS {
-            let wanted = self.placed(&view, shard, 1).first().map(|node| format!("n{node}"));
+            let wanted = self.placed(&view, shard, 1).first().map(|node| NAMES[*node]);
             let process = &mut self.processes[sender.node];
             if process.active.contains_key(&shard) || process.refused.contains_key(&shard) {
                 continue;
             }
-            let seen =
-                view.owners.get(&shard).map(|owner| (format!("n{}", owner.node), owner.epoch));
-            let seen = seen.as_ref().map(|seen| SeenOwner { node: &seen.0, epoch: seen.1 });
-            match ownership_step(&own, seen, wanted.as_deref()) {
+            let seen = seen(&view, shard);
+            match ownership_step(own, seen, wanted) {
                 OwnershipStep::Wait => {}
                 OwnershipStep::Release(epoch) if self.planted == Some(Planted::EpochsReused) => {
                     self.start_writer(sender.node, shard, epoch);
@@ -165,19 +165,17 @@ impl Fleet {
         let Some(writer) = process.writers.get(&number) else { return };
         let (epoch, is_lost) = (writer.epoch, writer.is_lost);
         let view = process.view.clone();
-        let owner = view.owners.get(&shard);
-        let seen_name = owner.map(|owner| format!("n{}", owner.node)).unwrap_or_default();
-        let seen = owner.map(|owner| SeenOwner { node: &seen_name, epoch: owner.epoch });
-        let wanted = self.placed(&view, shard, 1).first().map(|node| format!("n{node}"));
-        let own = format!("n{}", sender.node);
-        if !is_lost && keeps_ownership(&own, epoch, seen, wanted.as_deref()) {
+        let seen = seen(&view, shard);
+        let wanted = self.placed(&view, shard, 1).first().map(|node| NAMES[*node]);
+        let own = NAMES[sender.node];
+        if !is_lost && keeps_ownership(own, epoch, seen, wanted) {
             return;
         }
         self.end_writer(sender.node, shard);
         let process: &mut Process = &mut self.processes[sender.node];
         if is_lost {
             process.writers.remove(&number);
-            if seen == Some(SeenOwner { node: &own, epoch }) {
+            if seen == Some(SeenOwner { node: own, epoch }) {
                 process.refused.insert(shard, now + REFUSED_PAUSE);
             }
         }
@@ -194,4 +192,10 @@ impl Fleet {
             self.ask_etcd(sender, Channel::Registration, request);
         }
     }
+}
+
+/// Returns the owner of a shard in a view.
+fn seen(view: &EtcdView, shard: u32) -> Option<SeenOwner<'static>> {
+    let owner = view.owners.get(&shard)?;
+    Some(SeenOwner { node: NAMES[owner.node], epoch: owner.epoch })
 }

@@ -24,6 +24,7 @@ use super::schedule::Schedule;
 use super::{Planted, WorldOutcome};
 
 const NODES: usize = 5;
+const NAMES: [&str; NODES] = ["n0", "n1", "n2", "n3", "n4"];
 const SHARDS: u32 = 3;
 /// Time in which faults happen.
 const LENGTH: u64 = 240_000;
@@ -213,7 +214,7 @@ impl Fleet {
             view.nodes.iter().map(|(node, record)| (*node, record.weight)).collect();
         let placements = self.placements.entry(servers).or_insert_with_key(|servers| {
             let named = |server: &(usize, u32)| SearchServer {
-                name: format!("n{}", server.0),
+                name: NAMES[server.0].to_owned(),
                 weight: server.1,
             };
             let searchers: Vec<SearchServer> = servers.iter().map(named).collect();

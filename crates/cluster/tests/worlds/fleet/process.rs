@@ -1,6 +1,7 @@
 //! A process of a node: its view, its registration in etcd and its copies of shards.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 use cluster::{Epoch, UnneededTimer};
 
@@ -26,7 +27,7 @@ pub(super) struct Pending {
 
 /// A copy of a shard.
 #[derive(Default)]
-pub(super) struct Copy {
+pub(super) struct HeldCopy {
     pub(super) is_caught_up: bool,
     pub(super) unneeded: UnneededTimer,
     /// Number of the restore that runs or ran last.
@@ -50,7 +51,7 @@ pub(super) struct Process {
     pub(super) cut_until: u64,
     pub(super) weight: u32,
     pub(super) drains: bool,
-    pub(super) view: EtcdView,
+    pub(super) view: Rc<EtcdView>,
     pub(super) times: ViewTimes,
     pub(super) pending: [Option<Pending>; 3],
     pub(super) lease: Option<u64>,
@@ -67,7 +68,7 @@ pub(super) struct Process {
     pub(super) writers: BTreeMap<u64, ShardWriter>,
     /// Writers that take writes, by shard.
     pub(super) active: BTreeMap<u32, u64>,
-    pub(super) held: BTreeMap<u32, Copy>,
+    pub(super) held: BTreeMap<u32, HeldCopy>,
 }
 
 /// Times of the readings of the view.
@@ -163,7 +164,7 @@ impl Process {
             .get(&shard)
             .is_some_and(|it| it.node == self.node && it.epoch == epoch);
         if is_own {
-            self.view.owners.remove(&shard);
+            Rc::make_mut(&mut self.view).owners.remove(&shard);
         }
         true
     }

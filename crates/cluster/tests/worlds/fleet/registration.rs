@@ -1,10 +1,12 @@
 //! Requests of processes to etcd, and their answers.
 
+use std::rc::Rc;
+
 use cluster::{Epoch, KnownOwnership, OwnerReading, SeenOwner};
 
 use super::etcd::{EtcdAnswer, EtcdRequest, EtcdView, OwnerRecord};
 use super::process::{Channel, KnownOwner, Pending, Process};
-use super::{ETCD_TIMEOUT, Fleet, FleetItem, Sender};
+use super::{ETCD_TIMEOUT, Fleet, FleetItem, NAMES, Sender};
 use crate::worlds::Planted;
 
 impl Fleet {
@@ -89,7 +91,7 @@ impl Fleet {
         process.owned.insert(shard, owner);
         *process.pending(Channel::View) = None;
         let record = OwnerRecord { node: sender.node, epoch: owner.epoch, lease: owner.lease };
-        process.view.owners.insert(shard, record);
+        Rc::make_mut(&mut process.view).owners.insert(shard, record);
     }
 
     fn viewed(&mut self, sender: Sender, asked: u64, mut view: EtcdView) {
@@ -102,14 +104,11 @@ impl Fleet {
             // An earlier write may arrive after a later one.
             process.written = view.nodes.get(&process.node).cloned().or(process.written.take());
         }
-        let name = |node: usize| format!("n{node}");
-        let own_name = name(process.node);
         let lease = process.lease.unwrap_or_default();
         view.owners.retain(|shard, owner| {
             let epoch = process.owned.get(shard).map(|owned| owned.epoch);
-            let known = KnownOwnership { node: &own_name, lease, epoch };
-            let node = name(owner.node);
-            let seen = SeenOwner { node: &node, epoch: owner.epoch };
+            let known = KnownOwnership { node: NAMES[process.node], lease, epoch };
+            let seen = SeenOwner { node: NAMES[owner.node], epoch: owner.epoch };
             match OwnerReading::of(&known, seen, Some(&owner.lease)) {
                 OwnerReading::Own => true,
                 OwnerReading::Other => {
@@ -132,7 +131,7 @@ impl Fleet {
                 view.owners.entry(*shard).or_insert_with(|| owner.clone());
             }
         }
-        process.view = view;
+        process.view = Rc::new(view);
     }
 
     /// Releases an ownership, if the process knows it.

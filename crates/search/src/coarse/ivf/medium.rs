@@ -100,7 +100,8 @@ impl IvfPq {
     ) -> Result<()> {
         let codes = reader(ask.codes)?;
         let count = self.starts.last().copied().unwrap_or(0) as usize;
-        let groups = RowGroups { kind: BYTE_CODES, row_bytes: self.dims, rows: count };
+        let groups =
+            RowGroups { kind: BYTE_CODES, row_bytes: self.dims, rows: count, floats: false };
         let mut held = HeldGroups::default();
         for rows in rows.chunks(ROWS_AT_ONCE) {
             held.read(&groups, rows.iter().copied(), codes)?;

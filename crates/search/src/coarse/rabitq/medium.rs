@@ -83,8 +83,13 @@ impl Rabitq {
         let rows = self.starts.last().copied().unwrap_or(0) as usize;
         let row_bytes = nibble_bytes(self.rotation.padded());
         LevelGroups {
-            levels: RowGroups { kind: LEVELS, row_bytes, rows },
-            factors: RowGroups { kind: FACTORS_OF_LEVELS, row_bytes: ROW_FACTORS_BYTES, rows },
+            levels: RowGroups { kind: LEVELS, row_bytes, rows, floats: false },
+            factors: RowGroups {
+                kind: FACTORS_OF_LEVELS,
+                row_bytes: ROW_FACTORS_BYTES,
+                rows,
+                floats: true,
+            },
         }
     }
 

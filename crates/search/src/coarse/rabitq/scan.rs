@@ -184,7 +184,7 @@ impl RabitqScan {
     }
 
     /// Adds to `rows` the rows of these blocks that can pass their one-bit bounds: all that
-    /// [`RabitqScan::blocks`] will compare, since the limit only falls. Those that wait come first.
+    /// [`RabitqScan::blocks`] will compare, since the limit only falls. Waiting rows come first.
     pub(super) fn passing(
         &self,
         codes: &impl RowCodes,

@@ -127,12 +127,7 @@ impl Rabitq {
 
 /// Returns true for the sections of codes and their factors.
 pub(in crate::coarse) fn is_codes(kind: u32) -> bool {
-    matches!(kind, SIGNS | LEVELS) || is_factors(kind)
-}
-
-/// Returns true for the sections of factors.
-pub(in crate::coarse) fn is_factors(kind: u32) -> bool {
-    matches!(kind, FACTORS_OF_SIGNS | FACTORS_OF_LEVELS)
+    matches!(kind, SIGNS | LEVELS | FACTORS_OF_SIGNS | FACTORS_OF_LEVELS)
 }
 
 /// Returns the first block of each cluster.
