@@ -107,9 +107,17 @@ fn cluster_bytes() {
     );
     seed("cluster_etcd", "keys", lines);
     let answers = [
-        (0, "range", r#"{"header":{"revision":"9"},"kvs":[{"key":"bWlsbHBvbmQvYy9vd25lcnMvaWQvMDAwMw==","create_revision":"5","value":"eyJub2RlIjoiYSJ9","lease":"7587870"}],"more":true,"count":"1"}"#),
+        (
+            0,
+            "range",
+            r#"{"header":{"revision":"9"},"kvs":[{"key":"bWlsbHBvbmQvYy9vd25lcnMvaWQvMDAwMw==","create_revision":"5","value":"eyJub2RlIjoiYSJ9","lease":"7587870"}],"more":true,"count":"1"}"#,
+        ),
         (0, "lease", r#"{"header":{"revision":"3"},"ID":"1418812106508896773","TTL":"10"}"#),
-        (0, "keep_alive", "{\"result\":{\"ID\":\"7\",\"TTL\":\"10\"}}\n{\"error\":{\"grpc_code\":14}}"),
+        (
+            0,
+            "keep_alive",
+            "{\"result\":{\"ID\":\"7\",\"TTL\":\"10\"}}\n{\"error\":{\"grpc_code\":14}}",
+        ),
         (0, "transaction", r#"{"header":{"revision":"4"},"succeeded":true}"#),
         (8, "refusal", r#"{"error":"gone","message":"gone","code":5}"#),
         (2, "plain", "CommonName of client sending a request is ignored"),

@@ -116,6 +116,12 @@ impl Model {
         };
         let changed = update.stage != stage;
         update.stage = stage;
+        if version.reason.is_none()
+            && stage != UpdateStage::HeldBack
+            && let Some(reason) = &reason
+        {
+            tracing::info!("{} {number} {reason}", id.model);
+        }
         if changed && stage == UpdateStage::HeldBack {
             let (model, reason) = (self.name.clone(), reason.clone().unwrap_or_default());
             tracing::warn!("{model} {number} is {reason}");

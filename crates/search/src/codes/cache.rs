@@ -3,8 +3,8 @@
 //! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
 //! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
 //! are evicted in the order of their arrival, and a block that was used since then gets another
-//! round (the clock algorithm). Threads share blocks; a block that a query uses keeps its bytes, and its
-//! reservation, until that query drops it.
+//! round (the clock algorithm). Threads share blocks; a block that a query uses keeps its bytes,
+//! and its reservation, until that query drops it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
