@@ -248,7 +248,14 @@ fn fill_images(images: &ImageMetrics) {
     kinds(&images.collections, &["opening", "ready", "broken"]);
     model_kinds(
         &images.collection,
-        &["points", "segments", "seals", "merges", "refused_disk_full"],
+        &[
+            "points",
+            "segments",
+            "codes_on_medium_bytes",
+            "seals",
+            "merges",
+            "refused_disk_full",
+        ],
     );
     kinds(&images.memory_bytes, &["used", "max"]);
     kinds(&images.media, &["nvme", "dram", "mmap", "dax"]);
@@ -257,7 +264,16 @@ fn fill_images(images: &ImageMetrics) {
     kinds(&images.writes, &["waiting", "waited", "refused", "slowed", "hurried"]);
     let records = ["record_lookups", "record_hits", "records_in", "records_out"];
     let blocks = ["block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max"];
-    kinds(&images.cache, &[&records[..], &blocks].concat());
+    let codes = [
+        "code_lookups",
+        "code_hits",
+        "code_reads",
+        "code_read_bytes",
+        "codes_out",
+        "codes_refused",
+        "code_bytes",
+    ];
+    kinds(&images.cache, &[&records[..], &blocks, &codes].concat());
     kinds(
         &images.gpu,
         &["queries", "fallbacks", "limited", "passes", "device_bytes", "pinned_bytes"],
