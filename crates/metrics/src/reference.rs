@@ -248,14 +248,7 @@ fn fill_images(images: &ImageMetrics) {
     kinds(&images.collections, &["opening", "ready", "broken"]);
     model_kinds(
         &images.collection,
-        &[
-            "points",
-            "segments",
-            "codes_on_medium_bytes",
-            "seals",
-            "merges",
-            "refused_disk_full",
-        ],
+        &["points", "segments", "codes_on_medium_bytes", "seals", "merges", "refused_disk_full"],
     );
     kinds(&images.memory_bytes, &["used", "max"]);
     kinds(&images.media, &["nvme", "dram", "mmap", "dax"]);
