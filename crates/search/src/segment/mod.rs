@@ -15,6 +15,7 @@ pub(crate) mod ids;
 pub(crate) mod index_section;
 pub(crate) mod layout;
 mod open;
+mod opening_plan;
 mod rows;
 mod vectors;
 

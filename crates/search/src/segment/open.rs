@@ -16,10 +16,10 @@ use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::index_section::IndexSection;
 use super::layout::{SegmentSettings, kind, kind_name};
+use super::opening_plan::OpeningPlan;
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::coarse::is_codes;
 use crate::coarse::{self, Coarse};
 use crate::codes::{CodeCache, CodesPlace};
 use crate::deletes::Deletes;
@@ -30,10 +30,6 @@ use crate::payload_index::{
 };
 use crate::rerank::{Address, Records};
 
-/// Bytes of a row in the two sections of ids.
-const IDS_ROW_BYTES: u64 = 12;
-/// Share of the memory that [`CodesPlace::Auto`] leaves for flushes, merges and cached codes.
-const KEPT_SHARE: u64 = 8;
 /// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
 /// Pages between two wanted rows up to which they are read together.
@@ -433,61 +429,6 @@ impl Debug for Segment {
             .field("rows", &self.rows)
             .finish_non_exhaustive()
     }
-}
-
-fn stays_on_medium(kind: u32) -> bool {
-    matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS | kind::PAYLOAD_INDEX)
-}
-
-/// Returns the bytes of memory for opening the segment.
-fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
-    let rows = contents.superblock.rows as u32;
-    let leaves = |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
-    // A section that is being decoded exists twice: as bytes and decoded. There is one at a time,
-    // and two of ids.
-    let sections = contents.superblock.sections.iter();
-    let resident = sections.filter(|section| !leaves(section.kind)).map(|section| section.bytes);
-    let twice = resident.clone().max().unwrap_or(0).max(u64::from(rows) * IDS_ROW_BYTES);
-    resident.sum::<u64>() + twice + Deletes::memory_bytes_max(rows)
-}
-
-/// Place of the codes, and the memory that was reserved for opening the segment.
-struct OpeningPlan {
-    codes_on_medium: bool,
-    bytes: u64,
-}
-
-impl OpeningPlan {
-    /// Chooses the place of the codes and reserves memory.
-    ///
-    /// # Errors
-    /// `ResourceExhausted` without room.
-    fn reserve(
-        contents: &SegmentContents,
-        place: CodesPlace,
-        name: &str,
-        held: &mut BudgetReservation,
-    ) -> Result<OpeningPlan> {
-        let what = format!("opening {name}");
-        let has_codes = contents.superblock.sections.iter().any(|section| is_codes(section.kind));
-        let in_memory = opening_bytes(contents, false);
-        let room = held.budget().free() + held.bytes();
-        let fits = room >= in_memory + held.budget().limit() / KEPT_SHARE;
-        let plan = |codes_on_medium, bytes| OpeningPlan { codes_on_medium, bytes };
-        if place == CodesPlace::Dram || !has_codes {
-            return grow(held, in_memory, &what).map(|()| plan(false, in_memory));
-        }
-        // Another thread may take the room meanwhile.
-        if place == CodesPlace::Auto && fits && grow(held, in_memory, &what).is_ok() {
-            return Ok(plan(false, in_memory));
-        }
-        let on_medium = opening_bytes(contents, true);
-        grow(held, on_medium, &what).map(|()| plan(true, on_medium))
-    }
-}
-
-fn grow(held: &mut BudgetReservation, bytes: u64, what: &str) -> Result<()> {
-    if bytes > held.bytes() { held.resize(bytes, what) } else { Ok(()) }
 }
 
 /// Opens the payload index if there is one. A damaged index is named and left out, since payloads

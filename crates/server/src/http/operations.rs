@@ -140,6 +140,8 @@ fn role(method: &Method, route: &str) -> KeyRole {
 mod tests {
     use super::*;
 
+    const SHARDS: &str = "/cluster/v1/shards/{id}/{shard}/{*rest}";
+
     #[test]
     fn roles_of_routes() {
         use KeyRole::{Admin, Infer, Read, Write};
@@ -158,6 +160,9 @@ mod tests {
             (Method::POST, "/v2/repository/models/{model}/load", Admin),
             (Method::POST, "/cluster/v1/read", Read),
             (Method::POST, "/cluster/v1/plan", Read),
+            (Method::POST, "/cluster/v1/extract", Read),
+            (Method::GET, SHARDS, Read),
+            (Method::POST, SHARDS, Read),
             (Method::POST, "/cluster/v1/write", Write),
             (Method::POST, "/cluster/v1/drain", Admin),
             (Method::GET, "/cluster/v1/view", Read),
@@ -209,7 +214,9 @@ mod tests {
         assert_eq!(scope(Method::POST, "/collections/{collection}/snapshots/upload"), whole);
         assert_eq!(scope(Method::POST, "/v1/collections/{collection}/restore"), whole);
         assert_eq!(scope(Method::POST, "/collections/aliases"), CollectionScope::Any);
-        assert_eq!(scope(Method::POST, "/cluster/v1/read"), CollectionScope::Any);
+        for route in ["/cluster/v1/read", "/cluster/v1/extract", SHARDS] {
+            assert_eq!(scope(Method::POST, route), CollectionScope::Any, "{route}");
+        }
         assert_eq!(scope(Method::GET, "/cluster/v1/view"), CollectionScope::Names);
         assert_eq!(scope(Method::GET, "/collections"), CollectionScope::Names);
         assert_eq!(scope(Method::GET, "/metrics"), CollectionScope::Server);
