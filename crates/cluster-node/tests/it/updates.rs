@@ -10,9 +10,9 @@ use metrics::{ModelLabels, UpdateMetrics};
 
 use crate::etcd_server::{EtcdServer, WAIT_MAX};
 
-/// Intervals of tests: a lease of etcd's shortest time, and no long pauses.
+/// Intervals of tests: no long pauses, and a lease that outlives the stalls of a busy machine.
 const SHORT: FleetTimes = FleetTimes {
-    lease: Duration::from_secs(1),
+    lease: Duration::from_secs(3),
     keep_alive: Duration::from_millis(200),
     poll: Duration::from_millis(20),
     watch: Duration::from_millis(50),
@@ -167,6 +167,8 @@ async fn a_success_of_the_failed_process_ends_its_hold() {
     let m2 = id("m", 2);
     // Also of a version that no turn was asked for, as one that a rollout withdraws.
     a.end(&m2, UpdateEnd::Failed("slow".to_owned()));
+    // Otherwise a question of b can be answered before the failure is known.
+    until_keys(&server, "holds/m/2", true).await;
     b.until_held_back(&m2).await;
     b.end(&m2, UpdateEnd::Dropped);
     b.until_held_back(&m2).await;
@@ -214,6 +216,7 @@ async fn without_etcd_an_update_waits_for_a_limit() {
     );
     let (m2, m3) = (id("m", 2), id("m", 3));
     a.end(&m2, UpdateEnd::Failed("bad".to_owned()));
+    until_keys(&server, "holds/m/2", true).await;
     b.until_held_back(&m2).await;
     server.kill();
     assert!(matches!(b.ask(&m3), TurnState::Waiting(_)));
