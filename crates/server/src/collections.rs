@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, ErrorKind, Result};
+use observe::RegistryReader;
 use os::Rate;
 use search::collection::Merging;
 use search::registry::{Registry, RegistryOptions};
@@ -74,6 +75,12 @@ impl Collections {
     /// Returns the registry if it is open.
     pub(crate) fn opened(&self) -> Option<Arc<Registry>> {
         self.lock().clone()
+    }
+
+    /// Returns a handle that reads the registry if it is open.
+    pub(crate) fn reader(self: &Arc<Self>) -> RegistryReader {
+        let collections = self.clone();
+        Arc::new(move || collections.opened())
     }
 
     /// Closes the registry once the last request has released it.

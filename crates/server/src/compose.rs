@@ -8,6 +8,7 @@ use api_images::{ImageRemoval, ImagesState};
 use api_qdrant::CollectionsState;
 use backup::BackupService;
 use inference::{InferenceService, RequestObserver};
+use observe::{EndpointLoad, Exporter, RequestStarter};
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
@@ -16,7 +17,6 @@ use crate::cluster::ClusterServing;
 use crate::collections::Collections;
 use crate::config::Config;
 use crate::core::Core;
-use crate::exporter::Exporter;
 use crate::first_copies::FirstCopies;
 use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
@@ -24,7 +24,7 @@ use crate::page::{Page, ShownConfig};
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
 use crate::stores::StoreLinks;
-use crate::traces::{RequestStarter, TraceSettings};
+use crate::trace_settings::TraceSettings;
 
 /// A running server without its listeners. Each router gets its own state only.
 pub(crate) struct Server {
@@ -88,6 +88,19 @@ fn requests(config: &Config, core: &Core) -> Arc<RequestResources> {
         config.listeners.request_memory(),
         core.metrics.clone(),
     ))
+}
+
+/// Returns a reader of the work in progress of audio and images.
+fn endpoint_load(
+    audio: &Arc<AudioState>,
+    images: &Arc<ImagesState>,
+) -> impl Fn() -> EndpointLoad + Send + Sync + 'static {
+    let (audio, images) = (audio.clone(), images.clone());
+    move || EndpointLoad {
+        recordings: audio.active(),
+        interactive_images: images.interactive_waiting(),
+        bulk_images: images.bulk_waiting(),
+    }
 }
 
 fn readiness(config: &Config, core: &Core, copies: FirstCopies) -> Arc<Readiness> {
@@ -185,12 +198,11 @@ impl Server {
             rest_timeout: config.listeners.rest_timeout,
         });
         let exporter = Arc::new(Exporter::new(
-            core.clone(),
+            core.observed(),
             requests.clone(),
-            audio.clone(),
-            images.clone(),
-            collections.clone(),
-            access.clone(),
+            collections.reader(),
+            access.keys.clone(),
+            endpoint_load(&audio, &images),
         ));
         Server {
             page: page(&core, &readiness, &requests, &collections, config),

@@ -14,16 +14,13 @@ use isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
 use lifecycle::{Lifecycle, LifecycleConfig, ParameterPlacement};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
+use observe::{EventJournal, LoadTraces, MetricsObserver, ObservedParts, RequestLog};
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 use telemetry::Tracer;
 use tokio::sync::watch;
 
 use crate::config::{Config, MemoryConfig};
-use crate::observer::MetricsObserver;
-use crate::page::journal::EventJournal;
-use crate::request_log::RequestLog;
-use crate::traces::{self, LoadTraces};
 use crate::updates::{FleetTurns, update_config};
 use crate::warmup::RecordedRequests;
 
@@ -82,6 +79,19 @@ impl Config {
 }
 
 impl Core {
+    /// Returns handles of the parts whose figures operators read.
+    pub(crate) fn observed(&self) -> ObservedParts {
+        ObservedParts {
+            lifecycle: self.lifecycle.clone(),
+            scheduler: self.scheduler.clone(),
+            metrics: self.metrics.clone(),
+            stats: self.stats.clone(),
+            memory: self.memory.clone(),
+            isolation: self.isolation.clone(),
+            parameters_in_pool: self.parameters_in_pool,
+        }
+    }
+
     /// Starts the workers and begins to load the models. All runs together use at most as many
     /// threads as there are workers. Call [`Config::plan_threads`] before.
     ///
@@ -118,7 +128,7 @@ impl Core {
         let request_log = config.data.request_log.as_ref();
         let request_log =
             request_log.map(|log| RequestLog::start(log, metrics.clone())).transpose()?;
-        let tracer = traces::start(config.traces.as_ref(), &metrics)?;
+        let tracer = observe::start_tracer(config.traces.as_ref(), &metrics)?;
         let isolation = Isolation::new(isolation_config(config), metrics.clone())?;
         let isolating = |engine| -> Arc<dyn Engine> {
             Arc::new(IsolatingEngine::new(engine, isolation.clone()))

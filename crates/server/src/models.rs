@@ -7,13 +7,14 @@ use std::time::Duration;
 use inference::InferenceService;
 use lifecycle::Lifecycle;
 use model_store::ListingRequests;
+use observe::RequestStarter;
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
 use crate::log_filter::LogFilter;
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
-use crate::traces::{RequestStarter, TraceSettings};
+use crate::trace_settings::TraceSettings;
 
 pub(crate) struct ModelsState {
     pub(crate) requests: Arc<RequestResources>,

@@ -7,6 +7,7 @@ use base::{Error, Moment, Result};
 use http::HeaderMap;
 use inference::RequestTicket;
 use lifecycle::RequestKey;
+use observe::TracedCall;
 use protocol::Message;
 use protocol::weigh::{EXPANSION_MAX, Weighed};
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,7 +19,6 @@ use super::messages::{self, Decoded};
 use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::request_key;
-use crate::traces::TracedCall;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
 const SMALL_BYTES_MAX: usize = 4 << 20;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, header};
 use inference::{InferenceRequest, RequestTicket};
 use lifecycle::{LoadSpec, RequestKey};
+use observe::TracedCall;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::watch;
@@ -19,7 +20,6 @@ use super::messages::{self, Decoded};
 use super::response::{self, Response};
 use super::stream;
 use crate::models::ModelsState;
-use crate::traces::TracedCall;
 use crate::{admin, request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-grpc";

@@ -13,7 +13,7 @@ use super::call::{SmallCall, answer};
 use super::response::Response;
 use crate::log_filter::{LOG_ADMIN_ACTION, LOG_ADMIN_CALL};
 use crate::models::ModelsState;
-use crate::traces::{TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
+use crate::trace_settings::{TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
 
 pub(super) async fn trace(
     state: Arc<ModelsState>,

@@ -29,17 +29,15 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use base::Error;
 use http::{HeaderMap, StatusCode, Uri, header};
+use observe::{Exporter, MetricNames, trace_call};
 use transport::access::{KeyGrant, OperationGuard};
 use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 
-use crate::MetricNames;
 use crate::compose::Server;
 use crate::config::TFS_METRICS;
-use crate::exporter::Exporter;
 use crate::models::ModelsState;
+use crate::page;
 use crate::surface::Surface;
-use crate::traces::trace_call;
-use crate::{exporter, page};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -223,13 +221,13 @@ async fn exposition(
 ) -> Reply {
     let accept =
         headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let exposition = exporter::preferred(&exporter, names, accept);
+    let exposition = exporter.preferred(names, accept);
     Reply::body(exposition.content_type, exposition.text)
         .with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
 async fn tfs_exposition(State(exporter): Shared<Exporter>) -> Reply {
-    Reply::body(exporter::CLASSIC_TYPE, exporter::tfs_exposition(&exporter))
+    Reply::body(observe::CLASSIC_TYPE, exporter.tfs_exposition())
 }
 
 /// Returns true for the paths that pages of other origins may use, if any may: the API, without

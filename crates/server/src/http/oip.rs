@@ -8,12 +8,12 @@ use axum::extract::{Path, State};
 use base::{Error, Moment, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+use observe::TracedCall;
 use protocol::oip;
 use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
 use crate::models::ModelsState;
-use crate::traces::TracedCall;
 use crate::{request_key, signatures, view};
 
 const PROTOCOL: &str = "oip-http";

@@ -19,7 +19,6 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use transport::access::CorsPolicy;
 
 use crate::config::{Config, SearchConfig};
-use crate::exporter;
 use crate::log_filter::LogFilter;
 use crate::loopback::{self, Loopback};
 use crate::readiness::ReadinessPolicy;

@@ -12,6 +12,7 @@ use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use lifecycle::{RequestKey, RolloutPart, Route};
+use observe::TracedCall;
 use protocol::tfs;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
@@ -19,7 +20,6 @@ use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write
 use crate::example_call::ExampleCall;
 use crate::examples::{ExampleMethod, ExamplePlan};
 use crate::models::ModelsState;
-use crate::traces::TracedCall;
 use crate::{grpc, request_key, signatures, view};
 
 const PROTOCOL: &str = "tfs-http";

@@ -16,7 +16,7 @@ use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
 use crate::models::ModelsState;
-use crate::traces::{RateChange, TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
+use crate::trace_settings::{RateChange, TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
 
 /// Setting whose value is a list.
 const LEVEL: &str = "trace_level";

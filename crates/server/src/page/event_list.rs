@@ -3,11 +3,11 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use base::{Error, Result};
+use observe::{EVENTS_MAX, EventFilter};
 use serde::Deserialize;
 use transport::{Reply, Shared};
 
 use super::Page;
-use super::journal::{EVENTS_MAX, EventFilter};
 use super::tick::json;
 
 #[derive(Deserialize)]

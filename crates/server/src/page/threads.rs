@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use observe::threads::{self, Named};
 use serde::Serialize;
-
-use crate::threads::{self, Named};
 
 /// Length of a tick of CPU time (USER_HZ, which is 100 on all supported Linux systems).
 const TICK_SECONDS: f64 = 0.01;

@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use lifecycle::{ModelStatus, UpdateStatus, VersionStatus};
+use observe::{EventFilter, EventPage, ServerEvent};
 use serde::Serialize;
 
 use super::history::{Histories, HistoryPoint, HistoryRange, STEP_SECONDS, TAIL_REQUESTS_MIN};
-use super::journal::{EventFilter, EventPage, ServerEvent};
 use super::machine::Machine;
 use super::settings::SettingsSection;
 use super::trouble::{self, ModelState, TroubleLevel};

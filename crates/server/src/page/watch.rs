@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use lifecycle::ModelStatus;
 use metrics::{KindLabels, Metrics};
+use observe::{EventJournal, EventLevel, NewEvent};
 use search::registry::ListedState;
 
 use super::history::TrafficHistory;
-use super::journal::{EventJournal, EventLevel, NewEvent};
 use super::trouble;
 use crate::collections::Collections;
 

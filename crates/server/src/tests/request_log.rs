@@ -11,12 +11,12 @@ use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::KindLabels;
+use observe::{RequestLogConfig, RequestLogFormat};
 use protocol::Message;
 use protocol::tfs::grpc::{PredictTarget, encode_request};
 use serde_json::Value;
 
 use crate::loopback::{self, Answer, Loopback};
-use crate::request_log::{RequestLogConfig, RequestLogFormat};
 
 const PREDICT: &str = "/v1/models/half:predict";
 const WARMUP: &str = "assets.extra/tf_serving_warmup_requests";

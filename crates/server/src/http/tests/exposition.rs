@@ -10,7 +10,7 @@ fn scrapes_at_the_same_time_all_see_the_models() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..300 {
-                    let text = exporter::exposition(&served.server.exporter);
+                    let text = served.server.exporter.exposition();
                     assert!(text.contains("millpond_model_state{model=\"echo\""));
                 }
             });

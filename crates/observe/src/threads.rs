@@ -23,10 +23,10 @@ pub(crate) const KINDS: [&str; 13] = [
 ];
 
 /// Number of threads and their ticks (of USER_HZ), by name without number.
-pub(crate) type Named = BTreeMap<String, (usize, u64)>;
+pub type Named = BTreeMap<String, (usize, u64)>;
 
 /// Reads the current threads; empty if /proc cannot be read.
-pub(crate) fn named() -> Named {
+pub fn named() -> Named {
     read(Path::new("/proc/self/task"))
 }
 

@@ -3,30 +3,27 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use api_audio::AudioState;
-use api_images::ImagesState;
 use lifecycle::{UpdateStatus, VersionStatus};
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
-    BytesLabels, KeyMetrics, KeyOutcomeLabels, KindLabels, ModelKindLabels, ModelLabels,
-    PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
+    BytesLabels, ImageMetrics, KeyMetrics, KeyOutcomeLabels, KindLabels, ModelKindLabels,
+    ModelLabels, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
 use transport::RequestResources;
-use transport::access::{AccessPolicy, KeyRing};
+use transport::access::KeyRing;
 
-use crate::MetricNames;
-use crate::collections::Collections;
-use crate::core::Core;
-use crate::{metric_names, threads};
+use crate::metric_names::{self, MetricNames};
+use crate::parts::{EndpointLoad, ObservedParts, RegistryReader};
+use crate::threads;
 
 /// Content type of OpenMetrics.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Content type of the older text format.
-pub(crate) const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns true if a scraper accepts the older text format and not OpenMetrics.
 fn wants_classic(accept: &str) -> bool {
@@ -65,27 +62,90 @@ fn classic(exposition: &str) -> String {
 }
 
 /// Writes all metrics.
-pub(crate) struct Exporter {
-    core: Core,
+pub struct Exporter {
+    parts: ObservedParts,
     requests: Arc<RequestResources>,
-    audio: Arc<AudioState>,
-    images: Arc<ImagesState>,
-    collections: Arc<Collections>,
-    access: Arc<AccessPolicy>,
+    registry: RegistryReader,
+    keys: Option<Arc<KeyRing>>,
+    endpoints: Box<dyn Fn() -> EndpointLoad + Send + Sync>,
     /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
     scrape: Mutex<()>,
 }
 
+/// Metrics in one of the two formats.
+pub struct Exposition {
+    /// Content type of the format.
+    pub content_type: &'static str,
+    /// The metrics.
+    pub text: String,
+}
+
 impl Exporter {
-    pub(crate) fn new(
-        core: Core,
+    /// Creates an exporter. `endpoints` returns the work in progress of the other endpoints.
+    pub fn new(
+        parts: ObservedParts,
         requests: Arc<RequestResources>,
-        audio: Arc<AudioState>,
-        images: Arc<ImagesState>,
-        collections: Arc<Collections>,
-        access: Arc<AccessPolicy>,
+        registry: RegistryReader,
+        keys: Option<Arc<KeyRing>>,
+        endpoints: impl Fn() -> EndpointLoad + Send + Sync + 'static,
     ) -> Exporter {
-        Exporter { core, requests, audio, images, collections, access, scrape: Mutex::new(()) }
+        let endpoints = Box::new(endpoints);
+        Exporter { parts, requests, registry, keys, endpoints, scrape: Mutex::new(()) }
+    }
+
+    /// Returns the current metrics as OpenMetrics.
+    pub fn exposition(&self) -> String {
+        let parts = &self.parts;
+        let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        windows(parts);
+        memory(parts);
+        versions(parts);
+        let metrics = &parts.metrics;
+        level(&metrics.queue, "length", parts.scheduler.queued() as u64);
+        level(&metrics.queue, "max", parts.scheduler.queue_max() as u64);
+        level(&metrics.request_memory_bytes, "max", self.requests.memory.max());
+        level(&metrics.request_memory_bytes, "used", self.requests.memory.used());
+        level(&metrics.request_memory_bytes, "peak", self.requests.memory.peak());
+        level(&metrics.descriptors, "open", transport::descriptors::open());
+        level(&metrics.descriptors, "limit", transport::descriptors::limit());
+        level(&metrics.decode_queue, "waiting", self.requests.codec.waiting() as u64);
+        for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
+            level(&metrics.threads, kind, count);
+        }
+        let endpoints = (self.endpoints)();
+        metrics.recordings.active.set(endpoints.recordings as i64);
+        level(&metrics.images.waiting, "interactive", endpoints.interactive_images as u64);
+        level(&metrics.images.waiting, "bulk", endpoints.bulk_images as u64);
+        collections(&metrics.images, &self.registry);
+        if let Some(ring) = &self.keys {
+            keys(&metrics.keys, ring);
+        }
+        let snapshot = parts.scheduler.snapshot();
+        level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
+        level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
+        scheduling(&metrics.scheduling, &snapshot);
+        process(&metrics.process);
+        metrics.encode()
+    }
+
+    /// Returns the current metrics and those under the `names` of other servers, in the format that
+    /// a scraper with the header `accept` prefers, with its content type.
+    pub fn preferred(&self, names: MetricNames, accept: &str) -> Exposition {
+        let text = self.exposition();
+        let added = metric_names::exposition(names, &self.parts);
+        match wants_classic(accept) {
+            true => Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added },
+            false if added.is_empty() => Exposition { content_type: CONTENT_TYPE, text },
+            false => {
+                Exposition { content_type: CONTENT_TYPE, text: metric_names::append(&text, &added) }
+            }
+        }
+    }
+
+    /// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
+    /// format.
+    pub fn tfs_exposition(&self) -> String {
+        metric_names::tfs(&self.parts) + &classic(&self.exposition())
     }
 }
 
@@ -93,69 +153,8 @@ fn level(family: &Family<KindLabels, metrics::LevelGauge>, kind: &'static str, v
     family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
 }
 
-/// Returns the current metrics as OpenMetrics.
-pub(crate) fn exposition(exporter: &Exporter) -> String {
-    let core = &exporter.core;
-    let _alone = exporter.scrape.lock().unwrap_or_else(PoisonError::into_inner);
-    windows(core);
-    memory(core);
-    versions(core);
-    let metrics = &core.metrics;
-    level(&metrics.queue, "length", core.scheduler.queued() as u64);
-    level(&metrics.queue, "max", core.scheduler.queue_max() as u64);
-    level(&metrics.request_memory_bytes, "max", exporter.requests.memory.max());
-    level(&metrics.request_memory_bytes, "used", exporter.requests.memory.used());
-    level(&metrics.request_memory_bytes, "peak", exporter.requests.memory.peak());
-    level(&metrics.descriptors, "open", transport::descriptors::open());
-    level(&metrics.descriptors, "limit", transport::descriptors::limit());
-    level(&metrics.decode_queue, "waiting", exporter.requests.codec.waiting() as u64);
-    for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
-        level(&metrics.threads, kind, count);
-    }
-    metrics.recordings.active.set(exporter.audio.active() as i64);
-    collections(exporter);
-    if let Some(ring) = &exporter.access.keys {
-        keys(&metrics.keys, ring);
-    }
-    let snapshot = core.scheduler.snapshot();
-    level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
-    level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
-    scheduling(&metrics.scheduling, &snapshot);
-    process(&metrics.process);
-    metrics.encode()
-}
-
-/// Returns the current metrics and those under the `names` of other servers, in the format that a
-/// scraper with the header `accept` prefers, with its content type.
-pub(crate) fn preferred(exporter: &Exporter, names: MetricNames, accept: &str) -> Exposition {
-    let text = exposition(exporter);
-    let added = metric_names::exposition(names, &exporter.core);
-    match wants_classic(accept) {
-        true => Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added },
-        false if added.is_empty() => Exposition { content_type: CONTENT_TYPE, text },
-        false => {
-            Exposition { content_type: CONTENT_TYPE, text: metric_names::append(&text, &added) }
-        }
-    }
-}
-
-/// Metrics in one of the two formats.
-pub(crate) struct Exposition {
-    pub(crate) content_type: &'static str,
-    pub(crate) text: String,
-}
-
-/// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
-/// format.
-pub(crate) fn tfs_exposition(exporter: &Exporter) -> String {
-    metric_names::tfs(&exporter.core) + &classic(&exposition(exporter))
-}
-
 /// Sets the gauges of images, and of collections if they are open.
-fn collections(exporter: &Exporter) {
-    let images = &exporter.core.metrics.images;
-    level(&images.waiting, "interactive", exporter.images.interactive_waiting() as u64);
-    level(&images.waiting, "bulk", exporter.images.bulk_waiting() as u64);
+fn collections(images: &ImageMetrics, registry: &RegistryReader) {
     let gpu = search::coarse::device::counters();
     level(&images.gpu, "queries", gpu.queries);
     level(&images.gpu, "fallbacks", gpu.fallbacks);
@@ -164,7 +163,7 @@ fn collections(exporter: &Exporter) {
     level(&images.gpu, "device_bytes", gpu.device_bytes);
     level(&images.gpu, "pinned_bytes", gpu.pinned_bytes);
     images.collection.clear();
-    let Some(registry) = exporter.collections.opened() else { return };
+    let Some(registry) = registry() else { return };
     let stats = registry.stats();
     for (state, count) in ["opening", "ready", "broken"].into_iter().zip(stats.collections) {
         level(&images.collections, state, count as u64);
@@ -276,8 +275,8 @@ fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
     }
 }
 
-fn windows(core: &Core) {
-    for (model, seen) in core.stats.percentiles(Instant::now()) {
+fn windows(parts: &ObservedParts) {
+    for (model, seen) in parts.stats.percentiles(Instant::now()) {
         let quantiles = [
             ("0.5", seen.p50),
             ("0.8", seen.p80),
@@ -287,32 +286,33 @@ fn windows(core: &Core) {
         ];
         for (quantile, value) in quantiles {
             let labels = QuantileLabels { model: model.clone(), quantile };
-            core.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
+            parts.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
         }
-        core.metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
+        parts.metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
     }
 }
 
-fn memory(core: &Core) {
-    let set = |kind, bytes| level(&core.metrics.pool_bytes, kind, bytes);
-    let pool = core.memory.pool().stats();
+fn memory(parts: &ObservedParts) {
+    let set = |kind, bytes| level(&parts.metrics.pool_bytes, kind, bytes);
+    let pool = parts.memory.pool().stats();
     set("max", pool.bytes_max);
     set("backed", pool.backed);
     set("used", pool.used);
-    let set = |kind, bytes| level(&core.metrics.process_bytes, kind, bytes);
+    let set = |kind, bytes| level(&parts.metrics.process_bytes, kind, bytes);
     if let Ok(process) = os::process::memory() {
         set("rss", process.rss);
         set("rss_peak", process.rss_peak);
     }
-    set("workers", core.isolation.resident_bytes());
+    set("workers", parts.isolation.resident_bytes());
     if let Some(heap) = os::jemalloc::stats() {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
     }
     // Read each time: the limit of a running container can change.
     let quota = CpuQuota::of_this_process();
-    core.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
-    core.metrics
+    parts.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
+    parts
+        .metrics
         .cpu_throttled_seconds
         .set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
 }
@@ -331,19 +331,19 @@ fn process(metrics: &ProcessMetrics) {
 }
 
 /// Rebuilds the gauges of versions, so that a released version leaves no series.
-fn versions(core: &Core) {
-    core.metrics.model_state.clear();
-    core.metrics.parameter_bytes.clear();
-    core.metrics.updates.waiting.clear();
-    let home = if core.parameters_in_pool { "dram" } else { "heap" };
-    for model in core.lifecycle.status() {
+fn versions(parts: &ObservedParts) {
+    parts.metrics.model_state.clear();
+    parts.metrics.parameter_bytes.clear();
+    parts.metrics.updates.waiting.clear();
+    let home = if parts.parameters_in_pool { "dram" } else { "heap" };
+    for model in parts.lifecycle.status() {
         let name: &Arc<str> = &model.name;
         let waits =
             |version: &&VersionStatus| matches!(version.update, Some(UpdateStatus::Waiting { .. }));
         let waiting = model.versions.iter().filter(waits).count();
         if waiting > 0 {
             let labels = ModelLabels { model: name.clone() };
-            core.metrics.updates.waiting.get_or_create(&labels).set(waiting as i64);
+            parts.metrics.updates.waiting.get_or_create(&labels).set(waiting as i64);
         }
         for version in model.versions {
             let labels = StateLabels {
@@ -351,10 +351,11 @@ fn versions(core: &Core) {
                 version: version.version,
                 state: version.state.name(),
             };
-            core.metrics.model_state.get_or_create(&labels).set(1);
+            parts.metrics.model_state.get_or_create(&labels).set(1);
             if version.parameter_bytes > 0 {
                 let labels = BytesLabels { home, model: name.clone(), version: version.version };
-                core.metrics
+                parts
+                    .metrics
                     .parameter_bytes
                     .get_or_create(&labels)
                     .set(version.parameter_bytes as i64);

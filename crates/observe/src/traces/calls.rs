@@ -20,7 +20,7 @@ use super::spans::DISCONNECTED;
 use super::{RequestStarter, header_text, shortened};
 
 /// Traces a call, if it is sampled.
-pub(crate) async fn trace_call(
+pub async fn trace_call(
     State(starter): State<RequestStarter>,
     request: Request,
     next: Next,

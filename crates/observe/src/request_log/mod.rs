@@ -53,7 +53,7 @@ pub enum RequestLogFormat {
 
 impl RequestLogFormat {
     /// Returns the end of the files' names.
-    pub(crate) fn extension(self) -> &'static str {
+    fn extension(self) -> &'static str {
         match self {
             RequestLogFormat::TfRecord => ".tfrecord",
             RequestLogFormat::Json => ".jsonl",
@@ -83,7 +83,7 @@ impl RequestLogConfig {
 }
 
 /// Samples requests and sends them to the thread that writes.
-pub(crate) struct RequestLog {
+pub struct RequestLog {
     rate: f64,
     format: RequestLogFormat,
     /// Requests seen, which select the sampled ones.
@@ -165,7 +165,7 @@ impl RequestLog {
     ///
     /// # Errors
     /// `InvalidArgument` for a rate outside 0 to 1; errors of the directory.
-    pub(crate) fn start(config: &RequestLogConfig, metrics: Arc<Metrics>) -> Result<RequestLog> {
+    pub fn start(config: &RequestLogConfig, metrics: Arc<Metrics>) -> Result<RequestLog> {
         if !(0.0..=1.0).contains(&config.rate) {
             return Err(Error::invalid(format!(
                 "--request-log-rate {}: it must be 0 to 1, the part of the requests",
@@ -187,7 +187,7 @@ impl RequestLog {
     }
 
     /// Waits until all sampled requests are written. Later ones are dropped.
-    pub(crate) fn shutdown(&self) {
+    pub fn shutdown(&self) {
         // Fails if the disk has stalled, or if the thread has ended.
         if self.queue.send_timeout(LogMessage::Stop, STOP_WAIT_MAX).is_ok()
             && let Some(writer) = self.writer.lock().take()

@@ -14,7 +14,7 @@ use telemetry::{Attribute, LoadTraceIds, Span, SpanKind, Trace, Tracer};
 const LOADS_MAX: usize = 256;
 
 /// The traces of loads in progress. Called on the lifecycle's thread only.
-pub(crate) struct LoadTraces {
+pub struct LoadTraces {
     tracer: Arc<Tracer>,
     loads: Mutex<HashMap<VersionId, LoadTrace>>,
 }
@@ -33,12 +33,13 @@ struct LoadStage {
 }
 
 impl LoadTraces {
-    pub(crate) fn new(tracer: Arc<Tracer>) -> LoadTraces {
+    /// Creates a list without loads.
+    pub fn new(tracer: Arc<Tracer>) -> LoadTraces {
         LoadTraces { tracer, loads: Mutex::default() }
     }
 
     /// Takes an event of the lifecycle.
-    pub(crate) fn event(&self, event: &LifecycleEvent) {
+    pub fn event(&self, event: &LifecycleEvent) {
         match event {
             LifecycleEvent::StateChanged(change) => self.changed(change),
             LifecycleEvent::Loaded { model, version, cost } => {

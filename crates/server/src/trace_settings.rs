@@ -8,9 +8,9 @@ use protocol::oip::settings::{TraceChange, TraceSettingValues, changed_trace, tr
 use telemetry::{SamplingRates, Tracer};
 
 /// Describes these calls in the errors of the access check.
-pub(crate) const ADMIN_CALL: &str = "the sampling of traces is changed";
+pub(crate) const TRACE_ADMIN_CALL: &str = "the sampling of traces is changed";
 /// The call in the log of admin calls.
-pub(crate) const ADMIN_ACTION: &str = "change the sampling of traces";
+pub(crate) const TRACE_ADMIN_ACTION: &str = "change the sampling of traces";
 
 /// The tracer and its rates at the start, to which cleared settings return.
 #[derive(Clone, Debug, Default)]

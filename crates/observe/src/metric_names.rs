@@ -7,8 +7,7 @@ use base::VersionId;
 use engine::ScheduleMode;
 use metrics::{Metrics, PROTOCOLS, RequestLabels, STATUSES};
 
-use crate::core::Core;
-use crate::view::ready_versions;
+use crate::parts::ObservedParts;
 
 /// Servers whose names are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,13 +19,13 @@ pub struct MetricNames {
 }
 
 /// Returns the added metrics in the older text format.
-pub(crate) fn exposition(names: MetricNames, core: &Core) -> String {
+pub(crate) fn exposition(names: MetricNames, parts: &ObservedParts) -> String {
     let mut text = String::new();
     if names.triton {
-        triton(core, &mut text);
+        triton(parts, &mut text);
     }
     if names.tfs {
-        text += &tfs(core);
+        text += &tfs(parts);
     }
     text
 }
@@ -50,9 +49,9 @@ pub(crate) fn append(openmetrics: &str, added: &str) -> String {
 }
 
 /// Returns the metrics under TensorFlow Serving's names.
-pub(crate) fn tfs(core: &Core) -> String {
-    let mut text = core.metrics.tfs.encode();
-    let merging = core.scheduler.snapshot().models;
+pub(crate) fn tfs(parts: &ObservedParts) -> String {
+    let mut text = parts.metrics.tfs.encode();
+    let merging = parts.scheduler.snapshot().models;
     let merging = merging.iter().filter(|model| model.mode == ScheduleMode::Async);
     let runs: u64 = merging.map(|model| model.batches).sum();
     let name = ":tensorflow:serving:batching_session:wrapped_run_count";
@@ -134,13 +133,13 @@ fn header(text: &mut String, name: &str, help: &str, kind: &str) {
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
 }
 
-fn triton(core: &Core, text: &mut String) {
-    let catalog = core.lifecycle.catalog();
+fn triton(parts: &ObservedParts, text: &mut String) {
+    let catalog = parts.lifecycle.catalog();
     let mut versions = Vec::new();
     for model in catalog.names() {
-        for version in ready_versions(catalog, &model) {
+        for version in catalog.ready(&model).unwrap_or_default() {
             let id = VersionId { model: model.clone(), version };
-            versions.push((labels(&id), figures(core, &id), id));
+            versions.push((labels(&id), figures(parts, &id), id));
         }
     }
     for TritonMetric { name, help, figure } in TRITON {
@@ -152,13 +151,13 @@ fn triton(core: &Core, text: &mut String) {
     let name = "nv_inference_request_failure";
     header(text, name, "Number of failed inference requests, all batch sizes", "counter");
     for (labels, _, id) in &versions {
-        for (reason, count) in REASONS.into_iter().zip(failures(&core.metrics, id)) {
+        for (reason, count) in REASONS.into_iter().zip(failures(&parts.metrics, id)) {
             text.push_str(&format!("{name}{{{labels},reason=\"{reason}\"}} {count}\n"));
         }
     }
     let name = "nv_inference_pending_request_count";
     header(text, name, "Instantaneous number of pending requests awaiting execution", "gauge");
-    let queued = core.scheduler.snapshot().models;
+    let queued = parts.scheduler.snapshot().models;
     for (labels, _, id) in &versions {
         // The versions of a model share one queue.
         let alone = versions.iter().filter(|(_, _, other)| other.model == id.model).count() == 1;
@@ -168,8 +167,8 @@ fn triton(core: &Core, text: &mut String) {
     }
 }
 
-fn figures(core: &Core, id: &VersionId) -> VersionFigures {
-    let stats = core.stats.version(id);
+fn figures(parts: &ObservedParts, id: &VersionId) -> VersionFigures {
+    let stats = parts.stats.version(id);
     let runs = stats.runs();
     VersionFigures {
         requests: stats.success.count(),

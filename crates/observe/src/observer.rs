@@ -8,20 +8,23 @@ use lifecycle::{LifecycleEvent, LifecycleState, Observer, StateChange, SwapRepor
 use metrics::{Metrics, ModelKindLabels, ModelLabels, SwapLabels};
 use tokio::sync::watch;
 
-use crate::page::journal::{EventJournal, EventLevel, NewEvent};
+use crate::journal::{EventJournal, EventLevel, NewEvent};
 use crate::traces::LoadTraces;
 
 /// Counts loads, swaps and their costs.
-pub(crate) struct MetricsObserver {
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) stats: Arc<InferenceStats>,
-    pub(crate) journal: Arc<EventJournal>,
+pub struct MetricsObserver {
+    /// The counters.
+    pub metrics: Arc<Metrics>,
+    /// Statistics of versions, which end with a release.
+    pub stats: Arc<InferenceStats>,
+    /// The events for people.
+    pub journal: Arc<EventJournal>,
     /// Notified of each report of the status of models.
-    pub(crate) changed: watch::Sender<()>,
+    pub changed: watch::Sender<()>,
     /// Names of the engines.
-    pub(crate) engines: Vec<&'static str>,
+    pub engines: Vec<&'static str>,
     /// Traces of loads.
-    pub(crate) loads: Option<LoadTraces>,
+    pub loads: Option<LoadTraces>,
 }
 
 impl Observer for MetricsObserver {
@@ -183,7 +186,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::page::journal::EventFilter;
+    use crate::journal::EventFilter;
 
     /// The version that fails after its release.
     const WITHDRAWN: u64 = 4;

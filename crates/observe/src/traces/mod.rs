@@ -2,7 +2,6 @@
 
 mod calls;
 mod loads;
-mod settings;
 mod spans;
 
 use std::borrow::Cow;
@@ -14,11 +13,8 @@ use inference::{InferenceService, RequestTicket};
 use metrics::Metrics;
 use telemetry::{RequestTrace, SamplingRates, TraceExportConfig, Tracer};
 
-pub(crate) use calls::trace_call;
-pub(crate) use loads::LoadTraces;
-pub(crate) use settings::{
-    ADMIN_ACTION as TRACE_ADMIN_ACTION, ADMIN_CALL as TRACE_ADMIN_CALL, RateChange, TraceSettings,
-};
+pub use calls::trace_call;
+pub use loads::LoadTraces;
 
 /// Settings of traces.
 #[derive(Clone, Debug)]
@@ -31,7 +27,7 @@ pub struct TraceConfig {
 
 /// Starts requests, traced or not.
 #[derive(Clone)]
-pub(crate) struct RequestStarter {
+pub struct RequestStarter {
     inference: Arc<InferenceService>,
     tracer: Option<Arc<Tracer>>,
     /// Scheme of HTTP requests.
@@ -40,7 +36,7 @@ pub(crate) struct RequestStarter {
 
 /// A call, as its span shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TracedCall {
+pub enum TracedCall {
     /// A request over HTTP.
     Http {
         /// Route with names in place of values.
@@ -59,7 +55,7 @@ pub(crate) enum TracedCall {
 ///
 /// # Errors
 /// `InvalidArgument` for a malformed address, header or rate.
-pub(crate) fn start(
+pub fn start_tracer(
     config: Option<&TraceConfig>,
     metrics: &Arc<Metrics>,
 ) -> base::Result<Option<Arc<Tracer>>> {
@@ -70,7 +66,8 @@ pub(crate) fn start(
 }
 
 impl RequestStarter {
-    pub(crate) fn new(
+    /// Creates a starter. `tls` is true if the HTTP port is encrypted.
+    pub fn new(
         inference: Arc<InferenceService>,
         tracer: Option<Arc<Tracer>>,
         tls: bool,
@@ -80,7 +77,7 @@ impl RequestStarter {
 
     /// Starts a request of `protocol` with the given headers. `call` is asked for only if the
     /// request may be traced.
-    pub(crate) fn start(
+    pub fn start(
         &self,
         protocol: &'static str,
         headers: &HeaderMap,

@@ -8,14 +8,14 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 /// Most events. A further one replaces the oldest.
-pub(crate) const EVENTS_MAX: usize = 512;
+pub const EVENTS_MAX: usize = 512;
 /// Longest text of an event in bytes.
 const TEXT_BYTES_MAX: usize = 2000;
 
 /// Weight of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum EventLevel {
+pub enum EventLevel {
     /// Something happened as it should.
     Info,
     /// Something needs attention, but models serve.
@@ -26,37 +26,45 @@ pub(crate) enum EventLevel {
 
 /// An event without its number and time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NewEvent {
+pub struct NewEvent {
     /// One of the kinds that docs/troubleshooting.md lists.
-    pub(crate) kind: &'static str,
-    pub(crate) level: EventLevel,
+    pub kind: &'static str,
+    /// Its weight.
+    pub level: EventLevel,
     /// The model, or `None` for the whole server.
-    pub(crate) model: Option<Arc<str>>,
-    pub(crate) version: Option<u64>,
-    pub(crate) text: String,
+    pub model: Option<Arc<str>>,
+    /// The version, if it is about one.
+    pub version: Option<u64>,
+    /// The event, for people.
+    pub text: String,
 }
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct ServerEvent {
+pub struct ServerEvent {
     /// Number, which rises.
-    pub(crate) id: u64,
+    pub id: u64,
     /// Time in milliseconds since the epoch; of the last one if it happened several times.
-    pub(crate) time_ms: u64,
+    pub time_ms: u64,
     /// Seconds since the server started.
-    pub(crate) at: f64,
-    pub(crate) kind: &'static str,
-    pub(crate) level: EventLevel,
+    pub at: f64,
+    /// One of the kinds of [`NewEvent`].
+    pub kind: &'static str,
+    /// Its weight.
+    pub level: EventLevel,
+    /// The model, or `None` for the whole server.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) model: Option<Arc<str>>,
+    pub model: Option<Arc<str>>,
+    /// The version, if it is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) version: Option<u64>,
+    pub version: Option<u64>,
     /// The version that it replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) from: Option<u64>,
-    pub(crate) text: String,
+    pub from: Option<u64>,
+    /// The event, for people.
+    pub text: String,
     /// Times that it happened.
-    pub(crate) count: u64,
+    pub count: u64,
 }
 
 #[derive(Default)]
@@ -67,28 +75,29 @@ struct Events {
 }
 
 /// The events since the server started.
-pub(crate) struct EventJournal {
+pub struct EventJournal {
     start: Instant,
     events: Mutex<Events>,
 }
 
 /// Events of a reader, oldest first.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct EventPage {
-    pub(crate) events: Vec<ServerEvent>,
+pub struct EventPage {
+    /// The events.
+    pub events: Vec<ServerEvent>,
     /// Events that are not kept any more.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
 }
 
 /// Choice of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct EventFilter {
+pub struct EventFilter {
     /// Events with a higher number only.
-    pub(crate) after: u64,
+    pub after: u64,
     /// Events of one model only.
-    pub(crate) model: Option<String>,
+    pub model: Option<String>,
     /// At most so many of the newest.
-    pub(crate) limit: Option<usize>,
+    pub limit: Option<usize>,
 }
 
 impl Default for EventJournal {
@@ -99,18 +108,18 @@ impl Default for EventJournal {
 
 impl EventJournal {
     /// Returns the time from which [`ServerEvent::at`] counts.
-    pub(super) fn start(&self) -> Instant {
+    pub fn start(&self) -> Instant {
         self.start
     }
 
     /// Adds an event.
-    pub(crate) fn add(&self, new: NewEvent) {
+    pub fn add(&self, new: NewEvent) {
         self.lock().push(new, self.now());
     }
 
     /// Adds an event. If the last event of this kind, model and version says the same, counts it
     /// again instead.
-    pub(crate) fn add_or_count(&self, new: NewEvent, times: u64) {
+    pub fn add_or_count(&self, new: NewEvent, times: u64) {
         let now = self.now();
         let mut events = self.lock();
         let text = cut(&new.text);
@@ -132,7 +141,7 @@ impl EventJournal {
     }
 
     /// Says that `version` replaced `from`, in the event of its load.
-    pub(crate) fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
+    pub fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
         let mut events = self.lock();
         let of_model = |event: &&mut ServerEvent| event.model.as_ref() == Some(model);
         let loaded = events
@@ -154,7 +163,7 @@ impl EventJournal {
     }
 
     /// Returns the events that a filter chooses.
-    pub(crate) fn read(&self, filter: &EventFilter) -> EventPage {
+    pub fn read(&self, filter: &EventFilter) -> EventPage {
         let events = self.lock();
         let chosen = |event: &&ServerEvent| {
             let model = filter.model.as_deref();
