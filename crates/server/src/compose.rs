@@ -7,6 +7,7 @@ use api_audio::AudioState;
 use api_images::{ImageRemoval, ImagesState};
 use api_qdrant::CollectionsState;
 use backup::BackupService;
+use console::{Page, PageSources};
 use inference::{InferenceService, RequestObserver};
 use observe::{EndpointLoad, Exporter, RequestStarter};
 use transport::RequestResources;
@@ -20,9 +21,9 @@ use crate::core::Core;
 use crate::first_copies::FirstCopies;
 use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
-use crate::page::{Page, ShownConfig};
 use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
+use crate::shown_config::shown_config;
 use crate::stores::StoreLinks;
 use crate::trace_settings::TraceSettings;
 
@@ -115,13 +116,15 @@ fn page(
     collections: &Arc<Collections>,
     config: &Config,
 ) -> Arc<Page> {
-    Arc::new(Page::new(
-        core.clone(),
-        readiness.clone(),
-        requests.clone(),
-        collections.clone(),
-        ShownConfig::of(config),
-    ))
+    let readiness = readiness.clone();
+    Arc::new(Page::new(PageSources {
+        parts: core.observed(),
+        journal: core.journal.clone(),
+        requests: requests.clone(),
+        registry: collections.reader(),
+        ready: Box::new(move || readiness.check().is_ok()),
+        shown: shown_config(config, core.engine_version.clone()),
+    }))
 }
 
 fn backups(config: &Config, core: &Core, collections: &Arc<Collections>) -> Arc<BackupService> {

@@ -17,7 +17,6 @@ use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
 use crate::first_copies::FirstCopies;
 use crate::listeners::{BoundSockets, ListenOptions, Listening, listen};
-use crate::page;
 use crate::reconfigure::{self, ConfigWatch, ReloadSignal};
 use crate::stores::ModelStores;
 
@@ -119,7 +118,7 @@ async fn serve(
     };
     let Listening { tasks, addresses } = listen(server, &options, sockets, &stopped)?;
     tokio::spawn(AccessFiles::of(&options.tls, server)?.follow(stopped.clone()));
-    tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
+    tokio::spawn(console::watch(server.page.clone(), stopped.clone()));
     if let (Some(watch), Some(hangups)) = (watch, hangups) {
         let reloads = ReloadSignal { hangups, manager: manager.clone() };
         tokio::spawn(server.models.configurator.clone().follow(watch, reloads, stopped));

@@ -88,6 +88,21 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "console",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "engine",
+            "inference",
+            "lifecycle",
+            "schedule",
+            "search",
+            "observe",
+            "transport",
+        ],
+    ),
+    (
         "cluster-node",
         &[
             "base",
@@ -124,6 +139,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "protocol",
             "telemetry",
             "observe",
+            "console",
             "api-audio",
             "api-images",
             "api-qdrant",

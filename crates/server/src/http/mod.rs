@@ -4,7 +4,6 @@
 mod backups;
 mod health;
 mod log;
-mod login;
 mod moved;
 mod oip;
 pub(crate) mod openapi;
@@ -36,7 +35,6 @@ use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 use crate::compose::Server;
 use crate::config::TFS_METRICS;
 use crate::models::ModelsState;
-use crate::page;
 use crate::surface::Surface;
 
 /// Path of the metrics.
@@ -133,7 +131,7 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
         moved::callers(surface, routes).merge(moved::operators(surface, operators(server)));
     let guard = OperationGuard {
         operation: operations::operation,
-        unauthenticated: login::unauthenticated,
+        unauthenticated: console::unauthenticated,
     };
     let routes = access
         .guard_operations(routes, guard)
@@ -145,11 +143,15 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
 
 /// Returns the routes that the admin port offers in place of the others: metrics, log and pages.
 fn operators(server: &Server) -> Router {
-    let routes = page::routes()
-        .merge(page::live_routes().with_state(server.page.clone()))
+    let routes = console::routes()
+        .merge(console::live_routes().with_state(server.page.clone()))
         .route(METRICS, get(exposition).with_state(server.exporter.clone()))
         .layer(Extension(server.http_options.metric_names))
-        .merge(login::routes(server))
+        .merge(console::login_routes(
+            server.access.clone(),
+            server.requests.clone(),
+            server.http_options.encrypted,
+        ))
         .merge(log::routes(server))
         .merge(slow::routes(server))
         .merge(trace::routes().with_state(server.models.clone()));
@@ -193,8 +195,8 @@ async fn front(
     Extension(surface): Extension<Surface>,
     headers: HeaderMap,
 ) -> Reply {
-    if page::wants_page(&headers) {
-        return page::page();
+    if console::wants_page(&headers) {
+        return console::page();
     }
     if let Some(version) = api_qdrant::version(&headers, crate::NAME, crate::VERSION) {
         return version

@@ -9,7 +9,6 @@ use http::HeaderMap;
 use transport::Reply;
 
 use super::operations::is_admin_call;
-use crate::page;
 use crate::surface::Surface;
 
 /// Replaces the answers of `routes`, the routes of operators, if they are at the admin port.
@@ -35,7 +34,7 @@ pub(super) fn callers(surface: Surface, routes: Router) -> Router {
 }
 
 fn is_front_page(route: &str, headers: &HeaderMap) -> bool {
-    route == "/" && page::wants_page(headers)
+    route == "/" && console::wants_page(headers)
 }
 
 fn moved(path: &str, port: u16) -> Response {

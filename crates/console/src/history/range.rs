@@ -15,16 +15,16 @@ const WIDEN_MAX: usize = 10;
 
 /// A range that ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::page) struct HistoryRange {
+pub(crate) struct HistoryRange {
     /// Seconds since the server started.
-    pub(in crate::page) now: u64,
+    pub(crate) now: u64,
     /// Length in seconds.
-    pub(in crate::page) span: u64,
+    pub(crate) span: u64,
 }
 
 impl HistoryRange {
     /// Returns the seconds of an interval: as fine as the history is, and at most [`POINTS_MAX`].
-    pub(in crate::page) fn step(self) -> u64 {
+    pub(crate) fn step(self) -> u64 {
         if self.span <= SECONDS_MAX {
             return 1;
         }
@@ -39,14 +39,14 @@ impl HistoryRange {
 /// One interval. Times are in microseconds. It is written as a list of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "[u64; 9]")]
-pub(in crate::page) struct HistoryPoint {
+pub(crate) struct HistoryPoint {
     /// End in seconds since the server started.
-    pub(in crate::page) end: u64,
-    pub(in crate::page) requests: u64,
-    pub(in crate::page) errors: u64,
-    pub(in crate::page) quantiles: Quantiles,
-    pub(in crate::page) max: u64,
-    pub(in crate::page) queued: u64,
+    pub(crate) end: u64,
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
+    pub(crate) quantiles: Quantiles,
+    pub(crate) max: u64,
+    pub(crate) queued: u64,
 }
 
 impl From<HistoryPoint> for [u64; 9] {
@@ -59,44 +59,44 @@ impl From<HistoryPoint> for [u64; 9] {
 
 /// Sums over the range.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(in crate::page) struct HistoryTotal {
-    pub(in crate::page) requests: u64,
-    pub(in crate::page) errors: u64,
+pub(crate) struct HistoryTotal {
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
     /// Failed requests by status.
-    pub(in crate::page) statuses: BTreeMap<&'static str, u64>,
+    pub(crate) statuses: BTreeMap<&'static str, u64>,
     /// Microseconds, as are all below.
-    pub(in crate::page) p50: u64,
-    pub(in crate::page) p90: u64,
-    pub(in crate::page) p99: u64,
-    pub(in crate::page) p999: u64,
-    pub(in crate::page) max: u64,
+    pub(crate) p50: u64,
+    pub(crate) p90: u64,
+    pub(crate) p99: u64,
+    pub(crate) p999: u64,
+    pub(crate) max: u64,
 }
 
 /// History of one version, or of all together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(in crate::page) struct VersionHistory {
+pub(crate) struct VersionHistory {
     /// `None` is all versions.
-    pub(in crate::page) version: Option<u64>,
-    pub(in crate::page) total: HistoryTotal,
-    pub(in crate::page) points: Vec<HistoryPoint>,
+    pub(crate) version: Option<u64>,
+    pub(crate) total: HistoryTotal,
+    pub(crate) points: Vec<HistoryPoint>,
 }
 
 /// History of a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(in crate::page) struct ModelHistory {
+pub(crate) struct ModelHistory {
     /// Seconds of an interval.
-    pub(in crate::page) step: u64,
+    pub(crate) step: u64,
     /// Seconds of the range.
-    pub(in crate::page) span: u64,
+    pub(crate) span: u64,
     /// Nothing older is known, in seconds since the server started.
-    pub(in crate::page) complete_from: u64,
-    pub(in crate::page) all: VersionHistory,
+    pub(crate) complete_from: u64,
+    pub(crate) all: VersionHistory,
     /// Versions with traffic in the range, newest first.
-    pub(in crate::page) versions: Vec<VersionHistory>,
+    pub(crate) versions: Vec<VersionHistory>,
 }
 
 /// Records of a range, before their percentiles are computed.
-pub(in crate::page) struct RangeRecords {
+pub(crate) struct RangeRecords {
     range: HistoryRange,
     complete_from: u64,
     versions: Vec<(u64, Vec<TimedRecord>)>,
@@ -104,7 +104,7 @@ pub(in crate::page) struct RangeRecords {
 
 impl Histories {
     /// Returns the records of a model in a range.
-    pub(in crate::page) fn records(&self, model: &str, range: HistoryRange) -> RangeRecords {
+    pub(crate) fn records(&self, model: &str, range: HistoryRange) -> RangeRecords {
         let of = |series: &RecordSeries| joined(series.since(range.after()), range.step());
         let versions = self.models.get(model).into_iter().flat_map(|model| &model.versions);
         let versions = versions.map(|(number, track)| {
@@ -121,7 +121,7 @@ impl Histories {
 
 impl RangeRecords {
     /// Computes percentiles and sums.
-    pub(in crate::page) fn history(self) -> ModelHistory {
+    pub(crate) fn history(self) -> ModelHistory {
         let step = self.range.step();
         let all = together(&self.versions);
         let of = |(number, records): &(u64, Vec<TimedRecord>)| line(Some(*number), records, step);
@@ -135,7 +135,7 @@ impl RangeRecords {
     }
 
     /// Returns the points of all versions together.
-    pub(in crate::page) fn points(self) -> Vec<HistoryPoint> {
+    pub(crate) fn points(self) -> Vec<HistoryPoint> {
         points(&together(&self.versions), self.range.step())
     }
 }

@@ -1,62 +1,43 @@
 //! The settings in force, by the keys of the settings file, for the page. No secret is among them.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
+use console::{OfferedCalls, Setting, SettingsSection, ShownConfig, ShownDirectory};
 use lifecycle::ModelRoot;
-use serde::Serialize;
 
-use super::machine::ShownDirectory;
 use crate::config::Config;
+use crate::http::openapi;
 
-/// Settings of one section.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct SettingsSection {
-    pub(crate) name: &'static str,
-    pub(crate) settings: Vec<Setting>,
-}
-
-/// A key of the settings file and its value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) key: &'static str,
-    pub(crate) value: String,
-}
-
-/// Part of the configuration that the page shows.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ShownConfig {
-    pub(crate) sections: Vec<SettingsSection>,
-    pub(crate) directories: Vec<ShownDirectory>,
-    /// First directory of models, for the command that publishes one.
-    pub(crate) root: Option<String>,
-    /// True if a GPU is configured.
-    pub(crate) gpu: bool,
-}
-
-impl ShownConfig {
-    pub(crate) fn of(config: &Config) -> ShownConfig {
-        let roots = config.models.roots.iter().map(|root| root.dir.as_path());
-        let local = config.models.roots.iter().find(|root| root.store.is_none());
-        let root = local.map(|root| absolute(&root.dir).display().to_string());
-        let shown = |name, path: &Path| ShownDirectory { name, path: absolute(path) };
-        let mut directories: Vec<ShownDirectory> =
-            roots.map(|path| shown("models", path)).collect();
-        directories
-            .extend(config.models.models.iter().map(|model| shown("models", &model.base_path)));
-        directories
-            .extend(config.search.directory.as_deref().map(|path| shown("collections", path)));
-        directories.push(shown("converted models and copies", &config.models.cache_dir));
-        directories.dedup_by(|a, b| a.path == b.path);
-        directories.truncate(DIRECTORIES_MAX);
-        ShownConfig {
-            sections: sections(config),
-            directories,
-            root,
-            gpu: config.search.gpu.is_some(),
-        }
+/// Returns what the page shows of `config` and of the composed server.
+pub(crate) fn shown_config(config: &Config, engine: String) -> ShownConfig {
+    let roots = config.models.roots.iter().map(|root| root.dir.as_path());
+    let local = config.models.roots.iter().find(|root| root.store.is_none());
+    let root = local.map(|root| absolute(&root.dir).display().to_string());
+    let shown = |name, path: &Path| ShownDirectory { name, path: absolute(path) };
+    let mut directories: Vec<ShownDirectory> = roots.map(|path| shown("models", path)).collect();
+    directories.extend(config.models.models.iter().map(|model| shown("models", &model.base_path)));
+    directories.extend(config.search.directory.as_deref().map(|path| shown("collections", path)));
+    directories.push(shown("converted models and copies", &config.models.cache_dir));
+    directories.dedup_by(|a, b| a.path == b.path);
+    directories.truncate(DIRECTORIES_MAX);
+    ShownConfig {
+        name: crate::NAME,
+        engine,
+        sections: sections(config),
+        directories,
+        root,
+        gpu: config.search.gpu.is_some(),
+        calls: || *CALLS,
     }
 }
+
+static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
+    let document = openapi::document();
+    let offered = |path: &str| document["paths"].get(path).is_some();
+    OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
+});
 
 /// Most directories whose disks are shown.
 const DIRECTORIES_MAX: usize = 8;

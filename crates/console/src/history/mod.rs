@@ -15,21 +15,21 @@ use base::VersionId;
 use inference::TrafficReading;
 use schedule::ModelSnapshot;
 
-pub(super) use range::{HistoryPoint, HistoryRange, ModelHistory};
-pub(super) use record::{TAIL_REQUESTS_MIN, TrafficRecord};
+pub(crate) use range::{HistoryPoint, HistoryRange, ModelHistory};
+pub(crate) use record::{TAIL_REQUESTS_MIN, TrafficRecord};
 use series::RecordSeries;
 
-use super::window::SchedulerWindow;
+use crate::window::SchedulerWindow;
 
 /// Seconds of the finest resolution.
-pub(super) const SECONDS_MAX: u64 = 120;
+pub(crate) const SECONDS_MAX: u64 = 120;
 /// Seconds of an interval of the long history.
-pub(super) const STEP_SECONDS: u64 = 10;
+pub(crate) const STEP_SECONDS: u64 = 10;
 /// Seconds of the long history.
-pub(super) const SPAN_SECONDS_MAX: u64 = 86_400;
+pub(crate) const SPAN_SECONDS_MAX: u64 = 86_400;
 /// Most bytes of the records of all versions. A version that is always busy takes about 0.5 MB a
 /// day. If more is needed, the oldest intervals of all versions are dropped.
-pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
+pub(crate) const HISTORY_BYTES_MAX: usize = 64 << 20;
 /// Most versions with a history. A further one has none until another is forgotten.
 const VERSIONS_MAX: usize = 4096;
 /// Seconds by which the history is shortened at once if its bytes reach their limit.
@@ -92,7 +92,7 @@ struct ModelTrack {
 
 /// Histories of all models.
 #[derive(Default)]
-pub(super) struct Histories {
+pub(crate) struct Histories {
     models: BTreeMap<Arc<str>, ModelTrack>,
     /// Nothing older than this second is kept, because of [`HISTORY_BYTES_MAX`].
     complete_from: u64,
@@ -102,7 +102,7 @@ pub(super) struct Histories {
 
 impl Histories {
     /// Adds the traffic of the second that ended at `end`.
-    pub(super) fn scan(
+    pub(crate) fn scan(
         &mut self,
         end: u64,
         readings: Vec<(VersionId, TrafficReading)>,
@@ -152,7 +152,7 @@ impl Histories {
         }
         for snapshot in snapshots {
             let model = self.models.entry(snapshot.model.clone()).or_default();
-            super::window::push(&mut model.totals, snapshot);
+            crate::window::push(&mut model.totals, snapshot);
         }
     }
 
@@ -190,13 +190,13 @@ impl Histories {
 
     /// Returns the scheduler's counters of the last seconds and its current ones; `None` before the
     /// model's first request.
-    pub(super) fn window(&self, model: &str) -> Option<(SchedulerWindow, &ModelSnapshot)> {
-        super::window::of(&self.models.get(model)?.totals)
+    pub(crate) fn window(&self, model: &str) -> Option<(SchedulerWindow, &ModelSnapshot)> {
+        crate::window::of(&self.models.get(model)?.totals)
     }
 
     /// Returns the traffic of a model, all versions together, in the seconds after `after`. At most
     /// [`SECONDS_MAX`] seconds are known.
-    pub(super) fn recent(&self, model: &str, after: u64) -> TrafficRecord {
+    pub(crate) fn recent(&self, model: &str, after: u64) -> TrafficRecord {
         let mut sum = TrafficRecord::default();
         let versions = self.models.get(model).into_iter().flat_map(|model| model.versions.values());
         for second in versions.flat_map(|track| track.seconds.since(after)) {
@@ -214,12 +214,12 @@ pub(crate) struct TrafficHistory {
 
 impl TrafficHistory {
     /// Creates an empty history. `start` is second 0.
-    pub(super) fn new(start: Instant) -> TrafficHistory {
+    pub(crate) fn new(start: Instant) -> TrafficHistory {
         TrafficHistory { start, histories: Mutex::default() }
     }
 
     /// Adds the traffic up to `now`.
-    pub(super) fn scan(
+    pub(crate) fn scan(
         &self,
         now: Instant,
         readings: Vec<(VersionId, TrafficReading)>,
@@ -231,12 +231,12 @@ impl TrafficHistory {
     }
 
     /// Returns the seconds since the server started, in milliseconds precision.
-    pub(super) fn seconds(&self, now: Instant) -> f64 {
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
         let seconds = now.saturating_duration_since(self.start).as_secs_f64();
         (seconds * 1e3).round() / 1e3
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Histories> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Histories> {
         self.histories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

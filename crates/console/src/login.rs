@@ -16,8 +16,8 @@ use transport::access::{
 };
 use transport::{Peer, Reply, RequestResources, Shared};
 
-use crate::compose::Server;
-use crate::page;
+use crate::files::wants_page;
+use crate::login_form::login_page;
 
 /// Path of the form.
 const LOGIN: &str = "/login";
@@ -33,12 +33,13 @@ struct LoginState {
     encrypted: bool,
 }
 
-pub(super) fn routes(server: &Server) -> Router {
-    let state = LoginState {
-        access: server.access.clone(),
-        requests: server.requests.clone(),
-        encrypted: server.http_options.encrypted,
-    };
+/// Returns the routes of the login. `encrypted` is true if the HTTP port is encrypted.
+pub fn login_routes(
+    access: Arc<AccessPolicy>,
+    requests: Arc<RequestResources>,
+    encrypted: bool,
+) -> Router {
+    let state = LoginState { access, requests, encrypted };
     Router::new()
         .route(LOGIN, get(form).post(log_in))
         .route("/logout", post(log_out))
@@ -48,8 +49,8 @@ pub(super) fn routes(server: &Server) -> Router {
 
 /// Answers a request without a key: sends a browser that opens a page to the form, and tells
 /// others what to send.
-pub(super) fn unauthenticated(parts: &Parts, error: &Error) -> Response {
-    if parts.method != Method::GET || !page::wants_page(&parts.headers) {
+pub fn unauthenticated(parts: &Parts, error: &Error) -> Response {
+    if parts.method != Method::GET || !wants_page(&parts.headers) {
         return transport::access::unauthenticated(error);
     }
     let next = parts.uri.path_and_query().map_or("/", |path| path.as_str());
@@ -93,7 +94,7 @@ async fn form(State(state): Shared<LoginState>, uri: Uri, headers: HeaderMap) ->
     let Some(keys) = &state.access.keys else { return see_other(fields.next()) };
     match session_of(&headers).and_then(|session| keys.session_key(&session)) {
         Some(_) => see_other(fields.next()),
-        None => page::login_page(fields.next(), None),
+        None => login_page(fields.next(), None),
     }
 }
 
@@ -129,7 +130,7 @@ async fn log_in(
                 base::ErrorKind::PermissionDenied => StatusCode::UNAUTHORIZED,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
             };
-            page::login_page(fields.next(), Some(error.message())).with_status(status)
+            login_page(fields.next(), Some(error.message())).with_status(status)
         }
     }
 }

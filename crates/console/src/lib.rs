@@ -1,15 +1,18 @@
-//! The pages, and what the overview of models shows.
+//! The pages for people: overview of models, try-out, images, vectors, audio, the API, and the
+//! login of browsers. All files are built into the binary.
 //!
-//! A task reads the counters of the server once a second ([`history`]), keeps the events of the
-//! server ([`journal`]), and sends open pages what is new ([`events`]). No request calls this
-//! module.
+//! A task reads the counters of the server once a second ([`watch`]), keeps their history, adds
+//! events to the journal, and sends open pages what is new. Pages read; each change that a page
+//! makes is a call of the public API. No request to a model calls this crate, and the number of
+//! open pages is bounded.
 
 mod detail;
 mod event_list;
 mod events;
 mod files;
-pub(crate) mod history;
+mod history;
 mod login;
+mod login_form;
 mod machine;
 mod settings;
 mod shell;
@@ -25,21 +28,21 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::routing::get;
 use bytes::Bytes;
-use observe::EventJournal;
+use observe::{EventJournal, ObservedParts, RegistryReader};
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::MissedTickBehavior;
 use transport::RequestResources;
 
-use crate::collections::Collections;
-use crate::core::Core;
-use crate::readiness::Readiness;
-pub(crate) use files::{page, routes, wants_page};
+pub use files::{page, routes, wants_page};
 use history::TrafficHistory;
-pub(crate) use login::login_page;
+pub use login::{login_routes, unauthenticated};
 use machine::MachineWatch;
-pub(crate) use settings::ShownConfig;
+pub use machine::ShownDirectory;
+pub use settings::{OfferedCalls, Setting, SettingsSection, ShownConfig};
 use watch::ServerWatch;
 
+/// The version that pages show. All crates of the workspace have one.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Most open pages. A further one is refused.
 const EVENTS_VIEWERS_MAX: usize = 32;
 /// Time between two scans.
@@ -57,12 +60,28 @@ enum News {
     End,
 }
 
+/// Sources of what the pages show.
+pub struct PageSources {
+    /// Models, workers, memory and counters.
+    pub parts: ObservedParts,
+    /// The events, to which the pages' task adds.
+    pub journal: Arc<EventJournal>,
+    /// Memory of requests in flight.
+    pub requests: Arc<RequestResources>,
+    /// The collections, if they are open.
+    pub registry: RegistryReader,
+    /// Returns true if the server is ready for requests.
+    pub ready: Box<dyn Fn() -> bool + Send + Sync>,
+    /// The configuration.
+    pub shown: ShownConfig,
+}
+
 /// State of the page's routes.
-pub(crate) struct Page {
-    core: Core,
-    readiness: Arc<Readiness>,
+pub struct Page {
+    parts: ObservedParts,
+    ready: Box<dyn Fn() -> bool + Send + Sync>,
     history: TrafficHistory,
-    pub(crate) journal: Arc<EventJournal>,
+    journal: Arc<EventJournal>,
     machine: MachineWatch,
     shown: ShownConfig,
     server_watch: Mutex<ServerWatch>,
@@ -72,20 +91,15 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn new(
-        core: Core,
-        readiness: Arc<Readiness>,
-        requests: Arc<RequestResources>,
-        collections: Arc<Collections>,
-        shown: ShownConfig,
-    ) -> Page {
-        let journal = core.journal.clone();
-        let watched = ServerWatch::new(core.metrics.clone(), collections.clone(), journal.clone());
+    /// Creates the state, with an empty history.
+    pub fn new(sources: PageSources) -> Page {
+        let PageSources { parts, journal, requests, registry, ready, shown } = sources;
+        let watched = ServerWatch::new(parts.metrics.clone(), registry.clone(), journal.clone());
         let directories = shown.directories.clone();
         Page {
-            machine: MachineWatch::new(core.clone(), requests, collections, directories, shown.gpu),
-            core,
-            readiness,
+            machine: MachineWatch::new(parts.clone(), requests, registry, directories, shown.gpu),
+            parts,
+            ready,
             history: TrafficHistory::new(journal.start()),
             journal,
             shown,
@@ -98,13 +112,13 @@ impl Page {
 
     /// Adds the second that has ended to the history, and finds new events.
     fn scan(&self) {
-        let readings = self.core.stats.traffic();
-        let snapshot = self.core.scheduler.snapshot();
+        let readings = self.parts.stats.traffic();
+        let snapshot = self.parts.scheduler.snapshot();
         let now = Instant::now();
         self.history.scan(now, readings, &snapshot.models);
         let end = self.history.seconds(now).round() as u64;
         let mut watched = self.server_watch.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.scan(&self.core.lifecycle.status(), &self.history, end);
+        watched.scan(&self.parts.lifecycle.status(), &self.history, end);
     }
 
     /// Scans, and tells open pages.
@@ -117,7 +131,7 @@ impl Page {
 }
 
 /// Returns the routes of what the overview shows.
-pub(crate) fn live_routes() -> Router<Arc<Page>> {
+pub fn live_routes() -> Router<Arc<Page>> {
     Router::new()
         .route("/events", get(events::events))
         .route("/page/model", get(detail::detail))
@@ -125,7 +139,7 @@ pub(crate) fn live_routes() -> Router<Arc<Page>> {
 }
 
 /// Scans once a second until the server stops, then ends the open event streams.
-pub(crate) async fn watch(page: Arc<Page>, mut stop: channel::Receiver<bool>) {
+pub async fn watch(page: Arc<Page>, mut stop: channel::Receiver<bool>) {
     let mut ticks = tokio::time::interval(TICK);
     // After a late scan, the next is a second later: a point is about a second.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

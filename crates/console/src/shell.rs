@@ -1,30 +1,30 @@
 //! The shell of all pages: head, navigation, and footer around the body of a page.
 
 /// A page of the server.
-pub(super) struct PageSource {
+pub(crate) struct PageSource {
     /// Path of the page.
-    pub(super) path: &'static str,
+    pub(crate) path: &'static str,
     /// Name in the title and as heading.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Name in the navigation; `None` if the page is reached from another.
-    pub(super) tab: Option<&'static str>,
+    pub(crate) tab: Option<&'static str>,
     /// Style sheets besides `page.css`.
-    pub(super) styles: &'static [&'static str],
+    pub(crate) styles: &'static [&'static str],
     /// Module that the page starts.
-    pub(super) script: &'static str,
+    pub(crate) script: &'static str,
     /// Identifier of the element that the link for keyboards skips to.
-    pub(super) skip: &'static str,
+    pub(crate) skip: &'static str,
     /// Its content security policy.
-    pub(super) policy: &'static str,
+    pub(crate) policy: &'static str,
     /// Elements between header and footer.
-    pub(super) body: &'static str,
+    pub(crate) body: &'static str,
 }
 
 /// Links of the navigation that are no pages, and come after them.
 const OTHER_TABS: [(&str, &str); 1] = [("/metrics", "Metrics")];
 
 /// Returns the HTML of `page`, with a navigation of `pages`.
-pub(super) fn render(page: &PageSource, pages: &[PageSource]) -> String {
+pub(crate) fn render(page: &PageSource, pages: &[PageSource]) -> String {
     let title = match page.path {
         "/" => "Millpond".to_owned(),
         _ => format!("{} · Millpond", page.name),

@@ -1,23 +1,21 @@
 //! JSON of the page's events: the overview of all models and the machine. `page.js` is its only
 //! reader.
 
-use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use lifecycle::{ModelStatus, UpdateStatus, VersionStatus};
 use observe::{EventFilter, EventPage, ServerEvent};
 use serde::Serialize;
 
-use super::history::{Histories, HistoryPoint, HistoryRange, STEP_SECONDS, TAIL_REQUESTS_MIN};
-use super::machine::Machine;
-use super::settings::SettingsSection;
-use super::trouble::{self, ModelState, TroubleLevel};
-use super::window::batch_size_names;
-use super::{Page, files};
-use crate::http::openapi;
+use crate::history::{Histories, HistoryPoint, HistoryRange, STEP_SECONDS, TAIL_REQUESTS_MIN};
+use crate::machine::Machine;
+use crate::settings::{OfferedCalls, SettingsSection};
+use crate::trouble::{self, ModelState, TroubleLevel};
+use crate::window::batch_size_names;
+use crate::{Page, files};
 
 /// Most models on the page, the first by name.
-pub(super) const MODELS_SHOWN_MAX: usize = 1000;
+pub(crate) const MODELS_SHOWN_MAX: usize = 1000;
 /// Most versions of a model in the overview, the newest.
 const VERSIONS_SHOWN_MAX: usize = 8;
 /// Seconds of the small charts.
@@ -58,19 +56,6 @@ struct Server {
     pages: Vec<&'static str>,
     calls: OfferedCalls,
 }
-
-/// Calls of this server that the page uses if there are.
-#[derive(Clone, Copy, Serialize)]
-struct OfferedCalls {
-    rollout: bool,
-    slow: bool,
-}
-
-static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
-    let document = openapi::document();
-    let offered = |path: &str| document["paths"].get(path).is_some();
-    OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
-});
 
 /// Small chart of a model: end, requests, errors and p99 in microseconds of each interval.
 #[derive(Serialize)]
@@ -132,9 +117,9 @@ struct VersionRow {
 }
 
 /// Returns the JSON of the `history` event.
-pub(super) fn past(page: &Page) -> String {
+pub(crate) fn past(page: &Page) -> String {
     let now = Instant::now();
-    let statuses = page.core.lifecycle.status();
+    let statuses = page.parts.lifecycle.status();
     let range = HistoryRange { now: page.history.seconds(now).round() as u64, span: SPARK_SECONDS };
     let sparks = statuses.iter().take(MODELS_SHOWN_MAX).map(|status| {
         // Locked for one model at a time, so that the scan is not held up.
@@ -152,9 +137,9 @@ pub(super) fn past(page: &Page) -> String {
 fn server(page: &Page) -> Server {
     let uptime = page.history.seconds(Instant::now());
     Server {
-        name: crate::NAME,
+        name: page.shown.name,
         version: crate::VERSION,
-        engine: page.core.engine_version.clone(),
+        engine: page.shown.engine.clone(),
         started: epoch_ms(SystemTime::now()).saturating_sub((uptime * 1e3) as u64),
         spark_step: STEP_SECONDS,
         spark_seconds: SPARK_SECONDS,
@@ -162,17 +147,17 @@ fn server(page: &Page) -> Server {
         root: page.shown.root.clone(),
         settings: page.shown.sections.clone(),
         pages: files::paths(),
-        calls: *CALLS,
+        calls: (page.shown.calls)(),
     }
 }
 
 /// Returns the JSON of the `tick` event.
-pub(super) fn tick(page: &Page) -> String {
+pub(crate) fn tick(page: &Page) -> String {
     json(&read(page))
 }
 
 /// Serialises structs with string keys, which cannot fail.
-pub(super) fn json(value: &impl Serialize) -> String {
+pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| {
         tracing::error!(%error, "the page's figures cannot be written");
         "{}".into()
@@ -182,14 +167,14 @@ pub(super) fn json(value: &impl Serialize) -> String {
 fn read(page: &Page) -> Now {
     let now = Instant::now();
     let at = page.history.seconds(now);
-    let statuses = page.core.lifecycle.status();
+    let statuses = page.parts.lifecycle.status();
     let newest = EventFilter { limit: Some(EVENTS_TICK_MAX), ..EventFilter::default() };
     let machine = page.machine.read(now);
     let histories = page.history.lock();
     let shown = statuses.iter().take(MODELS_SHOWN_MAX);
     Now {
         at,
-        ready: page.readiness.check().is_ok(),
+        ready: (page.ready)(),
         models: shown.map(|status| model(status, &histories, at.round() as u64)).collect(),
         more: statuses.len().saturating_sub(MODELS_SHOWN_MAX),
         machine,
@@ -233,6 +218,6 @@ fn version(status: &VersionStatus) -> VersionRow {
     }
 }
 
-pub(super) fn epoch_ms(time: SystemTime) -> u64 {
+pub(crate) fn epoch_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

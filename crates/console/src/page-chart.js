@@ -3,7 +3,7 @@
 
 import { clock, count, ms, passed, svg } from "./page-dom.js";
 
-// Places in a point, as in crates/server/src/page/history/range.rs.
+// Places in a point, as in crates/console/src/history/range.rs.
 export const AT = 0, REQUESTS = 1, ERRORS = 2, P50 = 3, P90 = 4, P99 = 5, P999 = 6, MAX = 7, QUEUED = 8;
 // Lines of one version: name, place, class.
 export const LINES = [["p50", P50, "p50"], ["p90", P90, "p90"], ["p99", P99, "p99"], ["max", MAX, "max"]];

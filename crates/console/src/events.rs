@@ -18,8 +18,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use transport::{Reply, Shared};
 
-use super::{EVENTS_VIEWERS_MAX, News, tick};
-use crate::page::Page;
+use crate::{EVENTS_VIEWERS_MAX, News, Page, tick};
 
 /// Most events that wait for one viewer.
 const EVENTS_WAITING_MAX: usize = 1;
@@ -72,7 +71,7 @@ fn first_event(page: &Page) -> Bytes {
 }
 
 /// Returns one event. JSON has no line breaks, so its data is one line.
-pub(super) fn frame(event: &str, json: &str) -> Bytes {
+pub(crate) fn frame(event: &str, json: &str) -> Bytes {
     format!("event: {event}\ndata: {json}\n\n").into()
 }
 

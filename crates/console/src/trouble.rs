@@ -3,7 +3,7 @@
 use lifecycle::{LifecycleState, ModelStatus, UpdateStatus};
 use serde::Serialize;
 
-use super::history::TrafficRecord;
+use crate::history::TrafficRecord;
 
 /// Fewest failed requests of the last minute that are trouble.
 const ERRORS_MIN: u64 = 3;
@@ -15,7 +15,7 @@ const ERROR_SHARE_FAILING: f64 = 0.05;
 /// Weight of a model's trouble, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum TroubleLevel {
+pub(crate) enum TroubleLevel {
     /// It serves nothing although it should, or fails many requests.
     Failing,
     /// It serves, but an operator should look at it.
@@ -27,7 +27,7 @@ pub(super) enum TroubleLevel {
 /// State of a model in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ModelState {
+pub(crate) enum ModelState {
     /// A version serves.
     Ready,
     /// The first version is being loaded.
@@ -42,15 +42,15 @@ pub(super) enum ModelState {
 
 /// Trouble of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ModelTrouble {
-    pub(super) state: ModelState,
-    pub(super) level: TroubleLevel,
+pub(crate) struct ModelTrouble {
+    pub(crate) state: ModelState,
+    pub(crate) level: TroubleLevel,
     /// Worst problem, as the page words it; empty if the model has none.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 /// Returns the problem of a model. `minute` is its traffic in the last minute.
-pub(super) fn of(status: &ModelStatus, minute: &TrafficRecord) -> ModelTrouble {
+pub(crate) fn of(status: &ModelStatus, minute: &TrafficRecord) -> ModelTrouble {
     let state = state(status);
     let (level, text) = [
         failure(status),
@@ -94,7 +94,7 @@ fn failure(status: &ModelStatus) -> Option<(TroubleLevel, String)> {
 }
 
 /// Returns the failed requests, by the most frequent status.
-pub(super) fn errors(minute: &TrafficRecord) -> Option<(TroubleLevel, String)> {
+pub(crate) fn errors(minute: &TrafficRecord) -> Option<(TroubleLevel, String)> {
     let (errors, requests) = (minute.errors(), minute.requests());
     let share = errors as f64 / requests.max(1) as f64;
     if errors < ERRORS_MIN || share < ERROR_SHARE_WARNING {

@@ -5,30 +5,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::KindLabels;
+use observe::{ObservedParts, RegistryReader};
 use os::CpuQuota;
 use serde::Serialize;
 use transport::RequestResources;
 
-use super::threads::{ThreadWatch, Threads};
-use crate::collections::Collections;
-use crate::core::Core;
+use crate::threads::{ThreadWatch, Threads};
 
 /// Longest time between two readings whose difference describes the current load.
 const APART_MAX: Duration = Duration::from_secs(5);
 
 /// A directory whose disk is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ShownDirectory {
+pub struct ShownDirectory {
     /// Its use, for people.
-    pub(crate) name: &'static str,
-    pub(crate) path: PathBuf,
+    pub name: &'static str,
+    /// Its path.
+    pub path: PathBuf,
 }
 
 /// Sources of the figures.
-pub(super) struct MachineWatch {
-    core: Core,
+pub(crate) struct MachineWatch {
+    parts: ObservedParts,
     requests: Arc<RequestResources>,
-    collections: Arc<Collections>,
+    registry: RegistryReader,
     directories: Vec<ShownDirectory>,
     gpu: bool,
     last: Mutex<LastReading>,
@@ -43,7 +43,7 @@ struct LastReading {
 
 /// Figures of one moment. Sizes are in bytes.
 #[derive(Serialize)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     workers: usize,
     busy: usize,
     queued: usize,
@@ -98,22 +98,22 @@ struct GpuUse {
 }
 
 impl MachineWatch {
-    pub(super) fn new(
-        core: Core,
+    pub(crate) fn new(
+        parts: ObservedParts,
         requests: Arc<RequestResources>,
-        collections: Arc<Collections>,
+        registry: RegistryReader,
         directories: Vec<ShownDirectory>,
         gpu: bool,
     ) -> MachineWatch {
         let last = Mutex::default();
-        MachineWatch { core, requests, collections, directories, gpu, last }
+        MachineWatch { parts, requests, registry, directories, gpu, last }
     }
 
     /// Returns the figures of now.
-    pub(super) fn read(&self, now: Instant) -> Machine {
-        let core = &self.core;
-        let scheduler = core.scheduler.snapshot();
-        let count = |kind| core.metrics.connections.get_or_create(&KindLabels { kind }).get();
+    pub(crate) fn read(&self, now: Instant) -> Machine {
+        let parts = &self.parts;
+        let scheduler = parts.scheduler.snapshot();
+        let count = |kind| parts.metrics.connections.get_or_create(&KindLabels { kind }).get();
         let (threads, used) = self.since_last(now);
         Machine {
             workers: scheduler.workers,
@@ -144,31 +144,31 @@ impl MachineWatch {
     }
 
     fn memory(&self) -> Vec<MemoryUse> {
-        let core = &self.core;
+        let parts = &self.parts;
         let of = |kind, used, max| MemoryUse { kind, used, max };
-        let pool = core.memory.pool().stats();
-        let parameters: u64 = core
+        let pool = parts.memory.pool().stats();
+        let parameters: u64 = parts
             .lifecycle
             .status()
             .iter()
             .flat_map(|model| &model.versions)
             .map(|version| version.parameter_bytes)
             .sum();
-        let limit = core.parameters_in_pool.then_some(pool.bytes_max);
+        let limit = parts.parameters_in_pool.then_some(pool.bytes_max);
         let budget = &self.requests.memory;
         let mut memory = vec![of("parameters of models", parameters, limit)];
-        if core.parameters_in_pool {
+        if parts.parameters_in_pool {
             memory.push(of("parameter memory kept for reuse", pool.backed - pool.used, None));
         }
         memory.push(of("requests in flight", budget.used(), Some(budget.max())));
-        if let Some(registry) = self.collections.opened() {
+        if let Some(registry) = (self.registry)() {
             let collections = registry.stats().memory;
             memory.push(of("collections", collections.used, Some(collections.limit)));
         }
         if let Some(heap) = os::jemalloc::stats() {
             memory.push(of("heap", heap.allocated, None));
         }
-        let workers = core.isolation.resident_bytes();
+        let workers = parts.isolation.resident_bytes();
         if workers > 0 {
             memory.push(of("worker processes of isolated models", workers, None));
         }

@@ -3,7 +3,7 @@
 use http::{HeaderValue, header};
 use transport::Reply;
 
-use super::files::guarded;
+use crate::files::guarded;
 
 /// Allows the form to be sent to this server; no script.
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'; \

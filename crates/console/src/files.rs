@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use transport::Reply;
 
-use super::shell::{self, PageSource};
+use crate::shell::{self, PageSource};
 
 /// Allows scripts, styles, images and requests of this server only, and no frame around the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
@@ -160,12 +160,12 @@ static RENDERED: LazyLock<Vec<Bytes>> =
     LazyLock::new(|| PAGES.iter().map(|page| shell::render(page, &PAGES).into()).collect());
 
 /// Returns the paths of all pages.
-pub(super) fn paths() -> Vec<&'static str> {
+pub(crate) fn paths() -> Vec<&'static str> {
     PAGES.iter().map(|page| page.path).collect()
 }
 
 /// Returns the overview.
-pub(crate) fn page() -> Reply {
+pub fn page() -> Reply {
     reply(0).with_header(header::VARY, HeaderValue::from_static("accept"))
 }
 
@@ -174,7 +174,7 @@ fn reply(index: usize) -> Reply {
 }
 
 /// Returns the routes of the pages besides the overview, and of the files of all pages.
-pub(crate) fn routes() -> Router {
+pub fn routes() -> Router {
     let pages = PAGES.iter().enumerate().skip(1);
     let router = pages.fold(Router::new(), |router, (index, page)| {
         router.route(page.path, get(move || async move { reply(index) }))
@@ -187,7 +187,7 @@ pub(crate) fn routes() -> Router {
     })
 }
 
-pub(super) fn guarded(reply: Reply, policy: &'static str) -> Reply {
+pub(crate) fn guarded(reply: Reply, policy: &'static str) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
         .with_header(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy))
@@ -201,7 +201,7 @@ pub(super) fn guarded(reply: Reply, policy: &'static str) -> Reply {
 
 /// Returns true if a client prefers the page to text: it accepts `text/html` by name, at least as
 /// much as `text/plain`. A client that accepts anything (curl) gets the text.
-pub(crate) fn wants_page(headers: &HeaderMap) -> bool {
+pub fn wants_page(headers: &HeaderMap) -> bool {
     let accepted: Vec<&str> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let quality = |wanted: &str| {

@@ -11,13 +11,13 @@ use schedule::{ClassSnapshot, ModelSnapshot};
 use serde::{Deserialize, Serialize};
 use transport::{Reply, Shared};
 
-use super::Page;
-use super::history::{HistoryRange, ModelHistory, SPAN_SECONDS_MAX};
-use super::tick::json;
-use super::window::SchedulerWindow;
+use crate::Page;
+use crate::history::{HistoryRange, ModelHistory, SPAN_SECONDS_MAX};
+use crate::tick::json;
+use crate::window::SchedulerWindow;
 
 /// Most histories that are computed at the same time. A further request waits.
-pub(super) const DETAILS_MAX: usize = 2;
+pub(crate) const DETAILS_MAX: usize = 2;
 
 #[derive(Deserialize)]
 pub(crate) struct DetailQuery {
@@ -69,9 +69,9 @@ pub(crate) async fn detail(
 }
 
 async fn read(page: Arc<Page>, query: DetailQuery) -> Result<String> {
-    let known = page.core.lifecycle.catalog().status(&query.name).is_some();
+    let known = page.parts.lifecycle.catalog().status(&query.name).is_some();
     if !known {
-        return Err(page.core.lifecycle.catalog().unknown(&query.name));
+        return Err(page.parts.lifecycle.catalog().unknown(&query.name));
     }
     if !(1..=SPAN_SECONDS_MAX).contains(&query.seconds) {
         let seconds = query.seconds;

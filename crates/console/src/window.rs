@@ -10,19 +10,19 @@ const WINDOW_SECONDS: usize = 10;
 
 /// Counters of the scheduler over the last [`WINDOW_SECONDS`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct SchedulerWindow {
-    pub(super) seconds: usize,
-    pub(super) requests: u64,
-    pub(super) batches: u64,
-    pub(super) items: u64,
+pub(crate) struct SchedulerWindow {
+    pub(crate) seconds: usize,
+    pub(crate) requests: u64,
+    pub(crate) batches: u64,
+    pub(crate) items: u64,
     /// Runs by batch size, in the buckets of [`BATCH_SIZE_BOUNDS`].
-    pub(super) batch_sizes: Vec<u64>,
-    pub(super) real_elements: u64,
-    pub(super) padding_elements: u64,
-    pub(super) refused: u64,
-    pub(super) expired: u64,
-    pub(super) cancelled: u64,
-    pub(super) reruns: u64,
+    pub(crate) batch_sizes: Vec<u64>,
+    pub(crate) real_elements: u64,
+    pub(crate) padding_elements: u64,
+    pub(crate) refused: u64,
+    pub(crate) expired: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) reruns: u64,
 }
 
 impl SchedulerWindow {
@@ -47,7 +47,7 @@ impl SchedulerWindow {
 }
 
 /// Adds the counters of a second. Keeps those of the window.
-pub(super) fn push(totals: &mut VecDeque<ModelSnapshot>, counters: &ModelSnapshot) {
+pub(crate) fn push(totals: &mut VecDeque<ModelSnapshot>, counters: &ModelSnapshot) {
     if totals.is_empty() {
         // Counts from before the first scan belong to the second that ends now.
         let model = counters.model.clone();
@@ -63,13 +63,13 @@ pub(super) fn push(totals: &mut VecDeque<ModelSnapshot>, counters: &ModelSnapsho
 }
 
 /// Returns the counters over the window, and the newest; `None` before the first.
-pub(super) fn of(totals: &VecDeque<ModelSnapshot>) -> Option<(SchedulerWindow, &ModelSnapshot)> {
+pub(crate) fn of(totals: &VecDeque<ModelSnapshot>) -> Option<(SchedulerWindow, &ModelSnapshot)> {
     let (first, last) = (totals.front()?, totals.back()?);
     Some((SchedulerWindow::between(first, last, totals.len() - 1), last))
 }
 
 /// Returns the labels of the buckets of [`SchedulerWindow::batch_sizes`].
-pub(super) fn batch_size_names() -> Vec<String> {
+pub(crate) fn batch_size_names() -> Vec<String> {
     let mut below = 0;
     let mut names: Vec<String> = Vec::with_capacity(BATCH_SIZE_BOUNDS.len() + 1);
     for bound in BATCH_SIZE_BOUNDS {

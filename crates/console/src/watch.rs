@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use lifecycle::ModelStatus;
 use metrics::{KindLabels, Metrics};
-use observe::{EventJournal, EventLevel, NewEvent};
+use observe::{EventJournal, EventLevel, NewEvent, RegistryReader};
 use search::registry::ListedState;
 
-use super::history::TrafficHistory;
-use super::trouble;
-use crate::collections::Collections;
+use crate::history::TrafficHistory;
+use crate::trouble;
 
 /// Refused requests of [`REFUSED_SECONDS`] that are an event.
 const REFUSED_MIN: u64 = 10;
@@ -35,9 +34,9 @@ const REFUSALS: [(&str, &str); 10] = [
 ];
 
 /// Counters at the last look.
-pub(super) struct ServerWatch {
+pub(crate) struct ServerWatch {
     metrics: Arc<Metrics>,
-    collections: Arc<Collections>,
+    registry: RegistryReader,
     journal: Arc<EventJournal>,
     refused: BTreeMap<&'static str, u64>,
     disk_refused: HashMap<String, u64>,
@@ -46,14 +45,14 @@ pub(super) struct ServerWatch {
 }
 
 impl ServerWatch {
-    pub(super) fn new(
+    pub(crate) fn new(
         metrics: Arc<Metrics>,
-        collections: Arc<Collections>,
+        registry: RegistryReader,
         journal: Arc<EventJournal>,
     ) -> ServerWatch {
         ServerWatch {
             metrics,
-            collections,
+            registry,
             journal,
             refused: BTreeMap::new(),
             disk_refused: HashMap::new(),
@@ -62,7 +61,7 @@ impl ServerWatch {
     }
 
     /// Adds the events of the time since the last call. `end` is in seconds since the start.
-    pub(super) fn scan(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
+    pub(crate) fn scan(&mut self, statuses: &[ModelStatus], history: &TrafficHistory, end: u64) {
         if !end.is_multiple_of(REFUSED_SECONDS) {
             return;
         }
@@ -85,7 +84,7 @@ impl ServerWatch {
     }
 
     fn disks(&mut self) {
-        let Some(registry) = self.collections.opened() else { return };
+        let Some(registry) = (self.registry)() else { return };
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else { continue };
             let now = named.collection().status().disk_refused;

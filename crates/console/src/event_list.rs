@@ -7,8 +7,8 @@ use observe::{EVENTS_MAX, EventFilter};
 use serde::Deserialize;
 use transport::{Reply, Shared};
 
-use super::Page;
-use super::tick::json;
+use crate::Page;
+use crate::tick::json;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -185,7 +185,7 @@ fn take(bytes: &mut impl Iterator<Item = u8>) -> Option<u32> {
 #[cfg(test)]
 impl TrafficRecord {
     /// Returns the record of requests with these latencies, and of `failed` that were wrong.
-    pub(in crate::page) fn sample(latencies_us: &[u64], failed: u32) -> TrafficRecord {
+    pub(crate) fn sample(latencies_us: &[u64], failed: u32) -> TrafficRecord {
         let mut after = TrafficReading::default();
         for us in latencies_us {
             let latency = std::time::Duration::from_micros(*us);
