@@ -165,6 +165,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("tune", &["base", "metrics", "os", "engine", "engine-onnx", "protocol", "loadgen"]),
+    ("verify", &["base", "protocol", "loadgen"]),
     (
         "demo",
         &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"],
@@ -213,6 +214,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "server",
             "loadgen",
             "tune",
+            "verify",
             "demo",
             // For its tests only: docs/commands.md lists the commands of both programs.
             "bench",

@@ -9,9 +9,9 @@ use loadgen::connection::{Connection, Endpoint, RawResponse, Template, other_pro
 use loadgen::report::StepProgress;
 use serde::Serialize;
 
-use super::NAMES;
-use super::answer::RecordedMethod;
-use super::records::{RecordedCall, Records};
+use crate::answer::RecordedMethod;
+use crate::records::{RecordedCall, Records};
+use crate::{NAMES, VerifyPlan};
 
 /// Longest wait for one answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -20,32 +20,32 @@ const STRING_CHARS_MAX: usize = 64;
 
 /// The comparison of all requests.
 #[derive(Default)]
-pub(super) struct Comparison {
+pub(crate) struct Comparison {
     /// Requests that both servers answered.
-    pub(super) compared: usize,
+    pub(crate) compared: usize,
     /// Requests that both servers refused.
-    pub(super) refused_by_both: usize,
-    pub(super) differences: Vec<AnswerDifference>,
+    pub(crate) refused_by_both: usize,
+    pub(crate) differences: Vec<AnswerDifference>,
     /// Largest difference of two floats, relative to the larger of 1 and the right one.
-    pub(super) largest: f64,
+    pub(crate) largest: f64,
     /// First answer of each server to each request; `None` if it was refused.
-    pub(super) answers: [Vec<Option<Bytes>>; 2],
+    pub(crate) answers: [Vec<Option<Bytes>>; 2],
 }
 
 /// The first difference of two answers.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct AnswerDifference {
+pub(crate) struct AnswerDifference {
     /// Number of the request in the files, from 0.
-    pub(super) request: usize,
-    pub(super) model: String,
+    pub(crate) request: usize,
+    pub(crate) model: String,
     /// The output; empty if an answer is an error.
-    pub(super) output: String,
+    pub(crate) output: String,
     /// Position of the element.
-    pub(super) element: Option<usize>,
+    pub(crate) element: Option<usize>,
     /// Value or error of the verified server.
-    pub(super) server: String,
+    pub(crate) server: String,
     /// Value or error of the other one.
-    pub(super) against: String,
+    pub(crate) against: String,
 }
 
 impl fmt::Display for AnswerDifference {
@@ -66,10 +66,9 @@ impl fmt::Display for AnswerDifference {
 ///
 /// # Errors
 /// `Unavailable` if a server cannot be reached.
-pub(super) fn compare_all(
+pub(crate) fn compare_all(
     records: &Records,
-    endpoints: &[Endpoint; 2],
-    tolerance: f64,
+    plan: &VerifyPlan,
     progress: &StepProgress,
 ) -> Result<Comparison> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -78,15 +77,15 @@ pub(super) fn compare_all(
         .map_err(|e| Error::exhausted(format!("cannot start a client: {e}")))?;
     runtime.block_on(async {
         let mut servers = [
-            Client::connect(&endpoints[0], NAMES[0]).await?,
-            Client::connect(&endpoints[1], NAMES[1]).await?,
+            Client::connect(&plan.servers[0].endpoint, NAMES[0]).await?,
+            Client::connect(&plan.servers[1].endpoint, NAMES[1]).await?,
         ];
         let mut comparison = Comparison::default();
         for (request, call) in records.calls.iter().enumerate() {
             progress.say(format!("comparing request {request}"));
             let [ours, right] = &mut servers;
             let answers = [ours.call(call).await?, right.call(call).await?];
-            comparison.add(request, call, answers, tolerance);
+            comparison.add(request, call, answers, plan.tolerance);
             progress.step();
         }
         Ok(comparison)
@@ -178,7 +177,7 @@ fn of_output(
 }
 
 /// Returns true if two answers agree.
-pub(super) fn agree(ours: &[NamedTensor], right: &[NamedTensor], tolerance: f64) -> bool {
+pub(crate) fn agree(ours: &[NamedTensor], right: &[NamedTensor], tolerance: f64) -> bool {
     OutputComparison { tolerance, largest: 0.0 }.outputs(ours, right).is_none()
 }
 

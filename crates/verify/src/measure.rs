@@ -5,40 +5,30 @@ use std::time::Duration;
 
 use base::{NamedTensor, Result};
 use bytes::Bytes;
-use loadgen::connection::{Endpoint, RawResponse, Template};
+use loadgen::connection::{RawResponse, Template};
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, SampleSink, drive};
 use loadgen::report::StepProgress;
 use loadgen::samples::{Tally, TallyCounts};
 use loadgen::schedule::Arrivals;
 
-use super::NAMES;
-use super::answer::RecordedMethod;
-use super::compare::{Comparison, agree};
-use super::records::Records;
+use crate::answer::RecordedMethod;
+use crate::compare::{Comparison, agree};
+use crate::records::Records;
+use crate::{NAMES, VerifyPlan};
 
 /// Part of a round that is not counted, while connections and caches get warm.
 const WARM_UP_PART: u32 = 10;
 /// Seed of the gaps of the open loop: both servers get the same.
 const SEED: u64 = 31;
 
-/// Settings of the measurement.
-pub(super) struct TimingPlan<'a> {
-    pub(super) endpoints: &'a [Endpoint; 2],
-    /// Requests per second; `None` is a closed loop.
-    pub(super) rate: Option<f64>,
-    pub(super) clients: usize,
-    pub(super) duration: Duration,
-    pub(super) rounds: usize,
-    pub(super) tolerance: f64,
-}
-
-/// Measures both servers, one after the other in each round. Sends the requests that both answered,
-/// one method after the other.
+/// Measures both servers, one after the other in each of `rounds`. Sends the requests that both
+/// answered, one method after the other.
 ///
 /// # Errors
 /// `Unavailable` if a server cannot be reached.
-pub(super) fn measure(
-    plan: &TimingPlan<'_>,
+pub(crate) fn measure(
+    plan: &VerifyPlan,
+    rounds: usize,
     records: &Records,
     comparison: &Comparison,
     progress: &StepProgress,
@@ -56,7 +46,7 @@ pub(super) fn measure(
             loads.push(MethodLoad::new(method, &calls, duration, records, comparison, plan)?);
         }
     }
-    for round in 0..plan.rounds {
+    for round in 0..rounds {
         // The order changes, so that neither always has the fresher machine.
         let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
         for number in order {
@@ -87,7 +77,7 @@ impl MethodLoad {
         duration: Duration,
         records: &Records,
         comparison: &Comparison,
-        plan: &TimingPlan<'_>,
+        plan: &VerifyPlan,
     ) -> Result<MethodLoad> {
         let judge = |answers: &[Option<Bytes>]| -> Result<Arc<dyn Judge>> {
             let expected =
@@ -100,12 +90,12 @@ impl MethodLoad {
         Ok(MethodLoad { method, shots, judges, duration })
     }
 
-    fn drive(&self, plan: &TimingPlan<'_>, number: usize) -> Result<TallyCounts> {
+    fn drive(&self, plan: &VerifyPlan, number: usize) -> Result<TallyCounts> {
         let pace = match plan.rate {
             Some(rate) => LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED },
             None => LoadLoop::Closed { clients: plan.clients },
         };
-        let endpoint = &plan.endpoints[number];
+        let endpoint = &plan.servers[number].endpoint;
         let template = Template::grpc(endpoint, self.method.path())?;
         let shots = self.shots.clone();
         let drive_plan = DrivePlan::new(endpoint.clone(), template, shots, pace, self.duration);

@@ -11,7 +11,7 @@ use protocol::tensorflow::serving::{
 
 /// A method of `PredictionService`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecordedMethod {
+pub(crate) enum RecordedMethod {
     Predict,
     Classify,
     Regress,
@@ -19,7 +19,7 @@ pub(super) enum RecordedMethod {
 }
 
 impl RecordedMethod {
-    pub(super) const ALL: [RecordedMethod; 4] = [
+    pub(crate) const ALL: [RecordedMethod; 4] = [
         RecordedMethod::Predict,
         RecordedMethod::Classify,
         RecordedMethod::Regress,
@@ -27,7 +27,7 @@ impl RecordedMethod {
     ];
 
     /// Path of a gRPC request.
-    pub(super) fn path(self) -> &'static str {
+    pub(crate) fn path(self) -> &'static str {
         match self {
             RecordedMethod::Predict => "/tensorflow.serving.PredictionService/Predict",
             RecordedMethod::Classify => "/tensorflow.serving.PredictionService/Classify",
@@ -43,7 +43,7 @@ impl RecordedMethod {
     ///
     /// # Errors
     /// `DataLoss` if `answer` is not a message of this method.
-    pub(super) fn outputs(self, answer: &Bytes) -> Result<Vec<NamedTensor>> {
+    pub(crate) fn outputs(self, answer: &Bytes) -> Result<Vec<NamedTensor>> {
         match self {
             RecordedMethod::Predict => {
                 protocol::tfs::grpc::decode_response(decoded::<PredictResponse>(answer)?)

@@ -12,8 +12,7 @@ use protocol::tensorflow::serving::{ModelSpec, PredictionLog};
 use protocol::tfs::grpc::{PredictTarget, encode_request};
 use protocol::tfs::warmup::next_record;
 
-use super::answer::RecordedMethod;
-use crate::exit::{CommandError, CommandResult};
+use crate::answer::RecordedMethod;
 
 /// Most bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -24,31 +23,34 @@ const REQUESTS_MAX: usize = 100_000;
 
 /// The requests of all files.
 #[derive(Default)]
-pub(super) struct Records {
-    pub(super) calls: Vec<RecordedCall>,
+pub(crate) struct Records {
+    pub(crate) calls: Vec<RecordedCall>,
     /// Records without a request that can be compared: runs of a session, streams, and requests
     /// that had failed when they were logged.
-    pub(super) skipped: usize,
+    pub(crate) skipped: usize,
 }
 
 /// One request.
-pub(super) struct RecordedCall {
-    pub(super) method: RecordedMethod,
-    pub(super) model: String,
+pub(crate) struct RecordedCall {
+    pub(crate) method: RecordedMethod,
+    pub(crate) model: String,
     /// The message with its gRPC prefix.
-    pub(super) frame: Bytes,
+    pub(crate) frame: Bytes,
 }
 
 impl Records {
     /// Reads `files`. `model` replaces the recorded models.
-    pub(super) fn read(files: &[PathBuf], model: Option<&str>) -> CommandResult<Records> {
+    ///
+    /// # Errors
+    /// Errors of the files; `InvalidArgument` if they hold no request.
+    pub(crate) fn read(files: &[PathBuf], model: Option<&str>) -> Result<Records> {
         let mut records = Records::default();
         for path in files {
             records.add(path, model).map_err(|error| error.context(path.display()))?;
         }
         if records.calls.is_empty() {
             let skipped = records.skipped;
-            return Err(CommandError::failed(format!(
+            return Err(Error::invalid(format!(
                 "there is no request in --requests ({skipped} records of session runs, streams or failed requests)"
             )));
         }

@@ -1,35 +1,22 @@
 //! `millpond verify`: sends recorded requests to two servers and compares answers and latency.
 
-mod answer;
-mod compare;
-mod measure;
-mod records;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use loadgen::connection::Endpoint;
-use loadgen::report::{StepProgress, TextTable, ms, write_json};
-use loadgen::samples::TallyCounts;
+use loadgen::report::write_json;
 use loadgen::tls::TlsArgs;
-use serde_json::{Value, json};
+use verify::{ComparedServer, VerifyPlan};
 
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::values::TimeSpan;
-use compare::{Comparison, compare_all};
-use measure::{TimingPlan, measure};
-use records::Records;
 
-/// Most differing requests in the text. `--json` has all.
-const SHOWN_MAX: usize = 10;
 /// Most clients of the closed loop.
 const CLIENTS_MAX: usize = 1024;
 /// Most rounds.
 const ROUNDS_MAX: usize = 1000;
-/// Names of the two servers in the report.
-const NAMES: [&str; 2] = ["server", "against"];
 
 /// `millpond verify --against HOST:PORT --requests FILE`.
 #[derive(Args, Debug)]
@@ -95,34 +82,32 @@ pub(crate) struct VerifyArgs {
 /// be read or a server cannot be reached.
 pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
     let tls = environment::with_ca(&args.tls, &[&args.server, &args.against]);
-    let endpoints = [
-        endpoint("--server", &args.server, &tls)?
-            .with_key(environment::client_key(args.api_key.as_ref())),
-        endpoint("--against", &args.against, &tls)?.with_key(args.against_api_key.clone()),
-    ];
-    let by_tls = endpoints.iter().any(Endpoint::is_tls);
+    let server = endpoint("--server", &args.server, &tls)?
+        .with_key(environment::client_key(args.api_key.as_ref()));
+    let against =
+        endpoint("--against", &args.against, &tls)?.with_key(args.against_api_key.clone());
+    let by_tls = server.is_tls() || against.is_tls();
     args.tls.check_used(by_tls).map_err(|error| CommandError::usage(error.message()))?;
     args.check()?;
-    let records = Records::read(&args.requests, args.model.as_deref())?;
     let TimeSpan(duration) = args.duration;
-    let timed = if duration.is_zero() { 0 } else { 2 * args.rounds };
-    let progress = StepProgress::new((records.calls.len() + timed) as u64);
-    let comparison = compare_all(&records, &endpoints, args.tolerance, &progress)?;
-    let plan = TimingPlan {
-        endpoints: &endpoints,
+    let report = verify::verify(&VerifyPlan {
+        servers: [
+            ComparedServer { address: args.server.clone(), endpoint: server },
+            ComparedServer { address: args.against.clone(), endpoint: against },
+        ],
+        requests: args.requests.clone(),
+        model: args.model.clone(),
+        tolerance: args.tolerance,
         rate: args.rate,
         clients: args.clients,
         duration,
-        rounds: if timed == 0 { 0 } else { args.rounds },
-        tolerance: args.tolerance,
-    };
-    let counts = measure(&plan, &records, &comparison, &progress)?;
-    drop(progress);
+        rounds: args.rounds,
+    })?;
     if let Some(path) = &args.json {
-        write_json(path, &report(args, &records, &comparison, &counts))?;
+        write_json(path, &report.json())?;
     }
-    print(&text(args, &records, &comparison, &counts))?;
-    match comparison.differences.is_empty() && counts.iter().all(|one| one.faults.wrong == 0) {
+    print(&report.text())?;
+    match report.agrees() {
         true => Ok(()),
         false => Err(CommandError::silent(ExitStatus::Failed)),
     }
@@ -164,108 +149,4 @@ impl VerifyArgs {
         }
         Ok(())
     }
-
-    fn address(&self, number: usize) -> &str {
-        if number == 0 { &self.server } else { &self.against }
-    }
-}
-
-fn report(
-    args: &VerifyArgs,
-    records: &Records,
-    comparison: &Comparison,
-    counts: &[TallyCounts; 2],
-) -> Value {
-    let side = |number: usize| {
-        let one = &counts[number];
-        json!({
-            "address": args.address(number),
-            "latency": one.latencies.summary(),
-            "requests_per_second": one.rate(),
-            "failed": one.faults.failed,
-            "wrong": one.faults.wrong,
-        })
-    };
-    json!({
-        "requests": records.calls.len(),
-        "skipped": records.skipped,
-        "tolerance": args.tolerance,
-        "compared": comparison.compared,
-        "refused_by_both": comparison.refused_by_both,
-        "largest_difference": comparison.largest,
-        "differing": comparison.differences.len(),
-        "differences": comparison.differences,
-        "server": side(0),
-        "against": side(1),
-    })
-}
-
-fn text(
-    args: &VerifyArgs,
-    records: &Records,
-    comparison: &Comparison,
-    counts: &[TallyCounts; 2],
-) -> String {
-    let mut text = format!(
-        "{} requests, {} compared, {} differ; largest difference {:.3e} (tolerance {:e})\n",
-        records.calls.len(),
-        comparison.compared,
-        comparison.differences.len(),
-        comparison.largest,
-        args.tolerance,
-    );
-    if records.skipped > 0 {
-        let skipped = records.skipped;
-        text += &format!(
-            "{skipped} records of session runs, streams or failed requests were left out\n"
-        );
-    }
-    if comparison.refused_by_both > 0 {
-        text += &format!("{} requests were refused by both servers\n", comparison.refused_by_both);
-    }
-    for difference in comparison.differences.iter().take(SHOWN_MAX) {
-        text += &format!("{difference}\n");
-    }
-    let more = comparison.differences.len().saturating_sub(SHOWN_MAX);
-    if more > 0 {
-        text += &format!("and {more} more; --json FILE has all\n");
-    }
-    if counts.iter().any(|one| one.latencies.count() > 0) {
-        text += &format!("\n{}", table(args, counts));
-    }
-    for (name, one) in NAMES.iter().zip(counts) {
-        for line in one.faults.lines() {
-            text += &format!("{name}: {line}\n");
-        }
-    }
-    text
-}
-
-fn table(args: &VerifyArgs, counts: &[TallyCounts; 2]) -> TextTable {
-    let mut table = TextTable::new(&[
-        "",
-        "requests/s",
-        "p50 ms",
-        "p99 ms",
-        "p999 ms",
-        "max ms",
-        "answers",
-        "failed",
-        "wrong",
-    ]);
-    for (number, one) in counts.iter().enumerate() {
-        let latency = one.latencies.summary();
-        table.row([
-            format!("{} {}", NAMES[number], args.address(number)),
-            format!("{:.0}", one.rate()),
-            ms(latency.p50_ms),
-            ms(latency.p99_ms),
-            ms(latency.p999_ms),
-            ms(latency.max_ms),
-            latency.n.to_string(),
-            one.faults.failed.to_string(),
-            one.faults.wrong.to_string(),
-        ]);
-    }
-    table
 }
