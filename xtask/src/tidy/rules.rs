@@ -167,6 +167,20 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("tune", &["base", "metrics", "os", "engine", "engine-onnx", "protocol", "loadgen"]),
     ("verify", &["base", "protocol", "loadgen"]),
     (
+        "doctor",
+        &[
+            "base",
+            "memory",
+            "os",
+            "engine",
+            "engine-onnx",
+            "engine-torch",
+            "engine-tensorflow",
+            "gpu",
+            "search",
+        ],
+    ),
+    (
         "demo",
         &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"],
     ),
@@ -215,6 +229,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "loadgen",
             "tune",
             "verify",
+            "doctor",
             "demo",
             // For its tests only: docs/commands.md lists the commands of both programs.
             "bench",

@@ -6,13 +6,13 @@ use base::units::{MIB, format_bytes};
 use memory::{PoolConfig, SLOT_BYTES, SlotPool};
 use os::Rate;
 
-use super::{Check, CheckVerdict, read};
+use crate::{Check, CheckVerdict, read};
 
 /// Minimum memory to serve any useful model.
 const AVAILABLE_MIN: u64 = 256 * MIB;
 
 /// Runs all checks of memory.
-pub(super) fn checks() -> Vec<Check> {
+pub(crate) fn checks() -> Vec<Check> {
     let setting = |name: &str| {
         read(format!("/sys/kernel/mm/transparent_hugepage/{name}"))
             .map(|text| chosen(&text).to_owned())

@@ -1,6 +1,6 @@
 //! Cores and their instruction sets.
 
-use super::{Check, CheckVerdict, read};
+use crate::{Check, CheckVerdict, read};
 
 /// Reported instruction sets, in the kernel's words.
 const NOTABLE: [&str; 16] = [
@@ -26,7 +26,7 @@ const FAST_CLOCKS: [&str; 4] =
     ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
 /// Runs all checks of processors.
-pub(super) fn checks() -> Vec<Check> {
+pub(crate) fn checks() -> Vec<Check> {
     let info = read("/proc/cpuinfo").unwrap_or_default();
     let online = info.lines().filter(|line| line.starts_with("processor")).count();
     let usable = std::thread::available_parallelism().map_or(1, usize::from);

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-use super::{Check, read};
-use crate::environment;
+use crate::{Check, read};
 
 /// Maximum depth of the search for a file to read.
 const DEPTH_MAX: usize = 3;
@@ -14,12 +13,14 @@ const DEPTH_MAX: usize = 3;
 const ENTRIES_MAX: usize = 1000;
 
 /// Runs one check per directory, then that of io_uring.
-pub(super) fn checks(directories: &[(&'static str, PathBuf)]) -> Vec<Check> {
+pub(crate) fn checks(
+    directories: &[(&'static str, PathBuf)],
+    collections: Option<&Path>,
+) -> Vec<Check> {
     let mut checks: Vec<Check> =
         directories.iter().map(|(what, dir)| direct(what, dir, try_direct(dir))).collect();
     checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").as_deref()));
-    let collections = environment::collections_dir();
-    checks.push(persistent_memory(collections.as_deref(), server::probe_dax));
+    checks.push(persistent_memory(collections, search::registry::probe_dax));
     checks
 }
 
@@ -148,8 +149,8 @@ fn persistent_memory(directory: Option<&Path>, probe: impl Fn(&Path) -> base::Re
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckVerdict;
     use super::*;
+    use crate::CheckVerdict;
 
     #[test]
     fn a_real_directory_is_tried_and_left_clean() {

@@ -1,18 +1,15 @@
 //! The engines' libraries.
 
-use std::path::PathBuf;
-
-use engine::Engine;
+use engine::{Engine, LibrarySearch};
 use engine_onnx::OnnxEngine;
 use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
 
-use super::Check;
-use crate::environment::{library_search, tensorflow_search, torch_search};
+use crate::Check;
 
 /// Finds and loads ONNX Runtime.
-pub(super) fn check(explicit: Option<PathBuf>) -> Check {
-    match OnnxEngine::open(&library_search(explicit)) {
+pub(crate) fn check(search: &LibrarySearch) -> Check {
+    match OnnxEngine::open(search) {
         Ok(engine) => Check::ok(
             "ONNX Runtime",
             format!("{} in {}", engine.version(), engine.library().display()),
@@ -26,8 +23,8 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
 
 /// Finds the LibTorch shim without opening it, which takes some seconds and hundreds of megabytes.
 /// The server opens it with the first TorchScript model.
-pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
-    match TorchEngine::find_library(&torch_search(explicit)) {
+pub(crate) fn torch(search: &LibrarySearch) -> Check {
+    match TorchEngine::find_library(search) {
         Ok(path) => Check::ok(
             "LibTorch",
             format!("shim in {}", path.display()),
@@ -46,8 +43,8 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
 
 /// Finds TensorFlow without opening it, which takes hundreds of megabytes. The server opens it with
 /// the first SavedModel.
-pub(super) fn tensorflow(explicit: Option<PathBuf>) -> Check {
-    match TensorFlowEngine::find_library(&tensorflow_search(explicit)) {
+pub(crate) fn tensorflow(search: &LibrarySearch) -> Check {
+    match TensorFlowEngine::find_library(search) {
         Ok(path) => Check::ok(
             "TensorFlow",
             format!("library in {}", path.display()),

@@ -1,15 +1,13 @@
 //! The GPU, which is optional.
 
 use base::ErrorKind;
+use gpu::GpuOptions;
 
-use super::Check;
-use crate::environment;
+use crate::Check;
 
 /// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
-pub(super) fn check() -> Check {
-    let options =
-        gpu::GpuOptions { compiler: environment::compiler_search(), ..gpu::GpuOptions::default() };
-    judge(gpu::Gpu::open(&options).map(|gpu| gpu.name().to_owned()))
+pub(crate) fn check(options: &GpuOptions) -> Check {
+    judge(gpu::Gpu::open(options).map(|gpu| gpu.name().to_owned()))
 }
 
 /// A missing GPU is fine. A GPU that cannot be used is a warning, since it may be intended for use.
@@ -37,8 +35,8 @@ fn judge(opened: base::Result<String>) -> Check {
 mod tests {
     use base::Error;
 
-    use super::super::CheckVerdict;
     use super::*;
+    use crate::CheckVerdict;
 
     #[test]
     fn only_a_gpu_that_cannot_be_used_is_a_warning() {

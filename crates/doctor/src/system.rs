@@ -1,19 +1,19 @@
 //! The kernel and its limits.
 
-use super::{Check, CheckVerdict, read};
+use crate::{Check, CheckVerdict, read};
 
 /// Oldest kernel that Millpond was tested on.
 const KERNEL_MIN: (u32, u32) = (5, 4);
 /// Descriptors of the server besides its connections: files, timers, signals, engines.
 const DESCRIPTORS_OWN: u64 = 256;
 /// Default of `--max-connections`.
-const CONNECTIONS_MAX: usize = 16_384;
+pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// Runs all checks of kernel and limits.
-pub(super) fn checks() -> Vec<Check> {
+pub(crate) fn checks(connections: fn(u64) -> usize) -> Vec<Check> {
     let limits = read("/proc/self/limits").unwrap_or_default();
     vec![
-        open_files(open_file_limit(&limits)),
+        open_files(open_file_limit(&limits), connections),
         kernel(read("/proc/sys/kernel/osrelease").as_deref()),
     ]
 }
@@ -27,7 +27,7 @@ fn open_file_limit(limits: &str) -> Option<u64> {
     }
 }
 
-fn open_files(limit: Option<u64>) -> Check {
+fn open_files(limit: Option<u64>, connections: fn(u64) -> usize) -> Check {
     let name = "open files";
     let Some(limit) = limit else {
         return Check::warn(name, "unknown", "The limit could not be read from /proc/self/limits.");
@@ -38,7 +38,7 @@ fn open_files(limit: Option<u64>) -> Check {
             "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
         return Check::fail(name, found, meaning);
     }
-    let room = server::descriptors::plan(limit, 2, CONNECTIONS_MAX).connections_max;
+    let room = connections(limit);
     if room < CONNECTIONS_MAX {
         let meaning = format!(
             "Room for about {room} connections per listener instead of 16384; give --max-connections {room}, or raise the \
@@ -72,12 +72,13 @@ mod tests {
         let text = "Limit    Soft Limit  Hard Limit  Units\nMax open files            1024                20000                files\n";
         assert_eq!(open_file_limit(text), Some(20000));
         assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
-        assert_eq!(open_files(Some(65536)).verdict, CheckVerdict::Ok);
-        let tight = open_files(Some(20000));
+        let enough = |_| CONNECTIONS_MAX;
+        assert_eq!(open_files(Some(65536), enough).verdict, CheckVerdict::Ok);
+        let tight = open_files(Some(20000), |_| 7872);
         assert!(
             tight.verdict == CheckVerdict::Warn && tight.meaning.contains("--max-connections 7872")
         );
-        assert_eq!(open_files(Some(64)).verdict, CheckVerdict::Fail);
+        assert_eq!(open_files(Some(64), enough).verdict, CheckVerdict::Fail);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `millpond doctor`: checks this machine for serving, and explains each finding.
+//! Checks a machine for serving, and explains each finding with its remedy.
 //!
 //! Reading (files of /proc and /sys, a real huge page, a real direct read) is separate from
 //! judging. Judging takes plain values, so every verdict is tested without the machine in question.
@@ -13,46 +13,41 @@ mod system;
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+pub use access::AccessSettings;
+use engine::LibrarySearch;
+use gpu::GpuOptions;
 use serde_json::json;
-
-use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::{environment, models};
+pub use system::CONNECTIONS_MAX;
 
 /// Line width of explanations.
 const LINE_CHARS_MAX: usize = 88;
 /// Width of the column of names.
 const NAME_CHARS: usize = 14;
 
-/// `millpond doctor`.
-#[derive(Args, Debug)]
-pub(crate) struct DoctorArgs {
-    /// Directories of models whose file systems are checked too
-    #[arg(value_name = "DIR")]
-    dirs: Vec<PathBuf>,
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
-    /// or in the system]
-    #[arg(long, value_name = "PATH")]
-    onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
-    #[arg(long, value_name = "PATH")]
-    libtorch: Option<PathBuf>,
-    /// TensorFlow's library, or the directory of its Python package [default: found in a virtual
-    /// environment, beside the program or in the system]
-    #[arg(long, value_name = "PATH")]
-    tensorflow: Option<PathBuf>,
-    /// Directory of converted models [default: the user's cache directory]
-    #[arg(long, value_name = "DIR")]
-    cache_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+/// Places and settings of the machine to check.
+pub struct DoctorInputs {
+    /// Role and path of each directory whose file system is checked.
+    pub directories: Vec<(&'static str, PathBuf)>,
+    /// Directory of collections; `None` if there is none.
+    pub collections: Option<PathBuf>,
+    /// Places of ONNX Runtime.
+    pub onnxruntime: LibrarySearch,
+    /// Places of the LibTorch shim.
+    pub libtorch: LibrarySearch,
+    /// Places of TensorFlow.
+    pub tensorflow: LibrarySearch,
+    /// The GPU to open.
+    pub gpu: GpuOptions,
+    /// Access to a server with the settings in force.
+    pub access: AccessSettings,
+    /// Returns the connections of each listener for a limit of open files.
+    pub connections: fn(u64) -> usize,
 }
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CheckVerdict {
+pub enum CheckVerdict {
+    /// As it should be.
     Ok,
     /// The machine can serve, but could serve better.
     Warn,
@@ -62,14 +57,15 @@ pub(crate) enum CheckVerdict {
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Check {
+pub struct Check {
     /// The subject.
-    pub(crate) name: &'static str,
-    pub(crate) verdict: CheckVerdict,
+    pub name: &'static str,
+    /// Its severity.
+    pub verdict: CheckVerdict,
     /// The finding in a few words.
-    pub(crate) found: String,
+    pub found: String,
     /// Its meaning, and the remedy if one is needed.
-    pub(crate) meaning: String,
+    pub meaning: String,
 }
 
 impl CheckVerdict {
@@ -122,45 +118,27 @@ impl Check {
     }
 }
 
-/// Runs all checks and prints the findings.
-///
-/// # Errors
-/// Returns a silent error with [`ExitStatus::Wrong`] if a finding makes serving impossible.
-pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
+/// Runs all checks.
+pub fn examine(inputs: &DoctorInputs) -> Vec<Check> {
     let mut checks = processor::checks();
     checks.extend(memory::checks());
-    checks.extend(storage::checks(&directories(args)));
-    checks.push(library::check(args.onnxruntime.clone()));
-    checks.push(library::torch(args.libtorch.clone()));
-    checks.push(library::tensorflow(args.tensorflow.clone()));
-    checks.push(graphics::check());
-    checks.extend(system::checks());
-    checks.push(access::check());
-    if args.json {
-        print(&models::pretty(&json(&checks)))?;
-    } else {
-        print(&text(&checks))?;
-    }
-    let impossible = checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
-    if impossible { Err(CommandError::silent(ExitStatus::Wrong)) } else { Ok(()) }
+    checks.extend(storage::checks(&inputs.directories, inputs.collections.as_deref()));
+    checks.push(library::check(&inputs.onnxruntime));
+    checks.push(library::torch(&inputs.libtorch));
+    checks.push(library::tensorflow(&inputs.tensorflow));
+    checks.push(graphics::check(&inputs.gpu));
+    checks.extend(system::checks(inputs.connections));
+    checks.push(access::check(&inputs.access));
+    checks
 }
 
-/// Returns the role and path of each directory, without duplicates.
-fn directories(args: &DoctorArgs) -> Vec<(&'static str, PathBuf)> {
-    let cache = args.cache_dir.clone().unwrap_or_else(environment::cache_dir);
-    let mut directories: Vec<(&str, PathBuf)> =
-        args.dirs.iter().map(|dir| ("model directory", dir.clone())).collect();
-    if directories.is_empty() {
-        directories.push((
-            "current directory",
-            std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")),
-        ));
-    }
-    directories.push(("cache directory", cache));
-    directories
+/// Returns true if a finding makes serving impossible.
+pub fn is_impossible(checks: &[Check]) -> bool {
+    checks.iter().any(|check| check.verdict == CheckVerdict::Fail)
 }
 
-fn json(checks: &[Check]) -> serde_json::Value {
+/// Returns the findings as JSON.
+pub fn json(checks: &[Check]) -> serde_json::Value {
     let checks: Vec<_> = checks
         .iter()
         .map(|check| {
@@ -175,7 +153,8 @@ fn json(checks: &[Check]) -> serde_json::Value {
     json!({ "version": env!("CARGO_PKG_VERSION"), "checks": checks })
 }
 
-fn text(checks: &[Check]) -> String {
+/// Returns the findings for people.
+pub fn text(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
         text.push_str(&format!(

@@ -1,0 +1,94 @@
+//! `millpond doctor`: checks this machine for serving.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use doctor::{AccessSettings, CONNECTIONS_MAX, DoctorInputs};
+use gpu::GpuOptions;
+
+use crate::environment::{self, library_search, tensorflow_search, torch_search};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::models;
+use crate::serve::file::SettingsFile;
+use crate::values::Host;
+
+/// `millpond doctor`.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Directories of models whose file systems are checked too
+    #[arg(value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
+    #[arg(long, value_name = "PATH")]
+    onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
+    #[arg(long, value_name = "PATH")]
+    libtorch: Option<PathBuf>,
+    /// TensorFlow's library, or the directory of its Python package [default: found in a virtual
+    /// environment, beside the program or in the system]
+    #[arg(long, value_name = "PATH")]
+    tensorflow: Option<PathBuf>,
+    /// Directory of converted models [default: the user's cache directory]
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs all checks and prints the findings.
+///
+/// # Errors
+/// Returns a silent error with [`ExitStatus::Wrong`] if a finding makes serving impossible.
+pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
+    let checks = doctor::examine(&DoctorInputs {
+        directories: directories(args),
+        collections: environment::collections_dir(),
+        onnxruntime: library_search(args.onnxruntime.clone()),
+        libtorch: torch_search(args.libtorch.clone()),
+        tensorflow: tensorflow_search(args.tensorflow.clone()),
+        gpu: GpuOptions { compiler: environment::compiler_search(), ..GpuOptions::default() },
+        access: access_settings(),
+        connections: |limit| server::descriptors::plan(limit, 2, CONNECTIONS_MAX).connections_max,
+    });
+    if args.json {
+        print(&models::pretty(&doctor::json(&checks)))?;
+    } else {
+        print(&doctor::text(&checks))?;
+    }
+    match doctor::is_impossible(&checks) {
+        true => Err(CommandError::silent(ExitStatus::Wrong)),
+        false => Ok(()),
+    }
+}
+
+/// Reads the settings file that `serve` would read without flags.
+fn access_settings() -> AccessSettings {
+    let file = environment::CONFIG.path().map(|path| SettingsFile::read(&path));
+    let (host, api_key) = match file {
+        Some(Err(failure)) => return AccessSettings::Unreadable(failure.message().to_owned()),
+        Some(Ok(file)) => (file.server.host, file.search.api_key),
+        None => (None, None),
+    };
+    AccessSettings::Known {
+        host: host.map(|Host(address)| address),
+        has_key: api_key.or_else(|| environment::API_KEY.text()).is_some(),
+    }
+}
+
+/// Returns the role and path of each directory, without duplicates.
+fn directories(args: &DoctorArgs) -> Vec<(&'static str, PathBuf)> {
+    let cache = args.cache_dir.clone().unwrap_or_else(environment::cache_dir);
+    let mut directories: Vec<(&str, PathBuf)> =
+        args.dirs.iter().map(|dir| ("model directory", dir.clone())).collect();
+    if directories.is_empty() {
+        directories.push((
+            "current directory",
+            std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")),
+        ));
+    }
+    directories.push(("cache directory", cache));
+    directories
+}
