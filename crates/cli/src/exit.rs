@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use base::{Error, ErrorKind};
+use import::ImportError;
 
 /// Exit codes for `--help`. The numbers are those of [`ExitStatus`].
 pub(crate) const EXIT_CODES_HELP: &str = "\
@@ -101,6 +102,13 @@ impl From<Error> for CommandError {
             )),
             _ => failure,
         }
+    }
+}
+
+impl From<ImportError> for CommandError {
+    fn from(error: ImportError) -> CommandError {
+        let exit = if error.is_usage { ExitStatus::Usage } else { ExitStatus::Failed };
+        CommandError { exit, message: error.message, hint: error.hint }
     }
 }
 

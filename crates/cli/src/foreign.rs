@@ -1,20 +1,9 @@
-//! Flags of other servers, with their equivalents here.
-
-mod flags;
+//! Explains flags of other servers by their equivalents here.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use import::equivalents::{TENSORFLOW_SERVING, find};
 
 use crate::exit::CommandError;
-
-/// Name of the server whose flags `millpond tfs` takes.
-const TENSORFLOW_SERVING: &str = "TensorFlow Serving";
-/// Servers and their flags.
-const SERVERS: [(&str, &[flags::ForeignFlag]); 4] = [
-    (TENSORFLOW_SERVING, flags::TENSORFLOW_SERVING),
-    ("Triton", flags::TRITON),
-    ("Paddle Serving", flags::PADDLE_SERVING),
-    ("OpenVINO Model Server", flags::OPENVINO),
-];
 
 /// Returns a usage error for an unknown flag that belongs to other servers, or `None` for any other
 /// error.
@@ -39,19 +28,10 @@ pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
     (!servers.is_empty()).then(|| error.hint(hints.join("; ")))
 }
 
-/// Returns the servers that have the flag, each with the equivalent here. `-` and `_` count as
-/// equal, since people mix them up.
-fn find(flag: &str) -> Vec<(&'static str, &'static str)> {
-    let same = |known: &str| known.replace('_', "-") == flag.replace('_', "-");
-    let of = |(server, flags): (&'static str, &'static [flags::ForeignFlag])| {
-        let (_, equivalent) = flags.iter().find(|(known, _)| same(known))?;
-        Some((server, *equivalent))
-    };
-    SERVERS.into_iter().filter_map(of).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use import::equivalents::SERVERS;
+
     use super::*;
     use crate::arguments::command;
 
@@ -71,14 +51,6 @@ mod tests {
     fn no_flag_of_ours_is_said_to_be_anothers() {
         for flag in flags() {
             assert!(find(&flag).is_empty(), "{flag}");
-        }
-    }
-
-    #[test]
-    fn each_flag_is_named_once() {
-        for (server, flags) in SERVERS {
-            let names: std::collections::BTreeSet<_> = flags.iter().map(|(flag, _)| flag).collect();
-            assert_eq!(names.len(), flags.len(), "{server}");
         }
     }
 

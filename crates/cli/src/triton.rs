@@ -1,23 +1,14 @@
 //! `millpond import triton`: a model repository of Triton becomes settings.
 
-mod convert;
-mod schedule;
-
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use protocol::inference as pb;
-use toml::{Table, Value};
+use import::triton::{CONFIG_FILE, Repository, RepositoryModel};
 
 use crate::exit::{CommandError, CommandResult, print};
 use crate::import::{MODEL_FILE, write_new};
 use crate::serve::file::SettingsFile;
-use crate::tfs::text;
 use crate::values::check_name;
-use convert::ConvertedModel;
-
-/// Name of a model's configuration.
-const CONFIG_FILE: &str = "config.pbtxt";
 
 /// `millpond import triton REPO`.
 #[derive(Args, Debug)]
@@ -44,30 +35,24 @@ pub(crate) struct ImportTritonArgs {
     write: bool,
 }
 
-/// A model of the repository.
-struct RepositoryModel {
-    name: String,
-    dir: PathBuf,
-    converted: ConvertedModel,
-}
-
 /// Converts the repository and writes the settings.
 ///
 /// # Errors
 /// Returns a usage error for a directory without models, and an error after the work if a file
 /// could not be read.
 pub(crate) fn run(args: &ImportTritonArgs) -> CommandResult {
-    let (models, unread) = read(&args.repository)?;
+    let repository = Repository::read(&args.repository, check_name)?;
+    let Repository { models, unread, .. } = &repository;
     if args.write {
-        write_beside(&models)?;
+        write_beside(models)?;
     } else {
-        let text = settings(&args.repository, &models)?;
+        let text = settings(&repository)?;
         match &args.to {
             None => print(&text)?,
             Some(path) => write_new(path, &text)?,
         }
     }
-    for model in &models {
+    for model in models {
         let section_only = if args.write {
             model.converted.lost_in_file()
         } else {
@@ -88,60 +73,12 @@ pub(crate) fn run(args: &ImportTritonArgs) -> CommandResult {
     }
 }
 
-/// Reads all configurations. The second list has the errors of unreadable files.
-fn read(repository: &Path) -> CommandResult<(Vec<RepositoryModel>, Vec<String>)> {
-    let failed =
-        |error: std::io::Error| CommandError::usage(format!("{}: {error}", repository.display()));
-    let mut dirs: Vec<PathBuf> = Vec::new();
-    for entry in std::fs::read_dir(repository).map_err(failed)? {
-        let dir = entry.map_err(failed)?.path();
-        if dir.join(CONFIG_FILE).is_file() {
-            dirs.push(dir);
-        }
-    }
-    dirs.sort();
-    if dirs.is_empty() {
-        let shown = repository.display();
-        let error = CommandError::usage(format!("no directory in {shown} has a {CONFIG_FILE}"));
-        return Err(match repository.join(CONFIG_FILE).is_file() {
-            true => error.hint(format!("{shown} is a model: give the directory above it")),
-            false => error.hint("give the directory that Triton gets as --model-repository"),
-        });
-    }
-    let (mut models, mut unread) = (Vec::new(), Vec::new());
-    for dir in dirs {
-        let name = dir.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
-        let path = dir.join(CONFIG_FILE);
-        match text::read::<pb::ModelConfig>(&path).and_then(|config| {
-            check_name(&name)?;
-            Ok(config)
-        }) {
-            Ok(config) => {
-                let converted = convert::convert(&config, &dir);
-                models.push(RepositoryModel { name, dir, converted });
-            }
-            Err(error) => unread.push(error.message().to_owned()),
-        }
-    }
-    Ok((models, unread))
-}
-
 /// Returns the settings file of all models.
-fn settings(repository: &Path, models: &[RepositoryModel]) -> CommandResult<String> {
-    let repository = std::fs::canonicalize(repository)
-        .map_err(|error| CommandError::usage(format!("{}: {error}", repository.display())))?;
-    let root = Value::String(repository.to_string_lossy().into_owned());
-    let section =
-        |model: &RepositoryModel| (model.name.clone(), Value::Table(model.converted.section()));
-    let file = Table::from_iter([
-        ("roots".to_owned(), Value::Array(vec![root])),
-        ("models".to_owned(), Value::Table(models.iter().map(section).collect())),
-    ]);
-    let text = to_text(&file)?;
+fn settings(repository: &Repository) -> CommandResult<String> {
+    let text = repository.settings()?;
     // The settings must be what `serve` reads.
     SettingsFile::parse(&text, Path::new("the converted settings"))?;
-    let head = "# For `millpond serve --config FILE`; docs/millpond.toml has all settings.\n\n";
-    Ok(head.to_owned() + &text)
+    Ok(text)
 }
 
 /// Writes a settings file beside each model's versions, and prints their paths.
@@ -155,7 +92,7 @@ fn write_beside(models: &[RepositoryModel]) -> CommandResult {
         .hint("move it away, or use --to FILE"));
     }
     for (model, file) in models.iter().zip(&files) {
-        let text = to_text(&model.converted.file())?;
+        let text = model.converted.file_text()?;
         lifecycle::check_model_settings(&text)
             .map_err(|error| CommandError::failed(format!("{}: {error}", file.display())))?;
         let head = format!("# Converted from {CONFIG_FILE}; docs/model.toml has all settings.\n\n");
@@ -165,9 +102,18 @@ fn write_beside(models: &[RepositoryModel]) -> CommandResult {
     Ok(())
 }
 
-fn to_text(table: &Table) -> CommandResult<String> {
-    toml::to_string(table).map_err(|error| CommandError::failed(format!("settings: {error}")))
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_are_read_by_serve() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("a/1")).unwrap();
+        std::fs::write(root.path().join("a").join(CONFIG_FILE), "max_batch_size: 1").unwrap();
+        let repository = Repository::read(root.path(), check_name).unwrap();
+        let text = settings(&repository).unwrap();
+        let parsed = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
+        assert!(parsed.models.contains_key("a") && parsed.roots.len() == 1, "{text}");
+    }
+}

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::log_filter::LogFilter;
-use crate::model_list::ModelListRules;
 use crate::readiness::ReadinessPolicy;
 use crate::updates::UpdateSettings;
 use api_audio::AudioConfig;
@@ -16,6 +15,7 @@ use base::units::{GIB, MIB};
 use cluster_node::etcd::EtcdUser;
 use cluster_node::{ClientTlsFiles, Roles};
 use engine::LibrarySearch;
+use import::tfs::ModelListRules;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
 use observe::{MetricNames, RequestLogConfig, TraceConfig};
 use search::codes::CodesPlace;

@@ -25,7 +25,6 @@ pub mod local;
 mod log_filter;
 #[cfg(test)]
 mod loopback;
-mod model_list;
 mod models;
 mod readiness;
 mod reconfigure;
@@ -50,8 +49,8 @@ pub use config::{
     BackupSettings, ClusterConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig,
     SearchConfig, StoresConfig, TFS_METRICS,
 };
+pub use import::tfs::{ModelListRules, StoreCopies};
 pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
-pub use model_list::{ModelListRules, StoreCopies};
 pub use observe::{MetricNames, RequestLogConfig, RequestLogFormat, TraceConfig};
 pub use readiness::ReadinessPolicy;
 pub use reconfigure::{ConfigSource, ConfigWatch};

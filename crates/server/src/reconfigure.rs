@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::{Error, Result};
+use import::tfs::ModelListRules;
 use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
 use os::{ReloadNotice, ServiceManager};
@@ -12,7 +13,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::ModelsConfig;
-use crate::model_list::ModelListRules;
 
 /// Longest wait for the models of a new configuration. The loads go on after it.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -6,20 +6,14 @@ use std::time::Duration;
 
 use base::Error;
 use clap::FromArgMatches as _;
-use engine::ScheduleOptions;
-use lifecycle::ModelConfig;
-use protocol::tensorflow::ConfigProto;
+use import::text;
+use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
 use protocol::tensorflow::serving as pb;
 use server::{
-    Config, ConfigWatch, CorsPolicy, ModelListRules, PemSource, RequestLogConfig, Secret,
-    TFS_METRICS, TlsFiles,
+    Config, ConfigWatch, CorsPolicy, PemSource, RequestLogConfig, Secret, TFS_METRICS, TlsFiles,
 };
 
-use super::batching::{self, ConvertedBatching};
-use super::flags::Flags;
-use super::list::{ListSource, VersionBatching, log_dir};
-use super::platform::{self, SessionThreads};
-use super::text;
+use super::list::ListSource;
 use crate::exit::{CommandError, CommandResult};
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
@@ -35,8 +29,6 @@ const RETRIES: i64 = 5;
 const RETRY_INTERVAL_US: i64 = 60_000_000;
 /// Maximum number of load threads, and of unload threads.
 const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
-/// Maximum number of threads that warm a version up.
-const WARMUP_THREADS_MAX: usize = 256;
 /// Longest deadline of a call over gRPC. TensorFlow Serving has none.
 const GRPC_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// Largest message of gRPC, as in TensorFlow Serving.
@@ -382,151 +374,6 @@ fn list(flags: &Flags, file: Option<&Path>) -> CommandResult<pb::ModelServerConf
     Ok(pb::ModelServerConfig {
         config: Some(pb::model_server_config::Config::ModelConfigList(list)),
     })
-}
-
-/// Settings of all models.
-#[derive(Default)]
-struct SessionSettings {
-    batching: Option<pb::BatchingParameters>,
-    /// Read batching parameters beside the files of versions.
-    per_model: bool,
-    threads: SessionThreads,
-    warmup: bool,
-    iterations: Option<u32>,
-    warmup_threads: Option<u32>,
-    tags: Vec<String>,
-    notes: Vec<String>,
-}
-
-impl SessionSettings {
-    fn read(flags: &Flags) -> CommandResult<SessionSettings> {
-        match flags.text("platform_config_file") {
-            Some(path) => SessionSettings::of_platform(Path::new(path)),
-            None => SessionSettings::of_flags(flags),
-        }
-    }
-
-    fn of_flags(flags: &Flags) -> CommandResult<SessionSettings> {
-        let mut settings = SessionSettings {
-            warmup: flags.bool("enable_model_warmup").unwrap_or(true),
-            iterations: positive(flags.int("num_request_iterations_for_warmup").unwrap_or(0)),
-            tags: flags
-                .text("saved_model_tags")
-                .unwrap_or("serve")
-                .split(',')
-                .map(str::to_owned)
-                .collect(),
-            ..SessionSettings::default()
-        };
-        let file = flags.text("batching_parameters_file");
-        if flags.bool("enable_batching") == Some(true) {
-            let read = |path| text::read(Path::new(path)).map_err(|error| wrong(&error));
-            settings.batching = Some(file.map(read).transpose()?.unwrap_or_default());
-            settings.per_model =
-                flags.bool("enable_per_model_batching_parameters").unwrap_or(false);
-        } else if file.is_some() {
-            return Err(CommandError::usage(
-                "--batching_parameters_file is set without setting --enable_batching to true",
-            ));
-        } else if flags.bool("enable_per_model_batching_parameters") == Some(true) {
-            settings.notes.push(
-                "--enable_per_model_batching_parameters has no effect without --enable_batching"
-                    .to_owned(),
-            );
-        }
-        if let Some(path) = flags.text("tensorflow_session_config_file") {
-            let config: ConfigProto = text::read(Path::new(path)).map_err(|error| wrong(&error))?;
-            let (threads, note) = SessionThreads::of(&config);
-            settings.threads = threads;
-            settings.notes.extend(note.map(|note| format!("{path}: {note}")));
-        }
-        settings.thread_flags(flags)?;
-        Ok(settings)
-    }
-
-    /// Takes the flags of threads, which win over the file of a session.
-    fn thread_flags(&mut self, flags: &Flags) -> CommandResult {
-        let number = |name| flags.int(name).unwrap_or(0).max(0);
-        let session = number("tensorflow_session_parallelism");
-        let intra_op = number("tensorflow_intra_op_parallelism");
-        let inter_op = number("tensorflow_inter_op_parallelism");
-        match (intra_op > 0 || inter_op > 0, session > 0) {
-            (true, true) if intra_op > 0 && inter_op > 0 => Err(CommandError::usage(
-                "give either --tensorflow_session_parallelism or --tensorflow_intra_op_parallelism and \
-                 --tensorflow_inter_op_parallelism, not all",
-            )),
-            (true, _) => {
-                self.threads = SessionThreads { intra_op, inter_op };
-                Ok(())
-            }
-            (false, true) => {
-                self.threads = SessionThreads { intra_op: session, inter_op: session };
-                Ok(())
-            }
-            (false, false) => Ok(()),
-        }
-    }
-
-    fn of_platform(path: &Path) -> CommandResult<SessionSettings> {
-        let bundle = platform::read(path).map_err(|error| wrong(&error))?;
-        let (threads, note) = SessionThreads::of(&bundle.session_config.unwrap_or_default());
-        let warmup = bundle.model_warmup_options.unwrap_or_default();
-        Ok(SessionSettings {
-            batching: bundle.batching_parameters,
-            per_model: bundle.enable_per_model_batching_params,
-            threads,
-            warmup: bundle.enable_model_warmup,
-            iterations: positive(warmup.num_request_iterations.unwrap_or(0).into()),
-            warmup_threads: positive(warmup.num_model_warmup_threads.unwrap_or(0).into()),
-            tags: bundle.saved_model_tags,
-            notes: note.into_iter().map(|note| format!("{}: {note}", path.display())).collect(),
-        })
-    }
-
-    /// Sets the settings of all models in `template`. `threads` is the number of inference threads.
-    fn apply(
-        &mut self,
-        template: &mut ModelConfig,
-        threads: usize,
-        warnings: &mut Vec<String>,
-    ) -> CommandResult {
-        if let Some(parameters) = &self.batching {
-            let ConvertedBatching { schedule, notes } =
-                batching::convert(parameters, threads).map_err(|error| wrong(&error))?;
-            template.schedule = ScheduleOptions { weight: template.schedule.weight, ..schedule };
-            self.notes.extend(notes);
-        }
-        template.warmup.enabled = self.warmup;
-        template.warmup.iterations = self.iterations;
-        if let Some(count) = self.warmup_threads {
-            template.warmup.threads = (count as usize).min(WARMUP_THREADS_MAX);
-        }
-        let mut set = |name: &str, wanted: i64, threads_of: &mut usize| {
-            let Some(wanted) = usize::try_from(wanted).ok().filter(|wanted| *wanted > 0) else {
-                return;
-            };
-            *threads_of = wanted.min(threads);
-            if wanted > threads {
-                self.notes.push(format!(
-                    "{wanted} {name} threads: the {threads} inference threads bound those of a run"
-                ));
-            }
-        };
-        set("intra-op", self.threads.intra_op, &mut template.session.intra_op_threads);
-        set("inter-op", self.threads.inter_op, &mut template.session.inter_op_threads);
-        if !self.tags.is_empty() && self.tags != ["serve"] {
-            self.notes.push(format!(
-                "--saved_model_tags={} has no effect: the graph with the tag \"serve\" is loaded",
-                self.tags.join(",")
-            ));
-        }
-        warnings.append(&mut self.notes);
-        Ok(())
-    }
-}
-
-fn positive(number: i64) -> Option<u32> {
-    u32::try_from(number).ok().filter(|number| *number > 0)
 }
 
 /// Returns the number of inference threads, which also bounds the threads of a run.

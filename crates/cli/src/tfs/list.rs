@@ -1,70 +1,15 @@
 //! The list of models while serving: `--model_config_file`, and each model's own batching.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use base::Result;
-use engine::{ScheduleMode, ScheduleOptions};
-use lifecycle::{ConfigSet, ModelConfig};
-use protocol::tensorflow::serving as pb;
-use protocol::tensorflow::serving::{BatchingParameters, ModelServerConfig};
-use server::{ConfigSource, ModelListRules};
+use import::text;
+use import::tfs::{ModelListRules, VersionBatching};
+use lifecycle::ConfigSet;
+use protocol::tensorflow::serving::ModelServerConfig;
+use server::ConfigSource;
 
-use super::{batching, text};
 use crate::serve::reload::{FileStamp, stamp};
-
-/// Name of a version's own batching parameters.
-const BATCHING_FILE: &str = "batching_params.pbtxt";
-
-/// Batching parameters beside the files of versions.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct VersionBatching {
-    /// Number of inference threads.
-    pub(super) threads: usize,
-    /// Most concurrent runs, from the file for all models.
-    pub(super) runs: Option<usize>,
-}
-
-impl VersionBatching {
-    /// Gives `models` the schedules of their newest versions. A model without the file merges
-    /// nothing, as in TensorFlow Serving. Returns what the schedules do not express.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a file that is wrong.
-    pub(super) fn apply(self, models: &mut [ModelConfig]) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
-        for model in models {
-            let Some(path) = newest_file(&model.base_path) else {
-                model.schedule.mode = ScheduleMode::Sync;
-                continue;
-            };
-            let parameters: BatchingParameters = text::read(&path)?;
-            let converted = batching::convert(&parameters, self.threads)
-                .map_err(|error| error.context(path.display()))?;
-            // The threads are shared by all models and come from the file for all.
-            model.schedule = ScheduleOptions { threads: self.runs, ..converted.schedule };
-            let named = |note: &String| format!("{}: {note}", path.display());
-            notes.extend(converted.notes.iter().map(named));
-        }
-        Ok(notes)
-    }
-}
-
-/// Returns the directory of a model's `logging_config`, if it names one.
-pub(super) fn log_dir(model: &pb::ModelConfig) -> Option<PathBuf> {
-    let collector = model.logging_config.as_ref()?.log_collector_config.as_ref()?;
-    let dir = Path::new(&collector.filename_prefix).parent()?;
-    (!dir.as_os_str().is_empty()).then(|| dir.to_owned())
-}
-
-/// Returns the batching parameters of the highest version, if it has some.
-fn newest_file(base_path: &Path) -> Option<PathBuf> {
-    let number = |entry: std::io::Result<std::fs::DirEntry>| {
-        let entry = entry.ok()?;
-        Some((entry.file_name().to_str()?.parse::<u64>().ok()?, entry.path()))
-    };
-    let newest = std::fs::read_dir(base_path).ok()?.filter_map(number).max()?;
-    Some(newest.1.join(BATCHING_FILE)).filter(|path| path.is_file())
-}
 
 /// The files that decide which models are served.
 pub(super) struct ListSource {
@@ -103,7 +48,13 @@ impl ConfigSource for ListSource {
 
 #[cfg(test)]
 mod tests {
+    use engine::ScheduleMode;
+    use lifecycle::ModelConfig;
+
     use super::*;
+
+    /// Name of a version's own batching parameters.
+    const BATCHING_FILE: &str = "batching_params.pbtxt";
 
     fn source(file: Option<PathBuf>) -> ListSource {
         ListSource {

@@ -1,22 +1,18 @@
 //! `millpond tfs`: starts as TensorFlow Serving does, with its flags and configuration files.
 
-mod batching;
 mod config;
-mod flags;
 pub(crate) mod import;
 mod list;
-mod platform;
-pub(crate) mod text;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use ::import::tfs::Flags;
 use clap::Args;
 
 use crate::exit::{CommandError, CommandResult, print};
 use crate::serve;
 use config::TfsSetup;
-use flags::Flags;
 
 /// Name of TensorFlow Serving's program.
 const PROGRAM: &str = "tensorflow_model_server";
@@ -49,7 +45,7 @@ unknown one is an error. Flags of `millpond serve` may follow --, as in `millpon
 
 TensorFlow Serving's flags:
 {}",
-        flags::help()
+        ::import::tfs::help()
     )
 }
 

@@ -9,7 +9,7 @@ use protocol::tfs::text::{self, TEXT_BYTES_MAX, TextMessage};
 ///
 /// # Errors
 /// `InvalidArgument` that names file and line.
-pub(crate) fn read<M: TextMessage>(path: &Path) -> Result<M> {
+pub fn read<M: TextMessage>(path: &Path) -> Result<M> {
     let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
     let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
     if !meta.is_file() {

@@ -7,7 +7,7 @@ use protocol::Message;
 use protocol::tensorflow::ConfigProto;
 use protocol::tensorflow::serving as pb;
 
-use super::text;
+use crate::text;
 
 /// Name of the platform whose settings are taken.
 const PLATFORM: &str = "tensorflow";
@@ -16,7 +16,7 @@ const PLATFORM: &str = "tensorflow";
 ///
 /// # Errors
 /// `InvalidArgument` for a file that is wrong or has no such platform.
-pub(super) fn read(path: &Path) -> Result<pb::SessionBundleConfig> {
+pub(crate) fn read(path: &Path) -> Result<pb::SessionBundleConfig> {
     let mut map: pb::PlatformConfigMap = text::read(path)?;
     let wrong = |why: &str| Error::invalid(format!("{}: {why}", path.display()));
     let any = map
@@ -37,14 +37,14 @@ pub(super) fn read(path: &Path) -> Result<pb::SessionBundleConfig> {
 
 /// Threads of a run that a session's settings ask for; 0 leaves the choice to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SessionThreads {
-    pub(super) intra_op: i64,
-    pub(super) inter_op: i64,
+pub(crate) struct SessionThreads {
+    pub(crate) intra_op: i64,
+    pub(crate) inter_op: i64,
 }
 
 impl SessionThreads {
     /// Takes the threads from a session's settings. The second value names the others.
-    pub(super) fn of(config: &ConfigProto) -> (SessionThreads, Option<String>) {
+    pub(crate) fn of(config: &ConfigProto) -> (SessionThreads, Option<String>) {
         let threads = SessionThreads {
             intra_op: config.intra_op_parallelism_threads.into(),
             inter_op: config.inter_op_parallelism_threads.into(),

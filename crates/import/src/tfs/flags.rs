@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use base::nearest;
 
-use crate::exit::{CommandError, CommandResult};
+use crate::ImportError;
 
 /// Kind of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FlagType {
+enum FlagType {
     Bool,
     Int,
     Float,
@@ -17,13 +17,13 @@ pub(super) enum FlagType {
 }
 
 /// A flag.
-pub(super) struct Flag {
-    pub(super) name: &'static str,
-    pub(super) value: FlagType,
+struct Flag {
+    name: &'static str,
+    value: FlagType,
     /// Effect here.
-    pub(super) help: &'static str,
+    help: &'static str,
     /// Reason why it has no effect.
-    pub(super) ignored: Option<&'static str>,
+    ignored: Option<&'static str>,
 }
 
 const fn flag(name: &'static str, value: FlagType, help: &'static str) -> Flag {
@@ -37,7 +37,7 @@ const fn ignored(name: &'static str, value: FlagType, reason: &'static str) -> F
 use FlagType::{Bool, Float, Int, Text};
 
 /// All flags of TensorFlow Serving 2.20, in its order.
-pub(super) const FLAGS: &[Flag] = &[
+const FLAGS: &[Flag] = &[
     flag("port", Int, "gRPC port; 0 offers none [default: 8500]"),
     flag("grpc_socket_path", Text, "Unix socket for gRPC"),
     flag("rest_api_port", Int, "port of the REST API; 0 offers none [default: 0]"),
@@ -146,10 +146,10 @@ pub(super) const FLAGS: &[Flag] = &[
 
 /// The flags of one command line.
 #[derive(Debug, Default)]
-pub(super) struct Flags {
+pub struct Flags {
     values: BTreeMap<&'static str, String>,
     /// Arguments after "--": flags of `millpond serve`.
-    pub(super) rest: Vec<String>,
+    pub rest: Vec<String>,
 }
 
 impl Flags {
@@ -157,7 +157,7 @@ impl Flags {
     ///
     /// # Errors
     /// Returns a usage error for an unknown flag and a value of the wrong kind.
-    pub(super) fn parse(arguments: &[String]) -> CommandResult<Flags> {
+    pub fn parse(arguments: &[String]) -> Result<Flags, ImportError> {
         let mut flags = Flags::default();
         let mut arguments = arguments.iter().peekable();
         while let Some(argument) = arguments.next() {
@@ -166,7 +166,7 @@ impl Flags {
                 break;
             }
             let Some(text) = argument.strip_prefix("--") else {
-                return Err(CommandError::usage(format!("unknown argument: {argument}"))
+                return Err(ImportError::usage(format!("unknown argument: {argument}"))
                     .hint("flags begin with --; flags of `millpond serve` come after --"));
             };
             let (name, value) = match text.split_once('=') {
@@ -185,11 +185,11 @@ impl Flags {
                     _ => "true".to_owned(),
                 },
                 (Bool, Some(_)) => {
-                    return Err(CommandError::usage(format!("--no{} takes no value", flag.name)));
+                    return Err(ImportError::usage(format!("--no{} takes no value", flag.name)));
                 }
                 (_, Some(value)) => value,
                 (_, None) => arguments.next().cloned().ok_or_else(|| {
-                    CommandError::usage(format!("--{} needs a value: --{0}=VALUE", flag.name))
+                    ImportError::usage(format!("--{} needs a value: --{0}=VALUE", flag.name))
                 })?,
             };
             check(flag, &value)?;
@@ -199,17 +199,17 @@ impl Flags {
     }
 
     /// Returns the text of a flag; `None` if it is not given or empty.
-    pub(super) fn text(&self, name: &str) -> Option<&str> {
+    pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     /// Returns the number of a flag; `None` if it is not given.
-    pub(super) fn int(&self, name: &str) -> Option<i64> {
+    pub fn int(&self, name: &str) -> Option<i64> {
         self.parsed(name)
     }
 
     /// Returns the value of a switch; `None` if it is not given.
-    pub(super) fn bool(&self, name: &str) -> Option<bool> {
+    pub fn bool(&self, name: &str) -> Option<bool> {
         self.parsed(name)
     }
 
@@ -218,7 +218,7 @@ impl Flags {
     }
 
     /// Explains the given flags that have no effect, a line for each.
-    pub(super) fn without_effect(&self) -> Vec<String> {
+    pub fn without_effect(&self) -> Vec<String> {
         let given = FLAGS.iter().filter(|flag| self.values.contains_key(flag.name));
         given
             .filter_map(|flag| Some(format!("--{} has no effect: {}", flag.name, flag.ignored?)))
@@ -227,14 +227,14 @@ impl Flags {
 }
 
 /// Finds a flag by its name, or by "no" and the name of a switch, which is then off.
-fn find(name: &str) -> CommandResult<(&'static Flag, bool)> {
+fn find(name: &str) -> Result<(&'static Flag, bool), ImportError> {
     let named = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
     let off = || name.strip_prefix("no").and_then(named).filter(|flag| flag.value == Bool);
     if let Some(flag) = named(name) {
         return Ok((flag, false));
     }
     off().map(|flag| (flag, true)).ok_or_else(|| {
-        let error = CommandError::usage(format!("unknown argument: --{name}"));
+        let error = ImportError::usage(format!("unknown argument: --{name}"));
         match nearest(name, FLAGS.iter().map(|flag| flag.name)) {
             Some(near) => error.hint(format!("did you mean --{near}?")),
             None => error.hint("`millpond tfs --help` lists the flags"),
@@ -242,18 +242,18 @@ fn find(name: &str) -> CommandResult<(&'static Flag, bool)> {
     })
 }
 
-fn boolean(flag: &Flag, value: &str) -> CommandResult<String> {
+fn boolean(flag: &Flag, value: &str) -> Result<String, ImportError> {
     match value {
         "true" | "True" | "1" => Ok("true".to_owned()),
         "false" | "False" | "0" => Ok("false".to_owned()),
-        _ => Err(CommandError::usage(format!(
+        _ => Err(ImportError::usage(format!(
             "--{} is \"{value}\"; it must be true or false",
             flag.name
         ))),
     }
 }
 
-fn check(flag: &Flag, value: &str) -> CommandResult {
+fn check(flag: &Flag, value: &str) -> Result<(), ImportError> {
     let (right, wanted) = match flag.value {
         Int => (value.parse::<i32>().is_ok(), "a whole number"),
         Float => (value.parse::<f64>().is_ok_and(f64::is_finite), "a number"),
@@ -262,13 +262,13 @@ fn check(flag: &Flag, value: &str) -> CommandResult {
     match right {
         true => Ok(()),
         false => {
-            Err(CommandError::usage(format!("--{} is \"{value}\"; it must be {wanted}", flag.name)))
+            Err(ImportError::usage(format!("--{} is \"{value}\"; it must be {wanted}", flag.name)))
         }
     }
 }
 
 /// Formats the list of flags for `--help`.
-pub(super) fn help() -> String {
+pub fn help() -> String {
     let line = |flag: &Flag| {
         let text =
             flag.ignored.map_or_else(|| flag.help.to_owned(), |why| format!("no effect: {why}"));
@@ -283,7 +283,7 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Result<Flags, String> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        Flags::parse(&arguments).map_err(|error| error.message().to_owned())
+        Flags::parse(&arguments).map_err(|error| error.message)
     }
 
     #[test]

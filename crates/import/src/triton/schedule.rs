@@ -9,7 +9,7 @@ use protocol::inference::model_queue_policy::TimeoutAction;
 use super::convert::ConvertedModel;
 
 /// Notes that a model without `dynamic_batching` has no bound on the batch of one request.
-pub(super) fn without_batching(max_batch_size: i32, model: &mut ConvertedModel) {
+pub(crate) fn without_batching(max_batch_size: i32, model: &mut ConvertedModel) {
     if max_batch_size > 1 {
         model.note(format!(
             "max_batch_size = {max_batch_size} without dynamic_batching: a request's batch has no bound here; requests \
@@ -19,7 +19,7 @@ pub(super) fn without_batching(max_batch_size: i32, model: &mut ConvertedModel) 
 }
 
 /// Converts `dynamic_batching`.
-pub(super) fn batching(
+pub(crate) fn batching(
     batching: &pb::ModelDynamicBatching,
     max_batch_size: i32,
     model: &mut ConvertedModel,

@@ -14,16 +14,20 @@ fn repository(models: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
+fn read(dir: &Path) -> std::result::Result<Repository, ImportError> {
+    Repository::read(dir, |_| Ok(()))
+}
+
 fn converted(text: &str) -> ConvertedModel {
     let root = repository(&[("m", text)]);
-    let (mut models, unread) = read(root.path()).unwrap();
-    assert!(unread.is_empty(), "{unread:?}");
-    models.remove(0).converted
+    let mut repository = read(root.path()).unwrap();
+    assert!(repository.unread.is_empty(), "{:?}", repository.unread);
+    repository.models.remove(0).converted
 }
 
 /// Parses the model's own file and returns its text.
 fn file(model: &ConvertedModel) -> String {
-    let text = to_text(&model.file()).unwrap();
+    let text = model.file_text().unwrap();
     lifecycle::check_model_settings(&text).unwrap();
     text
 }
@@ -126,12 +130,14 @@ fn each_key_without_an_equivalent_has_a_line() {
 #[test]
 fn a_damaged_file_does_not_hide_the_others() {
     let root = repository(&[("a", "max_batch_size: 1"), ("b", "name: 'b'\n\nmax_bach_size: 1")]);
-    let (models, unread) = read(root.path()).unwrap();
-    assert_eq!(models.len(), 1);
+    let repository = read(root.path()).unwrap();
+    let unread = &repository.unread;
+    assert_eq!(repository.models.len(), 1);
     assert!(unread[0].contains("b/config.pbtxt: ") && unread[0].contains("line 3: "), "{unread:?}");
-    let text = settings(root.path(), &models).unwrap();
-    let parsed = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
-    assert!(parsed.models.contains_key("a") && parsed.roots.len() == 1, "{text}");
+    let settings: Table = repository.settings().unwrap().parse().unwrap();
+    let names: Vec<&String> = settings["models"].as_table().unwrap().keys().collect();
+    assert_eq!(names, ["a"]);
+    assert_eq!(settings["roots"].as_array().unwrap().len(), 1);
     let error = read(&root.path().join("a")).err().unwrap();
-    assert!(error.message().contains("no directory in "), "{}", error.message());
+    assert!(error.message.contains("no directory in "), "{}", error.message);
 }

@@ -1,10 +1,31 @@
-//! Flags of other servers with their equivalents, as data.
+//! Flags of other servers, with their equivalents here, as data.
 
-/// A flag without dashes, and what to do in its place.
-pub(super) type ForeignFlag = (&'static str, &'static str);
+/// A flag without dashes, and its equivalent.
+pub type ForeignFlag = (&'static str, &'static str);
+
+/// Name of the server whose flags `millpond tfs` takes.
+pub const TENSORFLOW_SERVING: &str = "TensorFlow Serving";
+/// Servers and their flags.
+pub const SERVERS: [(&str, &[ForeignFlag]); 4] = [
+    (TENSORFLOW_SERVING, TENSORFLOW_SERVING_FLAGS),
+    ("Triton", TRITON),
+    ("Paddle Serving", PADDLE_SERVING),
+    ("OpenVINO Model Server", OPENVINO),
+];
+
+/// Returns the servers that have the flag, each with the equivalent here. `-` and `_` count as
+/// equal, since people mix them up.
+pub fn find(flag: &str) -> Vec<(&'static str, &'static str)> {
+    let same = |known: &str| known.replace('_', "-") == flag.replace('_', "-");
+    let of = |(server, flags): (&'static str, &'static [ForeignFlag])| {
+        let (_, equivalent) = flags.iter().find(|(known, _)| same(known))?;
+        Some((server, *equivalent))
+    };
+    SERVERS.into_iter().filter_map(of).collect()
+}
 
 /// Flags of TensorFlow Serving. `millpond tfs` takes them as they are.
-pub(super) const TENSORFLOW_SERVING: &[ForeignFlag] = &[
+const TENSORFLOW_SERVING_FLAGS: &[ForeignFlag] = &[
     ("port", "--grpc-port PORT sets the gRPC port"),
     ("rest_api_port", "--http-port PORT sets the HTTP port"),
     ("model_name", "write the model as NAME=DIR: millpond serve NAME=DIR"),
@@ -71,7 +92,7 @@ pub(super) const TENSORFLOW_SERVING: &[ForeignFlag] = &[
 ];
 
 /// Flags of `tritonserver`. Those of the same name and meaning here are left out.
-pub(super) const TRITON: &[ForeignFlag] = &[
+const TRITON: &[ForeignFlag] = &[
     ("model-repository", "give the directory of models without a flag: millpond serve DIR"),
     ("model-store", "give the directory of models without a flag: millpond serve DIR"),
     (
@@ -213,7 +234,7 @@ pub(super) const TRITON: &[ForeignFlag] = &[
 ];
 
 /// Flags of `python -m paddle_serving_server.serve`.
-pub(super) const PADDLE_SERVING: &[ForeignFlag] = &[
+const PADDLE_SERVING: &[ForeignFlag] = &[
     (
         "model",
         "convert each model with paddle2onnx, give it to `millpond publish`, then millpond serve DIR",
@@ -267,7 +288,7 @@ pub(super) const PADDLE_SERVING: &[ForeignFlag] = &[
 ];
 
 /// Flags of OpenVINO Model Server (`ovms`) that TensorFlow Serving lacks.
-pub(super) const OPENVINO: &[ForeignFlag] = &[
+const OPENVINO: &[ForeignFlag] = &[
     (
         "model_path",
         "give the model's directory without a flag: millpond serve NAME=DIR; it holds ONNX, TorchScript or SavedModel",
@@ -335,3 +356,16 @@ pub(super) const OPENVINO: &[ForeignFlag] = &[
     ),
     ("source_model", "download the model, give it to `millpond publish`, then millpond serve DIR"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_flag_is_named_once() {
+        for (server, flags) in SERVERS {
+            let names: std::collections::BTreeSet<_> = flags.iter().map(|(flag, _)| flag).collect();
+            assert_eq!(names.len(), flags.len(), "{server}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! TensorFlow Serving's lists of models: its checks, and the settings that they become.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, Result};
@@ -219,6 +219,13 @@ fn log_rate(model: &pb::ModelConfig) -> Result<Option<f64>> {
         ))),
         rate => Ok(rate),
     }
+}
+
+/// Returns the directory of a model's `logging_config`, if it names one.
+pub fn log_dir(model: &pb::ModelConfig) -> Option<PathBuf> {
+    let collector = model.logging_config.as_ref()?.log_collector_config.as_ref()?;
+    let dir = Path::new(&collector.filename_prefix).parent()?;
+    (!dir.as_os_str().is_empty()).then(|| dir.to_owned())
 }
 
 fn number(model: &str, version: i64) -> Result<u64> {

@@ -10,31 +10,40 @@ use protocol::inference::model_version_policy::PolicyChoice;
 use toml::{Table, Value};
 
 use super::schedule;
+use crate::{ImportError, to_text};
 
 /// Settings of a model, and what they do not express.
 #[derive(Debug, Default)]
-pub(super) struct ConvertedModel {
+pub struct ConvertedModel {
     policy: Option<String>,
     device: Option<String>,
     intra_op_threads: Option<i64>,
     inter_op_threads: Option<i64>,
-    pub(super) schedule: ScheduleFile,
+    pub(crate) schedule: ScheduleFile,
     signature: SignatureFile,
     warmup: Table,
-    pub(super) notes: Vec<String>,
+    /// Parts without an equivalent, a line for each.
+    pub notes: Vec<String>,
 }
 
 impl ConvertedModel {
     /// Returns the section `[models.NAME]` of the server's settings file.
-    pub(super) fn section(&self) -> Table {
+    pub(crate) fn section(&self) -> Table {
         let mut table = self.shared("versions");
         let threads = self.inter_op_threads.map(Value::Integer);
         table.extend(threads.map(|threads| ("inter-op-threads".to_owned(), threads)));
         table
     }
 
-    /// Returns the content of the `millpond.toml` beside the versions.
-    pub(super) fn file(&self) -> Table {
+    /// Returns the text of the `millpond.toml` beside the versions.
+    ///
+    /// # Errors
+    /// Returns an error that the configuration did not cause.
+    pub fn file_text(&self) -> Result<String, ImportError> {
+        to_text(&self.file())
+    }
+
+    fn file(&self) -> Table {
         let mut table = self.shared("policy");
         let device = self.device.clone().map(Value::String);
         table.extend(device.map(|device| ("device".to_owned(), device)));
@@ -44,7 +53,7 @@ impl ConvertedModel {
     }
 
     /// Returns notes about settings that only the file beside the versions has.
-    pub(super) fn lost_in_section(&self) -> Vec<String> {
+    pub fn lost_in_section(&self) -> Vec<String> {
         let has_signature = self.signature != SignatureFile::default();
         let lost = [
             ("instance_group: device", self.device.is_some()),
@@ -57,7 +66,7 @@ impl ConvertedModel {
     }
 
     /// Returns notes about settings that only the server's settings file has.
-    pub(super) fn lost_in_file(&self) -> Vec<String> {
+    pub fn lost_in_file(&self) -> Vec<String> {
         let note = |threads| {
             format!(
                 "inter_op_thread_count: set inter-op-threads = {threads} in [models.NAME] of the --config file"
@@ -76,7 +85,7 @@ impl ConvertedModel {
         table
     }
 
-    pub(super) fn note(&mut self, note: impl Into<String>) {
+    pub(crate) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 }
@@ -91,7 +100,7 @@ fn insert(table: &mut Table, name: &str, section: &impl serde::Serialize) {
 }
 
 /// Converts the configuration of the model in `dir`.
-pub(super) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
+pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
     let mut model = ConvertedModel::default();
     let dir_name = dir.file_name().unwrap_or_default().to_string_lossy();
     if !config.name.is_empty() && config.name != dir_name {

@@ -14,16 +14,16 @@ const ENQUEUED_DEFAULT: i64 = 10;
 const QUEUE_MAX: usize = 1 << 20;
 
 /// A schedule, and what it does not express.
-pub(super) struct ConvertedBatching {
-    pub(super) schedule: ScheduleOptions,
-    pub(super) notes: Vec<String>,
+pub(crate) struct ConvertedBatching {
+    pub(crate) schedule: ScheduleOptions,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Converts batching parameters. `threads` is the number of inference threads.
 ///
 /// # Errors
 /// `InvalidArgument` for values that TensorFlow Serving refuses too.
-pub(super) fn convert(
+pub(crate) fn convert(
     parameters: &BatchingParameters,
     threads: usize,
 ) -> Result<ConvertedBatching> {

@@ -1,0 +1,104 @@
+//! TensorFlow Serving's files as a settings file.
+
+use std::path::{Path, PathBuf};
+
+use base::Error;
+use engine::ScheduleFile;
+use lifecycle::{ModelConfig, VersionPolicy};
+use protocol::tensorflow::serving as pb;
+use toml::{Table, Value};
+
+use super::batching::{self, ConvertedBatching};
+use super::model_list::{ModelListRules, StoreCopies, log_dir};
+use crate::{HEAD, ImportError, ImportedSettings, text, to_text};
+
+/// Converts a list of models, and the batching parameters of all models if there are some.
+///
+/// # Errors
+/// Returns an error that names file and line.
+pub fn settings(models: &Path, batching: Option<&Path>) -> Result<ImportedSettings, ImportError> {
+    let list: pb::ModelServerConfig = text::read(models)?;
+    let in_list = |error: Error| error.context(models.display());
+    // Only the URLs of stores are of use here, not the directories of their copies.
+    let stores = StoreCopies { cache_dir: PathBuf::new(), options: Vec::new() };
+    let rules = ModelListRules { stores: Some(stores), ..ModelListRules::default() };
+    let configs = rules.models(&list, &[]).map_err(in_list)?;
+    let mut notes = Vec::new();
+    let inference = inference(&list, models, &mut notes);
+    let mut settings = Table::new();
+    if let Some(path) = batching {
+        let parameters: pb::BatchingParameters = text::read(path)?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let ConvertedBatching { schedule, notes: lost } =
+            batching::convert(&parameters, threads)
+                .map_err(|error| error.context(path.display()))?;
+        notes.extend(lost.iter().map(|note| format!("{}: {note}", path.display())));
+        let table = Table::try_from(ScheduleFile::from_options(&schedule))
+            .map_err(|error| ImportError::internal(format!("schedule: {error}")))?;
+        settings.insert("schedule".to_owned(), Value::Table(table));
+    }
+    let logged = inference.is_some();
+    settings.extend(inference.map(|table| ("inference".to_owned(), Value::Table(table))));
+    let table_of = |model: &ModelConfig| {
+        let mut table = table_of(model);
+        let rate = model.request_log_rate.filter(|_| logged);
+        table.extend(rate.map(|rate| ("request-log-rate".to_owned(), Value::Float(rate))));
+        table
+    };
+    let tables =
+        configs.iter().map(|model| (model.name.to_string(), Value::Table(table_of(model))));
+    settings.insert("models".to_owned(), Value::Table(tables.collect()));
+    Ok(ImportedSettings { text: HEAD.to_owned() + &to_text(&settings)?, notes })
+}
+
+/// Returns the section `[inference]`, with the first directory of a `logging_config`. Notes what
+/// has no setting.
+fn inference(list: &pb::ModelServerConfig, path: &Path, notes: &mut Vec<String>) -> Option<Table> {
+    let Some(pb::model_server_config::Config::ModelConfigList(list)) = &list.config else {
+        return None;
+    };
+    let mut place: Option<PathBuf> = None;
+    for model in list.config.iter().filter(|model| model.logging_config.is_some()) {
+        match (log_dir(model), &place) {
+            (Some(dir), None) => place = Some(dir),
+            (Some(dir), Some(first)) if dir == *first => {}
+            _ => notes.push(format!(
+                "{}: filename_prefix of model \"{}\": its requests are logged only if --request-log names a \
+                 directory, which is that of all models",
+                path.display(),
+                model.name
+            )),
+        }
+    }
+    let dir = Value::String(place?.to_string_lossy().into_owned());
+    // Models without the configuration are not logged.
+    Some(Table::from_iter([
+        ("request-log".to_owned(), dir),
+        ("request-log-rate".to_owned(), Value::Float(0.0)),
+    ]))
+}
+
+fn table_of(model: &ModelConfig) -> Table {
+    let versions = match &model.policy {
+        VersionPolicy::Latest(count) => format!("latest:{}", (*count).max(1)),
+        VersionPolicy::All => "all".to_owned(),
+        VersionPolicy::Specific(numbers) => {
+            numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+        }
+    };
+    let path = match &model.store {
+        Some(url) => url.to_string(),
+        None => model.base_path.to_string_lossy().into_owned(),
+    };
+    let mut table = Table::from_iter([
+        ("path".to_owned(), Value::String(path)),
+        ("versions".to_owned(), Value::String(versions)),
+    ]);
+    if !model.labels.is_empty() {
+        let label = |(label, version): (&String, &u64)| {
+            (label.clone(), Value::Integer(i64::try_from(*version).unwrap_or(i64::MAX)))
+        };
+        table.insert("labels".to_owned(), Value::Table(model.labels.iter().map(label).collect()));
+    }
+    table
+}
