@@ -84,10 +84,27 @@ impl MemoryBudget {
         Some(BudgetReservation { budget: self.clone(), bytes })
     }
 
+    /// Reserves `bytes` if they are free. Counts no refusal, since the caller can do without.
+    pub(crate) fn reserve_if_free(
+        self: &Arc<MemoryBudget>,
+        bytes: u64,
+        what: &str,
+    ) -> Option<BudgetReservation> {
+        if bytes > self.free() {
+            return None;
+        }
+        self.reserve(bytes, what).ok()
+    }
+
     /// Returns the bytes that can be reserved.
     pub fn free(&self) -> u64 {
         let unused = self.limit.saturating_sub(self.used.load(Ordering::Relaxed));
         unused + self.idle().map_or(0, |idle| idle.bytes())
+    }
+
+    /// Returns true if less than a quarter is free.
+    pub(crate) fn is_short(&self) -> bool {
+        self.free() < self.limit / 4
     }
 
     /// Returns the limit.
@@ -118,7 +135,9 @@ impl MemoryBudget {
         for _ in 0..TAKES_MAX {
             let (Err(used), Some(idle)) = (taken, self.idle()) else { break };
             let missing = used.saturating_add(bytes).saturating_sub(self.limit);
-            if idle.bytes() == 0 || bytes > self.limit {
+            // A refusal must not cost the holder its memory: callers that ask again and again would
+            // keep it empty.
+            if idle.bytes() < missing || bytes > self.limit {
                 break;
             }
             idle.free(missing);

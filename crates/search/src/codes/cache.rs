@@ -248,11 +248,16 @@ mod tests {
         assert_eq!(stats.bytes, budget.stats().used);
         assert!(stats.bytes > 95_000 && stats.evicted > 100 && stats.refused == 0, "{stats:?}");
         assert_eq!(budget.free(), 100_000, "the cache counts as free");
+        assert!(!budget.is_short());
         // Another reservation takes what it needs at once.
         let held = budget.reserve(60_000, "a merge").unwrap();
         assert!(cache.stats().bytes <= 40_000);
+        assert!(!budget.is_short());
         assert!(budget.reserve(40_001, "too much").is_err());
         assert_eq!(budget.stats().peak.max(100_000), 100_000, "never above the limit");
+        let more = budget.reserve(16_000, "a flush").unwrap();
+        assert!(budget.is_short());
+        drop(more);
         // Blocks go on with the rest.
         cache.put(key(900), content(1));
         assert!(cache.get(key(900)).is_some() && cache.get(key(0)).is_none());
@@ -280,6 +285,26 @@ mod tests {
         assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
         drop(pinned);
         assert!(budget.reserve(budget.stats().limit, "everything").is_ok());
+    }
+
+    #[test]
+    fn a_refused_reservation_leaves_the_blocks() {
+        let budget = MemoryBudget::new(100_000);
+        let cache = CodeCache::new(&budget);
+        let held = budget.reserve(60_000, "a segment").unwrap();
+        for number in 0..20 {
+            cache.put(key(number), content(number));
+        }
+        let before = cache.stats();
+        assert!(before.bytes > 20_000 && before.evicted == 0, "{before:?}");
+        // Neither fits, even if the cache gives all its blocks back.
+        assert!(budget.reserve(50_000, "a merge").is_err());
+        assert!(budget.reserve_if_free(50_000, "a reader").is_none());
+        assert_eq!(cache.stats(), before);
+        assert_eq!(budget.stats().refused, 1, "a reader can be done without");
+        drop(held);
+        assert!(budget.reserve_if_free(90_000, "a reader").is_some());
+        assert!(cache.stats().evicted > 0);
     }
 
     #[test]

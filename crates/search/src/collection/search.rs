@@ -429,11 +429,9 @@ impl Collection {
             return;
         }
         let bytes = (CODES_READER.depth * CODES_READER.read_bytes_max) as u64;
-        let made = self.budget.reserve(bytes, "a reader of codes").and_then(|held| {
-            Ok(CodesThread { reader: self.medium.reader(CODES_READER)?, _held: held })
-        });
-        match made {
-            Ok(made) => thread.codes = Some(made),
+        let Some(held) = self.budget.reserve_if_free(bytes, "a reader of codes") else { return };
+        match self.medium.reader(CODES_READER) {
+            Ok(reader) => thread.codes = Some(CodesThread { reader, _held: held }),
             Err(error) => tracing::debug!(%error, "codes are read one after the other"),
         }
     }

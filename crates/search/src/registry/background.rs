@@ -73,8 +73,8 @@ fn repeat(
 /// small collections must not fill the memory with points that none of them would flush. Returns
 /// true if there was one.
 fn relieve(core: &RegistryCore) -> bool {
-    let memory = core.resources.memory();
-    if memory.used < memory.limit / 4 * 3 {
+    // Cached codes count as free, or a full cache would have every few points flushed.
+    if !core.resources.budget().is_short() {
         return false;
     }
     let sizes = core.ready().into_iter().filter(|named| named.may(BackgroundTask::Flush));
