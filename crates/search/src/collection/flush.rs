@@ -242,8 +242,8 @@ impl Collection {
         memory: impl FnOnce() -> Result<crate::budget::BudgetReservation>,
     ) -> Result<Segment> {
         let file = self.medium.open(&busy.name);
-        let opened =
-            file.and_then(|file| Segment::open_with(file, &busy.name, memory()?, &self.codes));
+        let codes = self.codes_options(None);
+        let opened = file.and_then(|file| Segment::open_with(file, &busy.name, memory()?, &codes));
         if opened.is_err() {
             busy.remove();
         }

@@ -34,6 +34,7 @@
 //! never exceeds the budget.
 
 mod batch;
+mod codes;
 mod disk;
 mod facet;
 mod fields;

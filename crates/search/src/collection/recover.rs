@@ -75,7 +75,11 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
-            codes: CodesOptions { place: options.codes, cache: resources.codes.clone() },
+            codes: CodesOptions {
+                place: options.codes,
+                cache: resources.codes.clone(),
+                rows_later: 0,
+            },
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),
@@ -161,32 +165,48 @@ impl Collection {
     /// true if some segments could not be opened yet, for lack of memory for example, so the
     /// caller should call this again later.
     pub fn open_segments(&self) -> bool {
-        let state = self.state();
+        let is_closed = |slot: &&SegmentSlot| matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none());
+        // No reference to open segments, whose codes may have to be released.
+        let closed: Vec<SegmentSlot> =
+            self.state().segments.iter().rev().filter(is_closed).cloned().collect();
         let mut again = false;
-        for slot in state.segments.iter().rev() {
+        for slot in &closed {
             if self.check_open().is_err() {
                 return false;
             }
-            if matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none()) {
-                match self.open_segment(slot) {
-                    Ok(()) => {}
-                    Err(error) if error.is_retryable() => {
-                        let name = CollectionFile::Segment(slot.number).name();
-                        tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
-                        self.live.lock().delayed(slot.number, error);
-                        again = true;
-                    }
-                    Err(error) => self.close_for_good(slot.number, &error),
+            match self.open_with_room(slot) {
+                Ok(()) => {}
+                Err(error) if error.is_retryable() => {
+                    let name = CollectionFile::Segment(slot.number).name();
+                    tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
+                    self.live.lock().delayed(slot.number, error);
+                    again = true;
                 }
-                self.events.notify();
+                Err(error) => self.close_for_good(slot.number, &error),
             }
+            self.events.notify();
         }
         again
     }
 
+    /// Opens a segment. If memory has no room, moves codes of others to the medium.
+    fn open_with_room(&self, slot: &SegmentSlot) -> Result<()> {
+        loop {
+            match self.open_segment(slot) {
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                    if !self.move_codes()? {
+                        return Err(error);
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     fn open_segment(&self, slot: &SegmentSlot) -> Result<()> {
         let name = CollectionFile::Segment(slot.number).name();
-        let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget, &self.codes)?;
+        let codes = self.codes_options(Some(slot.number));
+        let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget, &codes)?;
         if segment.uuid() != slot.uuid || segment.rows() != slot.rows {
             return Err(Error::data_loss(format!(
                 "{name} is not the segment that the manifest names"

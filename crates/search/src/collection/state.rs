@@ -358,6 +358,18 @@ impl LiveState {
         }
     }
 
+    /// Replaces an open segment by the same one with its codes in another place. Returns false if
+    /// it is not in the state any more.
+    pub(super) fn replaced(&mut self, old: &Arc<Segment>, new: Arc<Segment>) -> bool {
+        let state = Arc::make_mut(&mut self.state);
+        let mut views = state.segments.iter_mut().filter_map(|slot| match &mut slot.content {
+            SegmentContent::Open(view) => Some(view),
+            SegmentContent::Closed(_) => None,
+        });
+        let view = views.find(|view| Arc::ptr_eq(&view.segment, old));
+        view.map(|view| view.segment = new).is_some()
+    }
+
     /// Sets the ids to delete from a segment once it is open.
     pub(super) fn set_pending_deletes(&mut self, number: u64, pending_deletes: Arc<HashSet<u64>>) {
         if let Some(closed) = self.closed(number) {

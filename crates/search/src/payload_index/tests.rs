@@ -64,7 +64,8 @@ const NAME: &str = "segment-000000000001";
 fn opened(medium: &dyn Medium) -> Segment {
     let file: Arc<dyn Sealed> = medium.open(NAME).unwrap();
     let budget = MemoryBudget::new(1 << 30);
-    let codes = CodesOptions { place: CodesPlace::Auto, cache: CodeCache::new(&budget) };
+    let cache = CodeCache::new(&budget);
+    let codes = CodesOptions { place: CodesPlace::Auto, cache, rows_later: 0 };
     Segment::open(file, NAME, &budget, &codes).unwrap()
 }
 

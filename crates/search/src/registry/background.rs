@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use os::background::Priority;
 
 use super::core::RegistryCore;
@@ -60,6 +60,7 @@ fn repeat(
             if !core.stopped() && named.may(chore) {
                 let outcome = one(&named);
                 named.tried(chore, &outcome);
+                busy |= has_room_now(core, chore, &outcome);
                 busy |= outcome.is_ok_and(|did| did);
             }
         }
@@ -67,6 +68,12 @@ fn repeat(
             core.resources.wait_past(seen, LOOK_AGAIN);
         }
     }
+}
+
+/// Returns true if a flush failed for lack of memory, and codes were moved to the medium for it.
+fn has_room_now(core: &RegistryCore, chore: BackgroundTask, outcome: &Result<bool>) -> bool {
+    let lacks = |error: &Error| error.kind() == ErrorKind::ResourceExhausted;
+    chore == BackgroundTask::Flush && outcome.as_ref().is_err_and(lacks) && core.move_codes()
 }
 
 /// Freezes the memtable of the collection with the most unflushed points if memory is short: many

@@ -144,6 +144,9 @@ impl RegistryCore {
         let mut round = 0u32;
         while (!again.is_empty() || !broken.is_empty()) && !self.stopped() {
             self.pause(OPEN_AGAIN);
+            if again.iter().any(|named| named.collection().lacks_memory()) {
+                self.move_codes();
+            }
             again.retain(|named| !named.removed() && named.collection().open_segments());
             round += 1;
             if round.is_multiple_of(BROKEN_ROUNDS) {
@@ -176,6 +179,19 @@ impl RegistryCore {
                 _ => {}
             }
         }
+    }
+
+    /// Moves codes of the collection with the most to the medium. Returns false if there are none,
+    /// or if that failed.
+    pub(super) fn move_codes(&self) -> bool {
+        let sizes =
+            self.ready().into_iter().map(|named| (named.collection().movable_codes(), named));
+        let Some((bytes, named)) = sizes.max_by_key(|(bytes, _)| *bytes) else { return false };
+        let moved = if bytes > 0 { named.collection().move_codes() } else { Ok(false) };
+        moved.unwrap_or_else(|error| {
+            tracing::warn!(collection = named.name(), %error, "codes cannot be moved to the medium");
+            false
+        })
     }
 
     /// Records the outcome of opening a collection.

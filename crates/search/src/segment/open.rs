@@ -16,7 +16,7 @@ use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::index_section::IndexSection;
 use super::layout::{SegmentSettings, kind, kind_name};
-use super::opening_plan::OpeningPlan;
+use super::opening_plan::{OpeningPlan, code_bytes};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     index: Box<dyn Coarse>,
     /// Codes of `index`, if they are on the medium.
     codes: Option<SegmentCodes>,
+    /// Bytes of the codes that can stay on the medium.
+    code_bytes: u64,
     edges: Option<EdgeIndex>,
     ids: SegmentIds,
     records: SegmentPages,
@@ -75,6 +77,8 @@ pub(crate) struct CodesOptions {
     pub(crate) place: CodesPlace,
     /// Cache of codes on media.
     pub(crate) cache: Arc<CodeCache>,
+    /// Rows of other segments that are to be opened later, and need memory too.
+    pub(crate) rows_later: u64,
 }
 
 /// Section of record pages.
@@ -138,7 +142,7 @@ impl Segment {
         let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
         let damaged = Damaged::new(name);
-        let plan = OpeningPlan::reserve(&contents, options.place, name, &mut held)?;
+        let plan = OpeningPlan::reserve(&contents, options, name, &mut held)?;
         let on_medium = plan.codes_on_medium;
         let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
         let codes = if on_medium {
@@ -168,6 +172,7 @@ impl Segment {
             file,
             index,
             codes,
+            code_bytes: code_bytes(&contents),
             edges,
             ids,
             records,
@@ -239,6 +244,11 @@ impl Segment {
     /// Returns the bytes of its codes on the medium; 0 if they are in memory.
     pub(crate) fn codes_on_medium(&self) -> u64 {
         self.codes.as_ref().map_or(0, SegmentCodes::bytes)
+    }
+
+    /// Returns the bytes of its codes in memory that could be on the medium.
+    pub(crate) fn movable_codes(&self) -> u64 {
+        if self.codes.is_some() { 0 } else { self.code_bytes }
     }
 
     /// Returns true if a reader of the medium helps to read codes: they are on it, and it is not

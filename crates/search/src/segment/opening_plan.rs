@@ -4,6 +4,7 @@ use base::Result;
 
 use super::file::SegmentContents;
 use super::layout::kind;
+use super::open::CodesOptions;
 use crate::budget::BudgetReservation;
 use crate::coarse::is_codes;
 use crate::codes::CodesPlace;
@@ -28,15 +29,19 @@ impl OpeningPlan {
     /// `ResourceExhausted` without room.
     pub(super) fn reserve(
         contents: &SegmentContents,
-        place: CodesPlace,
+        options: &CodesOptions,
         name: &str,
         held: &mut BudgetReservation,
     ) -> Result<OpeningPlan> {
         let what = format!("opening {name}");
-        let has_codes = contents.superblock.sections.iter().any(|section| is_codes(section.kind));
+        let place = options.place;
+        let has_codes = code_bytes(contents) > 0;
         let in_memory = opening_bytes(contents, false);
         let room = held.budget().free() + held.bytes();
-        let fits = room >= in_memory + held.budget().limit() / KEPT_SHARE;
+        // Codes must not take the memory without which other segments cannot be opened at all.
+        let later = bytes_of_rows(contents, options.rows_later);
+        let kept = later.saturating_add(held.budget().limit() / KEPT_SHARE);
+        let fits = room >= in_memory.saturating_add(kept);
         let plan = |codes_on_medium, bytes| OpeningPlan { codes_on_medium, bytes };
         if place == CodesPlace::Dram || !has_codes {
             return grow(held, in_memory, &what).map(|()| plan(false, in_memory));
@@ -54,16 +59,35 @@ fn stays_on_medium(kind: u32) -> bool {
     matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS | kind::PAYLOAD_INDEX)
 }
 
+/// Returns the bytes of the sections of codes that can stay on the medium.
+pub(super) fn code_bytes(contents: &SegmentContents) -> u64 {
+    let sections = contents.superblock.sections.iter();
+    sections.filter(|section| is_codes(section.kind)).map(|section| section.bytes).sum()
+}
+
+/// Returns the lengths of the sections that are read into memory.
+fn resident(contents: &SegmentContents, codes_on_medium: bool) -> impl Iterator<Item = u64> {
+    let leaves = move |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
+    let sections = contents.superblock.sections.iter();
+    sections.filter(move |section| !leaves(section.kind)).map(|section| section.bytes)
+}
+
 /// Returns the bytes of memory for opening the segment.
 fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
     let rows = contents.superblock.rows as u32;
-    let leaves = |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
     // A section that is being decoded exists twice: as bytes and decoded. There is one at a time,
     // and two of ids.
-    let sections = contents.superblock.sections.iter();
-    let resident = sections.filter(|section| !leaves(section.kind)).map(|section| section.bytes);
-    let twice = resident.clone().max().unwrap_or(0).max(u64::from(rows) * IDS_ROW_BYTES);
-    resident.sum::<u64>() + twice + Deletes::memory_bytes_max(rows)
+    let longest = resident(contents, codes_on_medium).max().unwrap_or(0);
+    let twice = longest.max(u64::from(rows) * IDS_ROW_BYTES);
+    resident(contents, codes_on_medium).sum::<u64>() + twice + Deletes::memory_bytes_max(rows)
+}
+
+/// Returns the bytes of memory of `rows` rows in segments like this one, with codes on the medium.
+fn bytes_of_rows(contents: &SegmentContents, rows: u64) -> u64 {
+    let own = contents.superblock.rows;
+    let bytes = resident(contents, true).sum::<u64>() + Deletes::memory_bytes_max(own as u32);
+    let all = u128::from(bytes) * u128::from(rows) / u128::from(own.max(1));
+    u64::try_from(all).unwrap_or(u64::MAX)
 }
 
 fn grow(held: &mut BudgetReservation, bytes: u64, what: &str) -> Result<()> {

@@ -1,0 +1,221 @@
+//! Place of the codes of segments: what other segments need, and moves to the medium if memory is
+//! short.
+
+use std::sync::Arc;
+
+use base::{ErrorKind, Result};
+
+use super::inner::{Collection, outlive};
+use super::state::{CollectionState, SegmentContent, SegmentSlot};
+use crate::codes::CodesPlace;
+use crate::rerank::Records;
+use crate::segment::{CodesOptions, Segment};
+
+impl Collection {
+    /// Returns the options for opening a segment. `number` is its number, if the state has it.
+    pub(super) fn codes_options(&self, number: Option<u64>) -> CodesOptions {
+        let state = self.state();
+        let waits = |slot: &&SegmentSlot| {
+            Some(slot.number) != number
+                && matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none())
+        };
+        let rows_later = state.segments.iter().filter(waits).map(|slot| u64::from(slot.rows)).sum();
+        CodesOptions { rows_later, ..self.codes.clone() }
+    }
+
+    /// Returns true if a segment could not be opened because memory had no room.
+    pub(crate) fn lacks_memory(&self) -> bool {
+        let lacks = |slot: &SegmentSlot| match &slot.content {
+            SegmentContent::Open(_) => false,
+            SegmentContent::Closed(closed) => {
+                let error = closed.delayed.as_ref().filter(|_| closed.reason.is_none());
+                error.is_some_and(|error| error.kind() == ErrorKind::ResourceExhausted)
+            }
+        };
+        self.state().segments.iter().any(lacks)
+    }
+
+    /// Returns the bytes of codes in memory that [`Collection::move_codes`] can move.
+    pub(crate) fn movable_codes(&self) -> u64 {
+        let segments = self.movable(&self.state());
+        segments.iter().map(|segment| segment.movable_codes()).sum()
+    }
+
+    /// Returns the segments whose codes can be moved to the medium.
+    fn movable(&self, state: &CollectionState) -> Vec<Arc<Segment>> {
+        if self.options.codes != CodesPlace::Auto {
+            return Vec::new();
+        }
+        // The damage that was found would be forgotten.
+        let sound = state.open().filter(|(_, _, view)| !view.is_damaged());
+        let segments = sound.map(|(_, _, view)| view.segment.clone());
+        segments.filter(|segment| segment.movable_codes() > 0).collect()
+    }
+
+    /// Moves the codes of the segment with the most to the medium, so that their memory is free.
+    /// Returns false if there is none, or if memory has no room to open it again.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn move_codes(&self) -> Result<bool> {
+        let mut segments = self.movable(&self.state());
+        segments.sort_by_key(|segment| std::cmp::Reverse(segment.movable_codes()));
+        let options = CodesOptions { place: CodesPlace::Medium, ..self.codes.clone() };
+        for old in segments {
+            // The same open file, so that cached records stay valid.
+            let new = Segment::open(old.file().clone(), old.name(), &self.budget, &options);
+            match new {
+                Ok(new) => {
+                    let bytes = new.codes_on_medium();
+                    if self.live.lock().replaced(&old, Arc::new(new)) {
+                        tracing::info!(
+                            name = old.name(),
+                            bytes,
+                            "memory is short: codes moved to the medium"
+                        );
+                        outlive(&old);
+                        return Ok(true);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use os::Rate;
+    use storage::UringMedium;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::coarse::{CoarseKind, Metric};
+    use crate::collection::{
+        CollectionOptions, CollectionQuery, Merging, QueryHit, Resources, SearchThread,
+    };
+    use crate::ingest::{Op, PointRef};
+    use crate::rerank::{SearchLimits, SharedCaches};
+
+    const DIMS: usize = 16;
+    const ROWS: u64 = 700;
+
+    fn vector(seed: u64) -> Vec<f32> {
+        let value = |at: u64| (seed * 131 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        (0..DIMS as u64).map(|at| value(at) as f32 / (1 << 24) as f32).collect()
+    }
+
+    fn filled(root: &std::path::Path, codes: CodesPlace, resources: &Resources) -> Collection {
+        let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
+        let merging = Merging { fan_in: 100, ..Merging::default() };
+        let kind = CoarseKind::IvfPq;
+        let options =
+            CollectionOptions { kind, codes, merging, ..CollectionOptions::new(DIMS, Metric::L2) };
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, resources, shared).unwrap();
+        for segment in 0..3 {
+            let ids = segment * ROWS..(segment + 1) * ROWS;
+            let points: Vec<(u64, Vec<f32>)> = ids.map(|id| (id, vector(id))).collect();
+            let ops: Vec<Op<'_>> = points
+                .iter()
+                .map(|(id, embedding)| {
+                    Op::Upsert(PointRef { id: *id, embedding, record: &[], payload: b"{}" })
+                })
+                .collect();
+            collection.apply(&ops).unwrap().commit().unwrap();
+            collection.flush().unwrap();
+        }
+        (0..3 * ROWS).step_by(11).for_each(|id| collection.delete(id).unwrap());
+        collection
+    }
+
+    fn resources() -> Resources {
+        Resources::new(MemoryBudget::new(128 << 20), 8 << 20, Rate::unlimited()).unwrap()
+    }
+
+    fn thread(collection: &Collection) -> SearchThread {
+        let limits = SearchLimits {
+            queries: 1,
+            query_in_flight: 8,
+            in_flight: 8,
+            read_bytes_max: 32 << 10,
+            joined_bytes_max: 32 << 10,
+            gap_bytes_max: 16 << 10,
+        };
+        collection.thread(limits).unwrap()
+    }
+
+    fn near(collection: &Collection) -> Vec<QueryHit> {
+        let mut thread = thread(collection);
+        let embedding = vector(7);
+        let query = CollectionQuery::nearest(&embedding, 50);
+        let found = collection.nearest(&mut thread, &query).unwrap();
+        assert!(!found.partial);
+        found.hits
+    }
+
+    fn on_medium(collection: &Collection) -> usize {
+        let segments = collection.status().segments;
+        segments.iter().filter(|segment| segment.codes_on_medium > 0).count()
+    }
+
+    #[test]
+    fn moved_codes_free_memory_and_change_no_answer() {
+        let root = tempfile::tempdir().unwrap();
+        let resources = resources();
+        let collection = filled(root.path(), CodesPlace::Auto, &resources);
+        let wanted = near(&collection);
+        for moved in 1..=3 {
+            let (used, movable) = (resources.memory().used, collection.movable_codes());
+            assert!(collection.move_codes().unwrap());
+            assert_eq!(on_medium(&collection), moved);
+            assert!(collection.movable_codes() < movable);
+            let blocks = resources.code_stats().bytes;
+            assert!(
+                resources.memory().used - blocks
+                    < used - (movable - collection.movable_codes()) / 2
+            );
+            assert_eq!(near(&collection), wanted);
+        }
+        assert!(!collection.move_codes().unwrap());
+        assert_eq!(collection.movable_codes(), 0);
+        // Deletes go on in the segments that took the place of the old ones.
+        let first = wanted[0].id;
+        collection.delete(first).unwrap();
+        assert!(near(&collection).iter().all(|hit| hit.id != first));
+    }
+
+    #[test]
+    fn settings_decide_on_the_place() {
+        for codes in [CodesPlace::Dram, CodesPlace::Medium] {
+            let root = tempfile::tempdir().unwrap();
+            let collection = filled(root.path(), codes, &resources());
+            assert_eq!(collection.movable_codes(), 0, "{codes:?}");
+            assert!(!collection.move_codes().unwrap());
+        }
+    }
+
+    #[test]
+    fn codes_are_moved_within_the_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let budget = MemoryBudget::new(128 << 20);
+        let resources = Resources::new(budget.clone(), 8 << 20, Rate::unlimited()).unwrap();
+        let collection = filled(root.path(), CodesPlace::Auto, &resources);
+        assert_eq!(on_medium(&collection), 0);
+        // All memory but what opening one segment again takes.
+        let state = collection.state();
+        let segment = state.open().map(|(_, _, view)| view.segment.clone()).next().unwrap();
+        let bytes = segment.memory_bytes() + segment.file_bytes() / 4;
+        drop(state);
+        let held = budget.reserve(budget.free() - bytes, "the rest").unwrap();
+        drop(segment);
+        assert!(!collection.lacks_memory());
+        assert!(collection.move_codes().unwrap());
+        assert_eq!(on_medium(&collection), 1);
+        let none = budget.reserve(budget.free(), "all").unwrap();
+        assert!(!collection.move_codes().unwrap(), "no room to open it again");
+        drop((held, none));
+    }
+}
