@@ -37,13 +37,16 @@ struct SegmentSize {
     number: u64,
     rows: u32,
     live: u32,
+    /// True if codes of some rows are damaged. A merge computes them anew.
+    has_damaged_codes: bool,
 }
 
-/// Chooses the segments to rewrite as one: one that has lost many rows, or several of similar size,
-/// small ones first. `rows_max` limits the live rows of the result.
+/// Chooses the segments to rewrite as one: one that has lost many rows or codes, or several of
+/// similar size, small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
     let worn = |size: &&SegmentSize| {
-        f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
+        size.has_damaged_codes
+            || f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
     };
     if let Some(size) = sizes.iter().find(|size| worn(size) && size.live <= rows_max) {
         return Some(vec![*size]);
@@ -203,7 +206,7 @@ impl Collection {
     ///
     /// # Errors
     /// The error of the medium. A damaged page ends the merge, and the segment is not merged again:
-    /// a copy without the page would make the loss permanent.
+    /// a copy without the page would make the loss permanent. Damaged codes are computed anew.
     pub(super) fn merge_once(&self, urgency: Urgency) -> Result<bool> {
         let mut damaged = self.merging.lock();
         let state = self.state();
@@ -222,7 +225,7 @@ impl Collection {
             return self.check_open().map(|()| false);
         }
         for (view, number) in views.iter().zip(&chosen) {
-            if view.is_damaged() {
+            if view.loses_data() {
                 damaged.insert(*number);
             }
         }
@@ -240,7 +243,7 @@ impl Collection {
     /// Returns the numbers of the segments to merge, in the order of the state.
     fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
-            !damaged.contains(&slot.number) && !view.is_damaged()
+            !damaged.contains(&slot.number) && !view.loses_data()
         };
         let sizes: Vec<SegmentSize> = state
             .open()
@@ -249,6 +252,7 @@ impl Collection {
                 number: slot.number,
                 rows: slot.rows,
                 live: view.live(),
+                has_damaged_codes: view.is_damaged(),
             })
             .collect();
         let rows_max = self.rows_that_fit().min(self.options.merging.rows_max);
@@ -365,7 +369,12 @@ mod tests {
     fn sizes(live: &[u32]) -> Vec<SegmentSize> {
         live.iter()
             .zip(0..)
-            .map(|(&live, number)| SegmentSize { number, rows: live, live })
+            .map(|(&live, number)| SegmentSize {
+                number,
+                rows: live,
+                live,
+                has_damaged_codes: false,
+            })
             .collect()
     }
 
@@ -392,5 +401,14 @@ mod tests {
         assert_eq!(chosen(&all, 999), None);
         all[0].live = 0;
         assert_eq!(chosen(&all, 0), Some(vec![0]), "an empty one costs nothing");
+    }
+
+    #[test]
+    fn damaged_codes_are_computed_anew() {
+        let mut all = sizes(&[100, 1000]);
+        assert_eq!(chosen(&all, 1000), None);
+        all[1].has_damaged_codes = true;
+        assert_eq!(chosen(&all, 1000), Some(vec![1]));
+        assert_eq!(chosen(&all, 999), None, "memory decides");
     }
 }

@@ -141,6 +141,13 @@ impl SegmentView {
     }
 }
 
+impl SegmentView {
+    /// Returns true if a copy of the segment would make a loss permanent.
+    pub(super) fn loses_data(&self) -> bool {
+        self.deletes.has_unknown() || self.segment.loses_data()
+    }
+}
+
 impl SegmentSlot {
     pub(super) fn view(&self) -> Option<&SegmentView> {
         match &self.content {

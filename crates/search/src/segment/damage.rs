@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 use parking_lot::Mutex;
@@ -34,15 +35,30 @@ impl fmt::Display for Quarantined {
 pub(super) struct Damaged {
     file: String,
     pages: Mutex<Vec<Quarantined>>,
+    /// True if one of them has data that nothing else has.
+    loses_data: AtomicBool,
 }
 
 impl Damaged {
     pub(super) fn new(file: &str) -> Arc<Damaged> {
-        Arc::new(Damaged { file: file.to_owned(), pages: Mutex::default() })
+        let (pages, loses_data) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Damaged { file: file.to_owned(), pages, loses_data })
+    }
+
+    /// Returns true if a copy of the segment would make a loss permanent.
+    pub(super) fn loses_data(&self) -> bool {
+        self.loses_data.load(Ordering::Relaxed)
     }
 
     /// Records a page, counted from the start of the file, and returns the error that names it.
     pub(super) fn page(&self, page: u64, reason: &str) -> Error {
+        self.loses_data.store(true, Ordering::Relaxed);
+        self.code_page(page, reason)
+    }
+
+    /// Records a page of codes as [`Damaged::page`] does. Codes are computed from embeddings, so a
+    /// merge loses nothing and makes them whole.
+    pub(super) fn code_page(&self, page: u64, reason: &str) -> Error {
         let found =
             Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());

@@ -409,6 +409,11 @@ impl Segment {
         self.damaged.list()
     }
 
+    /// Returns true if damage was found that a copy of the segment would make permanent.
+    pub(crate) fn loses_data(&self) -> bool {
+        self.damaged.loses_data()
+    }
+
     /// Records that the page at `offset` of the file is damaged, found by a reader outside of the
     /// segment.
     pub(crate) fn note_page(&self, offset: u64, reason: &str) {
