@@ -39,7 +39,8 @@ pub struct CollectionQuery<'a> {
     /// True if the coarse stage reads embeddings from the medium to rank candidates exactly. Seldom
     /// useful if a scorer decides in the end.
     pub exact: bool,
-    /// Time after which points are no longer compared and the result is partial.
+    /// Time after which codes are no longer read, points are no longer compared, and the result is
+    /// partial.
     pub deadline: Option<Instant>,
 }
 
@@ -409,7 +410,7 @@ impl Collection {
         self.ready_codes(thread, view);
         // The source of exact scores is not used in this step; its presence limits the candidates.
         let exact = view.segment.exact(&mut *thread.vectors);
-        let codes = view.segment.codes(codes_reader(&mut thread.codes));
+        let codes = view.segment.codes(codes_reader(&mut thread.codes), query.deadline);
         let ask = CoarseRequest {
             allow: allow.as_deref(),
             exact: Some(&exact),
@@ -418,7 +419,7 @@ impl Collection {
         };
         let candidates =
             view.segment.index().candidates(query.embedding, &ask, &mut thread.scratch);
-        note_lost(found, codes.as_ref().map_or(0, CodeReader::lost));
+        note_codes(found, codes.as_ref());
         candidates
     }
 
@@ -470,7 +471,7 @@ impl Collection {
         }
         self.ready_codes(thread, view);
         let SearchThread { scratch, hits, vectors, helpers, codes, .. } = thread;
-        let codes = view.segment.codes(codes_reader(codes));
+        let codes = view.segment.codes(codes_reader(codes), query.deadline);
         let lists = helpers.as_deref().map(|helpers| ListHelpers {
             helpers,
             segment: &view.segment,
@@ -492,7 +493,7 @@ impl Collection {
         } else {
             index.search(query.embedding, &ask, scratch, hits)?;
         }
-        note_lost(found, codes.as_ref().map_or(0, CodeReader::lost));
+        note_codes(found, codes.as_ref());
         Ok(())
     }
 }
@@ -501,6 +502,13 @@ impl Collection {
 fn note_lost(found: &mut QueryHits, lost: u64) {
     found.partial |= lost > 0;
     found.damaged += lost;
+}
+
+/// Records codes that were not read.
+fn note_codes(found: &mut QueryHits, codes: Option<&CodeReader<'_>>) {
+    let Some(codes) = codes else { return };
+    note_lost(found, codes.lost());
+    found.partial |= codes.is_late();
 }
 
 fn codes_reader(codes: &mut Option<CodesThread>) -> Option<&mut dyn Reader> {

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
 use storage::page::PAGE_BYTES;
@@ -123,7 +124,10 @@ pub(crate) struct CodeReader<'a> {
     file: &'a Arc<dyn Sealed>,
     /// `None` reads on the calling thread, one range after the other.
     reader: Option<RefCell<&'a mut dyn Reader>>,
+    /// Time after which nothing is read.
+    deadline: Option<Instant>,
     lost: Cell<u64>,
+    late: Cell<bool>,
 }
 
 /// Range that is not cached.
@@ -149,8 +153,16 @@ impl<'a> CodeReader<'a> {
         codes: &'a SegmentCodes,
         file: &'a Arc<dyn Sealed>,
         reader: Option<&'a mut dyn Reader>,
+        deadline: Option<Instant>,
     ) -> CodeReader<'a> {
-        CodeReader { codes, file, reader: reader.map(RefCell::new), lost: Cell::new(0) }
+        let reader = reader.map(RefCell::new);
+        let (lost, late) = (Cell::new(0), Cell::new(false));
+        CodeReader { codes, file, reader, deadline, lost, late }
+    }
+
+    /// Returns true if codes were not read because the deadline had passed.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.get()
     }
 
     /// Returns the number of rows whose codes could not be read.
@@ -352,6 +364,11 @@ fn joined_reads(missing: &[MissingRange<'_>]) -> Vec<CodeRead> {
 impl ReadCodes for CodeReader<'_> {
     fn read(&self, wanted: &[CodeRange], out: &mut Vec<Option<Arc<CodeBlock>>>) -> Result<()> {
         out.clear();
+        if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            self.late.set(true);
+            out.resize(wanted.len(), None);
+            return Ok(());
+        }
         if let Some(file) = self.file.in_place() {
             for range in wanted {
                 out.push(self.mapped(file, range)?);

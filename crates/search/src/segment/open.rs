@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Debug};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use base::{Error, Result};
 use matching::index::EdgeIndex;
@@ -258,12 +259,13 @@ impl Segment {
     }
 
     /// Returns a reader of its codes, if they are on the medium. They are read through `reader`,
-    /// which [`super::CODES_READER`] describes.
+    /// which [`super::CODES_READER`] describes, until `deadline`.
     pub(crate) fn codes<'a>(
         &'a self,
         reader: Option<&'a mut dyn Reader>,
+        deadline: Option<Instant>,
     ) -> Option<CodeReader<'a>> {
-        self.codes.as_ref().map(|codes| CodeReader::new(codes, &self.file, reader))
+        self.codes.as_ref().map(|codes| CodeReader::new(codes, &self.file, reader, deadline))
     }
 
     /// Appends the embedding of a row to `out`.
