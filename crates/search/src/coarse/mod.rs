@@ -403,6 +403,13 @@ pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<Bui
     }
 }
 
+/// Returns true if an index over `rows` rows is one that compares all rows.
+pub(crate) fn compares_all(kind: CoarseKind, rows: u64, dims: usize) -> bool {
+    let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+    kind.resolved(rows, dims) == CoarseKind::Flat
+        || kind == CoarseKind::Auto && device::takes(rows, dims)
+}
+
 /// Returns an upper bound of the bytes of an index over `rows` rows, without its centres.
 pub(crate) fn index_bytes(kind: CoarseKind, rows: u64, dims: usize) -> u64 {
     let row = match kind.resolved(usize::try_from(rows).unwrap_or(usize::MAX), dims) {

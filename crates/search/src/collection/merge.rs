@@ -270,10 +270,10 @@ impl Collection {
             let rows = u64::from(rows);
             let building = rows * PLACE_BYTES + form.working_bytes(rows);
             match self.options.codes {
-                CodesPlace::Dram => building.max(form.opening_bytes(rows)),
                 // Without room for them, codes stay on the medium; the rest takes less than the
                 // building did.
-                CodesPlace::Auto | CodesPlace::Medium => building,
+                CodesPlace::Auto | CodesPlace::Medium if form.codes_can_move(rows) => building,
+                _ => building.max(form.opening_bytes(rows)),
             }
         };
         let (mut fits, mut beyond) = (0_u32, u32::MAX);

@@ -110,6 +110,12 @@ impl SegmentForm {
         }
     }
 
+    /// Returns true if the codes of a segment of `rows` rows can stay on the medium. Those of an
+    /// index that compares all rows are always in memory.
+    pub(crate) fn codes_can_move(self, rows: u64) -> bool {
+        !coarse::compares_all(self.kind, rows, self.dims)
+    }
+
     /// Returns the bytes of memory for building the index of payloads. It is built after the coarse
     /// index and takes that one's memory.
     pub(crate) fn payload_index_bytes(self, rows: u64) -> u64 {
