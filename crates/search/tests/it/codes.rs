@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use search::coarse::{CoarseKind, Metric, ScanParams};
 use search::codes::CodesPlace;
-use search::collection::{Collection, CollectionOptions, CollectionQuery, QueryHits, Resources};
+use search::collection::{
+    Collection, CollectionOptions, CollectionQuery, Merging, QueryHits, Resources,
+};
 use search::filter::{Condition, Filter, Match};
 use search::ingest::{Op, StoredPoint};
 use storage::page::PAGE_BYTES;
@@ -287,4 +290,105 @@ fn ask_much(collection: &Collection) -> [QueryHits; 2] {
         let nearest = CollectionQuery::nearest(&like.embedding, k);
         collection.nearest(&mut thread, &CollectionQuery { params, ..nearest }).unwrap()
     })
+}
+
+#[test]
+fn a_merge_makes_damaged_codes_whole() {
+    for kind in 0..2 {
+        let (medium, metric, kind) = any_files(kind);
+        // The other tests share these files.
+        let medium = copied(&medium);
+        let (sound, _) = opened(&medium, metric, kind, CodesPlace::Dram, MEMORY_BYTES);
+        let wanted = ask_much(&sound).map(|found| found.hits.len());
+        drop(sound);
+        let name = medium.list().unwrap().into_iter().map(|(name, _)| name);
+        let name = name.filter(|name| name.starts_with("segment-")).max().unwrap();
+        let superblock = Superblock::decode(&medium.load(&name).unwrap()).unwrap();
+        let sections = superblock.sections.iter();
+        let codes = sections.filter(|it| [0x113, 0x122].contains(&it.kind));
+        let page = codes.map(|it| it.offset / PAGE_BYTES as u64).max().unwrap();
+        let damage = vec![(name.clone(), page, ReadFault::Flip)];
+        let plan = FaultPlan { damage, ..FaultPlan::default() };
+        let faulty: Arc<dyn Medium> = Arc::new(FaultMedium::new(medium, plan).unwrap());
+        let (collection, _) = opened(&faulty, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
+        assert!(ask_much(&collection).iter().any(|found| found.partial && found.damaged > 0));
+        assert!(collection.status().quarantined.iter().any(|what| what.page == Some(page)));
+        while collection.merge().unwrap() {}
+        let status = collection.status();
+        assert!(status.quarantined.is_empty(), "{:?}", status.quarantined);
+        assert!(on_medium(&collection) > 0);
+        let found = ask_much(&collection);
+        assert!(found.iter().all(|found| !found.partial && found.damaged == 0));
+        assert_eq!(found.map(|found| found.hits.len()), wanted);
+    }
+}
+
+#[test]
+fn no_codes_are_read_after_the_deadline() {
+    for kind in 0..2 {
+        let (medium, metric, kind) = any_files(kind);
+        for medium in [copied(&medium), medium] {
+            let (collection, resources) =
+                opened(&medium, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
+            let mut thread = collection.thread(limits()).unwrap();
+            let like = stored(3, 9);
+            for exact in [true, false] {
+                let nearest = CollectionQuery::nearest(&like.embedding, 10);
+                let query = CollectionQuery { exact, ..nearest };
+                let late = CollectionQuery { deadline: Some(Instant::now()), ..query };
+                let found = collection.nearest(&mut thread, &late).unwrap();
+                assert!(found.partial && found.damaged == 0 && found.hits.is_empty(), "{found:?}");
+                assert_eq!(resources.code_stats().reads, 0);
+            }
+            let later = Instant::now() + std::time::Duration::from_secs(3600);
+            let nearest = CollectionQuery::nearest(&like.embedding, 10);
+            let timely = CollectionQuery { deadline: Some(later), ..nearest };
+            let found = collection.nearest(&mut thread, &timely).unwrap();
+            assert!(!found.partial && found.hits.len() == 10, "{found:?}");
+        }
+    }
+}
+
+/// Segments of [`fill_many`], and rows of each.
+const MANY: u64 = 60;
+const FEW_ROWS: u64 = 600;
+
+/// Fills a collection with many small segments, which are not merged.
+fn fill_many(medium: &Arc<dyn Medium>, metric: Metric, kind: CoarseKind) {
+    let merging = Merging { fan_in: 1000, ..Merging::default() };
+    let options = CollectionOptions { merging, ..shape(metric, kind, CodesPlace::Dram) };
+    let resources = resources(2 * MEMORY_BYTES, 1 << 20);
+    let collection = try_open(medium.clone(), options, &resources).unwrap();
+    for segment in 0..MANY {
+        let ids = segment * FEW_ROWS..(segment + 1) * FEW_ROWS;
+        let batch: Vec<StoredPoint> =
+            ids.map(|id| StoredPoint { record: Vec::new(), ..stored(id, 1) }).collect();
+        let ops: Vec<Op<'_>> = batch.iter().map(|stored| Op::Upsert(point(stored))).collect();
+        collection.write(&ops).unwrap();
+        collection.flush().unwrap();
+    }
+    assert_eq!(collection.status().segments.len(), MANY as usize);
+}
+
+#[test]
+fn auto_leaves_memory_for_all_segments() {
+    let (metric, kind) = (Metric::L2, CoarseKind::IvfPq);
+    let medium = memory_medium();
+    fill_many(&medium, metric, kind);
+    let places = |codes: CodesPlace, memory_kib: u64| {
+        let (collection, resources) = opened(&medium, metric, kind, codes, memory_kib << 10);
+        let stats = resources.memory();
+        assert!(stats.peak <= stats.limit, "{stats:?}");
+        let segments = collection.status().segments;
+        (segments.iter().filter(|segment| !segment.open).count(), on_medium(&collection))
+    };
+    let closed = |codes, memory_kib| places(codes, memory_kib).0;
+    // The least memory in which codes on the medium leave room for all segments.
+    let mut sizes = (5500..12_000).step_by(50);
+    let least = sizes.find(|&kib| closed(CodesPlace::Medium, kib) == 0).unwrap();
+    assert!(least > 5600 && closed(CodesPlace::Dram, least) > 0, "{least}");
+    for more in [0, 100, 200, 400, 800, 1600] {
+        assert_eq!(closed(CodesPlace::Auto, least + more), 0, "{least} and {more} KiB");
+    }
+    assert_eq!(places(CodesPlace::Auto, 4 * least), (0, 0), "all codes are in memory");
 }
