@@ -22,8 +22,8 @@ impl Collection {
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids; the error of the medium. The result
-    /// is partial if a record is damaged, if it is not known whether a point exists, or if the
-    /// deadline passed.
+    /// is partial if a record is damaged, if it is not known whether a point exists, if changes are
+    /// lost with a log, or if the deadline passed.
     pub fn score_points<S: Scorer>(
         &self,
         thread: &mut SearchThread,
@@ -41,7 +41,8 @@ impl Collection {
         let mut seen = HashSet::with_capacity(ids.len());
         let ids: Vec<u64> = ids.iter().copied().filter(|id| seen.insert(*id)).collect();
         let places = self.places(&ids);
-        let mut found = QueryHits::default();
+        let partial = self.health.lock().log_damaged();
+        let mut found = QueryHits { partial, ..QueryHits::default() };
         let mut views: Vec<&SegmentView> = Vec::new();
         let mut ranked = Vec::with_capacity(ids.len());
         for (id, place) in ids.iter().zip(&places) {
