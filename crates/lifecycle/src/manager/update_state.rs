@@ -12,6 +12,9 @@ pub(crate) struct Update {
     /// The same, as people read it.
     pub(super) due_at: SystemTime,
     pub(super) stage: UpdateStage,
+    /// True if an older version served before the load. If none did, the load is a first load,
+    /// about which the fleet is not told.
+    pub(super) replaces: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +32,9 @@ pub(super) enum UpdateStage {
 }
 
 impl Update {
+    /// Creates the update of a version that replaces an older one.
     pub(super) fn new(now: Instant, wait: Duration, stage: UpdateStage) -> Update {
-        Update { due: now + wait, due_at: SystemTime::now() + wait, stage }
+        Update { due: now + wait, due_at: SystemTime::now() + wait, stage, replaces: true }
     }
 
     /// Returns true if the version must not be loaded yet.

@@ -72,8 +72,13 @@ impl Model {
             update @ None => {
                 *update = Some(Update::new(now, context.updates.wait_of(&id), stage));
             }
-            Some(update) if by_hand && update.waits() => update.stage = UpdateStage::ByHand,
-            Some(_) => {}
+            Some(update) => {
+                // An older version may have been ready only after the administrator asked.
+                update.replaces = true;
+                if by_hand && update.waits() {
+                    update.stage = UpdateStage::ByHand;
+                }
+            }
         }
     }
 
@@ -131,7 +136,8 @@ impl Model {
         context.set_state(self, number, LifecycleState::Discovered, reason);
     }
 
-    /// Lets versions that an administrator loads take the place of older ones without a wait.
+    /// Lets versions that an administrator loads take the place of older ones without a wait, also
+    /// of an older one whose load is under way.
     pub(super) fn update_by_hand(&mut self, context: &ManagerContext, targets: &BTreeSet<u64>) {
         if !context.updates.staggers() {
             return;
@@ -140,9 +146,10 @@ impl Model {
         let oldest = ready.map(|(&number, _)| number).next();
         for (number, version) in &mut self.versions {
             let newer = oldest.is_some_and(|oldest| oldest < *number);
-            if targets.contains(number) && newer && version.serving.is_none() {
-                version.update =
-                    Some(Update::new(Instant::now(), Duration::ZERO, UpdateStage::ByHand));
+            if targets.contains(number) && version.serving.is_none() {
+                let replaces = newer || version.update.as_ref().is_some_and(|it| it.replaces);
+                let update = Update::new(Instant::now(), Duration::ZERO, UpdateStage::ByHand);
+                version.update = Some(Update { replaces, ..update });
             }
         }
     }
@@ -159,10 +166,10 @@ impl Model {
     pub(super) fn end_update(&mut self, context: &ManagerContext, number: u64, end: UpdateEnd) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
-        if version.update.take().is_some()
+        if let Some(update) = version.update.take()
             && let Some(turns) = &context.updates.turns
         {
-            turns.end(&id, end);
+            turns.end(&id, if update.replaces { end } else { UpdateEnd::Dropped });
         }
     }
 }

@@ -231,7 +231,37 @@ fn an_unloaded_model_waits_for_nothing() {
     assert_eq!(turns.ended(), [(2, UpdateEnd::Dropped)]);
     world.load("m", LoadSpec::default()).unwrap();
     assert_eq!(world.ready("m"), "2", "no older version serves");
-    assert_eq!(turns.ended().len(), 1);
+    assert!(turns.ended().iter().all(|(_, end)| *end == UpdateEnd::Dropped));
+}
+
+#[test]
+fn a_request_during_the_first_load_waits_for_no_turn() {
+    let turns = Arc::new(FakeTurns::default());
+    let mut world = World::prepare(64 * MIB);
+    world.fake.load_gate().close();
+    world.publish("m", 1);
+    world.start(Setting { updates: turns.config(HOUR), ..Setting::default() });
+    world.fake.load_gate().wait_for(1);
+    world.publish("m", 2);
+    let answer = world.load_later("m", LoadSpec::default());
+    // The request has chosen its version.
+    world.looks();
+    world.fake.load_gate().open();
+    answer.recv_timeout(WAIT_MAX).unwrap().unwrap();
+    assert_eq!(world.ready("m").split(' ').next_back(), Some("2"));
+    assert!(turns.asked.lock().unwrap().is_empty());
+    assert_eq!(turns.ended(), [(2, LOADED_BY_HAND)]);
+}
+
+#[test]
+fn a_first_load_by_hand_that_fails_holds_no_fleet_back() {
+    let (world, turns) = fleet(HOUR, |_| {});
+    world.unload("m").unwrap();
+    world.fake.fail_loads(1);
+    world.publish("m", 2);
+    world.load("m", LoadSpec { version: Some(2), reload: false }).unwrap_err();
+    world.until("m", 2, LifecycleState::Failed);
+    assert!(turns.ended().iter().all(|(_, end)| *end == UpdateEnd::Dropped), "{:?}", turns.ended());
 }
 
 #[test]
