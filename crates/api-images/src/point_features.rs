@@ -20,6 +20,9 @@ pub(crate) const FEATURES_BYTES_MAX: usize = 64 << 20;
 /// Most bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the rest
 /// is for the id that they keep beside it.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
+/// Most levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
+/// 128.
+const PAYLOAD_DEPTH_MAX: usize = 120;
 /// Start of the keys that collections keep in payloads for themselves.
 const RESERVED_KEYS: &str = "__millpond";
 /// Lengths of an embedding, besides 0, that every index can compare. Collections check this too,
@@ -197,6 +200,31 @@ pub(crate) fn check_payload_size(payload: &Map<String, Value>, bytes_max: usize)
     Err(Error::too_large(format!(
         "the payload has {bytes} bytes with the service's own, {bytes_max} at most"
     )))
+}
+
+/// Checks that a payload can be read again after a log has nested it deeper.
+///
+/// # Errors
+/// `InvalidArgument` for more than [`PAYLOAD_DEPTH_MAX`] levels.
+pub(crate) fn check_payload_depth(payload: &Map<String, Value>) -> Result<()> {
+    if payload.values().all(|value| is_within(value, PAYLOAD_DEPTH_MAX - 1)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the payload is nested deeper than {PAYLOAD_DEPTH_MAX} levels; write it flatter"
+    )))
+}
+
+/// Returns true if a value has at most `depth` levels.
+fn is_within(value: &Value, depth: usize) -> bool {
+    let Some(inner) = depth.checked_sub(1) else {
+        return !matches!(value, Value::Array(_) | Value::Object(_));
+    };
+    match value {
+        Value::Array(values) => values.iter().all(|value| is_within(value, inner)),
+        Value::Object(members) => members.values().all(|value| is_within(value, inner)),
+        _ => true,
+    }
 }
 
 /// Checks that an embedding has `dims` finite values that every index can compare.

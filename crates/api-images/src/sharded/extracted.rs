@@ -12,7 +12,8 @@ use crate::browse;
 use crate::extraction::{self, EmbeddedFeatures, ImageFile};
 use crate::features::{Features, checked_name, checked_payload, checked_quality, id_of};
 use crate::point_features::{
-    PAYLOAD_BYTES_MAX, PointFeatures, check_own_keys, check_payload_size, parse_json,
+    PAYLOAD_BYTES_MAX, PointFeatures, check_embedding, check_own_keys, check_payload_depth,
+    check_payload_size, parse_json,
 };
 use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use crate::settings::{ImageKind, ImageSettings, WantedImages};
@@ -64,7 +65,8 @@ impl ImageInput {
     fn check(&self) -> Result<()> {
         checked_name(&self.name)?;
         checked_quality(Some(self.quality_min))?;
-        check_own_keys(&self.payload)
+        check_own_keys(&self.payload)?;
+        check_payload_depth(&self.payload)
     }
 }
 
@@ -99,11 +101,13 @@ impl ExtractedImage {
     }
 
     /// Returns the point of an operation `put_images`. `space` is the prefix of the keys of
-    /// originals.
+    /// originals. Holders skip an operation that no collection takes, so it is refused here.
     ///
     /// # Errors
-    /// `TooLarge` for a payload that collections refuse.
+    /// `TooLarge` for a payload that collections refuse, `InvalidArgument` for an embedding whose
+    /// length cannot be compared.
     pub fn logged(&self, space: &str) -> Result<LoggedPoint> {
+        check_embedding(&self.embedding, self.embedding.len())?;
         let payload = self.features.facts.payload(&self.payload, space);
         check_payload_size(&payload, PAYLOAD_BYTES_MAX)?;
         let id = self.id();
@@ -256,5 +260,43 @@ impl ImagesState {
     /// `{"model": NAME}` or `{"error": REASON}`.
     pub fn embedding_default(&self) -> Value {
         browse::embedding_default(&self.services)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use vision::Format;
+
+    use super::*;
+    use crate::features::Facts;
+
+    fn extracted(embedding: Vec<f32>) -> ExtractedImage {
+        let facts = Facts {
+            id: id_of(b"an image"),
+            name: String::new(),
+            format: Format::Png,
+            width: 8,
+            height: 8,
+            bytes: 64,
+            keypoints: 0,
+            quality: None,
+        };
+        ExtractedImage {
+            settings: ImageSettings { kind: ImageKind::Photo, model: "m".to_owned() },
+            features: Features { facts, graph: Graph::default(), tensor: Vec::new() },
+            embedding,
+            payload: Map::new(),
+        }
+    }
+
+    #[test]
+    fn an_embedding_that_no_holder_takes_is_not_logged() {
+        assert!(extracted(vec![0.5, -0.5]).logged("c").is_ok());
+        assert!(extracted(vec![0.0, 0.0]).logged("c").is_ok());
+        for value in [1e-20, 3e18, f32::INFINITY] {
+            let error = extracted(vec![value, 0.0]).logged("c").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        }
     }
 }

@@ -128,6 +128,30 @@ fn wrong_images_are_refused() {
     assert_eq!(image.logged("c").unwrap_err().kind(), ErrorKind::TooLarge);
 }
 
+/// Returns a payload of so many levels.
+fn nested(levels: usize) -> String {
+    format!("{}1{}", "{\"n\":".repeat(levels), "}".repeat(levels))
+}
+
+#[test]
+fn a_payload_that_holders_cannot_read_is_refused() {
+    let world = World::start();
+    let new = |levels: usize| {
+        let payload = nested(levels);
+        ImageInput::new(None, Some(&payload), None, picture(1).into())
+    };
+    let error = new(121).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(error.message().contains("flatter"), "{error}");
+    let image = world.images.extract_image(new(120).unwrap(), &WantedImages::default(), None);
+    let logged = world.run(image).unwrap().logged("c").unwrap();
+    let shard = photos().create_shard(&world.registry, "c-1.0000", DIMS, "c").unwrap();
+    let operation = api_images::images_operation(&[&logged.text]);
+    api_images::apply_image_operation(&shard, operation.as_bytes()).unwrap();
+    let stored = shard.get(&logged.id).unwrap().unwrap();
+    assert!(serde_json::to_string(&stored.payload).unwrap().contains(&nested(119)));
+}
+
 #[test]
 fn originals_are_written_and_removed() {
     let world = World::start();
