@@ -258,7 +258,7 @@ impl Collection {
     fn ids_alone(&self, slot: &SegmentSlot) -> Result<Arc<KnownIds>> {
         let name = CollectionFile::Segment(slot.number).name();
         let file = self.medium.open(&name)?;
-        let mut held = self.budget.reserve(2 * SegmentIds::bytes_of(slot.rows), &name)?;
+        let mut held = self.budget.reserve(SegmentIds::bytes_of(slot.rows), &name)?;
         let ids = segment::ids_alone(&*file, slot.uuid, slot.rows)?;
         held.resize(ids.memory_bytes(), &name)?;
         Ok(Arc::new(KnownIds { ids, _held: held }))

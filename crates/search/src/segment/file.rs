@@ -9,7 +9,7 @@ use storage::{Medium, Sealed, Writer};
 
 use super::layout::{kind, kind_name};
 
-/// Bytes collected per write, and the maximum bytes per read.
+/// Bytes collected per write, and the maximum bytes per read. A multiple of all numbers' sizes.
 const STEP_BYTES: usize = 1 << 20;
 
 /// Function called before every step of I/O with its bytes, to limit the rate and to cancel.
@@ -166,6 +166,37 @@ impl SegmentContents {
         let page = self.first_damaged(section, &bytes);
         let page = page.map_or_else(String::new, |page| format!(", page {page} of the file"));
         Err(Error::data_loss(format!("{}: damaged{page}", kind_name(kind))))
+    }
+
+    /// Reads a whole section in steps and calls `each` with their bytes, all but the last of them
+    /// [`STEP_BYTES`] long. The checksum is verified last, so the caller must not use anything of
+    /// the section before this returns.
+    pub(super) fn read_steps(
+        &self,
+        file: &dyn Sealed,
+        kind: u32,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let section = self.section(kind)?;
+        let mut buffer =
+            vec![0; STEP_BYTES.min(usize::try_from(section.bytes).unwrap_or(STEP_BYTES))];
+        let mut crc32c = 0;
+        let mut read = 0;
+        while read < section.bytes {
+            let length = (section.bytes - read).min(STEP_BYTES as u64) as usize;
+            let part = &mut buffer[..length];
+            file.read_at(section.offset + read, part)
+                .map_err(|error| error.context(kind_name(kind)))?;
+            crc32c = crc32c::crc32c_append(crc32c, part);
+            each(part);
+            read += length as u64;
+        }
+        if crc32c == section.crc32c {
+            return Ok(());
+        }
+        // Reads it again to name the page.
+        self.load(file, kind)?;
+        Err(Error::data_loss(format!("{}: damaged when it was read first", kind_name(kind))))
     }
 
     fn first_damaged(&self, section: &Section, bytes: &[u8]) -> Option<u64> {

@@ -1,6 +1,13 @@
 //! Ids of a segment's rows and the rows of ids: 12 bytes per row.
 
 use base::{Error, Result};
+use storage::Sealed;
+
+use super::file::SegmentContents;
+use super::layout::kind;
+
+/// Ids to prefetch ahead while their order is checked.
+const IDS_AHEAD: usize = 24;
 
 /// Two-way map between rows and ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,27 +38,70 @@ impl SegmentIds {
     /// # Errors
     /// `DataLoss` if they do not match.
     pub fn decode(ids: &[u8], order: &[u8], rows: u32) -> Result<SegmentIds> {
-        let odd = |what: &str| Error::data_loss(format!("the segment's ids are wrong: {what}"));
-        if ids.len() as u64 != u64::from(rows) * 8 || order.len() as u64 != u64::from(rows) * 4 {
-            return Err(odd("their length"));
-        }
-        let ids = ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
-        let order: Vec<u32> =
-            order.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)).collect();
-        if order.iter().any(|&row| row >= rows) {
+        check_lengths(ids.len() as u64, order.len() as u64, rows)?;
+        let mut decoded = SegmentIds { ids: Vec::new(), order: Vec::new() };
+        decoded.add_ids(ids);
+        decoded.add_order(order);
+        decoded.checked()
+    }
+
+    /// Reads and verifies the two sections of a segment of `rows` rows, in steps, so that only the
+    /// map is in memory.
+    ///
+    /// # Errors
+    /// As [`SegmentIds::decode`]; the errors of the medium.
+    pub(super) fn read(
+        contents: &SegmentContents,
+        file: &dyn Sealed,
+        rows: u32,
+    ) -> Result<SegmentIds> {
+        let bytes = |kind: u32| contents.section(kind).map(|section| section.bytes);
+        check_lengths(bytes(kind::IDS)?, bytes(kind::ID_ORDER)?, rows)?;
+        let mut read = SegmentIds {
+            ids: Vec::with_capacity(rows as usize),
+            order: Vec::with_capacity(rows as usize),
+        };
+        contents.read_steps(file, kind::IDS, &mut |bytes| read.add_ids(bytes))?;
+        contents.read_steps(file, kind::ID_ORDER, &mut |bytes| read.add_order(bytes))?;
+        read.checked()
+    }
+
+    fn add_ids(&mut self, bytes: &[u8]) {
+        self.ids.extend(bytes.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)));
+    }
+
+    fn add_order(&mut self, bytes: &[u8]) {
+        self.order.extend(bytes.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)));
+    }
+
+    fn checked(self) -> Result<SegmentIds> {
+        let rows = self.ids.len();
+        if self.order.iter().any(|&row| row as usize >= rows) {
             return Err(odd("a row beyond the last"));
         }
-        let ids = SegmentIds { ids, order };
         // Strictly ascending ids belong to different rows, so the order names every row.
-        match ids.first_out_of_order() {
+        match self.first_out_of_order() {
             Some(row) => Err(odd(&format!("row {row} is out of order"))),
-            None => Ok(ids),
+            None => Ok(self),
         }
     }
 
+    /// Returns the first row whose id is not above that of the row before it. All rows of the order
+    /// exist.
     fn first_out_of_order(&self) -> Option<u32> {
-        let id = |row: u32| self.ids[row as usize];
-        self.order.windows(2).find(|pair| id(pair[0]) >= id(pair[1])).map(|pair| pair[1])
+        let mut before = None;
+        for (at, &row) in self.order.iter().enumerate() {
+            // Neighbours in the order are anywhere in memory.
+            if let Some(&later) = self.order.get(at + IDS_AHEAD) {
+                kernels::prefetch(&self.ids[later as usize..][..1]);
+            }
+            let id = self.ids[row as usize];
+            if before.is_some_and(|before| before >= id) {
+                return Some(row);
+            }
+            before = Some(id);
+        }
+        None
     }
 
     /// Encodes the two sections: ids by row, rows by id.
@@ -85,6 +135,16 @@ impl SegmentIds {
     pub(crate) fn bytes_of(rows: u32) -> u64 {
         u64::from(rows) * 12
     }
+}
+
+fn odd(what: &str) -> Error {
+    Error::data_loss(format!("the segment's ids are wrong: {what}"))
+}
+
+/// Checks the lengths of the two sections.
+fn check_lengths(ids: u64, order: u64, rows: u32) -> Result<()> {
+    let rows = u64::from(rows);
+    if ids == rows * 8 && order == rows * 4 { Ok(()) } else { Err(odd("their length")) }
 }
 
 #[cfg(test)]

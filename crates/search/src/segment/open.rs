@@ -99,8 +99,7 @@ pub(crate) fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<
     if contents.superblock.uuid != uuid || contents.superblock.rows != u64::from(rows) {
         return Err(Error::data_loss("it is another segment"));
     }
-    let order = contents.load(file, kind::ID_ORDER)?;
-    SegmentIds::decode(&contents.load(file, kind::IDS)?, &order, rows)
+    SegmentIds::read(&contents, file, rows)
 }
 
 impl Segment {
@@ -153,9 +152,7 @@ impl Segment {
         };
         let index = open_index(&contents, &*file, &settings, rows, on_medium)?;
         let edges = open_edges(&contents, &*file, rows)?;
-        let order = contents.load(&*file, kind::ID_ORDER)?;
-        let ids = SegmentIds::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
-        drop(order);
+        let ids = SegmentIds::read(&contents, &*file, rows)?;
         let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;

@@ -10,8 +10,6 @@ use crate::coarse::is_codes;
 use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 
-/// Bytes of a row in the two sections of ids.
-const IDS_ROW_BYTES: u64 = 12;
 /// Divisor of the memory limit: the part that [`CodesPlace::Auto`] leaves for flushes, merges and
 /// cached codes.
 const KEPT_SHARE: u64 = 8;
@@ -65,27 +63,33 @@ pub(super) fn code_bytes(contents: &SegmentContents) -> u64 {
     sections.filter(|section| is_codes(section.kind)).map(|section| section.bytes).sum()
 }
 
-/// Returns the lengths of the sections that are read into memory.
-fn resident(contents: &SegmentContents, codes_on_medium: bool) -> impl Iterator<Item = u64> {
+/// Returns kind and length of the sections that are read into memory.
+fn resident(contents: &SegmentContents, codes_on_medium: bool) -> impl Iterator<Item = (u32, u64)> {
     let leaves = move |kind: u32| stays_on_medium(kind) || codes_on_medium && is_codes(kind);
     let sections = contents.superblock.sections.iter();
-    sections.filter(move |section| !leaves(section.kind)).map(|section| section.bytes)
+    let resident = sections.filter(move |section| !leaves(section.kind));
+    resident.map(|section| (section.kind, section.bytes))
+}
+
+fn resident_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
+    resident(contents, codes_on_medium).map(|(_, bytes)| bytes).sum()
 }
 
 /// Returns the bytes of memory for opening the segment.
 fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
     let rows = contents.superblock.rows as u32;
-    // A section that is being decoded exists twice: as bytes and decoded. There is one at a time,
-    // and two of ids.
-    let longest = resident(contents, codes_on_medium).max().unwrap_or(0);
-    let twice = longest.max(u64::from(rows) * IDS_ROW_BYTES);
-    resident(contents, codes_on_medium).sum::<u64>() + twice + Deletes::memory_bytes_max(rows)
+    // A section that is being decoded exists twice: as bytes and decoded. There is one at a time.
+    // Ids are read in steps.
+    let is_ids = |kind: u32| matches!(kind, kind::IDS | kind::ID_ORDER);
+    let decoded = resident(contents, codes_on_medium).filter(|(kind, _)| !is_ids(*kind));
+    let twice = decoded.map(|(_, bytes)| bytes).max().unwrap_or(0);
+    resident_bytes(contents, codes_on_medium) + twice + Deletes::memory_bytes_max(rows)
 }
 
 /// Returns the bytes of memory of `rows` rows in segments like this one, with codes on the medium.
 fn bytes_of_rows(contents: &SegmentContents, rows: u64) -> u64 {
     let own = contents.superblock.rows;
-    let bytes = resident(contents, true).sum::<u64>() + Deletes::memory_bytes_max(own as u32);
+    let bytes = resident_bytes(contents, true) + Deletes::memory_bytes_max(own as u32);
     let all = u128::from(bytes) * u128::from(rows) / u128::from(own.max(1));
     u64::try_from(all).unwrap_or(u64::MAX)
 }
