@@ -13,7 +13,7 @@ pub(crate) struct Update {
     pub(super) due_at: SystemTime,
     pub(super) stage: UpdateStage,
     /// True if an older version served before the load. If none did, the load is a first load,
-    /// about which the fleet is not told.
+    /// which is not reported to the fleet.
     pub(super) replaces: bool,
 }
 
