@@ -75,11 +75,7 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
-            codes: CodesOptions {
-                place: options.codes,
-                cache: resources.codes.clone(),
-                rows_later: 0,
-            },
+            codes: CodesOptions::new(options.codes, &resources.codes),
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),

@@ -65,7 +65,7 @@ fn opened(medium: &dyn Medium) -> Segment {
     let file: Arc<dyn Sealed> = medium.open(NAME).unwrap();
     let budget = MemoryBudget::new(1 << 30);
     let cache = CodeCache::new(&budget);
-    let codes = CodesOptions { place: CodesPlace::Auto, cache, rows_later: 0 };
+    let codes = CodesOptions::new(CodesPlace::Auto, &cache);
     Segment::open(file, NAME, &budget, &codes).unwrap()
 }
 

@@ -82,6 +82,13 @@ pub(crate) struct CodesOptions {
     pub(crate) rows_later: u64,
 }
 
+impl CodesOptions {
+    /// Creates the options of a collection.
+    pub(crate) fn new(place: CodesPlace, cache: &Arc<CodeCache>) -> CodesOptions {
+        CodesOptions { place, cache: cache.clone(), rows_later: 0 }
+    }
+}
+
 /// Section of record pages.
 struct SegmentPages {
     kind: u32,
