@@ -5,9 +5,10 @@ use base::ErrorKind;
 use bytes::Bytes;
 use cluster::SHARDS_MAX;
 use cluster_node::ShardKey;
-use cluster_node::etcd::{EtcdEntry, LeaseId};
 use cluster_node::fuzzing;
 use cluster_node::log::codec::{decode, encode_entry};
+use etcd::fuzzing::{etcd_range, etcd_refusal};
+use etcd::{EtcdEntry, LeaseId};
 use serde_json::value::RawValue;
 
 use crate::bounded;
@@ -49,9 +50,9 @@ pub fn cluster_etcd(data: &[u8]) {
     if choice % 2 == 1 {
         return view(data, &entries(rest));
     }
-    let error = bounded(data, 0, || fuzzing::etcd_refusal(status, rest));
+    let error = bounded(data, 0, || etcd_refusal(status, rest));
     assert!(error.message().contains("a:1"), "{error}");
-    if let Ok(entries) = bounded(data, 0, || fuzzing::etcd_range(rest)) {
+    if let Ok(entries) = bounded(data, 0, || etcd_range(rest)) {
         view(data, &entries);
     }
 }

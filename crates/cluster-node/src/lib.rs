@@ -6,30 +6,25 @@
 //! of each shard. A root sends reads to holders and writes to writers.
 //!
 //! # Modules
-//! `log` is the log in the store, its writer and its followers. `etcd` is a client of etcd.
-//! `membership` registers this node there, and reads the other nodes and the owners. `node` follows
-//! logs, takes snapshots and answers roots. `root` answers clients. `updates` gives processes that
-//! serve the same models turns to load new versions; it needs no cluster, only etcd.
+//! `log` is the log in the store, its writer and its followers. `membership` registers this node in
+//! etcd, and reads the other nodes and the owners. `node` follows logs, takes snapshots and answers
+//! roots. `root` answers clients.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it. Nothing else decides whether a write exists: neither etcd nor a local disk.
 
-pub mod etcd;
-mod http_client;
 pub mod log;
 pub mod membership;
 pub mod node;
 pub mod root;
 mod types;
-pub mod updates;
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]
 pub mod fuzzing {
     use base::Result;
 
-    pub use crate::etcd::fuzzing::{etcd_range, etcd_refusal};
     use crate::log::LogFloor;
     pub use crate::membership::fuzzing::cluster_view;
     pub use crate::root::fuzzing::{read_answer, write_answer};
@@ -49,9 +44,6 @@ pub mod fuzzing {
     }
 }
 
-pub use http_client::{
-    ClientIdentityFiles, ClientTls, ClientTlsFiles, HttpAnswer, HttpClient, HttpRequest, TlsPeer,
-};
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base::Result;
-use cluster_node::TlsPeer;
+use http_client::TlsPeer;
 use metrics::{KindLabels, Metrics};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;

@@ -12,7 +12,8 @@ use backup::BackupStore;
 use base::{Error, Result};
 use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::root::{self, RootState};
-use cluster_node::{ClientTls, NodeInfo, Roles};
+use cluster_node::{NodeInfo, Roles};
+use http_client::ClientTls;
 use os::Rate;
 use transport::{Reply, RequestLimits, RequestResources};
 

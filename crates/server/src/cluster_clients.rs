@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use cluster_node::etcd::Etcd;
-use cluster_node::{ClientIdentityFiles, ClientTls, ClientTlsFiles, HttpClient, TlsPeer};
+use etcd::Etcd;
+use http_client::{ClientIdentityFiles, ClientTls, ClientTlsFiles, HttpClient, TlsPeer};
 use transport::TlsFiles;
 
 use crate::config::{ClusterConfig, Config};

@@ -43,12 +43,13 @@ mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
-pub use cluster_node::etcd::EtcdUser;
-pub use cluster_node::{ClientIdentityFiles, ClientTlsFiles, Roles, TlsPeer};
+pub use cluster_node::Roles;
 pub use config::{
     BackupSettings, ClusterConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig,
     SearchConfig, StoresConfig, TFS_METRICS,
 };
+pub use etcd::EtcdUser;
+pub use http_client::{ClientIdentityFiles, ClientTlsFiles, TlsPeer};
 pub use import::tfs::{ModelListRules, StoreCopies};
 pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
 pub use observe::{MetricNames, RequestLogConfig, RequestLogFormat, TraceConfig};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
-use cluster_node::etcd::{Etcd, EtcdUser};
-use cluster_node::updates::{FleetOptions, FleetTimes, FleetUpdates};
-use cluster_node::{ClientTls, ClientTlsFiles, HttpClient};
+use etcd::{Etcd, EtcdUser};
+use fleet::{FleetOptions, FleetTimes, FleetUpdates};
+use http_client::{ClientTls, ClientTlsFiles, HttpClient};
 use lifecycle::{UpdateConfig, UpdateTurns};
 use metrics::UpdateMetrics;
 

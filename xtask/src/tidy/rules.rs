@@ -54,6 +54,11 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "transport",
         ],
     ),
+    // metrics for tests only.
+    ("http-client", &["base", "metrics", "transport"]),
+    ("etcd", &["base", "http-client", "transport"]),
+    // http-client for tests only.
+    ("fleet", &["base", "metrics", "lifecycle", "http-client", "etcd"]),
     ("api-qdrant", &["base", "metrics", "os", "search", "backup", "transport"]),
     (
         "api-audio",
@@ -110,7 +115,8 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "metrics",
             "os",
             "cluster",
-            "lifecycle",
+            "http-client",
+            "etcd",
             "model-store",
             "search",
             "backup",
@@ -146,6 +152,9 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "api-images",
             "api-qdrant",
             "backup",
+            "http-client",
+            "etcd",
+            "fleet",
             "cluster-node",
             "search",
             "transport",

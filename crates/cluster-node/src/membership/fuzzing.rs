@@ -1,7 +1,8 @@
 //! The parser of the keys in etcd, for the fuzz targets.
 
+use etcd::EtcdEntry;
+
 use super::keys::{ClusterKeys, ClusterSnapshot};
-use crate::etcd::EtcdEntry;
 use crate::types::ClusterView;
 
 /// Returns the nodes and owners of the cluster `c`, as a node reads them. Leaves out keys that it

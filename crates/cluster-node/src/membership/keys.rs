@@ -2,27 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Error, Result};
 use cluster::{Epoch, SHARDS_MAX};
+use etcd::{EtcdEntry, LeaseId};
 use serde::{Deserialize, Serialize};
 
-use crate::etcd::{EtcdEntry, LeaseId};
 use crate::types::{ClusterView, NodeInfo, Owner, ShardKey};
-
-/// Characters of the name of a node or of a cluster.
-const NAME_CHARACTERS_MAX: usize = 128;
-
-/// Checks the name of a node, of a cluster or of a fleet, which becomes part of keys.
-pub(crate) fn check_name(thing: &str, name: &str) -> Result<()> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if (1..=NAME_CHARACTERS_MAX).contains(&name.len()) && name.bytes().all(allowed) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{name:?} is no name of a {thing}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
-         hyphens and underscores"
-    )))
-}
 
 /// Keys of one cluster.
 #[derive(Clone, Debug)]
@@ -196,15 +180,5 @@ mod tests {
         assert_eq!(snapshot.nodes["b"], info("b"));
         assert_eq!(snapshot.owners[&shards[0]], owner("b", 9));
         assert_eq!(snapshot.owners[&shards[1]], owner("a", 3));
-    }
-
-    #[test]
-    fn names_have_no_separators() {
-        for name in ["a", "node-1.example_2", &"x".repeat(128)] {
-            check_name("node", name).unwrap();
-        }
-        for name in ["", "a/b", "a b", "é", &"x".repeat(129)] {
-            assert!(check_name("node", name).is_err(), "{name}");
-        }
     }
 }

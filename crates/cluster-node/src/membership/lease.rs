@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
+use etcd::{EtcdEntry, LeaseId};
 use tracing::{debug, info, warn};
 
 use super::keys::OwnerValue;
 use super::state::{MemberState, OwnedKey};
-use crate::etcd::{EtcdEntry, LeaseId};
 use crate::types::{NodeInfo, ShardKey};
 
 /// Pause between two writes of the node's description: changes within it share one write.

@@ -23,13 +23,12 @@ use std::time::Instant;
 
 use base::{Error, Result};
 use cluster::Epoch;
+use etcd::{Etcd, check_name};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use crate::etcd::Etcd;
 use crate::types::{NodeInfo, ShardKey, ViewUpdater};
-pub(crate) use keys::check_name;
 use state::MemberState;
 
 pub use state::MembershipTimes;

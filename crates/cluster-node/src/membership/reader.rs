@@ -113,7 +113,7 @@ impl MemberState {
     /// Reads the view once. Keeps the last view if etcd does not answer.
     ///
     /// # Errors
-    /// As [`crate::etcd::Etcd::range`]; logged already.
+    /// As [`etcd::Etcd::range`]; logged already.
     pub(super) async fn refresh(&self) -> Result<()> {
         let mut readings = self.readings.lock().await;
         let result = self.read_view(&mut readings).await;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use cluster::{Epoch, KnownOwnership, OwnerReading, SeenOwner};
+use etcd::{Etcd, LeaseId};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, RwLock};
 
 use super::keys::{ClusterKeys, ClusterSnapshot, OwnerValue, epoch_of};
 use super::reader::{ViewCertainty, ViewReadings};
-use crate::etcd::{Etcd, LeaseId};
 use crate::types::{NodeInfo, Owner, ShardKey, ViewUpdater};
 
 /// Time after which a caller may ask for ownership again.

@@ -20,6 +20,8 @@ use std::time::Duration;
 use api_images::ImagesState;
 use axum::Router;
 use base::{Error, Result};
+use etcd::Etcd;
+use http_client::HttpClient;
 use model_store::StorePlace;
 use os::{Pacer, Rate};
 use parking_lot::Mutex;
@@ -33,8 +35,6 @@ pub use self::local::{LocalAnswer, LocalCollections};
 use self::ownership::OwnedShards;
 use self::placement::HeldShards;
 use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
-use crate::etcd::Etcd;
-use crate::http_client::HttpClient;
 use crate::membership::Membership;
 use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use model_store::StorePlace;
 use os::Pacer;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::local::LocalCollections;
-use crate::http_client::HttpClient;
 use crate::types::ViewSource;
 
 /// Snapshots that a node takes at the same time.

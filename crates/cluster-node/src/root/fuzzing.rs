@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use base::Result;
 use bytes::Bytes;
 use http::HeaderMap;
+use http_client::HttpAnswer;
 use serde_json::value::RawValue;
 
 use super::wire::{self, OwnerReply};
-use crate::http_client::HttpAnswer;
 
 /// Reads a node's answer to a read. Returns the result of each shard as JSON text.
 ///

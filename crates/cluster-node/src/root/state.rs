@@ -8,12 +8,12 @@ use api_images::ImagesState;
 use api_qdrant::BoxFuture;
 use base::{Error, Result};
 use cluster::NodeLatencies;
+use http_client::HttpClient;
 use metrics::KindLabels;
 use parking_lot::Mutex;
 use transport::RequestResources;
 
 use super::written::WrittenEntries;
-use crate::http_client::HttpClient;
 use crate::types::{ClusterView, CollectionRecord, ViewSource};
 
 /// Retry advice before the collections are known.

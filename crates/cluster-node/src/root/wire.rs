@@ -1,18 +1,15 @@
 //! Requests to nodes and their answers.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use http_client::{HttpAnswer, HttpClient, was_not_sent};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources};
-
-use crate::http_client::{HttpAnswer, HttpClient};
 
 /// Path of reads.
 pub(super) const READ_PATH: &str = "/cluster/v1/read";
@@ -226,26 +223,6 @@ fn unknown_outcome(error: &Error) -> Error {
     Error::unavailable(message).with_retry_after(Duration::from_secs(1))
 }
 
-/// Returns true if no connection to the node existed, so that it cannot have the request.
-fn was_not_sent(error: &Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        // The system reports it for a connect only.
-        if let Some(cause) = cause.downcast_ref::<io::Error>()
-            && cause.kind() == io::ErrorKind::ConnectionRefused
-        {
-            return true;
-        }
-        if let Some(cause) = cause.downcast_ref::<hyper_util::client::legacy::Error>()
-            && cause.is_connect()
-        {
-            return true;
-        }
-        source = cause.source();
-    }
-    false
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,15 +245,5 @@ mod tests {
         assert_eq!((behind.message(), is_final(&behind)), ("status 503: behind", false));
         assert!(!is_final(&take(5).unwrap_err()));
         assert!(parse_read(b"{}").is_err());
-    }
-
-    #[test]
-    fn a_refused_connection_was_not_sent() {
-        let failed = |kind: io::ErrorKind| {
-            Error::unavailable("127.0.0.1:1").with_source(io::Error::from(kind))
-        };
-        assert!(was_not_sent(&failed(io::ErrorKind::ConnectionRefused)));
-        assert!(!was_not_sent(&failed(io::ErrorKind::ConnectionReset)));
-        assert!(!was_not_sent(&Error::unavailable("127.0.0.1:1")));
     }
 }

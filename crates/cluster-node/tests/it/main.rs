@@ -4,11 +4,6 @@
 
 extern crate millpond_cluster_node as cluster_node;
 
-mod certificates;
-mod etcd;
-mod etcd_access;
-mod etcd_server;
-mod https;
 mod log_codec;
 mod log_faults;
 mod log_follower;
@@ -24,4 +19,3 @@ mod root_keys;
 mod root_reads;
 mod root_support;
 mod root_writes;
-mod updates;

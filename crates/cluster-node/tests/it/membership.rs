@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use cluster::Epoch;
-use cluster_node::etcd::{Etcd, EtcdEntry};
 use cluster_node::membership::{Membership, MembershipTimes};
 use cluster_node::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };
+use etcd::testing::{EtcdServer, WAIT_MAX};
+use etcd::{Etcd, EtcdEntry};
 use tokio::task::JoinSet;
-
-use crate::etcd_server::{EtcdServer, WAIT_MAX};
 
 /// Intervals of tests in which leases end.
 const SHORT: MembershipTimes = MembershipTimes {

@@ -15,11 +15,10 @@ use base::Result;
 use bytes::Bytes;
 use cluster::Epoch;
 use cluster_node::root::{CollectionCatalog, RootState, image_routes, routes};
-use cluster_node::{
-    ClusterView, CollectionRecord, HttpClient, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
-};
+use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
+use http_client::HttpClient;
 use metrics::{KindLabels, Metrics};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

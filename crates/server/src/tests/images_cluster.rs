@@ -16,11 +16,10 @@ use base::Result;
 use bytes::Bytes;
 use cluster_node::node::LocalCollections;
 use cluster_node::root::{CollectionCatalog, RootState, image_routes};
-use cluster_node::{
-    ClusterView, CollectionRecord, HttpClient, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
-};
+use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater};
 use http::Method;
 use http_body_util::BodyExt;
+use http_client::HttpClient;
 use metrics::KindLabels;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::{HeaderMap, Method, header};
+use http_client::{HttpAnswer, HttpRequest};
 use search::points::PointId;
 use serde::Deserialize;
 use transport::Reply;
@@ -20,7 +21,6 @@ use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, PointWish};
 use super::reply;
 use super::target::ImageTarget;
-use crate::http_client::{HttpAnswer, HttpRequest};
 use crate::node::image_endpoints::images_path;
 use crate::types::{CollectionRecord, NodeInfo, ShardKey};
 

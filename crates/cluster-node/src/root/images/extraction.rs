@@ -7,6 +7,7 @@ use api_images::{ExtractedQuery, ImagesState};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http_client::HttpRequest;
 use search::points::PointId;
 use tokio::time::timeout_at;
 
@@ -14,7 +15,6 @@ use super::super::call::RootContext;
 use super::by_id::{HolderRequest, ask_holder};
 use super::target::ImageTarget;
 use super::{pass_on, reply};
-use crate::http_client::HttpRequest;
 use crate::node::image_endpoints::{EXTRACT_HEADER, EXTRACT_PATH, ExtractionWish};
 
 /// Extracts the features of a file on this node, or on another one if this one does not have the

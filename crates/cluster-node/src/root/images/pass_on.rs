@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use http_client::{HttpAnswer, HttpRequest};
 use transport::Reply;
 
 use super::super::call::RootContext;
@@ -15,7 +16,6 @@ use super::super::collections::wait_for;
 use super::super::state::RootState;
 use super::call::CallHead;
 use super::reply;
-use crate::http_client::{HttpAnswer, HttpRequest};
 use crate::types::{CollectionRecord, NodeInfo, ShardKey};
 
 /// Header of a request that another node has passed on. It is never passed on again.

@@ -2,12 +2,12 @@
 
 use base::{Error, ErrorKind, Result};
 use http::{HeaderName, StatusCode, header};
+use http_client::HttpAnswer;
 use serde_json::{Value, json};
 use transport::{FREE_BYTES_MAX, Reply, RequestResources, Reservation};
 
 use super::super::envelope::ReadCoverage;
 use super::super::wire::message_of;
-use crate::http_client::HttpAnswer;
 
 /// Headers of another node's answer that the client gets.
 const PASSED_HEADERS: [HeaderName; 4] = [

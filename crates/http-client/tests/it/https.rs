@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use bytes::Bytes;
-use cluster_node::{ClientTls, ClientTlsFiles, HttpClient, TlsPeer};
 use http_body_util::{BodyExt, Full};
+use http_client::testing::Authority;
+use http_client::{ClientTls, ClientTlsFiles, HttpClient, TlsPeer};
 use metrics::Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -16,8 +17,6 @@ use transport::{
     ConnectionLimits, HttpVersion, ListenSocket, Listener, PemSource, RequestBody, TlsFiles,
     TlsIdentity,
 };
-
-use crate::certificates::Authority;
 
 const WAIT: Duration = Duration::from_secs(60);
 /// Tries to read the reason of a refusal.

@@ -1,22 +1,25 @@
 //! A real etcd for tests: Debian's package etcd-server, one process a test.
+//!
+//! A failed step panics, as an assertion does.
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use cluster_node::etcd::Etcd;
-use cluster_node::{HttpClient, TlsPeer};
+use http_client::testing::Authority;
+use http_client::{HttpClient, TlsPeer};
 use tempfile::TempDir;
 
-use crate::certificates::Authority;
+use crate::Etcd;
 
 /// Limit of all waits.
-pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Starts that find their port used by another process.
 const STARTS_MAX: usize = 5;
 
 /// A running etcd. It ends with this value.
-pub(crate) struct EtcdServer {
+pub struct EtcdServer {
     directory: TempDir,
     ports: [u16; 2],
     process: Child,
@@ -24,14 +27,16 @@ pub(crate) struct EtcdServer {
 }
 
 /// TLS of an etcd: issuer of its certificate and those of its clients.
-pub(crate) struct EtcdTls {
-    pub(crate) authority: Authority,
+pub struct EtcdTls {
+    /// Issuer of the certificates.
+    pub authority: Authority,
     /// True if clients must show a certificate.
-    pub(crate) requires_clients: bool,
+    pub requires_clients: bool,
 }
 
 impl EtcdTls {
-    pub(crate) fn new(requires_clients: bool) -> EtcdTls {
+    /// Creates an issuer and the certificate of etcd.
+    pub fn new(requires_clients: bool) -> EtcdTls {
         let authority = Authority::new("etcd");
         authority.issue("etcd", &["127.0.0.1"]);
         EtcdTls { authority, requires_clients }
@@ -45,11 +50,13 @@ impl EtcdTls {
 }
 
 impl EtcdServer {
-    pub(crate) async fn start() -> EtcdServer {
+    /// Starts an etcd without TLS and waits for its first answer.
+    pub async fn start() -> EtcdServer {
         EtcdServer::start_with(None).await
     }
 
-    pub(crate) async fn start_with(mut tls: Option<EtcdTls>) -> EtcdServer {
+    /// Starts an etcd, with TLS if there is some, and waits for its first answer.
+    pub async fn start_with(mut tls: Option<EtcdTls>) -> EtcdServer {
         for _ in 0..STARTS_MAX {
             let directory = tempfile::tempdir().unwrap();
             let ports = free_ports();
@@ -63,43 +70,49 @@ impl EtcdServer {
         panic!("etcd does not start; its output is above");
     }
 
-    pub(crate) fn endpoint(&self) -> String {
+    /// Returns the address as a flag has it.
+    pub fn endpoint(&self) -> String {
         format!("{}://{}", scheme(self.tls.as_ref()), self.address())
     }
 
-    pub(crate) fn address(&self) -> String {
+    /// Returns `HOST:PORT`.
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.ports[0])
     }
 
-    pub(crate) fn client(&self) -> Etcd {
+    /// Returns a client.
+    pub fn client(&self) -> Etcd {
         Etcd::new(&[self.endpoint()], self.http_client()).unwrap()
     }
 
-    pub(crate) fn http_client(&self) -> HttpClient {
+    /// Returns an HTTP client with all that this etcd requires.
+    pub fn http_client(&self) -> HttpClient {
         self.tls.as_ref().map_or_else(|| HttpClient::new(None), EtcdTls::client)
     }
 
-    pub(crate) fn authority(&self) -> &Authority {
+    /// Returns the issuer of an etcd with TLS.
+    pub fn authority(&self) -> &Authority {
         &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
     /// Stops the process without ending it.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.signal("-STOP");
     }
 
-    pub(crate) fn resume(&self) {
+    /// Continues the process after [`EtcdServer::pause`].
+    pub fn resume(&self) {
         self.signal("-CONT");
     }
 
     /// Kills the process.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
     /// Starts the process again with the same data and port.
-    pub(crate) async fn restart(&mut self) {
+    pub async fn restart(&mut self) {
         self.kill();
         self.process = spawn(&self.directory, self.ports, self.tls.as_ref());
         assert!(self.answers().await, "etcd does not start again");

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::{UtcTime, VersionId};
+use etcd::EtcdEntry;
 use serde::{Deserialize, Serialize};
-
-use crate::etcd::EtcdEntry;
 
 /// Characters of an error that a hold keeps.
 const ERROR_CHARACTERS_MAX: usize = 1000;
@@ -124,9 +123,9 @@ impl FleetSnapshot {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use etcd::LeaseId;
 
     use super::*;
-    use crate::etcd::LeaseId;
 
     fn entry(key: String, value: &[u8]) -> EtcdEntry {
         let value = Bytes::copy_from_slice(value);

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower::Service;
 
-use super::tls::ClientTls;
+use crate::tls::ClientTls;
 
 /// Time to connect. An address without a machine refuses nothing, it stays silent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,21 +1,25 @@
 //! Certificates for tests, as files of a directory.
+//!
+//! A failed step panics, as an assertion does.
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cluster_node::{ClientIdentityFiles, ClientTls, ClientTlsFiles, TlsPeer};
+use crate::{ClientIdentityFiles, ClientTls, ClientTlsFiles, TlsPeer};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use transport::{PemSource, TlsFiles};
 
 /// An authority with its files: `ca.pem`, and `NAME.pem` and `NAME-key.pem` of each certificate.
-pub(crate) struct Authority {
+pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     directory: TempDir,
 }
 
 impl Authority {
-    pub(crate) fn new(name: &str) -> Authority {
+    /// Creates an authority with this common name.
+    pub fn new(name: &str) -> Authority {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -26,16 +30,18 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), directory }
     }
 
-    pub(crate) fn path(&self, file: &str) -> PathBuf {
+    /// Returns the path of a file.
+    pub fn path(&self, file: &str) -> PathBuf {
         self.directory.path().join(file)
     }
 
-    pub(crate) fn ca(&self) -> PemSource {
+    /// Returns the certificate of the authority.
+    pub fn ca(&self) -> PemSource {
         PemSource::File(self.path("ca.pem"))
     }
 
     /// Issues the certificate `name` for hosts: DNS names and IP addresses.
-    pub(crate) fn issue(&self, name: &str, hosts: &[&str]) -> ClientIdentityFiles {
+    pub fn issue(&self, name: &str, hosts: &[&str]) -> ClientIdentityFiles {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let key = KeyPair::generate().unwrap();
         let cert = CertificateParams::new(hosts).unwrap().signed_by(&key, &self.issuer).unwrap();
@@ -50,17 +56,13 @@ impl Authority {
     }
 
     /// Issues the certificate of a server.
-    pub(crate) fn server(&self, name: &str, hosts: &[&str]) -> TlsFiles {
+    pub fn server(&self, name: &str, hosts: &[&str]) -> TlsFiles {
         let ClientIdentityFiles { cert, key } = self.issue(name, hosts);
         TlsFiles { cert, key, client_ca: None }
     }
 
     /// Returns the certificates of a client that trusts this authority only.
-    pub(crate) fn client(
-        &self,
-        peer: TlsPeer,
-        identity: Option<ClientIdentityFiles>,
-    ) -> Arc<ClientTls> {
+    pub fn client(&self, peer: TlsPeer, identity: Option<ClientIdentityFiles>) -> Arc<ClientTls> {
         ClientTls::read(ClientTlsFiles { peer, ca: self.ca(), identity }).unwrap()
     }
 }

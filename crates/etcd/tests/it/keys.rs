@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use base::ErrorKind;
-use cluster_node::HttpClient;
-use cluster_node::etcd::{Etcd, LeaseId};
+use etcd::testing::EtcdServer;
+use etcd::{Etcd, LeaseId, check_name};
+use http_client::HttpClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
-
-use crate::etcd_server::EtcdServer;
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -130,4 +129,14 @@ async fn other_servers_are_named() {
     let error = etcd.revision("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     assert!(error.message().contains("JSON gateway"), "{error}");
+}
+
+#[test]
+fn names_have_no_separators() {
+    for name in ["a", "node-1.example_2", &"x".repeat(128)] {
+        check_name("node", name).unwrap();
+    }
+    for name in ["", "a/b", "a b", "é", &"x".repeat(129)] {
+        assert!(check_name("node", name).is_err(), "{name}");
+    }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use base::VersionId;
 use lifecycle::TurnState;
 
-use super::FleetTimes;
-use super::keys::FleetSnapshot;
+use crate::FleetTimes;
+use crate::keys::FleetSnapshot;
 
 /// Reason of a wait before the first answer.
 pub(super) const ASKS: &str = "it asks for a turn";
@@ -103,7 +103,7 @@ pub(super) fn without_etcd(silent: Duration, silence_max: Duration) -> TurnState
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::updates::keys::{SlotHolder, VersionHold};
+    use crate::keys::{SlotHolder, VersionHold};
 
     fn id(version: u64) -> VersionId {
         VersionId { model: "m".into(), version }

@@ -1,4 +1,5 @@
-//! Turns of the processes of a fleet to load new versions of their models, in etcd.
+//! Turns of the processes of a fleet to load new versions of their models, in etcd. A fleet needs no
+//! cluster.
 //!
 //! # Keys
 //! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a
@@ -13,6 +14,9 @@
 //! # Without etcd
 //! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
 //! that have begun go on. Versions that are held back stay so.
+//!
+//! # Invariant
+//! No call of the lifecycle waits for etcd.
 
 mod decide;
 mod keys;
@@ -24,13 +28,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result, VersionId};
+use etcd::{Etcd, check_name};
 use lifecycle::{TurnState, UpdateEnd, UpdateTurns};
 use metrics::UpdateMetrics;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::etcd::Etcd;
-use crate::membership::check_name;
 use decide::{ASKS, TurnRules};
 use keys::FleetKeys;
 use worker::FleetWorker;

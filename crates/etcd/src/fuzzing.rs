@@ -1,4 +1,4 @@
-//! Parsers of etcd's answers, for the fuzz targets.
+//! Parsers of etcd's answers, for the fuzz targets. Not part of the API.
 
 use base::{Error, Result};
 

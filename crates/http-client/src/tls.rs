@@ -16,7 +16,7 @@ use rustls::pki_types::{ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use transport::{PemSource, TlsFiles};
 
-use super::tls_error::{CertificateProblem, certificate_problem};
+use crate::tls_error::{CertificateProblem, certificate_problem};
 
 /// Servers that a client calls. Errors name the flags of these servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 
-use super::tls::{ClientTls, ClientTlsFiles, TlsPeer, host_of};
+use crate::tls::{ClientTls, ClientTlsFiles, TlsPeer, host_of};
 
 impl TlsPeer {
     /// Returns the flag that names the issuers of the servers.
@@ -165,8 +165,8 @@ mod tests {
     use rustls::pki_types::ServerName;
     use transport::PemSource;
 
-    use super::super::tls::ClientIdentityFiles;
     use super::*;
+    use crate::tls::ClientIdentityFiles;
 
     fn files(peer: TlsPeer, identity: bool) -> ClientTlsFiles {
         let file = |name: &str| PemSource::File(name.into());

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use base::{ErrorKind, VersionId};
-use cluster_node::etcd::{Etcd, LeaseId};
-use cluster_node::updates::{FleetOptions, FleetTimes, FleetUpdates};
+use etcd::testing::{EtcdServer, WAIT_MAX};
+use etcd::{Etcd, LeaseId};
+use fleet::{FleetOptions, FleetTimes, FleetUpdates};
+use http_client::HttpClient;
 use lifecycle::{TurnState, UpdateEnd, UpdateTurns};
 use metrics::{ModelLabels, UpdateMetrics};
-
-use crate::etcd_server::{EtcdServer, WAIT_MAX};
 
 /// Intervals of tests: no long pauses, and a lease that outlives the stalls of a busy machine.
 const SHORT: FleetTimes = FleetTimes {
@@ -236,8 +236,7 @@ async fn without_etcd_an_update_waits_for_a_limit() {
 #[test]
 fn names_and_numbers_are_checked() {
     let refused = |fleet: &str, concurrency| {
-        let etcd =
-            Etcd::new(&["http://127.0.0.1:1".to_owned()], cluster_node::HttpClient::new(None));
+        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], HttpClient::new(None));
         let (fleet, process, times) = (fleet.to_owned(), "a".to_owned(), SHORT);
         let options = FleetOptions { fleet, process, concurrency, times };
         FleetUpdates::start(etcd.unwrap(), options, UpdateMetrics::default())

@@ -4,11 +4,13 @@
 //! request whose outcome is unknown may have been carried out. It may also be carried out twice if
 //! the first endpoint does not answer. Callers therefore compare revisions of creation.
 
-pub(crate) mod fuzzing;
+#[doc(hidden)]
+pub mod fuzzing;
 mod login;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod wire;
 
-use std::error::Error as StdError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,12 +19,12 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Uri};
+use http_client::{HttpClient, HttpRequest, was_cut};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use self::login::EtcdLogin;
 pub use self::login::EtcdUser;
-use crate::http_client::{HttpClient, HttpRequest};
 use wire::{KeepAliveAnswer, LeaseAnswer, RangeAnswer, TransactionAnswer};
 
 /// Time for a request to one endpoint.
@@ -33,6 +35,25 @@ const PAGE_ENTRIES_MAX: usize = 1000;
 const RANGE_ENTRIES_MAX: usize = 1 << 20;
 /// Endpoints of one cluster.
 const ENDPOINTS_MAX: usize = 16;
+
+/// Characters of a name that becomes part of keys.
+const NAME_CHARACTERS_MAX: usize = 128;
+
+/// Checks the name of a `thing` (node, cluster or fleet), which becomes part of keys.
+///
+/// # Errors
+/// `InvalidArgument` for other characters than letters, digits, `.`, `_` and `-`, and if the name is
+/// empty or too long.
+pub fn check_name(thing: &str, name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if (1..=NAME_CHARACTERS_MAX).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{name:?} is no name of a {thing}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
+         hyphens and underscores"
+    )))
+}
 
 /// Number of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,7 +316,7 @@ impl Etcd {
         headers.extend(token.map(|token| (AUTHORIZATION, token)));
         let request = HttpRequest { method: Method::POST, path, headers, body };
         let answer = self.client.send(address, request, REQUEST_TIMEOUT).await;
-        let answer = answer.map_err(|error| match !self.client.uses_tls() && is_cut(&error) {
+        let answer = answer.map_err(|error| match !self.client.uses_tls() && was_cut(&error) {
             true => Error::unavailable(format!(
                 "{}; if etcd uses TLS, write https:// in --cluster-etcd",
                 error.message()
@@ -307,18 +328,6 @@ impl Etcd {
         }
         wire::message(address, &answer.body)
     }
-}
-
-/// Returns true if the server closed the connection in place of an answer.
-fn is_cut(error: &Error) -> bool {
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        if inner.downcast_ref().is_some_and(hyper::Error::is_incomplete_message) {
-            return true;
-        }
-        cause = inner.source();
-    }
-    false
 }
 
 fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {

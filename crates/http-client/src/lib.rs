@@ -1,20 +1,25 @@
-//! Requests to other nodes and to etcd: HTTP/1.1, plain or with TLS.
+//! A client of HTTP/1.1, plain or with TLS, for requests to other nodes of a cluster and to etcd.
+//!
+//! # Invariant
+//! A client with TLS trusts only the issuers in its files, and opens no connection without TLS.
 
 mod connector;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tls;
 mod tls_error;
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use base::{Error, Result};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use self::connector::Connector;
@@ -201,6 +206,38 @@ impl HttpClient {
     }
 }
 
+/// Returns true if no connection to the server existed, so that it cannot have the request.
+pub fn was_not_sent(error: &Error) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        // The system reports it for a connect only.
+        if let Some(cause) = cause.downcast_ref::<io::Error>()
+            && cause.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return true;
+        }
+        if let Some(cause) = cause.downcast_ref::<ClientError>()
+            && cause.is_connect()
+        {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// Returns true if the server closed the connection in place of an answer.
+pub fn was_cut(error: &Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if inner.downcast_ref().is_some_and(hyper::Error::is_incomplete_message) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
+}
+
 fn authorization(bearer: String) -> Result<HeaderValue> {
     let mut value = HeaderValue::try_from(format!("Bearer {bearer}")).map_err(|_| {
         Error::invalid("the key of the cluster has characters that no header may have")
@@ -310,5 +347,15 @@ mod tests {
         let error = client.get("127.0.0.1:1", "/", WAIT).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(!error.message().contains('\n'));
+    }
+
+    #[test]
+    fn a_refused_connection_was_not_sent() {
+        let failed = |kind: io::ErrorKind| {
+            Error::unavailable("127.0.0.1:1").with_source(io::Error::from(kind))
+        };
+        assert!(was_not_sent(&failed(io::ErrorKind::ConnectionRefused)));
+        assert!(!was_not_sent(&failed(io::ErrorKind::ConnectionReset)));
+        assert!(!was_not_sent(&Error::unavailable("127.0.0.1:1")));
     }
 }

@@ -6,13 +6,12 @@ use base::ErrorKind;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use cluster_node::etcd::{Etcd, EtcdUser, LeaseId};
-use cluster_node::{HttpClient, TlsPeer};
+use etcd::testing::{EtcdServer, EtcdTls, WAIT_MAX};
+use etcd::{Etcd, EtcdUser, LeaseId};
+use http_client::testing::Authority;
+use http_client::{HttpClient, HttpRequest, TlsPeer};
 use serde_json::{Value, json};
 use transport::access::Secret;
-
-use crate::certificates::Authority;
-use crate::etcd_server::{EtcdServer, EtcdTls, WAIT_MAX};
 
 const USER: &str = "mill";
 const PASSWORD: &str = "p\"assword/of ü";
@@ -30,7 +29,7 @@ async fn operate(server: &EtcdServer, path: &str, body: Value, token: Option<&st
     if let Some(token) = token {
         headers.insert(http::header::AUTHORIZATION, token.parse().unwrap());
     }
-    let request = cluster_node::HttpRequest {
+    let request = HttpRequest {
         method: http::Method::POST,
         path,
         headers,

@@ -5,12 +5,12 @@ use std::time::Duration;
 use base::{Error, Result};
 use bytes::Bytes;
 use http::HeaderValue;
+use http_client::HttpClient;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use transport::access::Secret;
 
 use super::wire;
-use crate::http_client::HttpClient;
 
 /// Path of logins.
 const LOGIN_PATH: &str = "/v3/auth/authenticate";

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result, VersionId};
+use etcd::{Etcd, LeaseId};
 use lifecycle::{TurnState, UpdateEnd};
 use metrics::{ModelLabels, UpdateMetrics};
 
-use super::decide::{TurnRules, TurnStep, WaitingVersion, next_step, reading_pause, without_etcd};
-use super::keys::{FleetKeys, FleetSnapshot, SlotHolder, VersionHold, encoded};
-use super::{EndedUpdate, FleetTimes, SharedFleet};
-use crate::etcd::{Etcd, LeaseId};
+use crate::decide::{TurnRules, TurnStep, WaitingVersion, next_step, reading_pause, without_etcd};
+use crate::keys::{FleetKeys, FleetSnapshot, SlotHolder, VersionHold, encoded};
+use crate::{EndedUpdate, FleetTimes, SharedFleet};
 
 /// Longest time in which the end of an update is written again after a failure.
 const END_TIME_MAX: Duration = Duration::from_secs(60);

@@ -1,0 +1,3 @@
+//! The client against listeners with TLS.
+
+mod https;
