@@ -86,12 +86,13 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
         }
     };
     target.check_dims(embedding.len())?;
-    services.originals.put(&features.facts.original(&target.space), bytes).await?;
+    let original = features.facts.original(&target.space);
+    services.originals.put(&original, bytes).await?;
     let own = services.clone();
     let write = move || {
         let _claim = own.writes.take(&[features.facts.id]);
         let _writing = target.writing(&registry, &collection)?;
-        let payload = features.facts.payload(&payload, &target.space);
+        let payload = features.facts.payload(&payload, &original);
         let image = ReadyImage { features: *features, embedding, payload };
         store::write(&target.named, &image)?;
         Ok(PutOutcome::added(&image.features))

@@ -43,6 +43,12 @@ pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
     payload.get(BLOCK)?.get("original")?.as_str()
 }
 
+/// Returns the common start of the keys of an image's originals in `space`.
+pub(crate) fn originals_of(id: &PointId, space: &str) -> String {
+    let id = id.to_string();
+    format!("{space}/{}/{id}", id.get(..2).unwrap_or("00"))
+}
+
 /// Properties of an image that its payload contains.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
@@ -60,16 +66,21 @@ pub(crate) struct Facts {
 impl Facts {
     /// Returns the key of its original in `space`.
     pub(crate) fn original(&self, space: &str) -> String {
-        let id = PointId::Uuid(self.id).to_string();
-        format!("{space}/{}/{id}.{}", id.get(..2).unwrap_or("00"), self.format.name())
+        format!("{}.{}", originals_of(&PointId::Uuid(self.id), space), self.format.name())
     }
 
-    /// Returns the user's payload with the service's block.
-    pub(crate) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
+    /// Returns the key of the original of one upload in `space`, which no other upload has.
+    pub(crate) fn upload(&self, space: &str, upload: &str) -> String {
+        let image = originals_of(&PointId::Uuid(self.id), space);
+        format!("{image}/{upload}.{}", self.format.name())
+    }
+
+    /// Returns the user's payload with the service's block. `original` is the key of the original.
+    pub(crate) fn payload(&self, own: &Map<String, Value>, original: &str) -> Map<String, Value> {
         let mut payload = own.clone();
         let mut block = json!({
             "name": self.name, "format": self.format.name(), "width": self.width, "height": self.height,
-            "bytes": self.bytes, "keypoints": self.keypoints, "original": self.original(space),
+            "bytes": self.bytes, "keypoints": self.keypoints, "original": original,
         });
         if let Some(quality) = self.quality {
             block["quality"] = quality.into();

@@ -308,7 +308,7 @@ impl Batch<'_> {
         target.check_dims(embedding.len())?;
         let key = features.facts.original(&target.space);
         self.job.runtime.block_on(self.job.services.originals.put(&key, item.bytes.clone()))?;
-        let payload = features.facts.payload(&item.payload, &target.space);
+        let payload = features.facts.payload(&item.payload, &key);
         features.tensor = Vec::new();
         Ok(ReadyImage { features, embedding, payload })
     }

@@ -1,10 +1,12 @@
 //! Images as they were sent, in a directory or in object storage.
 //!
-//! The key of an original contains its hash, so writing it twice changes nothing. An original
-//! without a point, as a crash can leave, is replaced by the next upload of the same image.
+//! The key of an original contains its hash. On one server, writing it twice changes nothing, and an
+//! original without a point, as a crash can leave, is replaced by the next upload of the same image.
+//! In a cluster each upload has a key of its own, and the removal of an image removes old uploads.
 
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -73,12 +75,24 @@ impl Originals {
     /// # Errors
     /// Returns the errors of the store.
     pub(crate) async fn delete_all(&self, space: &str) -> Result<()> {
+        self.delete_older(space, Duration::ZERO).await
+    }
+
+    /// Removes the images below `prefix` that were written at least `age` ago.
+    ///
+    /// # Errors
+    /// Returns the errors of the store.
+    pub(crate) async fn delete_older(&self, prefix: &str, age: Duration) -> Result<()> {
         let store = self.store()?;
-        let prefix = store.path(space)?;
+        let prefix = store.path(prefix)?;
         let mut objects = store.objects.list(Some(&prefix));
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
-            store.objects.delete(&object.location).await.map_err(|error| failed(&error))?;
+            let written = SystemTime::from(object.last_modified);
+            let is_old = SystemTime::now().duration_since(written).is_ok_and(|since| since >= age);
+            if age.is_zero() || is_old {
+                store.objects.delete(&object.location).await.map_err(|error| failed(&error))?;
+            }
         }
         Ok(())
     }

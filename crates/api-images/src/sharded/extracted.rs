@@ -1,5 +1,7 @@
 //! Features of images and of queries, extracted on a node that runs models.
 
+use std::time::Duration;
+
 use base::Result;
 use bytes::Bytes;
 use matching::Graph;
@@ -10,7 +12,9 @@ use serde_json::{Map, Value};
 use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::browse;
 use crate::extraction::{self, EmbeddedFeatures, ImageFile};
-use crate::features::{Features, checked_name, checked_payload, checked_quality, id_of};
+use crate::features::{
+    Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
+};
 use crate::point_features::{
     PAYLOAD_BYTES_MAX, PointFeatures, check_embedding, check_own_keys, check_payload_depth,
     check_payload_size, parse_json,
@@ -95,20 +99,21 @@ impl ExtractedImage {
         PointId::Uuid(self.features.facts.id)
     }
 
-    /// Returns the key of the original in `space`.
-    pub fn original_key(&self, space: &str) -> String {
-        self.features.facts.original(space)
+    /// Returns the key of the original of one upload in `space`. No two uploads may share a key:
+    /// the removal of one of them then costs no other its original.
+    pub fn original_key(&self, space: &str, upload: &str) -> String {
+        self.features.facts.upload(space, upload)
     }
 
-    /// Returns the point of an operation `put_images`. `space` is the prefix of the keys of
-    /// originals. Holders skip an operation that no collection takes, so it is refused here.
+    /// Returns the point of an operation `put_images`. `original` is the key of the original.
+    /// Holders skip an operation that no collection takes, so it is refused here.
     ///
     /// # Errors
     /// `TooLarge` for a payload that collections refuse, `InvalidArgument` for an embedding whose
     /// length cannot be compared.
-    pub fn logged(&self, space: &str) -> Result<LoggedPoint> {
+    pub fn logged(&self, original: &str) -> Result<LoggedPoint> {
         check_embedding(&self.embedding, self.embedding.len())?;
-        let payload = self.features.facts.payload(&self.payload, space);
+        let payload = self.features.facts.payload(&self.payload, original);
         check_payload_size(&payload, PAYLOAD_BYTES_MAX)?;
         let id = self.id();
         let record = self.features.record();
@@ -254,6 +259,14 @@ impl ImagesState {
     /// Returns the errors of the store of originals.
     pub async fn delete_original(&self, key: &str) -> Result<()> {
         self.services.originals.delete(key).await
+    }
+
+    /// Removes the originals of all uploads of an image in `space` that are older than `age`.
+    ///
+    /// # Errors
+    /// Returns the errors of the store of originals.
+    pub async fn delete_uploads(&self, space: &str, id: &PointId, age: Duration) -> Result<()> {
+        self.services.originals.delete_older(&originals_of(id, space), age).await
     }
 
     /// Returns the model that a new collection gets, as `GET /v1/images` shows it:

@@ -1,4 +1,6 @@
-//! Features that a node extracts for others.
+//! Features that a node extracts for others, and the originals of its uploads.
+
+use std::time::Duration;
 
 use api_images::{
     ExtractedQuery, ImageInput, ImageKind, ImageSettings, WantedImages, accept_score,
@@ -27,14 +29,14 @@ fn an_image_is_extracted_as_one_server_puts_it_in() {
     let answer = world.put("/v1/images/c?name=a.jpg&payload=%7B%22n%22%3A1%7D", &file);
     assert_eq!(extracted.added(), answer);
     let stored = world.registry.get("c").unwrap().get(&extracted.id()).unwrap().unwrap();
-    let logged = extracted.logged("c").unwrap();
+    let original = api_images::original_key(&stored.payload).unwrap();
+    let logged = extracted.logged(original).unwrap();
     assert_eq!(logged.id, extracted.id());
     let element: Value = serde_json::from_str(&logged.text).unwrap();
     assert_eq!(element["payload"], Value::from(stored.payload.clone()));
-    assert_eq!(
-        api_images::original_key(&stored.payload),
-        Some(extracted.original_key("c").as_str())
-    );
+    let uploads = ["1", "2"].map(|upload| extracted.original_key("c", upload));
+    let image = original.strip_suffix(".jpeg").unwrap();
+    assert_eq!(uploads, ["1", "2"].map(|upload| format!("{image}/{upload}.jpeg")));
     let shard = photos().create_shard(&world.registry, "c-1.0000", DIMS, "c").unwrap();
     let operation = api_images::images_operation(&[&logged.text]);
     api_images::apply_image_operation(&shard, operation.as_bytes()).unwrap();
@@ -175,4 +177,24 @@ fn ids_and_defaults() {
         assert!(default_candidates(kind) <= candidates_max(kind));
     }
     assert!(ImageKind::parse("face").is_err());
+}
+
+#[test]
+fn old_uploads_of_one_image_are_removed() {
+    let world = World::start();
+    let [image, other] = [picture(1), picture(2)].map(|file| image_id(&file));
+    let key = |id: &PointId, upload: &str| {
+        format!("c-1/originals/{}/{id}/{upload}.jpeg", &id.to_string()[..2])
+    };
+    let keys = [key(&image, "1"), key(&image, "2"), key(&other, "1")];
+    for key in &keys {
+        world.run(world.images.put_original(key, picture(1).into())).unwrap();
+    }
+    let originals = world.directory.path().join("collections/.originals");
+    let stored = || keys.each_ref().map(|key| originals.join(key).exists());
+    let remove = |age| world.images.delete_uploads("c-1/originals", &image, age);
+    world.run(remove(Duration::from_secs(3600))).unwrap();
+    assert_eq!(stored(), [true; 3]);
+    world.run(remove(Duration::ZERO)).unwrap();
+    assert_eq!(stored(), [false, false, true]);
 }

@@ -171,7 +171,7 @@ fn with_photos(world: &World) -> Shards {
         let image = world.run(world.images.extract_image(input, &wanted, None)).unwrap();
         assert_eq!((image.settings(), image.dims()), (&photos(), DIMS));
         assert_eq!(image.added(), answer);
-        let logged = image.logged("photos-1/originals").unwrap();
+        let logged = image.logged(&image.original_key("photos-1/originals", "1")).unwrap();
         shards.write(OperationKind::Images, &[logged]);
         if seed == PICTURES / 2 {
             // Some points lie in segments, others do not.

@@ -3,11 +3,12 @@
 //! Only operations by ids go to the log: a holder may make some of them twice after a restart, and
 //! only those by ids lead to the same points then. `by_filter` looks up the points of a filter.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
@@ -227,6 +228,26 @@ pub(super) async fn run_all(
     failure.map_or(Ok(entry), Err)
 }
 
+/// Source of the error of a write that no owner took.
+#[derive(Debug)]
+struct NotWritten;
+
+impl fmt::Display for NotWritten {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("no owner took the write")
+    }
+}
+
+impl std::error::Error for NotWritten {}
+
+/// Returns true if the error of a write of one operation says that the operation is in no entry and
+/// never will be.
+pub(super) fn was_not_written(error: &Error) -> bool {
+    use ErrorKind::{InvalidArgument, NotFound, TooLarge};
+    matches!(error.kind(), InvalidArgument | NotFound | TooLarge)
+        || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+}
+
 /// Writes to one shard.
 pub(super) struct ShardWrite {
     pub(super) state: Arc<RootState>,
@@ -282,7 +303,8 @@ impl ShardWrite {
                 self.wait(view.owners.get(&self.key)).await;
             }
         }
-        Err(refusal.context("the write was not made").with_retry_after(RETRY_AFTER))
+        let refusal = refusal.context("the write was not made").with_retry_after(RETRY_AFTER);
+        Err(refusal.with_source(NotWritten))
     }
 
     async fn send(&self, address: &str, operations: &str) -> Result<OwnerReply> {

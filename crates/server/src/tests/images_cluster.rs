@@ -23,6 +23,7 @@ use http_client::HttpClient;
 use metrics::KindLabels;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::sync::RwLock;
 use tower::ServiceExt;
 
 use super::images::{Expected, Served, picture, served};
@@ -37,6 +38,8 @@ struct OneNode {
     routes: Router,
     view: ViewUpdater,
     entry: Arc<AtomicU64>,
+    /// Held for reading by the answer to a removal of points.
+    removals: Arc<RwLock<()>>,
 }
 
 impl CollectionCatalog for OneNode {
@@ -99,6 +102,7 @@ async fn read(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> 
 async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> String {
     let key = ShardKey::new(&request.collection, request.shard);
     let named = node.local.find(&key).unwrap().unwrap();
+    let removes = request.operations.iter().any(|text| text.get().starts_with("{\"delete\""));
     for operation in request.operations {
         let (named, text) = (named.clone(), operation.get().to_owned());
         let apply = move || match api_images::is_image_operation(text.as_bytes()) {
@@ -108,6 +112,9 @@ async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) ->
         // A holder makes some operations twice after a restart.
         let twice = move || apply().and_then(|()| apply());
         tokio::task::spawn_blocking(twice).await.unwrap().unwrap();
+    }
+    if removes {
+        drop(node.removals.read().await);
     }
     json!({ "entry": node.entry.fetch_add(1, Ordering::Relaxed) }).to_string()
 }
@@ -139,6 +146,7 @@ struct Spread {
     served: Served,
     root: Router,
     runtime: tokio::runtime::Runtime,
+    removals: Arc<RwLock<()>>,
 }
 
 impl Spread {
@@ -155,7 +163,9 @@ impl Spread {
             routes,
             view: ViewUpdater::new(),
             entry: Arc::new(AtomicU64::new(1)),
+            removals: Arc::default(),
         };
+        let removals = node.removals.clone();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let info = NodeInfo {
             name: "a".to_owned(),
@@ -176,7 +186,7 @@ impl Spread {
         let state = RootState::new(requests, client, node.view.source(), Arc::new(node));
         let state = state.with_images(server.images.clone(), true);
         let root = image_routes().with_state(Arc::new(state));
-        Spread { served, root, runtime }
+        Spread { served, root, runtime, removals }
     }
 
     /// Sends a request to the root. Returns the status and the body.
@@ -295,4 +305,28 @@ fn features_and_removed_images_leave_the_shards() {
     assert_eq!(wrong.0, 409);
     let unread = spread.send("PUT", "", Sent::Image(b"no picture"));
     assert_eq!((unread.0, spread.puts("invalid_argument")), (400, 1));
+}
+
+#[test]
+fn a_removal_leaves_the_original_of_a_later_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}");
+    let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
+    let path = format!("/{}", id.as_str().unwrap());
+    let held = spread.runtime.block_on(spread.removals.clone().write_owned());
+    let request = Request::delete(format!("/v1/images/spread{path}")).body(Body::empty()).unwrap();
+    let removal = spread.runtime.spawn(spread.root.clone().oneshot(request));
+    // The point is removed, and its original is not yet.
+    while spread.good("GET", "", Sent::Nothing)["count"] != 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let again = spread.good("PUT", "", Sent::Image(&picture(1)));
+    assert_eq!(again["status"], "added");
+    drop(held);
+    let Ok(response) = spread.runtime.block_on(removal).unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
+    let originals = dir.path().join("collections/.originals");
+    assert_eq!(super::images::files_below(&originals).len(), 1);
 }

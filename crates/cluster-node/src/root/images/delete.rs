@@ -1,8 +1,9 @@
 //! Removal of images and of collections of images.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use api_images::original_key;
+use api_images::{ImagesState, original_key};
 use base::Result;
 use search::points::PointId;
 use serde_json::json;
@@ -16,9 +17,19 @@ use super::by_id::missing;
 use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, PointWish};
 use super::target::ImageTarget;
+use crate::types::CollectionRecord;
 
-/// Removes an image: first its point, then its original. An original that stays because the store
-/// fails is removed with the collection, or replaced by the next upload of the same image.
+/// Least age at which an upload is over: its point is in the log, or never will be. Clocks of nodes
+/// and store differ less.
+const UPLOAD_OVER: Duration = Duration::from_secs(3600);
+/// Timeouts of requests after which an upload is over: its own, that of the removal, and one more.
+const UPLOAD_TIMEOUTS: u32 = 3;
+
+/// Removes an image: first its point, then its original. Only the removed point refers to that,
+/// since each upload has an original of its own.
+///
+/// Of two uploads of one image, or after a failure, an original stays to which no point refers. It
+/// is removed with the image, an hour after its upload or later, or with the collection.
 pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     call.query.own::<NoRouteParams>()?;
     let _admitted = call.admit()?;
@@ -32,20 +43,35 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     let shard = shard_of_id(&id, target.record.shards)?;
     let operation = format!("{{\"delete\":{{\"points\":[{}]}}}}", raw(&id)?);
     deliver(context, &target.record, BTreeMap::from([(shard, vec![operation])])).await?;
-    if let Some(key) = original_key(&point.payload) {
-        delete_original(&context.state, key).await;
-    }
+    delete_originals(&context.state, &target.record, &id, original_key(&point.payload)).await;
     Ok(Reply::json(json!({ "deleted": context.item }).to_string()))
 }
 
-/// Removes an original. The point is removed already, so a failure is not the client's.
-async fn delete_original(state: &RootState, key: &str) {
+/// Removes the original of a removed point, and those of its old uploads.
+async fn delete_originals(
+    state: &RootState,
+    record: &CollectionRecord,
+    id: &PointId,
+    key: Option<&str>,
+) {
     let Some(images) = &state.images else {
-        tracing::warn!(key, "an original stays, as this node has no store of originals");
+        tracing::warn!(%id, "an original stays, as this node has no store of originals");
         return;
     };
-    if let Err(error) = images.state.delete_original(key).await {
-        tracing::warn!(key, %error, "the original of a removed image stays");
+    // A point of features alone never had one.
+    let Some(key) = key else { return };
+    original(&images.state, key).await;
+    let space = record.originals_space();
+    let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
+    if let Err(error) = images.state.delete_uploads(&space, id, age).await {
+        tracing::warn!(%id, %error, "old uploads of a removed image stay");
+    }
+}
+
+/// Removes an original to which no point refers. A failure is not the client's.
+pub(super) async fn original(images: &ImagesState, key: &str) {
+    if let Err(error) = images.delete_original(key).await {
+        tracing::warn!(key, %error, "an original stays without a point");
     }
 }
 

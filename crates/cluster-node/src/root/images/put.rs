@@ -17,14 +17,15 @@ use tokio::time::timeout_at;
 use transport::{Reply, query_flag};
 
 use super::super::call::RootContext;
+use super::super::collections::new_id;
 use super::super::split::shard_of_id;
 use super::super::state::RootState;
-use super::super::write::deliver;
+use super::super::write::{deliver, was_not_written};
 use super::call::ImageCall;
 use super::create::{NewShards, create};
-use super::pass_on;
 use super::points::{self, PointWish};
 use super::target::ImageTarget;
+use super::{delete, pass_on};
 
 /// Parameters of a request with an image.
 #[derive(Default, Deserialize)]
@@ -159,15 +160,24 @@ impl ImagePut<'_> {
         Ok(PutAnswer { json: extracted.added(), status: "added", entry: Some(entry) })
     }
 
-    /// Returns the answer for an image that the collection has with its original.
+    /// Returns the answer for an image that the collection has with its original. A holder that
+    /// lags may still have an image whose removal was acknowledged, so a second look is strong.
     async fn present(&self, target: &ImageTarget, bytes: &Bytes) -> Result<Option<Value>> {
         let id = image_id(bytes);
-        let wish = PointWish { payload: true, strong: self.context.params.strong };
-        let point = points::find(self.context, &target.record, id, wish).await?;
-        Ok(point.and_then(|point| present_answer(&id, &point.payload)))
+        let mut present = None;
+        for strong in [self.context.params.strong, true] {
+            let wish = PointWish { payload: true, strong };
+            let point = points::find(self.context, &target.record, id, wish).await?;
+            present = point.and_then(|point| present_answer(&id, &point.payload));
+            if strong || present.is_none() {
+                break;
+            }
+        }
+        Ok(present)
     }
 
-    /// Writes the original, and then the point.
+    /// Writes the original, and then the point. The original has a key of its own, so that a
+    /// removal of the same image at this moment does not remove it.
     async fn write(
         &self,
         target: ImageTarget,
@@ -175,14 +185,22 @@ impl ImagePut<'_> {
         bytes: Bytes,
     ) -> Result<ImageEntry> {
         let space = target.record.originals_space();
+        let original = extracted.original_key(&space, &new_id());
         // A payload that is too large leaves no original.
-        let point = extracted.logged(&space)?;
-        self.images.put_original(&extracted.original_key(&space), bytes).await?;
+        let point = extracted.logged(&original)?;
+        self.images.put_original(&original, bytes).await?;
         let shard = shard_of_id(&point.id, target.record.shards)?;
         let operation = images_operation(&[&point.text]);
         let operations = BTreeMap::from([(shard, vec![operation])]);
-        let entry = deliver(self.context, &target.record, operations).await?;
-        Ok(ImageEntry { target, shard, entry })
+        match deliver(self.context, &target.record, operations).await {
+            Ok(entry) => Ok(ImageEntry { target, shard, entry }),
+            Err(error) => {
+                if was_not_written(&error) {
+                    delete::original(&self.images, &original).await;
+                }
+                Err(error)
+            }
+        }
     }
 }
 
