@@ -388,7 +388,7 @@ fn the_reference_is_up_to_date() {
 }
 
 fn fill_cluster(cluster: &ClusterMetrics) {
-    kinds(&cluster.requests, &["first", "hedged", "hedge_won", "retried", "partial"]);
+    kinds(&cluster.requests, &["first", "hedged", "hedge_won", "retried", "confirmed", "partial"]);
     kinds(&cluster.operations, &["applied", "skipped"]);
     kinds(&cluster.snapshots, &["taken", "failed", "restored"]);
 }

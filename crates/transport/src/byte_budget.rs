@@ -131,6 +131,12 @@ impl Reservation {
         if bytes <= FREE_BYTES_MAX { Ok(()) } else { self.grow(bytes) }
     }
 
+    /// Takes the bytes of another reservation of the same budget.
+    pub fn join(&mut self, mut other: Reservation) {
+        debug_assert!(Arc::ptr_eq(&self.budget, &other.budget), "two budgets");
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Ties this reservation to `bytes`: it ends when the last reference to them is dropped.
     pub fn attach(self, bytes: Bytes) -> Bytes {
         if self.bytes == 0 {
@@ -191,6 +197,8 @@ mod tests {
         first.grow(40).unwrap();
         first.shrink_to(10);
         assert_eq!((budget.used(), budget.peak()), (10, 100));
+        first.join(budget.reserve(5).unwrap());
+        assert_eq!((first.bytes(), budget.used()), (15, 15));
         drop(first);
         assert_eq!(budget.used(), 0);
         assert_eq!(budget.reserve(101).map(drop).unwrap_err().kind(), ErrorKind::TooLarge);

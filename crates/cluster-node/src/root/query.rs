@@ -19,9 +19,8 @@ use serde_json::value::RawValue;
 use super::call::RootContext;
 use super::collections;
 use super::envelope::RootAnswer;
-use super::fan_out::read_shards;
 use super::merge::{self, HitOrder, HitRange};
-use super::read::{merged, of_all, of_ids};
+use super::read::{confirmed, merged, of_all};
 use super::shard_read::RETRY_AFTER;
 use super::split::{self, RawMembers};
 use crate::types::CollectionRecord;
@@ -238,8 +237,7 @@ async fn point_vectors(
     ids.sort_unstable();
     ids.dedup();
     let members = split::members(br#"{"with_payload":false,"with_vector":true}"#)?;
-    let read = of_ids(context, record, members, &ids)?;
-    let answers = Box::pin(read_shards(&context.state, &read)).await?;
+    let answers = confirmed(context, record, members, &ids).await?;
     if let Some(failure) = answers.failure {
         let message = format!("query: the vectors of its points cannot be read: {failure}");
         return Err(Error::unavailable(message).with_retry_after(RETRY_AFTER));

@@ -1,12 +1,15 @@
 //! Reads without ranking: by id, in the order of ids or of a field, counted, faceted.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api_qdrant::json;
 use base::{Error, Result};
 use bytes::Bytes;
 use search::collection::IDS_MAX;
 use search::points::PointId;
+use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
@@ -21,6 +24,10 @@ use crate::types::CollectionRecord;
 /// Maximum values of a facet that one shard counts. Counts of the collection are exact only if
 /// every shard returns all of its values.
 const FACET_VALUES_MAX: usize = 65_536;
+
+/// Longest time of the second read of points that a holder does not have. A store that does not
+/// answer lets it fail.
+const CONFIRMATION_MAX: Duration = Duration::from_secs(5);
 
 /// Returns a read of all shards of a collection.
 pub(super) fn of_all(
@@ -60,17 +67,85 @@ pub(super) fn of_ids(
     })
 }
 
+/// Reads points by their ids. `members` are the members of the body besides `ids`.
+///
+/// A holder that lags may not have a point whose write was acknowledged at another root. So shards
+/// in which a point is absent are read again, with a strong read, and count as unanswered if that
+/// fails. If all points are found, there is no second read.
+///
+/// # Errors
+/// As [`of_ids`] and [`read_shards`].
+pub(super) async fn confirmed(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    members: RawMembers,
+    ids: &[PointId],
+) -> Result<ShardAnswers> {
+    let mut read = of_ids(context, record, members, ids)?;
+    let mut answers = Box::pin(read_shards(&context.state, &read)).await?;
+    if read.strong {
+        return Ok(answers);
+    }
+    let wanted = split::ids_by_shard(ids, record.shards)?;
+    let results = std::mem::take(&mut answers.results);
+    let bytes = results.values().map(|result| result.get().len()).sum();
+    let find = move || Ok((lacking(&wanted, &results)?, results));
+    let (lacking, results) = context.compute(bytes, find).await?;
+    answers.results = results;
+    if lacking.is_empty() {
+        return Ok(answers);
+    }
+    context.state.count("confirmed");
+    read.shards = lacking;
+    read.strong = true;
+    read.deadline = read.deadline.min(Instant::now() + CONFIRMATION_MAX);
+    let again = Box::pin(read_shards(&context.state, &read)).await?;
+    answers.replace(&read.shards, again);
+    Ok(answers)
+}
+
+/// Returns the shards whose results lack some of their points.
+fn lacking(
+    wanted: &BTreeMap<u32, Vec<PointId>>,
+    results: &BTreeMap<u32, Box<RawValue>>,
+) -> Result<Vec<u32>> {
+    #[derive(Deserialize)]
+    struct FoundPoint {
+        id: PointId,
+    }
+    let mut lacking = Vec::new();
+    for (shard, result) in results {
+        let found: Vec<FoundPoint> = serde_json::from_str(result.get())
+            .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+        let found: HashSet<PointId> = found.into_iter().map(|point| point.id).collect();
+        let wanted = wanted.get(shard).into_iter().flatten();
+        if wanted.into_iter().any(|id| !found.contains(id)) {
+            lacking.push(*shard);
+        }
+    }
+    Ok(lacking)
+}
+
 /// Reads shards, and checks that enough answered.
 ///
 /// # Errors
 /// As [`read_shards`] and [`ShardAnswers::check`].
 pub(super) async fn answers(context: &RootContext, read: &ShardRead) -> Result<ShardAnswers> {
     let answers = Box::pin(read_shards(&context.state, read)).await?;
+    checked(context, &answers)?;
+    Ok(answers)
+}
+
+/// Checks that enough shards answered, and counts a partial answer.
+///
+/// # Errors
+/// As [`ShardAnswers::check`].
+fn checked(context: &RootContext, answers: &ShardAnswers) -> Result<()> {
     answers.check(context.params.min_coverage)?;
     if !answers.coverage.is_whole() {
         context.state.count("partial");
     }
-    Ok(answers)
+    Ok(())
 }
 
 /// Reads shards and merges their results.
@@ -83,6 +158,18 @@ pub(super) async fn merged(
     merge: impl FnOnce(ShardResults<'_>) -> Result<Vec<u8>> + Send + 'static,
 ) -> Result<RootAnswer> {
     let answers = answers(context, read).await?;
+    merged_answers(context, answers, merge).await
+}
+
+/// Merges the results of shards.
+///
+/// # Errors
+/// Errors of `merge`.
+async fn merged_answers(
+    context: &RootContext,
+    answers: ShardAnswers,
+    merge: impl FnOnce(ShardResults<'_>) -> Result<Vec<u8>> + Send + 'static,
+) -> Result<RootAnswer> {
     let coverage = (!answers.coverage.is_whole()).then_some(answers.coverage);
     let bytes = answers.results.values().map(|result| result.get().len()).sum();
     let mut reservation = answers.reservation;
@@ -112,8 +199,9 @@ pub(super) async fn fetch(context: RootContext, body: Bytes) -> Result<RootAnswe
         )));
     }
     members.remove("ids");
-    let read = of_ids(&context, &record, members, &ids)?;
-    merged(&context, &read, move |shards| merge::records(shards.results, &ids)).await
+    let answers = confirmed(&context, &record, members, &ids).await?;
+    checked(&context, &answers)?;
+    merged_answers(&context, answers, move |shards| merge::records(shards.results, &ids)).await
 }
 
 /// Returns one point with its payload and its vector.
@@ -121,8 +209,9 @@ pub(super) async fn one(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let id: PointId = context.item.parse()?;
     let members = split::members(br#"{"with_payload":true,"with_vector":true}"#)?;
-    let read = of_ids(&context, &record, members, &[id])?;
-    merged(&context, &read, move |shards| {
+    let answers = confirmed(&context, &record, members, &[id]).await?;
+    checked(&context, &answers)?;
+    merged_answers(&context, answers, move |shards| {
         let list = merge::records(shards.results, &[id])?;
         let found: Vec<&RawValue> = serde_json::from_slice(&list)
             .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;

@@ -51,6 +51,19 @@ pub(super) struct ShardAnswers {
 }
 
 impl ShardAnswers {
+    /// Replaces the answers of `shards` by those of a second read.
+    pub(super) fn replace(&mut self, shards: &[u32], again: ShardAnswers) {
+        for shard in shards {
+            self.results.remove(shard);
+            self.nodes.remove(shard);
+        }
+        self.results.extend(again.results);
+        self.nodes.extend(again.nodes);
+        self.coverage.shards = self.results.len();
+        self.failure = self.failure.take().or(again.failure);
+        self.reservation.join(again.reservation);
+    }
+
     /// Checks that enough shards answered.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Stored images behind a root: passed to holders, listed, and looked up.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api_images::ImageKind;
 use axum::body::Body;
@@ -73,12 +75,31 @@ async fn the_next_holder_answers_after_a_failure() {
     });
     let missing = get(&root, "/c/7").await;
     assert_eq!((missing.status, error(&missing)), (404, "there is no image 7"));
+    // The second one is the holder in which a lookup found the point.
     let asked: usize = nodes.iter().map(|node| node.taken_passed().len()).sum();
-    assert_eq!(asked, 1);
+    assert_eq!(asked, 2);
     root.view.update(|view| view.nodes.clear());
     let unserved = get(&root, "/c/7").await;
     assert_eq!(unserved.status, 503);
     assert!(error(&unserved).contains("start more search nodes"), "{}", error(&unserved));
+}
+
+#[tokio::test]
+async fn an_image_that_a_holder_lacks_is_looked_up() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    let is_first = Arc::new(AtomicBool::new(true));
+    for node in &nodes {
+        let is_first = is_first.clone();
+        node.answer_passed(move |_| match is_first.swap(false, Ordering::Relaxed) {
+            true => reply(404, &json!({"error": "there is no image 7"})),
+            false => jpeg(),
+        });
+    }
+    assert_eq!(get(&root, "/c/7").await.status, 200);
+    is_first.store(true, Ordering::Relaxed);
+    let missing = get(&root, "/c/77").await;
+    assert_eq!((missing.status, error(&missing)), (404, "there is no image 77"));
+    assert_eq!(root.count("confirmed"), 1);
 }
 
 #[tokio::test]

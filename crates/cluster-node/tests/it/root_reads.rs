@@ -333,3 +333,46 @@ async fn strong_reads_say_so() {
     let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
     assert_eq!((reads.len(), &reads[0]["strong"]), (1, &json!(true)));
 }
+
+/// Answers as a holder that applies the end of its log for strong reads only.
+fn lagging(shard: u32, request: &Value) -> Value {
+    match request["path"] == "points" && request["strong"] == false {
+        true => json!([]),
+        false => numbers(shard, request),
+    }
+}
+
+#[tokio::test]
+async fn a_point_that_a_holder_lacks_is_read_again() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", lagging).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    let one = root.send(Method::GET, "/collections/c/points/7", &Value::Null).await;
+    assert_eq!(one.result()["id"], 7);
+    assert_eq!(ids(root.post("points", &json!({"ids": [7, 3]})).await.result()), [7, 3]);
+    let named = root.post("points/query", &json!({"query": 7, "limit": 1})).await;
+    assert_eq!(ids(named.result()), [39]);
+    let absent = root.send(Method::GET, "/collections/c/points/99", &Value::Null).await;
+    assert_eq!(absent.status, 404);
+    assert_eq!(root.count("confirmed"), 4);
+    let (root, nodes) = two_nodes().await;
+    let one = root.send(Method::GET, "/collections/c/points/7", &Value::Null).await;
+    assert_eq!(one.result()["id"], 7);
+    let reads: usize = nodes.iter().map(|node| node.taken_reads().len()).sum();
+    assert_eq!((reads, root.count("confirmed")), (1, 0), "a point that is there costs one read");
+}
+
+#[tokio::test]
+async fn an_absent_point_is_not_certain_without_the_log() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let behind = |shard, request: &Value| match request["strong"] == true {
+        true => json!({"refused": 503}),
+        false => lagging(shard, request),
+    };
+    let node = FakeNode::start("a", behind).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    let one = root.send(Method::GET, "/collections/c/points/7?timeout=1", &Value::Null).await;
+    assert_eq!(one.status, 503);
+    let some = root.post("points?timeout=1", &json!({"ids": [7]})).await;
+    assert_eq!(some.status, 503, "{}", some.json);
+}

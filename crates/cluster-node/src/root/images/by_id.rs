@@ -2,7 +2,8 @@
 //!
 //! Holders are asked in the order of reads. After a write by this root, and for
 //! `consistency=strong`, the point is looked up first, which waits until a holder has applied the
-//! write. That holder answers.
+//! write. That holder answers. If a holder does not have the image, the point is looked up too: the
+//! holder may lag behind a write by another root.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use transport::Reply;
 use super::super::call::RootContext;
 use super::super::split::shard_of_id;
 use super::call::{ImageCall, NoRouteParams};
-use super::points::{self, PointWish};
+use super::points::{self, LookupConsistency, PointWish};
 use super::reply;
 use super::target::ImageTarget;
 use crate::node::image_endpoints::images_path;
@@ -159,16 +160,25 @@ pub(super) async fn ask_holder(
     let mut asked = AskedHolders { context, key, request, refusal: None, failure: None };
     let strong = context.params.strong;
     if !strong && context.state.written.last(&asked.key) == 0 {
+        let mut is_absent = false;
         let holders = asked.holders();
         for (at, node) in holders.iter().enumerate() {
-            if let Some(answer) = asked.ask(node, at + 1 == holders.len()).await {
-                return Ok(answer);
+            match asked.ask(node, at + 1 == holders.len()).await {
+                Some(answer) if answer.status == 404 => {
+                    is_absent = true;
+                    break;
+                }
+                Some(answer) => return Ok(answer),
+                None => {}
             }
         }
-        return asked.failed();
+        if !is_absent {
+            return asked.failed();
+        }
     }
+    let consistency = LookupConsistency::Confirmed.or_strong(strong);
     for lookup in 1..=LOOKUPS_MAX {
-        let wish = PointWish { payload: false, strong };
+        let wish = PointWish { payload: false, consistency };
         let found = points::find(context, record, id, wish).await?;
         let found = found.ok_or_else(|| missing(id))?;
         let Some(node) = context.state.view.current().nodes.get(&found.node).cloned() else {

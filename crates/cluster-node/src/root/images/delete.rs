@@ -15,7 +15,7 @@ use super::super::state::RootState;
 use super::super::write::deliver;
 use super::by_id::missing;
 use super::call::{ImageCall, NoRouteParams};
-use super::points::{self, PointWish};
+use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
 use crate::types::CollectionRecord;
 
@@ -37,7 +37,7 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     let target = ImageTarget::open(context)?;
     let id: PointId = context.item.parse()?;
     // A holder that lags may not have the image yet.
-    let wish = PointWish { payload: true, strong: true };
+    let wish = PointWish { payload: true, consistency: LookupConsistency::Strong };
     let point = points::find(context, &target.record, id, wish).await?;
     let point = point.ok_or_else(|| missing(id))?;
     let shard = shard_of_id(&id, target.record.shards)?;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::super::call::RootContext;
 use super::super::envelope::ReadCoverage;
 use super::super::fan_out::read_shards;
-use super::super::read::of_ids;
+use super::super::read::{confirmed, of_ids};
 use super::super::shard_read::{ShardAnswers, check_coverage};
 use super::super::split;
 use crate::types::CollectionRecord;
@@ -29,8 +29,25 @@ pub(super) struct LocatedPoint {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PointWish {
     pub(super) payload: bool,
-    /// True if the holder must have applied the whole log.
-    pub(super) strong: bool,
+    pub(super) consistency: LookupConsistency,
+}
+
+/// Writes that the lookup of a point sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LookupConsistency {
+    /// Those that the holder has applied.
+    Default,
+    /// The same, but an absent point is looked up again with a strong read.
+    Confirmed,
+    /// All that were acknowledged before.
+    Strong,
+}
+
+impl LookupConsistency {
+    /// Returns that of a request: strong if it wants that, or this one.
+    pub(super) fn or_strong(self, strong: bool) -> LookupConsistency {
+        if strong { LookupConsistency::Strong } else { self }
+    }
 }
 
 #[derive(Deserialize)]
@@ -54,9 +71,15 @@ pub(super) async fn find(
         true => br#"{"with_payload":true,"with_vector":false}"#,
         false => br#"{"with_payload":false,"with_vector":false}"#,
     };
-    let mut read = of_ids(context, record, split::members(text)?, &[id])?;
-    read.strong = wish.strong;
-    let answers = Box::pin(read_shards(&context.state, &read)).await?;
+    let members = split::members(text)?;
+    let answers = match wish.consistency {
+        LookupConsistency::Confirmed => confirmed(context, record, members, &[id]).await?,
+        consistency => {
+            let mut read = of_ids(context, record, members, &[id])?;
+            read.strong = consistency == LookupConsistency::Strong;
+            Box::pin(read_shards(&context.state, &read)).await?
+        }
+    };
     answers.check(1.0)?;
     for (shard, result) in &answers.results {
         let found = parsed(result)?.into_iter().find(|point| point.id == id);

@@ -23,7 +23,7 @@ use super::super::state::RootState;
 use super::super::write::{deliver, was_not_written};
 use super::call::ImageCall;
 use super::create::{NewShards, create};
-use super::points::{self, PointWish};
+use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
 use super::{delete, pass_on};
 
@@ -164,12 +164,13 @@ impl ImagePut<'_> {
     /// lags may still have an image whose removal was acknowledged, so a second look is strong.
     async fn present(&self, target: &ImageTarget, bytes: &Bytes) -> Result<Option<Value>> {
         let id = image_id(bytes);
+        let first = LookupConsistency::Default.or_strong(self.context.params.strong);
         let mut present = None;
-        for strong in [self.context.params.strong, true] {
-            let wish = PointWish { payload: true, strong };
+        for consistency in [first, LookupConsistency::Strong] {
+            let wish = PointWish { payload: true, consistency };
             let point = points::find(self.context, &target.record, id, wish).await?;
             present = point.and_then(|point| present_answer(&id, &point.payload));
-            if strong || present.is_none() {
+            if consistency == LookupConsistency::Strong || present.is_none() {
                 break;
             }
         }
