@@ -28,6 +28,11 @@ impl ClusterKeys {
         format!("{}nodes/{name}", self.prefix)
     }
 
+    /// Returns the key of a wish that a node drains.
+    pub(super) fn drain(&self, name: &str) -> String {
+        format!("{}drains/{name}", self.prefix)
+    }
+
     pub(super) fn owner(&self, key: &ShardKey) -> String {
         format!("{}owners/{key}", self.prefix)
     }
@@ -59,6 +64,8 @@ pub(super) fn epoch_of(create_revision: i64) -> Epoch {
 pub(super) struct ClusterSnapshot {
     pub(super) nodes: BTreeMap<String, NodeInfo>,
     pub(super) owners: BTreeMap<ShardKey, Owner>,
+    /// Names of nodes that are to drain, each with the lease of the wish.
+    pub(super) drains: BTreeMap<String, LeaseId>,
     /// Leases of the owners' keys.
     pub(super) leases: BTreeMap<ShardKey, LeaseId>,
     /// Keys with a value that this program does not understand. Another version may have written
@@ -85,6 +92,8 @@ impl ClusterSnapshot {
                 return None;
             }
             self.nodes.insert(info.name.clone(), info);
+        } else if let Some(name) = rest.strip_prefix("drains/") {
+            self.drains.insert(name.to_owned(), entry.lease);
         } else {
             let key = shard_key(rest.strip_prefix("owners/")?)?;
             let node = OwnerValue::decode(entry)?.node;

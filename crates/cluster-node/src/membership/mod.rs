@@ -3,8 +3,9 @@
 //!
 //! # Keys
 //! Below `millpond/CLUSTER/`, `nodes/NAME` has a node's description and `owners/ID/SSSS` the name
-//! of a shard's owner. Both end with the lease of their node. The epoch of an owner is the revision
-//! in which its key was created, so it grows.
+//! of a shard's owner. `drains/NAME` says that an operator wants a node to drain. All end with the
+//! lease of their node. The epoch of an owner is the revision in which its key was created, so it
+//! grows.
 //!
 //! # Without etcd
 //! The view stays as it is, and owners go on writing: the log itself fences an older owner. Nodes
@@ -137,6 +138,14 @@ impl Membership {
     /// further ownership. Shards that it owns stay until they are released.
     pub fn drain(&self) {
         self.state.drain();
+    }
+
+    /// Makes a node of the cluster drain, within about a second. A restart of that node ends it.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no node of this name; `Unavailable` if etcd does not answer.
+    pub async fn drain_node(&self, name: &str) -> Result<()> {
+        self.state.drain_node(name).await
     }
 
     /// Ends the membership: other nodes see the node and its ownerships disappear at once. Called

@@ -135,6 +135,7 @@ impl MemberState {
         let range = self.etcd.range(self.keys.prefix()).await?;
         let mut snapshot = ClusterSnapshot::new(&self.keys, &range.entries);
         readings.log_unreadable(std::mem::take(&mut snapshot.unreadable));
+        self.take_wish(snapshot.drains.get(&self.name).copied());
         self.compare_info(&snapshot);
         self.compare_ownership(&mut snapshot);
         self.view.update(|view| {

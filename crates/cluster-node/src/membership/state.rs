@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use cluster::{Epoch, KnownOwnership, OwnerReading, SeenOwner};
-use etcd::{Etcd, LeaseId};
+use etcd::{Etcd, LeaseId, check_name};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, RwLock};
 
@@ -133,6 +133,29 @@ impl MemberState {
     pub(super) fn drain(&self) {
         self.own.lock().drains = true;
         self.change_info(|info| info.weight = 0);
+    }
+
+    /// Drains if `wish`, the lease of a wish that this node drains, is the lease of this process.
+    pub(super) fn take_wish(&self, wish: Option<LeaseId>) {
+        let is_new = {
+            let own = self.own.lock();
+            !own.drains && own.written.is_some() && wish == Some(own.lease)
+        };
+        if is_new {
+            tracing::info!(node = self.name, "this node drains: other nodes take its shards");
+            self.drain();
+        }
+    }
+
+    /// See [`super::Membership::drain_node`].
+    pub(super) async fn drain_node(&self, name: &str) -> Result<()> {
+        let unknown = || Error::not_found(format!("there is no node {name:?} in the cluster"));
+        check_name("node", name)?;
+        let entry = self.etcd.get(&self.keys.node(name)).await?.ok_or_else(unknown)?;
+        match self.etcd.put(&self.keys.drain(name), b"{}", entry.lease).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(unknown()),
+            written => written,
+        }
     }
 
     /// Notes that a request found no lease.

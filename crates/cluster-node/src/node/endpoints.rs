@@ -222,10 +222,25 @@ async fn appended(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body
     }))
 }
 
-/// Leaves the shards of this node to others. It serves them until then, and until it is stopped.
-async fn drain(State(node): State<Arc<ClusterNode>>) -> Reply {
-    node.drain();
-    Reply::json(json!({ "node": node.name, "draining": true }).to_string())
+/// A wish that a node drains.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DrainRequest {
+    /// Name of the node, this one or another.
+    node: String,
+}
+
+/// Leaves the shards of a node to others. It serves them until then, and until it is stopped. The
+/// node learns it from etcd, because its own admin calls may be at a port that only its machine
+/// reaches.
+async fn drain(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
+    Reply::of(answer_drain(&node, &headers, body).await)
+}
+
+async fn answer_drain(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let request: DrainRequest = parsed(node, headers, body).await?;
+    node.drain(&request.node).await?;
+    Ok(Reply::json(json!({ "node": request.node, "draining": true }).to_string()))
 }
 
 /// Describes this node: the shards that it holds and their next entries.

@@ -156,6 +156,23 @@ async fn killed_node_disappears_with_its_shards() {
 }
 
 #[tokio::test]
+async fn a_node_drains_at_the_wish_of_another() {
+    let server = EtcdServer::start().await;
+    let a = TestNode::start(&server, "a", SHORT).await;
+    let mut b = TestNode::start(&server, "b", SHORT).await;
+    a.membership.drain_node("b").await.unwrap();
+    b.sees(|view| view.nodes["b"].weight == 0 && view.nodes["a"].weight > 0).await;
+    assert_eq!(b.acquire(&shard()).await, None);
+    let error = a.membership.drain_node("c").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    // The wish ends with the process.
+    drop(b);
+    let mut later = TestNode::start(&server, "b", SHORT).await;
+    later.sees(|view| view.nodes["b"].weight > 0).await;
+    assert!(later.acquire(&shard()).await.is_some());
+}
+
+#[tokio::test]
 async fn one_node_owns_each_shard() {
     let server = EtcdServer::start().await;
     let mut nodes = Vec::new();
