@@ -12,6 +12,10 @@ use crate::types::{NodeInfo, ShardKey};
 
 /// Pause between two writes of the node's description: changes within it share one write.
 const WRITES_PAUSE: Duration = Duration::from_millis(50);
+/// Pause between two tries to join the cluster: from this, doubled each time,
+const ENTER_PAUSE_MIN: Duration = Duration::from_millis(250);
+/// up to this.
+const ENTER_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl MemberState {
     /// Registers the node for the first time. The registration of an earlier process with the same
@@ -34,6 +38,27 @@ impl MemberState {
         }
         self.replace_lease().await?;
         self.register().await
+    }
+
+    /// Registers the node if its first try failed, again and again until etcd answers.
+    pub(super) async fn enter_late(&self) {
+        let mut pause = ENTER_PAUSE_MIN;
+        while let Some(reason) = self.unjoined() {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(ENTER_PAUSE_MAX);
+            match self.enter().await {
+                Ok(()) => {
+                    *self.unjoined.lock() = None;
+                    info!(node = self.name, "etcd answers; the node joined the cluster");
+                }
+                Err(error) => {
+                    if reason != error.message() {
+                        warn!(node = self.name, %error, "the node has not joined the cluster yet");
+                    }
+                    *self.unjoined.lock() = Some(error.message().to_owned());
+                }
+            }
+        }
     }
 
     /// Keeps the lease and the node's keys until the task is aborted.

@@ -8,7 +8,7 @@
 //! grows.
 //!
 //! # Without etcd
-//! The view stays as it is, and owners go on writing: the log itself fences an older owner. Nodes
+//! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and owners go on writing: the log itself fences an older owner. Nodes
 //! that are absent when etcd answers again stay in the view for the time of one lease, because they
 //! register again at different moments.
 
@@ -22,9 +22,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use cluster::Epoch;
-use etcd::{Etcd, check_name};
+use etcd::{Etcd, LeaseId, check_name};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -50,13 +50,16 @@ impl Membership {
     /// then on: `nodes` and `owners` of `view`, while `collections` stays as it is. Needs a tokio
     /// runtime.
     ///
+    /// If etcd does not answer, the node is registered later: it tries again with growing pauses.
+    /// [`Membership::unjoined`] says why it has not joined.
+    ///
     /// A registration with the same name and address counts as that of an earlier process of this
     /// node. It is removed at once, with the shards that it owned.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
-    /// `AlreadyExists` if the name is registered with another address. `Unavailable` if etcd does
-    /// not answer; the caller may try again.
+    /// `AlreadyExists` if the name is registered with another address. `PermissionDenied` if etcd
+    /// refuses the user.
     pub async fn start(
         etcd: Etcd,
         cluster: &str,
@@ -85,15 +88,34 @@ impl Membership {
             ));
         }
         let state = Arc::new(MemberState::new(etcd, cluster, own, view, times));
-        state.enter().await?;
-        state.refresh().await?;
+        match state.enter().await {
+            Ok(()) => {
+                *state.unjoined.lock() = None;
+                // The view is read again soon.
+                let _ = state.refresh().await;
+            }
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                warn!(%error, "the node starts without etcd, and joins the cluster once it answers");
+                *state.unjoined.lock() = Some(error.message().to_owned());
+            }
+            Err(error) => return Err(error),
+        }
         let mut registration = JoinSet::new();
         let lease_keeper = state.clone();
-        registration.spawn(async move { lease_keeper.keep_registered().await });
+        registration.spawn(async move {
+            lease_keeper.enter_late().await;
+            lease_keeper.keep_registered().await;
+        });
         let mut follower = JoinSet::new();
         let view_follower = state.clone();
         follower.spawn(async move { view_follower.follow_view().await });
         Ok(Membership { state, registration: Mutex::new(registration), _follower: follower })
+    }
+
+    /// Returns why this node has not joined the cluster yet; `None` once it has, also if etcd does
+    /// not answer any more.
+    pub fn unjoined(&self) -> Option<String> {
+        self.state.unjoined()
     }
 
     /// Sets the shards that this node holds and that follow the end of the log. Other nodes see
@@ -162,6 +184,9 @@ impl Membership {
             own.owned.clear();
             own.lease
         };
+        if lease == LeaseId(0) {
+            return;
+        }
         match self.state.etcd.revoke(lease).await {
             Ok(()) => info!(node = self.state.name, "the node left the cluster"),
             Err(error) => warn!(

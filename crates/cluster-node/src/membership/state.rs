@@ -76,6 +76,8 @@ pub(super) struct MemberState {
     pub(super) view: ViewUpdater,
     pub(super) name: String,
     pub(super) own: Mutex<OwnRegistration>,
+    /// Error of the last try to join the cluster; `None` once this node has joined.
+    pub(super) unjoined: Mutex<Option<String>>,
     /// Held for reading while a shard is acquired or released, and for writing while the keys of
     /// the node are repaired.
     pub(super) ownership: RwLock<()>,
@@ -110,12 +112,18 @@ impl MemberState {
                 owned: BTreeMap::new(),
                 orphans: BTreeMap::new(),
             }),
+            unjoined: Mutex::new(Some("the node has not asked etcd yet".to_owned())),
             ownership: RwLock::new(()),
             readings: tokio::sync::Mutex::default(),
             certainty: ViewCertainty::default(),
             lease_work: Notify::new(),
             view_work: Notify::new(),
         }
+    }
+
+    /// Returns why this node has not joined the cluster yet; `None` once it has.
+    pub(super) fn unjoined(&self) -> Option<String> {
+        self.unjoined.lock().clone()
     }
 
     /// Changes the node's description, which is written to etcd afterwards.

@@ -139,6 +139,22 @@ async fn nodes_see_each_other() {
 }
 
 #[tokio::test]
+async fn a_node_joins_once_etcd_answers() {
+    let mut server = EtcdServer::start().await;
+    server.kill();
+    let mut a = TestNode::start(&server, "a", MembershipTimes::default()).await;
+    let reason = a.membership.unjoined().unwrap();
+    assert!(reason.contains(&server.address()), "{reason}");
+    assert!(a.view.current().nodes.is_empty());
+    let refused = a.membership.acquire(&shard()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    server.restart().await;
+    a.sees(|view| view.nodes.contains_key("a")).await;
+    until(|| async { a.membership.unjoined() }, Option::is_none).await;
+    assert!(a.acquire(&shard()).await.is_some());
+}
+
+#[tokio::test]
 async fn killed_node_disappears_with_its_shards() {
     let server = EtcdServer::start().await;
     let a = TestNode::start(&server, "a", SHORT).await;
