@@ -24,6 +24,9 @@ use crate::config::{ClusterConfig, Config};
 /// Maximum reads of local collections for nodes of the cluster at the same time.
 const LOCAL_REQUESTS_MAX: usize = 1024;
 
+/// Returns why a node is not ready.
+pub(crate) type NodeReadiness = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
 /// A node that works, and its routes.
 pub(crate) struct ClusterServing {
     node: Arc<ClusterNode>,
@@ -94,6 +97,12 @@ impl ClusterServing {
     /// Returns the routes of collections and images in a cluster, and those between its nodes.
     pub(crate) fn routes(&self) -> Router {
         self.clients.clone().merge(self.node.routes())
+    }
+
+    /// Returns a function that says why this node is not ready; `None` once it was ready.
+    pub(crate) fn readiness(&self) -> NodeReadiness {
+        let node = self.node.clone();
+        Box::new(move || node.unready())
     }
 
     /// Leaves the work of this node to others, before the listeners end.

@@ -36,6 +36,7 @@ use self::ownership::OwnedShards;
 use self::placement::HeldShards;
 use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
 use crate::membership::Membership;
+use crate::root::CollectionCatalog;
 use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
 
 /// Longest wait for etcd when a node leaves.
@@ -179,11 +180,24 @@ impl ClusterNode {
         &self.etcd
     }
 
-    /// Takes no more shards, and leaves its shards to other nodes. Serves them until the others do.
-    /// A restart ends it.
-    pub fn drain(&self) {
-        tracing::info!("this node drains: other nodes take its shards");
-        self.membership.drain();
+    /// Returns why this node is not ready for requests after its start; `None` once it was ready.
+    pub fn unready(&self) -> Option<String> {
+        if let Some(reason) = self.membership.unjoined() {
+            return Some(format!("the node has not joined the cluster: {reason}"));
+        }
+        if !self.catalog.is_loaded() {
+            return Some("the collections of the cluster were not read from the store".to_owned());
+        }
+        self.held.not_caught_up().filter(|_| self.roles.search)
+    }
+
+    /// Makes a node of the cluster take no more shards, and leave its shards to other nodes. It
+    /// serves them until the others do. A restart of it ends that.
+    ///
+    /// # Errors
+    /// As [`Membership::drain_node`].
+    pub async fn drain(&self, name: &str) -> Result<()> {
+        self.membership.drain_node(name).await
     }
 
     /// Leaves the logs that it writes to other nodes, before requests end. Serves reads meanwhile,

@@ -12,10 +12,14 @@ use super::catalog::StoreCatalog;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
 use crate::membership::Membership;
+use crate::root::CollectionCatalog;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
 /// Time between two looks at the placement, beside those after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Longest time for which a node that starts is not ready because of shards that have not caught
+/// up. A broken shard must not keep it out for ever, since its other shards may be needed.
+const CATCH_UP_MAX: Duration = Duration::from_secs(600);
 
 /// The shards of this node.
 pub(super) struct HeldShards {
@@ -25,6 +29,7 @@ pub(super) struct HeldShards {
     held: Mutex<BTreeMap<ShardKey, HeldShard>>,
     /// Local collections of shards that are not followed, and since when they are unneeded.
     leftovers: Mutex<BTreeMap<ShardKey, Instant>>,
+    first_catch_up: FirstCatchUp,
 }
 
 struct HeldShard {
@@ -45,6 +50,7 @@ impl HeldShards {
             catalog,
             held: Mutex::default(),
             leftovers: Mutex::default(),
+            first_catch_up: FirstCatchUp::default(),
         }
     }
 
@@ -76,10 +82,14 @@ impl HeldShards {
         loop {
             // Before the view is taken, which may get older meanwhile but not newer.
             let is_certain = self.membership.view_is_certain();
+            let is_loaded = self.catalog.is_loaded() && self.membership.unjoined().is_none();
             let current = view.current();
             let is_member = current.nodes.contains_key(&self.services.name);
             if is_member && searches {
                 self.start_wanted(&current);
+                if is_loaded {
+                    self.first_catch_up.look(&self.behind(&current), Instant::now());
+                }
             }
             // If a record was not read, an absent collection says nothing.
             let is_whole = is_member && self.catalog.is_whole();
@@ -94,6 +104,22 @@ impl HeldShards {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
         }
+    }
+
+    /// Returns the shards that this node should hold and whose log it has not followed to the end.
+    fn behind(&self, view: &ClusterView) -> Vec<ShardKey> {
+        let held = self.held.lock();
+        let is_behind = |key: &ShardKey, shard: &HeldShard| {
+            !shard.holder.state.is_caught_up() && self.wants(view, &shard.holder.record, key)
+        };
+        let behind = held.iter().filter(|shard| is_behind(shard.0, shard.1));
+        behind.map(|shard| shard.0.clone()).collect()
+    }
+
+    /// Returns why this node has not caught up with its shards since its start; `None` once it has,
+    /// or after [`CATCH_UP_MAX`].
+    pub(super) fn not_caught_up(&self) -> Option<String> {
+        self.first_catch_up.reason()
     }
 
     /// Stops all followers: at the end of the process.
@@ -195,6 +221,53 @@ impl HeldShards {
     }
 }
 
+/// The first time that a node catches up with its shards, after its start.
+#[derive(Default)]
+struct FirstCatchUp(Mutex<CatchUpState>);
+
+#[derive(Default)]
+struct CatchUpState {
+    /// Time of the first look.
+    since: Option<Instant>,
+    /// Shards that were behind at the last look.
+    behind: Vec<ShardKey>,
+    is_over: bool,
+}
+
+impl FirstCatchUp {
+    /// Takes the shards that are behind at `now`.
+    fn look(&self, behind: &[ShardKey], now: Instant) {
+        let mut state = self.0.lock();
+        if state.is_over {
+            return;
+        }
+        let since = *state.since.get_or_insert(now);
+        state.behind = behind.to_vec();
+        state.is_over = behind.is_empty();
+        if !state.is_over && now.duration_since(since) >= CATCH_UP_MAX {
+            state.is_over = true;
+            tracing::error!(
+                shards = behind.len(),
+                first = %behind[0],
+                "the node counts as ready, although shards have not reached the end of their logs"
+            );
+        }
+    }
+
+    /// Returns why the node has not caught up.
+    fn reason(&self) -> Option<String> {
+        let state = self.0.lock();
+        match (state.is_over, state.behind.first()) {
+            (true, _) => None,
+            (false, None) => Some("the shards of this node are not known yet".to_owned()),
+            (false, Some(first)) => Some(format!(
+                "{} shards have not reached the end of their logs, such as {first}",
+                state.behind.len()
+            )),
+        }
+    }
+}
+
 /// Progress of a shard that this node follows.
 pub(super) struct ShardProgress {
     pub(super) shard: ShardKey,
@@ -202,4 +275,38 @@ pub(super) struct ShardProgress {
     pub(super) next: EntryNumber,
     /// True if the end of the log was reached.
     pub(super) caught_up: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_ready_once_its_shards_have_caught_up() {
+        let start = Instant::now();
+        let shards = [ShardKey::new("a", 0), ShardKey::new("a", 1)];
+        let state = FirstCatchUp::default();
+        assert!(state.reason().unwrap().contains("not known yet"));
+        state.look(&shards, start);
+        assert!(state.reason().unwrap().contains("2 shards"), "{:?}", state.reason());
+        state.look(&shards[1..], start);
+        assert!(state.reason().unwrap().contains("a/0001"), "{:?}", state.reason());
+        state.look(&[], start);
+        assert_eq!(state.reason(), None);
+        // A shard that the node takes later does not make it unready again.
+        state.look(&shards, start);
+        assert_eq!(state.reason(), None);
+    }
+
+    #[test]
+    fn a_broken_shard_delays_the_node_for_a_limited_time() {
+        let start = Instant::now();
+        let state = FirstCatchUp::default();
+        let broken = [ShardKey::new("a", 0)];
+        state.look(&broken, start);
+        state.look(&broken, start + CATCH_UP_MAX - Duration::from_secs(1));
+        assert!(state.reason().is_some());
+        state.look(&broken, start + CATCH_UP_MAX);
+        assert_eq!(state.reason(), None);
+    }
 }

@@ -9,6 +9,7 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 use transport::{Reply, Shared};
 
+use crate::cluster::{ClusterServing, NodeReadiness};
 use crate::collections::Collections;
 use crate::compose::Server;
 use crate::readiness::{Readiness, Unready};
@@ -19,11 +20,16 @@ const MODELS_NAMED_MAX: usize = 100;
 struct ProbeState {
     readiness: Arc<Readiness>,
     collections: Arc<Collections>,
+    /// That of this node, if there is a cluster.
+    node: Option<NodeReadiness>,
 }
 
 pub(super) fn routes(server: &Server) -> Router {
-    let state =
-        ProbeState { readiness: server.readiness.clone(), collections: server.collections.clone() };
+    let state = ProbeState {
+        readiness: server.readiness.clone(),
+        collections: server.collections.clone(),
+        node: server.cluster.get().map(ClusterServing::readiness),
+    };
     Router::new()
         .route("/healthz", get(live))
         .route("/livez", get(live))
@@ -36,14 +42,16 @@ async fn live() -> Reply {
     Reply::text("healthz check passed")
 }
 
-/// Answers 200 if the server is ready and no collection is being opened.
+/// Answers 200 if the server is ready, no collection is being opened, and a node of a cluster has
+/// joined it and caught up with its shards.
 async fn ready(State(state): Shared<ProbeState>) -> Reply {
     let opening =
         state.collections.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
-    let unready = state.readiness.unready().or_else(|| {
-        let reason = "collections are still being opened".to_owned();
-        opening.then(|| Unready { reason, models: Vec::new() })
-    });
+    let without_models = |reason| Unready { reason, models: Vec::new() };
+    let opening = opening.then(|| "collections are still being opened".to_owned());
+    let node = || state.node.as_ref().and_then(|unready| unready());
+    let unready = state.readiness.unready();
+    let unready = unready.or_else(|| opening.or_else(node).map(without_models));
     match unready {
         None => Reply::json(json!({ "ready": true }).to_string()),
         Some(unready) => {
