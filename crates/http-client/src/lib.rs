@@ -68,6 +68,33 @@ impl fmt::Debug for HttpRequest<'_> {
     }
 }
 
+impl HttpRequest<'_> {
+    /// Creates a request that posts JSON.
+    pub fn post(path: &str, body: Bytes) -> HttpRequest<'_> {
+        let json = HeaderValue::from_static("application/json");
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
+        HttpRequest { method: Method::POST, path, headers, body }
+    }
+}
+
+/// Memory for the body of a response.
+pub trait AnswerRoom: Send + Sync {
+    /// Takes room for `bytes` that have arrived.
+    ///
+    /// # Errors
+    /// The error of the request, whose response is then not read on.
+    fn take(&self, bytes: u64) -> Result<()>;
+}
+
+/// Room for every response up to [`ANSWER_BYTES_MAX`].
+struct FreeRoom;
+
+impl AnswerRoom for FreeRoom {
+    fn take(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// A client of HTTP servers. Clones share connections, which stay open between requests.
 ///
 /// Dropping the future of a request closes its connection.
@@ -122,9 +149,7 @@ impl HttpClient {
         body: Bytes,
         timeout: Duration,
     ) -> Result<HttpAnswer> {
-        let json = HeaderValue::from_static("application/json");
-        let headers = HeaderMap::from_iter([(CONTENT_TYPE, json)]);
-        self.send(address, HttpRequest { method: Method::POST, path, headers, body }, timeout).await
+        self.send(address, HttpRequest::post(path, body), timeout).await
     }
 
     /// Gets `path` (with the query, if any) from `address` (`HOST:PORT`).
@@ -161,8 +186,22 @@ impl HttpClient {
         request: HttpRequest<'_>,
         timeout: Duration,
     ) -> Result<HttpAnswer> {
+        self.send_within(address, request, timeout, &FreeRoom).await
+    }
+
+    /// Does the same as [`HttpClient::send`], and takes room for the body as it arrives.
+    ///
+    /// # Errors
+    /// As [`HttpClient::post`], and the error of `room`.
+    pub async fn send_within(
+        &self,
+        address: &str,
+        request: HttpRequest<'_>,
+        timeout: Duration,
+        room: &dyn AnswerRoom,
+    ) -> Result<HttpAnswer> {
         let request = self.request(address, request)?;
-        match tokio::time::timeout(timeout, self.exchange(address, request)).await {
+        match tokio::time::timeout(timeout, self.exchange(address, request, room)).await {
             Ok(answer) => answer,
             Err(_) => Err(Error::unavailable(format!(
                 "{address} did not answer within {} ms; check that it runs and is not overloaded",
@@ -171,7 +210,12 @@ impl HttpClient {
         }
     }
 
-    async fn exchange(&self, address: &str, request: Request<Full<Bytes>>) -> Result<HttpAnswer> {
+    async fn exchange(
+        &self,
+        address: &str,
+        request: Request<Full<Bytes>>,
+        room: &dyn AnswerRoom,
+    ) -> Result<HttpAnswer> {
         let response = self
             .client
             .request(request)
@@ -180,15 +224,26 @@ impl HttpClient {
             .map_err(|error| self.connection_error(address, &error).with_source(error))?;
         let status = response.status().as_u16();
         let headers = response.headers().clone();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        match body {
-            Ok(body) => Ok(HttpAnswer { status, headers, body: body.to_bytes() }),
-            Err(error) if error.is::<LengthLimitError>() => Err(Error::too_large(format!(
-                "{address} answers with more than {} MiB; ask for less in one request",
-                ANSWER_BYTES_MAX >> 20
-            ))),
-            Err(error) => Err(self.connection_error(address, &*error)),
+        let mut body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+        let mut parts: Vec<Bytes> = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => Error::too_large(format!(
+                    "{address} answers with more than {} MiB; ask for less in one request",
+                    ANSWER_BYTES_MAX >> 20
+                )),
+                false => self.connection_error(address, &*error),
+            })?;
+            if let Ok(part) = frame.into_data() {
+                room.take(part.len() as u64)?;
+                parts.push(part);
+            }
         }
+        let body = match parts.len() {
+            1 => parts.swap_remove(0),
+            _ => Bytes::from(parts.concat()),
+        };
+        Ok(HttpAnswer { status, headers, body })
     }
 
     /// Builds the error of a connection that failed, with the innermost cause: the outer ones name
@@ -336,6 +391,38 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.message().contains(&address), "{error}");
         }
+    }
+
+    /// Room for some bytes.
+    struct SmallRoom(AtomicUsize);
+
+    impl AnswerRoom for SmallRoom {
+        fn take(&self, bytes: u64) -> Result<()> {
+            let taken = self.0.fetch_add(bytes as usize, Ordering::Relaxed) + bytes as usize;
+            if taken > 1 << 20 { Err(Error::exhausted("no room")) } else { Ok(()) }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_without_room_is_not_read_on() {
+        let (listener, address) = listener().await;
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    let head = b"HTTP/1.1 200 x\r\ncontent-length: 134217728\r\n\r\n";
+                    stream.write_all(head).await.unwrap();
+                    // The body never ends. Sending fails once the client has closed the connection.
+                    while stream.write_all(&[0; 1 << 16]).await.is_ok() {}
+                });
+            }
+        });
+        let client = HttpClient::new(None);
+        let room = SmallRoom(AtomicUsize::new(0));
+        let request = || HttpRequest::post("/", Bytes::new());
+        let answer = client.send_within(&address, request(), WAIT, &room).await;
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::ResourceExhausted);
+        assert!(room.0.load(Ordering::Relaxed) < 2 << 20, "one part at most is beyond the room");
     }
 
     #[tokio::test]

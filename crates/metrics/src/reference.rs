@@ -58,7 +58,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 15] = [
+const REFUSALS: [&str; 16] = [
     "backup_queue",
     "connections_max",
     "images_bulk_max",
@@ -67,6 +67,7 @@ const REFUSALS: [&str; 15] = [
     "key_cpu",
     "key_rate",
     "queue_max",
+    "read_bytes_max",
     "receiving_max",
     "recordings_max",
     "request_memory",

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use cluster::{CallId, CallReason, NodeCall, ReadFanOut};
 use serde_json::value::RawValue;
 use tokio::task::{Id, JoinError, JoinSet};
-use transport::Reservation;
 
 use super::envelope::ReadCoverage;
+use super::read_memory::ReadMemory;
 use super::shard_read::{ReadBody, ShardAnswers, ShardRead};
 use super::state::RootState;
 use super::wire::{NodeReadAnswer, NodeReadBody, is_final, read_node, timeout_ms};
@@ -75,7 +75,7 @@ struct ReadRun<'a> {
     fan_out: ReadFanOut<NodeResult, Error>,
     running: JoinSet<CallOutcome>,
     calls: HashMap<Id, CallId>,
-    reservation: Reservation,
+    memory: Arc<ReadMemory>,
 }
 
 impl<'a> ReadRun<'a> {
@@ -85,7 +85,7 @@ impl<'a> ReadRun<'a> {
             fan_out: ReadFanOut::new(state.next_query(), &read.shards),
             running: JoinSet::new(),
             calls: HashMap::new(),
-            reservation: state.requests.memory.empty(),
+            memory: ReadMemory::new(state.requests.clone()),
             state,
             read,
         }
@@ -171,7 +171,9 @@ impl<'a> ReadRun<'a> {
             self.state.count(kind(call.reason));
             let left = self.read.deadline.saturating_duration_since(Instant::now());
             let (client, requests) = (self.state.client.clone(), self.state.requests.clone());
-            let handle = self.running.spawn(read_node(client, requests, address, body, left));
+            let memory = self.memory.answer();
+            let read = read_node(client, requests, address, body, left, memory);
+            let handle = self.running.spawn(read);
             self.calls.insert(handle.id(), call.id);
         }
         Ok(())
@@ -215,12 +217,15 @@ impl<'a> ReadRun<'a> {
             Ok(answer) => self.take(id, answer),
             // Another holder's answer would be as large.
             Err(error) if error.kind() == ErrorKind::TooLarge => Err(error),
-            Err(error) => {
-                let node = self.fan_out.running(id).map(|call| &call.node);
-                tracing::debug!(?node, %error, "a node did not answer a read");
-                let now = Instant::now();
-                Ok(self.fan_out.failed(id, &error, &mut self.state.latencies.lock(), now))
-            }
+            Err(error) => match self.memory.refusal() {
+                Some(refusal) => Err(refusal),
+                None => {
+                    let node = self.fan_out.running(id).map(|call| &call.node);
+                    tracing::debug!(?node, %error, "a node did not answer a read");
+                    let now = Instant::now();
+                    Ok(self.fan_out.failed(id, &error, &mut self.state.latencies.lock(), now))
+                }
+            },
         };
         if calls.is_err() {
             self.fan_out.forget(id);
@@ -230,7 +235,6 @@ impl<'a> ReadRun<'a> {
 
     /// Takes a node's answer. Returns the requests to send.
     fn take(&mut self, id: CallId, mut answer: NodeReadAnswer) -> Result<Vec<NodeCall>> {
-        self.reservation.cover(answer.bytes)?;
         let Some(call) = self.fan_out.running(id) else { return Ok(Vec::new()) };
         let mut results = BTreeMap::new();
         for shard in &call.shards {
@@ -249,8 +253,11 @@ impl<'a> ReadRun<'a> {
         let is_hedge = call.reason == CallReason::Hedge;
         let now = Instant::now();
         let taken = self.fan_out.answered(id, results, &mut self.state.latencies.lock(), now);
-        if is_hedge && !taken.counted.is_empty() {
-            self.state.count("hedge_won");
+        if !taken.counted.is_empty() {
+            answer.memory.keep();
+            if is_hedge {
+                self.state.count("hedge_won");
+            }
         }
         Ok(taken.calls)
     }
@@ -274,6 +281,7 @@ impl<'a> ReadRun<'a> {
             }
         }
         let coverage = ReadCoverage { shards: results.len(), of };
-        ShardAnswers { results, nodes, coverage, failure, reservation: self.reservation }
+        let reservation = self.memory.finish();
+        ShardAnswers { results, nodes, coverage, failure, reservation }
     }
 }

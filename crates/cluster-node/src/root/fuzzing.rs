@@ -15,9 +15,9 @@ use super::wire::{self, OwnerReply};
 /// # Errors
 /// `Internal` for another text than the expected JSON.
 pub fn read_answer(body: &[u8]) -> Result<BTreeMap<u32, Result<String>>> {
-    let answer = wire::parse_read(body)?;
+    let shards = wire::parse_read(body)?;
     let text = |result: Result<Box<RawValue>>| result.map(|text| text.get().to_owned());
-    Ok(answer.shards.into_iter().map(|(shard, result)| (shard, text(result))).collect())
+    Ok(shards.into_iter().map(|(shard, result)| (shard, text(result))).collect())
 }
 
 /// Reads a node's answer to a write. Returns the number of the entry, or `None` if the operations

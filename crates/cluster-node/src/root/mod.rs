@@ -34,6 +34,7 @@ mod params;
 mod plan;
 mod query;
 mod read;
+mod read_memory;
 mod routes;
 mod shard_read;
 mod split;

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use http_client::{HttpAnswer, HttpClient, was_not_sent};
+use http_client::{HttpAnswer, HttpClient, HttpRequest, was_not_sent};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources};
+
+use super::read_memory::AnswerMemory;
 
 /// Path of reads.
 pub(super) const READ_PATH: &str = "/cluster/v1/read";
@@ -33,10 +35,12 @@ pub(super) struct NodeReadBody<'a> {
 
 /// Results of a node's shards, each as JSON text or the shard's error.
 pub(super) struct NodeReadAnswer {
-    pub(super) shards: BTreeMap<u32, Result<Box<RawValue>>>,
-    /// Bytes of the answer.
-    pub(super) bytes: u64,
+    pub(super) shards: ShardResultTexts,
+    pub(super) memory: AnswerMemory,
 }
+
+/// Results of shards as JSON text, or errors.
+pub(super) type ShardResultTexts = BTreeMap<u32, Result<Box<RawValue>>>;
 
 #[derive(Deserialize)]
 struct AnswerText<'a> {
@@ -67,28 +71,31 @@ pub(super) fn timeout_ms(deadline: Instant) -> u64 {
 /// Sends a read to a node.
 ///
 /// # Errors
-/// Errors of the connection; the node's error if it answers nothing.
+/// Errors of the connection and of `memory`; the node's error if it answers nothing.
 pub(super) async fn read_node(
     client: HttpClient,
     requests: Arc<RequestResources>,
     address: String,
     body: Bytes,
     timeout: Duration,
+    memory: AnswerMemory,
 ) -> Result<NodeReadAnswer> {
-    let answer = client.post(&address, READ_PATH, body, timeout).await?;
+    let request = HttpRequest::post(READ_PATH, body);
+    let answer = client.send_within(&address, request, timeout, &memory).await?;
     if answer.status != 200 {
         return Err(error_of(&answer).context(&address));
     }
     let large = answer.body.len() > INLINE_BYTES_MAX;
     let parse = move || parse_read(&answer.body);
-    requests.codec.run_if(large, CodecStep::Decode, parse).await
+    let shards = requests.codec.run_if(large, CodecStep::Decode, parse).await?;
+    Ok(NodeReadAnswer { shards, memory })
 }
 
 /// Reads a node's answer to a read.
 ///
 /// # Errors
 /// `Internal` for another text than the expected JSON.
-pub(super) fn parse_read(body: &[u8]) -> Result<NodeReadAnswer> {
+pub(super) fn parse_read(body: &[u8]) -> Result<ShardResultTexts> {
     let malformed =
         |error| Error::internal(format!("a node's answer is not the expected JSON: {error}"));
     let answer: AnswerText<'_> = serde_json::from_slice(body).map_err(malformed)?;
@@ -102,7 +109,7 @@ pub(super) fn parse_read(body: &[u8]) -> Result<NodeReadAnswer> {
         };
         shards.insert(shard, result);
     }
-    Ok(NodeReadAnswer { shards, bytes: body.len() as u64 })
+    Ok(shards)
 }
 
 /// Returns true if another holder of the shard would refuse the request too.
@@ -234,9 +241,8 @@ mod tests {
             "10":{"status":422,"body":{"status":{"error":"Validation error in x"},"time":0}},
             "4":{"status":503,"body":{"error":"behind"}},
             "5":{"status":200,"body":{}}},"rows":{"3":7}}"#;
-        let mut answer = parse_read(body).unwrap();
-        assert_eq!(answer.bytes, body.len() as u64);
-        let mut take = |shard| answer.shards.remove(&shard).unwrap();
+        let mut shards = parse_read(body).unwrap();
+        let mut take = |shard| shards.remove(&shard).unwrap();
         assert_eq!(take(3).unwrap().get(), r#"{"count": 2}"#);
         let refused = take(10).unwrap_err();
         assert_eq!((refused.kind(), is_final(&refused)), (ErrorKind::InvalidArgument, true));
