@@ -12,9 +12,11 @@ use base::{Error, Result};
 use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::call::RootContext;
 use super::fan_out::read_shards;
+use super::payload_sizes;
 use super::shard_read::{RETRY_AFTER, ReadBody, ShardRead};
 use super::split::{FilterChange, raw};
 use super::state::RootState;
@@ -23,6 +25,8 @@ use crate::types::{CollectionRecord, ShardKey};
 
 /// Points of one page of a shard, and of one operation.
 const PAGE_POINTS: usize = 1000;
+/// The same, if the payloads are read too: at most 16 MiB.
+const PAGE_PAYLOADS: usize = 256;
 
 /// Makes a change of the points that its filter chooses. Returns the largest number of an entry
 /// that has some of it; 0 if the filter chooses none.
@@ -81,6 +85,7 @@ struct PointsPage {
 #[derive(Deserialize)]
 struct PagePoint {
     id: PointId,
+    payload: Option<Map<String, Value>>,
 }
 
 impl FilterWrite {
@@ -99,9 +104,13 @@ impl FilterWrite {
                 false => error,
             };
             let page = self.page(offset).await.map_err(partly)?;
-            let ids: Vec<PointId> = page.points.into_iter().map(|point| point.id).collect();
+            let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             if !ids.is_empty() {
-                entry = write.run(&[self.change.of(&ids)?]).await.map_err(partly)?;
+                let operation = self.change.of(&ids)?;
+                let points = page.points.into_iter();
+                let payloads = points.map(|point| (point.id, point.payload.unwrap_or_default()));
+                payload_sizes::check_page(&operation, payloads.collect()).map_err(partly)?;
+                entry = write.run(&[operation]).await.map_err(partly)?;
             }
             match page.next_page_offset {
                 Some(next) => offset = Some(next),
@@ -113,8 +122,9 @@ impl FilterWrite {
     /// Reads a page from a holder that has applied the whole log.
     async fn page(&self, offset: Option<PointId>) -> Result<PointsPage> {
         let filter = &*self.change.filter;
-        let (with_payload, with_vector) = (false, false);
-        let body = PageBody { filter, limit: PAGE_POINTS, offset, with_payload, with_vector };
+        let (with_payload, with_vector) = (self.change.sets_payload(), false);
+        let limit = if with_payload { PAGE_PAYLOADS } else { PAGE_POINTS };
+        let body = PageBody { filter, limit, offset, with_payload, with_vector };
         let read = ShardRead {
             record: self.record.clone(),
             shards: vec![self.shard],

@@ -1,6 +1,6 @@
 //! Checks of writes. A holder skips an operation of the log that it cannot make, so what a
-//! collection would refuse is refused here, before it is in the log. One case is left: a
-//! `set_payload` that makes a stored payload too large is acknowledged and changes nothing.
+//! collection would refuse is refused here, before it is in the log. `payload_sizes` checks the
+//! changes whose outcome depends on stored payloads.
 
 use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 /// Maximum nesting of a request's JSON. The log nests it deeper, and JSON readers stop at 128.
 const DEPTH_MAX: usize = 120;
 /// Maximum bytes of a payload as it is stored, as in `search`.
-const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Bytes that a stored payload has for a UUID.
 const UUID_BYTES: usize = 56;
 /// Maximum squared length of a vector, as in `search`.
@@ -109,6 +109,19 @@ fn payload_size(payload: &Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
+/// Returns the bytes of a payload as it is stored.
+///
+/// # Errors
+/// `Internal` if it cannot be written.
+pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<usize> {
+    if payload.is_empty() {
+        return Ok(0);
+    }
+    let own = serde_json::to_vec(payload)
+        .map_err(|error| Error::internal(format!("a payload: {error}")))?;
+    Ok(own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 })
+}
+
 fn upsert(request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
     if settings.extra.get(IMAGES).is_some() {
         return Err(Error::precondition(
@@ -132,14 +145,7 @@ fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
         )));
     }
     length(&point.vector, settings.metric)?;
-    let bytes = match (point.payload.is_empty(), point.id) {
-        (true, _) => 0,
-        (false, id) => {
-            let own = serde_json::to_vec(&point.payload)
-                .map_err(|error| Error::internal(format!("a payload: {error}")))?;
-            own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 }
-        }
-    };
+    let bytes = stored_bytes(point.id, &point.payload)?;
     if bytes > PAYLOAD_BYTES_MAX {
         return Err(Error::too_large(format!(
             "its payload has {bytes} bytes, {PAYLOAD_BYTES_MAX} at most"

@@ -31,6 +31,7 @@ pub(crate) mod fuzzing;
 mod images;
 mod merge;
 mod params;
+mod payload_sizes;
 mod plan;
 mod query;
 mod read;

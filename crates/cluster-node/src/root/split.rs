@@ -169,6 +169,11 @@ pub(super) struct FilterChange {
 }
 
 impl FilterChange {
+    /// Returns true if the change merges members into payloads.
+    pub(super) fn sets_payload(&self) -> bool {
+        self.kind == "set_payload"
+    }
+
     /// Returns the operation that makes the change for points by their ids.
     ///
     /// # Errors

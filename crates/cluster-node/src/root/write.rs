@@ -19,7 +19,7 @@ use super::envelope::RootAnswer;
 use super::split::{self, ChangeStep, ChangeSteps, ShardOperations};
 use super::state::RootState;
 use super::wire::{OwnerReply, timeout_ms, write_node};
-use super::{by_filter, check, collections};
+use super::{by_filter, check, collections, payload_sizes};
 use crate::types::{CollectionRecord, Owner, ShardKey};
 
 /// Bytes of operations after which another request to the owner begins.
@@ -161,7 +161,8 @@ fn text(body: &[u8]) -> Result<&str> {
 /// has some of it; 0 without operations.
 ///
 /// # Errors
-/// The first error of a shard. Other shards may have their operations then.
+/// `TooLarge` if a payload would become too large; the step is not made then. The first error of a
+/// shard. Other shards may have their operations then.
 async fn make(
     context: &RootContext,
     record: Arc<CollectionRecord>,
@@ -170,7 +171,14 @@ async fn make(
     let mut entry = 0;
     for step in steps {
         let made = match step {
-            ChangeStep::ByIds(split) => deliver(context, &record, split).await?,
+            ChangeStep::ByIds(split) => {
+                let fits = payload_sizes::check(context, &record, &split).await;
+                fits.map_err(|error| match entry {
+                    0 => error,
+                    _ => error.context("earlier changes of the batch were made, and then"),
+                })?;
+                deliver(context, &record, split).await?
+            }
             ChangeStep::ByFilter(change) => by_filter::make(context, &record, change).await?,
         };
         entry = made.max(entry);

@@ -121,6 +121,50 @@ async fn changes_by_filter_are_sent_by_ids() {
     }
 }
 
+/// Answers as a collection whose points have a payload of 40 KiB. A filter chooses point 1.
+fn large_payloads(shard: u32, request: &Value) -> Value {
+    let text = "x".repeat(40 << 10);
+    let point = |id: &Value| json!({"id": id, "payload": {"old": text}});
+    match request["path"].as_str().unwrap() {
+        "points" => request["body"]["ids"].as_array().unwrap().iter().map(point).collect(),
+        _ if shard == shard_of(1) => json!({"points": [point(&json!(1))]}),
+        _ => json!({"points": []}),
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_would_become_too_large_is_refused() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", large_payloads).await;
+    root.serve("a", &node.address, &[0, 1]);
+    (0..SHARDS).for_each(|shard| root.own("a", shard, 1));
+    let large = "y".repeat(30 << 10);
+    let set = json!({"payload": {"new": large}, "points": [1, 2]});
+    let filter = json!({"must": [{"key": "a", "match": {"value": 1}}]});
+    for (path, body) in [
+        ("points/payload", set.clone()),
+        ("points/payload", json!({"payload": {"new": large}, "filter": filter})),
+        ("points/payload", json!({"payload": {"new": large}, "key": "a.b", "points": [1]})),
+        ("points/batch", json!({"operations": [{"set_payload": set}]})),
+    ] {
+        let answer = root.post(path, &body).await;
+        assert_eq!(answer.status, 413, "{path}: {}", answer.json);
+        assert!(answer.error().contains("payload would have"), "{}", answer.error());
+        assert!(node.taken_reads().iter().all(|read| read["strong"] == true));
+    }
+    assert!(node.taken_writes().is_empty());
+    let clear = json!({"clear_payload": {"points": [1, 2]}});
+    let fits = json!({"operations": [clear, {"set_payload": set}]});
+    assert_eq!(root.post("points/batch", &fits).await.result()[1]["status"], "completed");
+    root.post("points/payload", &json!({"payload": {"n": 1}, "points": [1]})).await.result();
+    assert!(!node.taken_writes().is_empty());
+    node.behave(Behaviour::Refuse(503, json!({"error": "down"})));
+    let unknown = root.post("points/payload?timeout=1", &set).await;
+    assert_eq!(unknown.status, 503);
+    assert!(unknown.error().contains("cannot be read"), "{}", unknown.error());
+    assert!(node.taken_writes().is_empty());
+}
+
 #[tokio::test]
 async fn what_no_holder_can_make_is_not_sent() {
     let (root, nodes) = two_owners().await;

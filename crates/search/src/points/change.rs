@@ -46,6 +46,14 @@ enum Step {
 }
 
 impl PayloadChange {
+    /// Applies the change, which was checked, to a payload.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a malformed path.
+    pub fn apply(&self, payload: &mut Map<String, Value>) -> Result<()> {
+        apply(self, payload)
+    }
+
     /// Checks the names and paths of the change.
     ///
     /// # Errors
