@@ -1,11 +1,11 @@
-"""Commands of operators against three nodes that require a key: status, plans, draining a node."""
+"""Commands of operators against three nodes that require a key: status, plans, draining a node; and the start of nodes."""
 
 import json
 import subprocess
 
 import pytest
 from deployment import Cluster
-from processes import BINARY, NodePlan, http_call, wait_until
+from processes import BINARY, NodePlan, free_ports, http_call, wait_until
 
 KEY = "a key of this test that is long enough"
 SHARDS, POINTS = 8, 40
@@ -76,3 +76,77 @@ def test_nodes_refuse_requests_without_a_key(cluster):
         assert http_call(cluster.nodes["a"].address, "GET", path)[0] == 401, path
     wrong = millpond(cluster, "status", key="another key, which no node has")
     assert wrong.returncode != 0 and "key" in wrong.stderr, wrong
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two nodes with an admin port, not started; and their etcd, which runs."""
+    cluster = Cluster([NodePlan(name, "root,search,ingest") for name in ("a", "b")], tmp_path, tmp_path / "logs", s3=False)
+    for node in cluster.nodes.values():
+        node.admin_port, _ = free_ports()
+        node.command += ["--admin-port", str(node.admin_port)]
+    yield cluster
+    for process in [*cluster.nodes.values(), cluster.etcd]:
+        process.kill()
+
+
+def test_a_node_with_an_admin_port_is_drained_from_that_of_another(pair):
+    pair.start()
+    command = [str(BINARY), "cluster", "drain", "b", "--no-wait", "--url"]
+    public = subprocess.run([*command, pair.nodes["a"].url], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert public.returncode != 0 and f"the admin port, {pair.nodes['a'].admin_port}" in public.stderr, public
+    admin = f"http://127.0.0.1:{pair.nodes['a'].admin_port}"
+    drained = subprocess.run([*command, admin], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert drained.returncode == 0, drained
+    wait_until("b drains", lambda: pair.members().nodes["b"]["weight"] == 0)
+    assert pair.members().nodes["a"]["weight"] == 1
+
+
+def readiness(node) -> tuple[int, str]:
+    """Returns the status of `/readyz` and the reason; 0 while the node does not listen."""
+    assert node.running(), node.log_tail()
+    try:
+        status, body = http_call(node.address, "GET", "/readyz")
+    except OSError:
+        return 0, ""
+    return status, json.loads(body).get("error", "")
+
+
+def test_nodes_start_without_etcd_and_join_when_it_answers(pair):
+    pair.etcd.kill()
+    node = pair.nodes["a"]
+    node.start()
+    status, reason = wait_until("a listens", lambda: (found := readiness(node))[0] and found)
+    assert status == 503 and "has not joined the cluster" in reason and pair.etcd.address in reason, reason
+    pair.etcd.start()
+    wait_until("a is ready", lambda: readiness(node)[0] == 200)
+    assert set(pair.members().nodes) == {"a"}
+    assert "the node starts without etcd" in node.log.read_text()
+
+
+def test_a_node_is_ready_once_it_has_caught_up_with_its_shards(pair):
+    pair.start()
+    body = {"vectors": {"size": 2, "distance": "Dot"}, "shard_number": SHARDS}
+    created = http_call(pair.nodes["a"].address, "PUT", "/collections/docs", json.dumps(body).encode())
+    assert created[0] == 200, created
+    pair.shards, pair.copies = SHARDS, 2
+    pair.wait_settled()
+    node = pair.nodes["b"]
+    node.terminate()
+    wait_until("a writes all logs", lambda: list(pair.members().owners.values()) == ["a"] * SHARDS)
+    store = pair.scratch / "store"
+    # A log that cannot be read keeps the node from the end of it.
+    logs = [path for path in store.glob("data/*/wal") if path.is_dir()]
+    assert logs, list(store.rglob("*"))[:20]
+    for path in logs:
+        path.rename(path.with_name("moved"))
+        path.write_text("no directory")
+    node.start()
+    wait_until("b is behind", lambda: "the end of their logs" in readiness(node)[1])
+    status, reason = readiness(node)
+    assert status == 503
+    assert f"{SHARDS} shards" in reason, reason
+    for path in logs:
+        path.unlink()
+        path.with_name("moved").rename(path)
+    wait_until("b is ready", lambda: readiness(node)[0] == 200)
