@@ -1,8 +1,9 @@
 //! Images as they were sent, in a directory or in object storage.
 //!
-//! The key of an original contains its hash. On one server, writing it twice changes nothing, and an
-//! original without a point, as a crash can leave, is replaced by the next upload of the same image.
-//! In a cluster each upload has a key of its own, and the removal of an image removes old uploads.
+//! The key of an original contains its hash. On one server, writing it twice changes nothing, and
+//! an original without a point, as a crash can leave, is replaced by the next upload of the same
+//! image. In a cluster each upload has a key of its own, and the removal of an image removes old
+//! uploads.
 
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};

@@ -42,8 +42,8 @@ const NAME_CHARACTERS_MAX: usize = 128;
 /// Checks the name of a `thing` (node, cluster or fleet), which becomes part of keys.
 ///
 /// # Errors
-/// `InvalidArgument` for other characters than letters, digits, `.`, `_` and `-`, and if the name is
-/// empty or too long.
+/// `InvalidArgument` for other characters than letters, digits, `.`, `_` and `-`, and if the name
+/// is empty or too long.
 pub fn check_name(thing: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if (1..=NAME_CHARACTERS_MAX).contains(&name.len()) && name.bytes().all(allowed) {

@@ -1,5 +1,5 @@
-//! Turns of the processes of a fleet to load new versions of their models, in etcd. A fleet needs no
-//! cluster.
+//! Turns of the processes of a fleet to load new versions of their models, in etcd. A fleet needs
+//! no cluster.
 //!
 //! # Keys
 //! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a

@@ -8,9 +8,10 @@
 //! grows.
 //!
 //! # Without etcd
-//! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and owners go on writing: the log itself fences an older owner. Nodes
-//! that are absent when etcd answers again stay in the view for the time of one lease, because they
-//! register again at different moments.
+//! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and
+//! owners go on writing: the log itself fences an older owner. Nodes that are absent when etcd
+//! answers again stay in the view for the time of one lease, because they register again at
+//! different moments.
 
 pub(crate) mod fuzzing;
 mod keys;

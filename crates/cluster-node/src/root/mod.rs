@@ -17,8 +17,8 @@
 //! # Consistency
 //! A root remembers the last entry that it wrote to each shard, and reads carry its number. So a
 //! client of one root reads its own writes. A read by id at any root finds a point whose write was
-//! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes of
-//! other roots.
+//! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes
+//! of other roots.
 
 mod by_filter;
 mod call;

@@ -174,8 +174,8 @@ async fn stored(
     context.compute(bytes, work).await
 }
 
-/// Makes the steps of a point and checks the size after each `set_payload`. `stored` is its payload;
-/// `None` if there is no such point.
+/// Makes the steps of a point and checks the size after each `set_payload`. `stored` is its
+/// payload; `None` if there is no such point.
 fn run(id: PointId, stored: Option<Payload>, steps: &[PointStep]) -> Result<()> {
     let mut now = stored;
     for step in steps {

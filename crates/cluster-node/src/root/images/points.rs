@@ -35,11 +35,11 @@ pub(super) struct PointWish {
 /// Writes that the lookup of a point sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LookupConsistency {
-    /// Those that the holder has applied.
+    /// Writes that the holder has applied.
     Default,
     /// The same, but an absent point is looked up again with a strong read.
     Confirmed,
-    /// All that were acknowledged before.
+    /// All writes that were acknowledged before.
     Strong,
 }
 
