@@ -145,7 +145,8 @@ fn a_payload_that_holders_cannot_read_is_refused() {
     let error = new(121).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.message().contains("flatter"), "{error}");
-    let image = world.images.extract_image(new(120).unwrap(), &WantedImages::default(), None);
+    let wanted = WantedImages::default();
+    let image = world.images.extract_image(new(120).unwrap(), &wanted, None);
     let logged = world.run(image).unwrap().logged("c").unwrap();
     let shard = photos().create_shard(&world.registry, "c-1.0000", DIMS, "c").unwrap();
     let operation = api_images::images_operation(&[&logged.text]);
