@@ -265,7 +265,11 @@ mod tests {
             json!({"upsert": {"points": [{"id": 1, "vector": [1]}]}}),
             json!({"delete": {"points": [1]}}),
         ] {
-            assert_eq!(outcome(&[smaller.clone()], Some(payload(30 << 10))), Ok(()), "{smaller}");
+            assert_eq!(
+                outcome(std::slice::from_ref(&smaller), Some(payload(30 << 10))),
+                Ok(()),
+                "{smaller}"
+            );
         }
         let other = json!({"set_payload": {"payload": {"other": large}, "points": [1, 2]}});
         assert_eq!(outcome(&[other], Some(Map::new())), Err(ErrorKind::TooLarge));
