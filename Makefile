@@ -209,7 +209,7 @@ test: ## run all tests
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready grpc-tools $(CACHE)/examples/venv/ready wrk $(SERVING_PEERS)/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
+test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready wrk $(SERVING_PEERS)/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
@@ -222,12 +222,19 @@ test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SA
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
-test-clients test-tfs test-audio test-page test-attack test-docs test-stores: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-grpc-tools test-tfs test-audio test-page test-attack test-docs test-stores: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
-test-clients: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
+test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,Python clients)
-	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
+	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini --ignore $(GRPC_TOOLS_TESTS) $(TESTS)
+
+# Not a part of `make test`, since the tools take minutes to compile.
+GRPC_TOOLS_TESTS := tests/clients/test_grpc_tools.py
+.PHONY: test-grpc-tools
+test-grpc-tools: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## test with grpcurl and grpc-health-probe (compiles both the first time)
+	$(call say,command-line tools of gRPC)
+	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(GRPC_TOOLS_TESTS)
 
 .PHONY: test-tfs
 test-tfs: tests-built .venv-test/ready .venv/tensorflow-ready $(CACHE)/audio/wheels/ready ## test `millpond tfs` against the behaviours of TensorFlow Serving

@@ -156,7 +156,7 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 		--use-compress-program='gzip -n' -cf $(DIST)/millpond-chart-$(VERSION).tgz millpond
 	@du -h --apparent-size $(DIST)/millpond-chart-$(VERSION).tgz
 
-test-ready: container-tools $(PROMTOOL) $(GRPC_TOOLS) $(CACHE)/packaging/ready
+test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
 dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist

@@ -23,14 +23,16 @@ torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## install CUDA for `d
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/torch-cuda.txt
 
-$(TORCH_SHIM_DIR)/%.o: engines/torch/%.cc $(TORCH_HEADERS) .venv/torch-packages
+# The sources are compiled as one file, since each alone would read the headers of LibTorch again, 20 s of a core.
+$(TORCH_SHIM_DIR)/shim.o: $(TORCH_SOURCES) $(TORCH_HEADERS) .venv/torch-packages
 	@mkdir -p $(TORCH_SHIM_DIR)
-	@echo "$(TORCH_CXX) $<"
-	@torch=$$(echo .venv/lib/python3*/site-packages/torch); \
-	$(TORCH_CXX) $(TORCH_CXXFLAGS) -isystem "$$torch/include" -isystem "$$torch/include/torch/csrc/api/include" -c $< -o $@
+	@echo "$(TORCH_CXX) $(TORCH_SOURCES)"
+	@torch=$$(echo .venv/lib/python3*/site-packages/torch); printf '#include "%s"\n' $(TORCH_SOURCES) | \
+	$(TORCH_CXX) $(TORCH_CXXFLAGS) -I. -isystem "$$torch/include" -isystem "$$torch/include/torch/csrc/api/include" \
+		-c -o $@ -x c++ -
 
 # The wheel's libtorch.so is empty and needs all of CUDA. Compiled packages need a library of that name.
-$(TORCH_SHIM): $(TORCH_SOURCES:engines/torch/%.cc=$(TORCH_SHIM_DIR)/%.o)
+$(TORCH_SHIM): $(TORCH_SHIM_DIR)/shim.o
 	@$(TORCH_CXX) -shared -Wl,-soname,libtorch.so -o $(TORCH_SHIM_DIR)/libtorch.so -x c /dev/null
 	@torch=$$(echo .venv/lib/python3*/site-packages/torch); site=$${torch#.venv/}; \
 	$(TORCH_CXX) -shared -o $@.tmp $^ -L"$$torch/lib" -ltorch_cpu -lc10 -Wl,--no-undefined,--allow-shlib-undefined \

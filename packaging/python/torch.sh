@@ -12,7 +12,7 @@ trap 'rm -rf "$scratch"' EXIT
 package="$scratch/millpond_torch" info="$scratch/millpond_torch-$version.dist-info"
 mkdir -p "$package" "$info" "$dist"
 
-g++ -shared -o "$package/libmillpond_torch.so" "$shim"/*.o -L"$lib" -ltorch_cpu -lc10 \
+g++ -shared -o "$package/libmillpond_torch.so" "$shim/shim.o" -L"$lib" -ltorch_cpu -lc10 \
     -Wl,--no-undefined,--allow-shlib-undefined -Wl,-rpath,'$ORIGIN:$ORIGIN/../torch/lib'
 cp "$shim/libtorch.so" "$package"
 strip --strip-unneeded "$package"/*.so
