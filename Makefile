@@ -215,12 +215,16 @@ test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready wrk $(SERV
 .PHONY: tests-built
 tests-built: system etcd
 	$(call say,millpond and its tests)
-	cargo test --workspace --locked --no-run
+	cargo test --workspace --locked --tests --no-run
 
 .PHONY: test-rust
 test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SAVED_MODELS) $(TORCH_PACKAGE) $(PRETEND_GPU) $(CACHE)/models/ready
 	$(call say,Rust tests)
-	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
+	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked --tests
+	cargo test --locked --doc $(DOC_TESTED:%=--package millpond-%)
+
+# Crates with a code block in a doc comment. rustdoc reads a whole crate before it finds none.
+DOC_TESTED = $(sort $(foreach file,$(shell grep -lrE '^ *//[/!] ```(no_run)?$$' crates/*/src),$(word 2,$(subst /, ,$(file)))))
 
 test-clients test-grpc-tools test-tfs test-audio test-page test-attack test-docs test-stores: export MILLPOND_PROGRAM = $(TESTED)
 
