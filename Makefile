@@ -196,15 +196,14 @@ recognisers: torch $(CACHE)/recognisers/ready ## make the recognisers vad, voice
 demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/audio (Ctrl-C ends it)
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
-# Suites of servers that wait most of the time: two run side by side.
-SUITES := test-clients test-tfs test-page test-audio test-install test-examples test-docs test-image test-monitoring test-stores
+# Suites that wait half of the time: three run side by side, the longest first.
+SUITES := test-rust test-clients test-tfs test-page test-cluster test-audio test-docs test-install test-examples test-image test-monitoring test-stores
 
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory test-rust
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(SUITES)
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES)
 	@$(MAKE) --no-print-directory -j 1 test-bench test-attack cluster-smoke
 	$(call say,all tests passed)
 
@@ -226,7 +225,7 @@ test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SA
 # Crates with a code block in a doc comment. rustdoc reads a whole crate before it finds none.
 DOC_TESTED = $(sort $(foreach file,$(shell grep -lrE '^ *//[/!] ```(no_run)?$$' crates/*/src),$(word 2,$(subst /, ,$(file)))))
 
-test-clients test-grpc-tools test-tfs test-audio test-page test-attack test-docs test-stores: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-grpc-tools test-tfs test-audio test-page test-attack test-docs test-stores test-cluster cluster-smoke: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
 test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
@@ -293,11 +292,14 @@ cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
 cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
 	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY))
 
+.PHONY: test-cluster
+test-cluster: tests-built .venv/ready .venv-test/ready ## test clusters of several processes against one server
+	$(call say,clusters of several processes)
+	.venv-test/bin/python -m pytest -c tests/cluster/pytest.ini tests/cluster
+
 .PHONY: cluster-smoke
-cluster-smoke: export MILLPOND_PROGRAM = $(TESTED)
 cluster-smoke: tests-built .venv/ready .venv-test/ready ## disturb a cluster of three processes for 90 s
 	$(call say,a short run of a cluster with failures)
-	.venv-test/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
 	$(CLUSTER_TEST) --smoke --json $(CACHE)/cluster-smoke.json
 
 # Simulations of `make simulate` and `make cluster-test`.
