@@ -275,16 +275,16 @@ def test_hostile_entries_of_an_archive(images, tmp_path):
     assert not [path for path in place.parent.rglob("climb*") if path.is_file()]
 
 
-def test_ten_thousand_tiny_files(images):
-    entries = {f"{number // 100}/{number}.png": tiny(number) for number in range(10_000)}
+def test_thousands_of_tiny_files(images):
+    entries = {f"{number // 100}/{number}.png": tiny(number) for number in range(2000)}
     body = archive(entries, zipfile.ZIP_STORED)
     started = time.monotonic()
     lines, summary = images.zip("tiny", body)
     took = time.monotonic() - started
-    assert summary == {"added": 10_000, "present": 0, "failed": 0, "ignored": 0}
-    assert len(lines) == 10_000
-    assert images.count("tiny") == 10_000
-    print(f"10,000 tiny pictures in {took:.0f} s")
+    assert summary == {"added": 2000, "present": 0, "failed": 0, "ignored": 0}
+    assert len(lines) == 2000
+    assert images.count("tiny") == 2000
+    print(f"2,000 tiny pictures in {took:.0f} s")
     lines, summary = images.zip("tiny", archive(dict(list(entries.items())[:500])))
     assert summary["present"] == 500, "the same again is passed over"
 

@@ -62,7 +62,9 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     module = Installed([str(environment.directory / "bin/python"), "-m", "millpond"], home)
     assert module.run("--version").startswith("millpond ")
 
-    text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--http-port", "0", "--grpc-port", "0")
+    # At the usual rate a pause of a busy machine fills the queue, and refused requests are failures.
+    ports = ["--http-port", "0", "--grpc-port", "0"]
+    text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--rate", "50", *ports)
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
 
 

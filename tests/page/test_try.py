@@ -125,7 +125,8 @@ def save_file(browser, name: str, directory: pathlib.Path) -> bytes:
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(directory)})
     js(browser, "document.querySelector(`[data-input=\"${arguments[0]}\"] .large button`).click()", name)
     path = directory / f"{name}.bin"
-    wait(path.exists, "the file is saved")
+    # The browser makes an empty file of the name before it writes the bytes.
+    wait(lambda: path.exists() and path.stat().st_size > 0, "the file is saved")
     return path.read_bytes()
 
 
