@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cluster::SHARDS_MAX;
 use cluster_node::ShardKey;
 use cluster_node::fuzzing;
-use cluster_node::log::codec::{decode, encode_entry};
+use cluster_log::codec::{decode, encode_entry};
 use etcd::fuzzing::{etcd_range, etcd_refusal};
 use etcd::{EtcdEntry, LeaseId};
 use serde_json::value::RawValue;
@@ -34,8 +34,8 @@ pub fn cluster_log_entry(data: &[u8]) {
         let Ok(entry) = bounded(data, 0, || decode(bytes)) else { continue };
         assert_eq!(encode_entry(&entry).expect("own entry"), bytes);
     }
-    if let Some(floor) = std::str::from_utf8(data).ok().and_then(fuzzing::floor_name) {
-        assert_eq!(fuzzing::floor_name(&floor.to_string()), Some(floor));
+    if let Some(floor) = std::str::from_utf8(data).ok().and_then(cluster_log::fuzzing::floor_name) {
+        assert_eq!(cluster_log::fuzzing::floor_name(&floor.to_string()), Some(floor));
     }
 }
 

@@ -6,15 +6,14 @@
 //! of each shard. A root sends reads to holders and writes to writers.
 //!
 //! # Modules
-//! `log` is the log in the store, its writer and its followers. `membership` registers this node in
-//! etcd, and reads the other nodes and the owners. `node` follows logs, takes snapshots and answers
-//! roots. `root` answers clients.
+//! The crate `cluster-log` is the log in the store, its writer and its followers. `membership`
+//! registers this node in etcd, and reads the other nodes and the owners. `node` follows logs,
+//! takes snapshots and answers roots. `root` answers clients.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it. Nothing else decides whether a write exists: neither etcd nor a local disk.
 
-pub mod log;
 pub mod membership;
 pub mod node;
 pub mod root;
@@ -25,15 +24,9 @@ mod types;
 pub mod fuzzing {
     use base::Result;
 
-    use crate::log::LogFloor;
     pub use crate::membership::fuzzing::cluster_view;
     pub use crate::root::fuzzing::{read_answer, write_answer};
     use crate::types::CollectionRecord;
-
-    /// Reads the name of the object of a log's floor.
-    pub fn floor_name(name: &str) -> Option<LogFloor> {
-        LogFloor::parse(name)
-    }
 
     /// Reads the record of a collection.
     ///

@@ -1,50 +1,16 @@
 //! Types that the parts of a node share: nodes, shards, and the view of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use api_images::ImageSettings;
 use base::Error;
-use cluster::{Epoch, SearchServer, ShardId, holders};
+pub use cluster::ShardKey;
+use cluster::{Epoch, SearchServer, holders};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
-
-/// A shard of a collection.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ShardKey {
-    /// Id of the collection, which no other collection ever has.
-    pub collection: Arc<str>,
-    /// Number of the shard.
-    pub shard: ShardId,
-}
-
-impl ShardKey {
-    /// Creates the key of a shard.
-    pub fn new(collection: &str, shard: u32) -> ShardKey {
-        ShardKey { collection: collection.into(), shard: ShardId(shard) }
-    }
-
-    /// Returns the name of the local collection that holds the shard.
-    pub fn local_name(&self) -> String {
-        format!("{}.{:04}", self.collection, self.shard.0)
-    }
-
-    /// Returns the bytes that placement hashes.
-    pub fn placement(&self) -> [u8; 16] {
-        let hash = blake3::hash(self.to_string().as_bytes());
-        hash.as_bytes().first_chunk().copied().unwrap_or_default()
-    }
-}
-
-impl fmt::Display for ShardKey {
-    /// Writes `ID/0003`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:04}", self.collection, self.shard.0)
-    }
-}
 
 /// A collection of the cluster, as the store has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -28,7 +28,7 @@ pub use ownership::{
     KnownOwnership, OwnerReading, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,
 };
 pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
-pub use shard::{SHARDS_MAX, ShardId, shard_of};
+pub use shard::{SHARDS_MAX, ShardId, ShardKey, shard_of};
 pub use writer::{
     Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
 };

@@ -108,6 +108,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "transport",
         ],
     ),
+    ("cluster-log", &["base", "cluster", "model-store"]),
     (
         "cluster-node",
         &[
@@ -115,6 +116,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "metrics",
             "os",
             "cluster",
+            "cluster-log",
             "http-client",
             "etcd",
             "model-store",

@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Result};
 use search::registry::NamedCollection;
 
 use super::local::blocking;
-use crate::log::Batch;
+use cluster_log::Batch;
 
 /// Pause before an operation is tried again: from this, doubled each time,
 const PAUSE_MIN: Duration = Duration::from_millis(50);

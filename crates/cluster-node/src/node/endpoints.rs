@@ -20,7 +20,7 @@ use transport::Reply;
 use super::hints::{self, AppendedEntries};
 use super::ownership::WriteOutcome;
 use super::{ClusterNode, image_endpoints};
-use crate::log::was_not_made;
+use cluster_log::was_not_made;
 use crate::types::ShardKey;
 
 /// Longest time of a request of another node.

@@ -15,7 +15,7 @@ use super::apply::apply;
 use super::local::{self, blocking};
 use super::services::NodeServices;
 use super::snapshot::{self, SnapshotState};
-use crate::log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
+use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
 
 /// Time between two reads of the log's end if no writer announced an entry.
@@ -237,7 +237,7 @@ impl ShardFollower {
         }
     }
 
-    async fn apply(&self, named: &Arc<NamedCollection>, batch: &crate::log::Batch) -> Result<()> {
+    async fn apply(&self, named: &Arc<NamedCollection>, batch: &cluster_log::Batch) -> Result<()> {
         let applied = apply(named, batch).await;
         let applied = match applied {
             Err(error) if error.kind() == ErrorKind::DataLoss => {

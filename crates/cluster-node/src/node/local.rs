@@ -15,7 +15,7 @@ use search::registry::{ListedCollection, ListedState, NamedCollection};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::log::FollowPosition;
+use cluster_log::FollowPosition;
 use crate::types::{CollectionRecord, ShardKey};
 
 /// Member of a collection's extra data that has the position in the log.

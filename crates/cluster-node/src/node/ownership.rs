@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::hints::EntryHints;
 use super::services::NodeServices;
-use crate::log::{ShardLog, ShardWriter, WriterOptions};
+use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
 

@@ -18,7 +18,7 @@ use search::registry::NamedCollection;
 
 use super::local::{self, blocking};
 use super::services::NodeServices;
-use crate::log::{FollowPosition, LogFloor, ShardLog};
+use cluster_log::{FollowPosition, LogFloor, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
 
 /// Newest snapshots of a shard that are kept.

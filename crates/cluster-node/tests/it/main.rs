@@ -4,12 +4,6 @@
 
 extern crate millpond_cluster_node as cluster_node;
 
-mod log_codec;
-mod log_faults;
-mod log_follower;
-mod log_objects;
-mod log_support;
-mod log_writer;
 mod membership;
 mod root_images;
 mod root_images_stored;

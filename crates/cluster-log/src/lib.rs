@@ -1,6 +1,6 @@
 //! The log of a shard in the object store: its objects, its writer and its followers.
 //!
-//! `cluster::LogWriter` and `cluster::LogReplay` decide; this module carries out. [`ShardLog`]
+//! `cluster::LogWriter` and `cluster::LogReplay` decide; this crate carries out. [`ShardLog`]
 //! reads and creates objects. [`ShardWriter`] drives a writer with a task and gathers writes of
 //! clients into entries. [`LogFollower`] returns the entries of a log in order.
 //!
@@ -16,6 +16,10 @@
 //! of its entry, because it may succeed late. Reads are repeated with growing pauses. A process
 //! that slept can create a removed number again. So an entry that was read counts only if the
 //! floor, read after it, is not above it.
+//!
+//! # Invariant
+//! A write is acknowledged only once it is in the log in the store and no later owner can have
+//! missed it.
 
 pub mod codec;
 mod driver;
@@ -35,3 +39,14 @@ pub use queue::was_not_made;
 pub use shared::{WriterPhase, WriterStatus};
 pub use store::{CreateOutcome, LogFloor, REQUEST_TIMEOUT_DEFAULT, ShardLog};
 pub use writer::ShardWriter;
+
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    use crate::LogFloor;
+
+    /// Reads the name of the object of a log's floor.
+    pub fn floor_name(name: &str) -> Option<LogFloor> {
+        LogFloor::parse(name)
+    }
+}

@@ -3,13 +3,13 @@
 use base::ErrorKind;
 use bytes::Bytes;
 use cluster::{EntryBody, Epoch, LogEntry, WriterId};
-use cluster_node::log::Batch;
-use cluster_node::log::codec::{
+use cluster_log::Batch;
+use cluster_log::codec::{
     ENTRY_BYTES_MAX, ENTRY_OPERATIONS_MAX, decode, decode_entry, encode_entry,
 };
 use proptest::prelude::*;
 
-use crate::log_support::{fence, writes};
+use crate::support::{fence, writes};
 
 fn entry() -> impl Strategy<Value = LogEntry<Batch>> {
     let operations = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..12);

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, WriterId};
-use cluster_node::ShardKey;
-use cluster_node::log::{Batch, CreateOutcome, FollowStep, LogFollower, ShardLog, WriterOptions};
+use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, ShardKey, WriterId};
+use cluster_log::{Batch, CreateOutcome, FollowStep, LogFollower, ShardLog, WriterOptions};
 use model_store::StorePlace;
 use object_store::memory::InMemory;
 use object_store::path::Path;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use base::ErrorKind;
 use bytes::Bytes;
 use cluster::{EntryBody, EntryNumber, Epoch};
-use cluster_node::log::{
+use cluster_log::{
     GATHER_MAX, LogFloor, ShardLog, ShardWriter, WriterOptions, WriterPhase, WriterStatus,
     was_not_made,
 };
 
-use crate::log_support::{
+use crate::support::{
     Faults, TestStore, append, deadline, fence, operations, options, soon, whole_log, writes,
 };
 

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster::{EntryNumber, Epoch};
-use cluster_node::log::{
+use cluster_log::{
     FollowStep, LogFloor, LogFollower, ShardLog, ShardWriter, WriterOptions, was_not_made,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::log_support::{
+use crate::support::{
     Applied, Faults, Line, PlantedFault, Random, TestStore, operations, options, read_to_end, soon,
 };
 

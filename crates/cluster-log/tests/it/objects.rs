@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use base::ErrorKind;
 use cluster::{EntryNumber, Epoch};
-use cluster_node::log::{CreateOutcome, LogFloor, ShardLog};
+use cluster_log::{CreateOutcome, LogFloor, ShardLog};
 use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio_stream::StreamExt;
 
-use crate::log_support::{TestStore, append, fence, key, writes};
+use crate::support::{TestStore, append, fence, key, writes};
 
 /// Runs `test` with a store in memory and one in a directory.
 async fn with_stores<T: Future<Output = ()>>(test: impl Fn(TestStore) -> T) {

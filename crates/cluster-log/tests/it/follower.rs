@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 
 use base::ErrorKind;
 use cluster::{EntryNumber, Epoch};
-use cluster_node::log::{FollowPosition, FollowStep, LogFloor, LogFollower};
+use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
-use crate::log_support::{Faults, TestStore, append, fence, read_to_end, soon, whole_log, writes};
+use crate::support::{Faults, TestStore, append, fence, read_to_end, soon, whole_log, writes};
 
 fn start() -> (EntryNumber, Epoch) {
     (EntryNumber(0), Epoch(0))

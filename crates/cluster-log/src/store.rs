@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use cluster::{EntryNumber, Epoch, LogEntry};
+use cluster::{EntryNumber, Epoch, LogEntry, ShardKey};
 use model_store::StorePlace;
 use object_store::path::Path as Key;
 use object_store::{Error as StoreError, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio_stream::{Stream, StreamExt};
 
 use super::codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
-use crate::types::ShardKey;
 
 /// Longest time of a request to the store.
 pub const REQUEST_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
