@@ -410,6 +410,8 @@ mod tests {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 tokio::spawn(async move {
+                    // A client takes no response before it has sent its request.
+                    let _ = stream.read(&mut [0; 4096]).await.unwrap();
                     let head = b"HTTP/1.1 200 x\r\ncontent-length: 134217728\r\n\r\n";
                     stream.write_all(head).await.unwrap();
                     // The body never ends. Sending fails once the client has closed the connection.
