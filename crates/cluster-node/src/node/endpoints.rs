@@ -20,8 +20,8 @@ use transport::Reply;
 use super::hints::{self, AppendedEntries};
 use super::ownership::WriteOutcome;
 use super::{ClusterNode, image_endpoints};
-use cluster_log::was_not_made;
 use crate::types::ShardKey;
+use cluster_log::was_not_made;
 
 /// Longest time of a request of another node.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);

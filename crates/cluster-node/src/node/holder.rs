@@ -15,8 +15,8 @@ use super::apply::apply;
 use super::local::{self, blocking};
 use super::services::NodeServices;
 use super::snapshot::{self, SnapshotState};
-use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
+use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 
 /// Time between two reads of the log's end if no writer announced an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

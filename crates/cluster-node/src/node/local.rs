@@ -15,8 +15,8 @@ use search::registry::{ListedCollection, ListedState, NamedCollection};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use cluster_log::FollowPosition;
 use crate::types::{CollectionRecord, ShardKey};
+use cluster_log::FollowPosition;
 
 /// Member of a collection's extra data that has the position in the log.
 const EXTRA: &str = "cluster";

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 
 use super::hints::EntryHints;
 use super::services::NodeServices;
-use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
+use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 
 /// Time between two looks at the ownership, beside those after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);

@@ -18,8 +18,8 @@ use search::registry::NamedCollection;
 
 use super::local::{self, blocking};
 use super::services::NodeServices;
-use cluster_log::{FollowPosition, LogFloor, ShardLog};
 use crate::types::{CollectionRecord, ShardKey};
+use cluster_log::{FollowPosition, LogFloor, ShardLog};
 
 /// Newest snapshots of a shard that are kept.
 const SNAPSHOTS_KEPT: usize = 2;
