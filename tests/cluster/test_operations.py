@@ -92,6 +92,12 @@ def pair(tmp_path):
 
 def test_a_node_with_an_admin_port_is_drained_from_that_of_another(pair):
     pair.start()
+
+    def known() -> set[str]:
+        view = json.loads(http_call(pair.nodes["a"].address, "GET", "/cluster/v1/view")[1])
+        return {node["name"] for node in view["result"]["nodes"]}
+
+    wait_until("a knows b", lambda: "b" in known())
     command = [str(BINARY), "cluster", "drain", "b", "--no-wait", "--url"]
     public = subprocess.run([*command, pair.nodes["a"].url], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert public.returncode != 0 and f"the admin port, {pair.nodes['a'].admin_port}" in public.stderr, public
