@@ -140,11 +140,19 @@ fn a_file_that_grows_is_never_loaded() {
     assert_eq!(world.fake.counters().failed_loads(), 0);
 }
 
-/// A converter that copies the directory "published" of the version.
+/// A converter that copies the directory "published" of the version. At its end it writes what
+/// "model.onnx" contained at its start into the file [`CONVERTED`] of the root.
 fn copying() -> lifecycle::Converter {
-    let args = vec!["-c".into(), "cp \"$1\"/published/* \"$2\"/".into(), "sh".into()];
+    let script = format!(
+        "graph=$(cat \"$1\"/model.onnx); cp \"$1\"/published/* \"$2\"/; \
+         printf %s \"$graph\" > \"$1\"/../../{CONVERTED}"
+    );
+    let args = vec!["-c".into(), script.into(), "sh".into()];
     lifecycle::Converter { program: "/bin/sh".into(), args }
 }
+
+/// The lifecycle looks at no hidden names.
+const CONVERTED: &str = ".converted";
 
 /// A conversion that waits for memory is one of files that may be replaced meanwhile.
 #[test]
@@ -162,15 +170,18 @@ fn replaced_files_are_converted_again() {
         fs::rename(world.dir("scratch", factor as u64), dir.join("published")).unwrap();
         fs::write(dir.join("model.onnx"), factor.to_string()).unwrap();
     };
-    let waits = || {
+    let waits = |graph: &str| {
+        let converted = fs::read_to_string(world.root.path().join(CONVERTED)).unwrap_or_default();
         let reason = world.version("m", 5).and_then(|version| version.reason).unwrap_or_default();
-        cached(&world) == 1 && !reason.contains("converted") && !reason.contains("stop changing")
+        converted == graph
+            && cached(&world) == 1
+            && !reason.contains("converted")
+            && !reason.contains("stop changing")
     };
     world.place("m", 5, |dir| fill(dir, 6.0));
-    eventually("it is converted and waits", waits);
+    eventually("it is converted and waits", || waits("6"));
     fill(&world.dir("m", 5), 7.0);
-    world.looks();
-    eventually("it is converted again", waits);
+    eventually("it is converted again and waits", || waits("7"));
     drop(held);
     world.until_ready("m", 5);
     let servable = world.lifecycle().catalog().get("m", None).unwrap();
