@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make_venv.sh DIR PYTHON REQUIREMENTS: makes a new virtual environment with exactly the listed packages.
 #
-# uv installs them, or pip if uv cannot: pip needs three minutes of a core for the environment of the tests, uv 12 s.
+# uv installs them, or pip if uv cannot: pip needs over two minutes of a core for the environment of the tests, uv 12 s.
 # Neither compiles modules: Python does that when it first imports one.
 set -euo pipefail
 dir=$1 python=$2 requirements=$3

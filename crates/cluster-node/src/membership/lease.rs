@@ -12,9 +12,9 @@ use crate::types::{NodeInfo, ShardKey};
 
 /// Pause between two writes of the node's description: changes within it share one write.
 const WRITES_PAUSE: Duration = Duration::from_millis(50);
-/// Pause between two tries to join the cluster: from this, doubled each time,
+/// Pause after the first try to join the cluster. It doubles with each try.
 const ENTER_PAUSE_MIN: Duration = Duration::from_millis(250);
-/// up to this.
+/// Longest pause between two tries to join the cluster.
 const ENTER_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl MemberState {

@@ -139,9 +139,7 @@ impl SegmentView {
     pub(super) fn is_damaged(&self) -> bool {
         self.deletes.has_unknown() || !self.segment.damaged().is_empty()
     }
-}
 
-impl SegmentView {
     /// Returns true if a copy of the segment would make a loss permanent.
     pub(super) fn loses_data(&self) -> bool {
         self.deletes.has_unknown() || self.segment.loses_data()
