@@ -147,7 +147,7 @@ fn copying() -> lifecycle::Converter {
         "graph=$(cat \"$1\"/model.onnx); cp \"$1\"/published/* \"$2\"/; \
          printf %s \"$graph\" > \"$1\"/../../{CONVERTED}"
     );
-    let args = vec!["-c".into(), script.into(), "sh".into()];
+    let args = vec!["-c".into(), script, "sh".into()];
     lifecycle::Converter { program: "/bin/sh".into(), args }
 }
 
