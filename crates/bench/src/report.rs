@@ -5,6 +5,7 @@ use std::path::Path;
 
 use base::{Error, Result};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Path of the program that was built with the system's allocator, in the checkout.
 pub(crate) const SYSTEM_BINARY: &str = "target/system/release/millpond";
@@ -52,6 +53,15 @@ pub(crate) trait BenchReport: Serialize {
         }
         self.verdict()
     }
+}
+
+/// Reads a value from a JSON file.
+///
+/// # Errors
+/// If the file cannot be read, or is not such a value.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+    serde_json::from_slice(&bytes).map_err(|e| Error::internal(format!("{}: {e}", path.display())))
 }
 
 /// Fails if requests failed or answers were wrong.

@@ -11,6 +11,7 @@ use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Deserialize;
 
+use crate::report::read_json;
 use loadgen::BenchEnv;
 use loadgen::machine::{rss_kb_of, usage_of};
 use loadgen::process::{end_with_us, let_go};
@@ -197,11 +198,6 @@ pub(super) fn words(log: &Path) -> String {
     let start = text.len().saturating_sub(WORDS_SHOWN);
     let start = (start..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
     format!("it said: {}", text.get(start..).unwrap_or_default().trim().replace('\n', "; "))
-}
-
-fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
-    serde_json::from_slice(&bytes).map_err(|e| Error::internal(format!("{}: {e}", path.display())))
 }
 
 /// Reads start and end of each label of a track: three columns, separated by tabs.

@@ -8,7 +8,7 @@
 //! neighbours are found while the rows are made.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,13 @@ use search::codes::CodesPlace;
 use search::collection::{CollectionQuery, QueryHits, SearchThread};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
-use crate::report::BenchReport;
+use crate::report::{BenchReport, read_json};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
+use loadgen::report::write_json;
 
 /// Clusters of the generated rows.
 const CLUSTERS: u64 = 4096;
@@ -56,6 +57,8 @@ pub(super) struct CollectionPlan<'a> {
     pub(super) build_threads: usize,
     /// Numbers of search threads to measure.
     pub(super) threads: Vec<usize>,
+    /// Keep what [`FilledCollection::file`] names, and read it instead of filling.
+    pub(super) keep: bool,
 }
 
 /// Measured figures.
@@ -120,13 +123,17 @@ impl BenchReport for CollectionReport {
     }
 }
 
-/// Runs the arm in a directory below `parent`, which is removed at the end.
+/// Runs the arm in a directory below `parent`, which is removed at the end unless it is to be kept.
 ///
 /// # Errors
 /// As [`measure`].
 pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Result<()> {
     let watch = NoiseWatch::start();
-    let directory = parent.join(format!("millpond-bench-vectors-{}", std::process::id()));
+    let name = match args.keep {
+        true => format!("{}x{}", args.rows, args.dims),
+        false => std::process::id().to_string(),
+    };
+    let directory = parent.join(format!("millpond-bench-vectors-{name}"));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = [1, 2, 4, 8, 16].into_iter().filter(|threads| *threads <= cores.max(2)).collect();
     let plan = CollectionPlan {
@@ -137,9 +144,12 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         codes: args.codes.place(),
         build_threads: args.threads,
         threads,
+        keep: args.keep,
     };
     let figures = measure(&plan, &|line| println!("{line}"));
-    let _ = std::fs::remove_dir_all(&directory);
+    if !args.keep {
+        let _ = std::fs::remove_dir_all(&directory);
+    }
     let report = CollectionReport { figures: figures?, context: watch.context(None) };
     report.finish(args.json.as_deref())
 }
@@ -193,6 +203,45 @@ impl NearestRows {
     }
 }
 
+/// Collection that holds all rows.
+#[derive(Debug, Serialize, Deserialize)]
+struct FilledCollection {
+    /// Seconds to fill it.
+    build_s: f64,
+    /// Nearest rows of each query.
+    truth: Vec<Vec<u64>>,
+}
+
+impl FilledCollection {
+    /// Returns the file beside the collection that says that it is complete.
+    fn file(plan: &CollectionPlan<'_>) -> PathBuf {
+        plan.directory.with_extension("json")
+    }
+
+    /// Reads the file of an earlier run, or fills the collection.
+    fn prepare(
+        plan: &CollectionPlan<'_>,
+        maker: &RowMaker,
+        queries: &[f32],
+        say: &dyn Fn(&str),
+    ) -> Result<FilledCollection> {
+        let file = FilledCollection::file(plan);
+        if plan.keep && file.exists() {
+            say(&format!("the collection of an earlier run is used: {}", file.display()));
+            return read_json(&file);
+        }
+        // A run that was interrupted leaves a part.
+        let _ = std::fs::remove_dir_all(plan.directory);
+        let started = Instant::now();
+        let truth = fill(plan, maker, queries, say)?;
+        let filled = FilledCollection { build_s: started.elapsed().as_secs_f64(), truth };
+        if plan.keep {
+            write_json(&file, &filled)?;
+        }
+        Ok(filled)
+    }
+}
+
 /// Fills a collection and measures it.
 ///
 /// # Errors
@@ -201,9 +250,8 @@ pub(super) fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<C
     let maker = RowMaker::new(plan.dims);
     let mut queries = Vec::new();
     (0..QUERIES as u64).for_each(|query| maker.push(u64::MAX / 2 + query, &mut queries));
-    let started = Instant::now();
-    let truth = fill(plan, &maker, &queries, say)?;
-    let build_s = started.elapsed().as_secs_f64();
+    let FilledCollection { build_s, truth } =
+        FilledCollection::prepare(plan, &maker, &queries, say)?;
     let mut figures = CollectionFigures {
         rows: plan.rows,
         dims: plan.dims,

@@ -85,6 +85,9 @@ pub struct VectorsArgs {
     /// Directory for that collection [default: the directory for temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
     pub dir: Option<PathBuf>,
+    /// Keep that collection, and use it in the next run with the same rows and dimensions
+    #[arg(long, requires = "dir")]
+    pub keep: bool,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
