@@ -1,5 +1,5 @@
-//! Place of the codes of segments: what other segments need, and moves to the medium if memory is
-//! short.
+//! Place of the codes of segments: what other segments need, moves to the medium if memory is short,
+//! and reads into memory after the start.
 
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use super::inner::{Collection, outlive};
 use super::state::{CollectionState, SegmentContent, SegmentSlot};
 use crate::codes::CodesPlace;
 use crate::rerank::Records;
-use crate::segment::{CodesOptions, Segment};
+use crate::segment::{CodesOptions, Segment, kept_bytes};
 
 impl Collection {
-    /// Returns the options for opening a segment. `number` is its number, if the state has it.
+    /// Returns the options for opening a segment that the state has not had open. `number` is its
+    /// number, if the state has it.
     pub(super) fn codes_options(&self, number: Option<u64>) -> CodesOptions {
         let state = self.state();
         let waits = |slot: &&SegmentSlot| {
@@ -20,7 +21,53 @@ impl Collection {
                 && matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none())
         };
         let rows_later = state.segments.iter().filter(waits).map(|slot| u64::from(slot.rows)).sum();
-        CodesOptions { rows_later, ..self.codes.clone() }
+        // Codes that were just written are read at once.
+        let at_once_max = number.map_or(u64::MAX, |_| self.codes.at_once_max);
+        CodesOptions { rows_later, at_once_max, ..self.codes.clone() }
+    }
+
+    /// Reads the codes of one segment into memory, if they are on the medium although memory has
+    /// room for them. Returns false if there is no such segment.
+    ///
+    /// # Errors
+    /// The error of the medium, `DataLoss` for damaged codes. These codes stay on the medium.
+    pub(crate) fn load_codes(&self) -> Result<bool> {
+        let Some(old) = self.loadable() else { return Ok(false) };
+        let options = CodesOptions { at_once_max: u64::MAX, ..self.codes.clone() };
+        // The same open file, so that cached records stay valid.
+        let new = match Segment::open(old.file().clone(), old.name(), &self.budget, &options) {
+            Ok(new) if new.codes_on_medium() == 0 => new,
+            // Another thread took the memory.
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::ResourceExhausted => return Ok(false),
+            Err(error) => {
+                old.set_unreadable_codes();
+                return Err(error);
+            }
+        };
+        if self.live.lock().replaced(&old, Arc::new(new)) {
+            tracing::debug!(
+                name = old.name(),
+                bytes = old.codes_on_medium(),
+                "codes are in memory"
+            );
+            outlive(&old);
+        }
+        Ok(true)
+    }
+
+    /// Returns the first segment whose codes can be read into memory.
+    fn loadable(&self) -> Option<Arc<Segment>> {
+        if self.options.codes != CodesPlace::Auto {
+            return None;
+        }
+        let room = self.budget.free().saturating_sub(kept_bytes(self.budget.limit()));
+        let state = self.state();
+        let fits =
+            |segment: &Segment| segment.bytes_with_codes().is_some_and(|bytes| bytes <= room);
+        // The damage that was found would be forgotten.
+        let sound = state.open().filter(|(_, _, view)| !view.is_damaged());
+        sound.map(|(_, _, view)| &view.segment).find(|segment| fits(segment)).cloned()
     }
 
     /// Returns true if a segment could not be opened because memory had no room.
@@ -87,8 +134,12 @@ impl Collection {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use os::Rate;
     use storage::UringMedium;
+    use storage::page::PAGE_BYTES;
+    use storage::superblock::Superblock;
 
     use super::*;
     use crate::budget::MemoryBudget;
@@ -107,14 +158,18 @@ mod tests {
         (0..DIMS as u64).map(|at| value(at) as f32 / (1 << 24) as f32).collect()
     }
 
-    fn filled(root: &std::path::Path, codes: CodesPlace, resources: &Resources) -> Collection {
+    fn opened(root: &std::path::Path, codes: CodesPlace, resources: &Resources) -> Collection {
         let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
         let merging = Merging { fan_in: 100, ..Merging::default() };
         let kind = CoarseKind::IvfPq;
         let options =
             CollectionOptions { kind, codes, merging, ..CollectionOptions::new(DIMS, Metric::L2) };
         let shared = Arc::new(SharedCaches::new(0, 512));
-        let collection = Collection::open(medium, options, resources, shared).unwrap();
+        Collection::open(medium, options, resources, shared).unwrap()
+    }
+
+    fn filled(root: &std::path::Path, codes: CodesPlace, resources: &Resources) -> Collection {
+        let collection = opened(root, codes, resources);
         for segment in 0..3 {
             let ids = segment * ROWS..(segment + 1) * ROWS;
             let points: Vec<(u64, Vec<f32>)> = ids.map(|id| (id, vector(id))).collect();
@@ -187,13 +242,90 @@ mod tests {
         assert!(near(&collection).iter().all(|hit| hit.id != first));
     }
 
+    /// Opens a filled collection again with all codes on the medium.
+    fn reopened(root: &std::path::Path, codes: CodesPlace, resources: &Resources) -> Collection {
+        let mut collection = opened(root, codes, resources);
+        collection.codes.at_once_max = 0;
+        assert!(!collection.open_segments());
+        collection
+    }
+
+    #[test]
+    fn codes_are_read_into_memory_after_a_start() {
+        let root = tempfile::tempdir().unwrap();
+        let collection = filled(root.path(), CodesPlace::Auto, &resources());
+        assert_eq!(on_medium(&collection), 0, "new codes are in memory at once");
+        let wanted = near(&collection);
+        drop(collection);
+        let resources = resources();
+        let collection = reopened(root.path(), CodesPlace::Auto, &resources);
+        for left in (0..3).rev() {
+            let used = resources.memory().used - resources.code_stats().bytes;
+            assert_eq!(near(&collection), wanted);
+            assert!(collection.load_codes().unwrap());
+            assert_eq!(on_medium(&collection), left);
+            assert!(resources.memory().used - resources.code_stats().bytes > used);
+        }
+        assert!(!collection.load_codes().unwrap());
+        assert_eq!(near(&collection), wanted);
+    }
+
+    #[test]
+    fn codes_without_room_stay_on_the_medium() {
+        let root = tempfile::tempdir().unwrap();
+        drop(filled(root.path(), CodesPlace::Auto, &resources()));
+        let budget = MemoryBudget::new(128 << 20);
+        let resources = Resources::new(budget.clone(), 8 << 20, Rate::unlimited()).unwrap();
+        let collection = reopened(root.path(), CodesPlace::Auto, &resources);
+        // An eighth of the memory stays free for flushes and merges.
+        let rest = budget.free() - (16 << 20) - 1000;
+        let others = budget.reserve(rest, "others").unwrap();
+        assert!(!collection.load_codes().unwrap());
+        assert_eq!((on_medium(&collection), resources.memory().refused), (3, 0));
+        drop(others);
+        assert!(collection.load_codes().unwrap());
+    }
+
+    #[test]
+    fn damaged_codes_stay_on_the_medium() {
+        let root = tempfile::tempdir().unwrap();
+        drop(filled(root.path(), CodesPlace::Auto, &resources()));
+        let collection = reopened(root.path(), CodesPlace::Auto, &resources());
+        damage_codes(&root.path().join(collection.loadable().unwrap().name()));
+        assert_eq!(collection.load_codes().unwrap_err().kind(), ErrorKind::DataLoss);
+        for _ in 0..2 {
+            assert!(collection.load_codes().unwrap());
+        }
+        assert!(!collection.load_codes().unwrap(), "the damaged one is not tried again");
+        assert_eq!(on_medium(&collection), 1);
+    }
+
+    /// Changes a byte of a segment's codes.
+    fn damage_codes(file: &std::path::Path) {
+        let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+        let mut page = [0; PAGE_BYTES];
+        file.read_exact_at(&mut page, 0).unwrap();
+        let sections = Superblock::decode(&page).unwrap().sections;
+        let codes = sections.iter().find(|section| crate::coarse::is_codes(section.kind)).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, codes.offset).unwrap();
+        file.write_all_at(&[!byte[0]], codes.offset).unwrap();
+        file.sync_all().unwrap();
+    }
+
     #[test]
     fn settings_decide_on_the_place() {
         for codes in [CodesPlace::Dram, CodesPlace::Medium] {
             let root = tempfile::tempdir().unwrap();
-            let collection = filled(root.path(), codes, &resources());
+            let resources = resources();
+            let collection = filled(root.path(), codes, &resources);
             assert_eq!(collection.movable_codes(), 0, "{codes:?}");
             assert!(!collection.move_codes().unwrap());
+            drop(collection);
+            let collection = reopened(root.path(), codes, &resources);
+            let moved = if codes == CodesPlace::Medium { 3 } else { 0 };
+            assert!(!collection.load_codes().unwrap());
+            assert_eq!(on_medium(&collection), moved);
         }
     }
 

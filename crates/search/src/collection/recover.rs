@@ -27,6 +27,10 @@ use crate::segment::{self, CodesOptions, Quarantined, Segment, SegmentIds};
 /// Assumed speed of a flush until one was measured. Two cores of a virtual machine flush about 13
 /// MB of points per second, and 4 MB with queries running.
 const FLUSH_BYTES_A_SECOND: f64 = 4e6;
+/// Bytes of a segment's codes that are read while the segment is opened, if memory has room. More
+/// are read after all segments are open, so that a start does not wait for them. Queries read them
+/// from the medium until then.
+const CODES_AT_ONCE_MAX: u64 = 4 << 20;
 
 impl Collection {
     /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
@@ -75,7 +79,10 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
-            codes: CodesOptions::new(options.codes, &resources.codes),
+            codes: CodesOptions {
+                at_once_max: CODES_AT_ONCE_MAX,
+                ..CodesOptions::new(options.codes, &resources.codes)
+            },
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),
@@ -159,7 +166,9 @@ impl Collection {
 
     /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
     /// true if some segments could not be opened yet, for lack of memory for example, so the
-    /// caller should call this again later.
+    /// caller should call this again later. With [`CodesPlace::Auto`](crate::codes::CodesPlace),
+    /// codes above 4 MiB a segment stay on the medium; a thread of the registry reads them into
+    /// memory afterwards.
     pub fn open_segments(&self) -> bool {
         let is_closed = |slot: &&SegmentSlot| matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none());
         // No reference to open segments, whose codes may have to be released.

@@ -28,6 +28,9 @@ pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
 /// Time between tries to open what could not be opened.
 pub(super) const OPEN_AGAIN: Duration = Duration::from_secs(5);
+/// Time after a move of codes to the medium in which no codes are read into memory, or the two would
+/// alternate.
+const LOAD_CODES_AGAIN: Duration = Duration::from_secs(600);
 /// Retry delay for callers while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 /// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
@@ -56,6 +59,8 @@ pub(super) struct RegistryCore {
     pub(super) changing: Mutex<()>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
+    /// Time of the last move of codes to the medium.
+    codes_moved: Mutex<Option<Instant>>,
     stop: AtomicBool,
     serial: AtomicU64,
     /// Directories that the last process was creating or removing when it ended.
@@ -118,6 +123,7 @@ impl RegistryCore {
             writers: RwLock::new(()),
             changing: Mutex::new(()),
             opened: AtomicBool::new(false),
+            codes_moved: Mutex::new(None),
             stop: AtomicBool::new(false),
             serial: AtomicU64::new(1),
             leftovers: Mutex::new(leftovers),
@@ -127,7 +133,8 @@ impl RegistryCore {
         }))
     }
 
-    /// Opens all collections one after the other, and retries failed ones later.
+    /// Opens all collections one after the other, retries failed ones later, and reads codes into
+    /// memory that has room for them, until the registry stops.
     pub(super) fn open_all(&self) {
         let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
         let mut again = Vec::new();
@@ -142,9 +149,13 @@ impl RegistryCore {
         let leftovers = std::mem::take(&mut *self.leftovers.lock());
         leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
         let mut round = 0u32;
-        while (!again.is_empty() || !broken.is_empty()) && !self.stopped() {
-            self.pause(OPEN_AGAIN);
-            if again.iter().any(|named| named.collection().lacks_memory()) {
+        while !self.stopped() {
+            let next = Instant::now() + OPEN_AGAIN;
+            let lacks_memory = |named: &Arc<NamedCollection>| named.collection().lacks_memory();
+            let complete = !again.iter().any(lacks_memory);
+            while complete && Instant::now() < next && self.load_codes() {}
+            self.pause(next.saturating_duration_since(Instant::now()));
+            if again.iter().any(lacks_memory) {
                 self.move_codes();
             }
             again.retain(|named| !named.removed() && named.collection().open_segments());
@@ -188,9 +199,25 @@ impl RegistryCore {
             self.ready().into_iter().map(|named| (named.collection().movable_codes(), named));
         let Some((bytes, named)) = sizes.max_by_key(|(bytes, _)| *bytes) else { return false };
         let moved = if bytes > 0 { named.collection().move_codes() } else { Ok(false) };
+        *self.codes_moved.lock() = Some(Instant::now());
         moved.unwrap_or_else(|error| {
             tracing::warn!(collection = named.name(), %error, "codes cannot be moved to the medium");
             false
+        })
+    }
+
+    /// Reads the codes of one segment into memory. Returns false if there are none that fit, or if
+    /// memory was short a while ago.
+    fn load_codes(&self) -> bool {
+        if self.codes_moved.lock().is_some_and(|moved| moved.elapsed() < LOAD_CODES_AGAIN) {
+            return false;
+        }
+        let collections = self.ready();
+        collections.iter().take_while(|_| !self.stopped()).any(|named| {
+            named.collection().load_codes().unwrap_or_else(|error| {
+                tracing::warn!(collection = named.name(), %error, "codes stay on the medium");
+                false
+            })
         })
     }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Debug};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
@@ -60,6 +61,8 @@ pub(crate) struct Segment {
     codes: Option<SegmentCodes>,
     /// Bytes of the codes that can stay on the medium.
     code_bytes: u64,
+    /// True if the codes could not be read into memory, so no further attempt is made.
+    unreadable_codes: AtomicBool,
     edges: Option<EdgeIndex>,
     ids: SegmentIds,
     records: SegmentPages,
@@ -80,12 +83,15 @@ pub(crate) struct CodesOptions {
     pub(crate) cache: Arc<CodeCache>,
     /// Rows of other segments that are to be opened later, and need memory too.
     pub(crate) rows_later: u64,
+    /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. More stay on
+    /// the medium first.
+    pub(crate) at_once_max: u64,
 }
 
 impl CodesOptions {
     /// Creates the options of a collection.
     pub(crate) fn new(place: CodesPlace, cache: &Arc<CodeCache>) -> CodesOptions {
-        CodesOptions { place, cache: cache.clone(), rows_later: 0 }
+        CodesOptions { place, cache: cache.clone(), rows_later: 0, at_once_max: u64::MAX }
     }
 }
 
@@ -178,6 +184,7 @@ impl Segment {
             index,
             codes,
             code_bytes: code_bytes(&contents),
+            unreadable_codes: AtomicBool::new(false),
             edges,
             ids,
             records,
@@ -254,6 +261,19 @@ impl Segment {
     /// Returns the bytes of its codes in memory that could be on the medium.
     pub(crate) fn movable_codes(&self) -> u64 {
         if self.codes.is_some() { 0 } else { self.code_bytes }
+    }
+
+    /// Returns the bytes of memory for opening it with its codes in memory, if they are on the
+    /// medium and can be read.
+    pub(crate) fn bytes_with_codes(&self) -> Option<u64> {
+        let loadable = self.codes.is_some() && !self.unreadable_codes.load(Ordering::Relaxed);
+        // While one section is decoded, its bytes exist twice.
+        loadable.then(|| self.memory_bytes() + 2 * self.code_bytes)
+    }
+
+    /// Records that the codes on the medium cannot be read into memory.
+    pub(crate) fn set_unreadable_codes(&self) {
+        self.unreadable_codes.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if a reader of the medium helps to read codes: they are on it, and it is not

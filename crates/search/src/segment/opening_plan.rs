@@ -33,13 +33,14 @@ impl OpeningPlan {
     ) -> Result<OpeningPlan> {
         let what = format!("opening {name}");
         let place = options.place;
-        let has_codes = code_bytes(contents) > 0;
+        let codes = code_bytes(contents);
+        let has_codes = codes > 0;
         let in_memory = opening_bytes(contents, false);
         let room = held.budget().free() + held.bytes();
         // Codes must not take the memory without which other segments cannot be opened at all.
         let later = bytes_of_rows(contents, options.rows_later);
-        let kept = later.saturating_add(held.budget().limit() / KEPT_SHARE);
-        let fits = room >= in_memory.saturating_add(kept);
+        let kept = later.saturating_add(kept_bytes(held.budget().limit()));
+        let fits = room >= in_memory.saturating_add(kept) && codes <= options.at_once_max;
         let plan = |codes_on_medium, bytes| OpeningPlan { codes_on_medium, bytes };
         if place == CodesPlace::Dram || !has_codes {
             return grow(held, in_memory, &what).map(|()| plan(false, in_memory));
@@ -51,6 +52,11 @@ impl OpeningPlan {
         let on_medium = opening_bytes(contents, true);
         grow(held, on_medium, &what).map(|()| plan(true, on_medium))
     }
+}
+
+/// Returns the bytes of a memory limit that [`CodesPlace::Auto`] leaves free.
+pub(crate) fn kept_bytes(limit: u64) -> u64 {
+    limit / KEPT_SHARE
 }
 
 fn stays_on_medium(kind: u32) -> bool {

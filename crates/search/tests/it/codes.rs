@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use search::coarse::{CoarseKind, Metric, ScanParams};
@@ -13,13 +13,15 @@ use search::collection::{
 };
 use search::filter::{Condition, Filter, Match};
 use search::ingest::{Op, StoredPoint};
+use search::points::{NewPoint, PointId};
+use search::registry::{CollectionSettings, RegistryOptions};
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault, UringMedium};
 
 use crate::points::{
-    MEMORY_BYTES, MEMTABLE_BYTES, TestCollection, limits, memory_medium, mix, open, options, point,
-    resources, stored, try_open,
+    MEMORY_BYTES, MEMTABLE_BYTES, TIMEOUT, TestCollection, limits, memory_medium, mix, open,
+    options, point, resources, stored, try_open,
 };
 
 const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
@@ -321,6 +323,47 @@ fn a_merge_makes_damaged_codes_whole() {
         assert!(found.iter().all(|found| !found.partial && found.damaged == 0));
         assert_eq!(found.map(|found| found.hits.len()), wanted);
     }
+}
+
+/// A registry opens large segments without their codes, and reads these in the background.
+#[test]
+fn a_registry_reads_codes_after_the_start() {
+    const DIMS: usize = 1024;
+    let directory = tempfile::tempdir().unwrap();
+    let options = || RegistryOptions {
+        memory_bytes: 1 << 30,
+        cache_bytes: 0,
+        threads: 1,
+        ..RegistryOptions::new(directory.path())
+    };
+    let registry = crate::registry::open_with(options());
+    let named = registry.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
+    let payload = serde_json::Map::new();
+    for first in (0..6000_u64).step_by(500) {
+        let row = |id: u64| (0..DIMS as u64).map(move |at| (mix(id << 10 | at) & 255) as f32);
+        let vectors: Vec<Vec<f32>> = (first..first + 500).map(|id| row(id).collect()).collect();
+        let points: Vec<NewPoint<'_>> = (first..)
+            .zip(&vectors)
+            .map(|(id, embedding)| NewPoint {
+                id: PointId::Number(id),
+                embedding,
+                record: &[],
+                payload: &payload,
+            })
+            .collect();
+        named.upsert(&points).unwrap();
+    }
+    named.collection().flush().unwrap();
+    drop((named, registry));
+    let registry = crate::registry::open_with(options());
+    let named = registry.get("a").unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while on_medium(named.collection()) > 0 {
+        assert!(Instant::now() < deadline, "{:?}", named.collection().status().segments);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(named.collection().count(), 6000);
+    assert!(registry.stats().memory.used > 4 << 20);
 }
 
 #[test]
