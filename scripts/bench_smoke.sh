@@ -50,6 +50,9 @@ check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_
 check "$dir/overhead-tls.json" "report['tls_throughput_ratio'] > 0 and report['failed'] == report['wrong'] == 0"
 check "$dir/overhead-tls.json" "8192 <= report['request_bytes'] < 16384 and all(report[key]['tls_rps'] > 0 for key in ('http', 'grpc'))"
 
+"$millpond" bench overhead --tracing --quick --json "$dir/overhead-tracing.json"
+check "$dir/overhead-tracing.json" "report['off_cpu_ratio'] > 0 and report['sampled_cpu_ratio'] > 0 and report['exported_bytes'] > 0"
+
 # Always merge, so that batches and padding are checked.
 "$millpond" bench batch --quick --always-merge --json "$dir/batch.json"
 check "$dir/batch.json" "report['wrong'] == report['failed'] == 0 and set(report['models']) == {'small', 'ocr', 'conv'}"

@@ -6,6 +6,8 @@
 //! each side's own process spends on a request.
 
 mod tls;
+mod tracing;
+mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,6 +77,10 @@ pub struct OverheadArgs {
     /// 8 KB of the light model on kept connections
     #[arg(long)]
     pub tls: bool,
+    /// Measure the cost of tracing instead: servers without a collector of traces, with one and no
+    /// traced request, and with 1 % traced take turns with requests of 8 KB of the light model
+    #[arg(long, conflicts_with = "tls")]
+    pub tracing: bool,
     /// One short round: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
@@ -148,6 +154,9 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     if args.tls {
         return tls::run(&args, env);
+    }
+    if args.tracing {
+        return tracing::run(&args, env);
     }
     let watch = NoiseWatch::start();
     let threads = loadgen::machine::cores();

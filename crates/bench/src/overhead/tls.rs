@@ -1,32 +1,21 @@
 //! `bench overhead --tls`: the throughput of a server with TLS beside that of one without.
-//!
-//! Both servers run from the beginning and take turns under load, so that the drift of a virtual
-//! machine's speed meets both alike. Connections are kept, so a handshake is paid once a client.
+//! Connections are kept, so a handshake is paid once a client.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use base::{Error, NamedTensor, Result};
-use bytes::Bytes;
+use base::{Error, Result};
 use serde::Serialize;
 
-use super::{MODEL, MODEL_SEED, OverheadArgs, REQUEST_SEED, REQUESTS, WARM_UP};
+use super::turns::{TurnFigures, Turns, prepare};
+use super::{MODEL, OverheadArgs};
 use crate::report::{BenchReport, check_faults};
-use demo::ctr::{Ctr, CtrContent};
 use loadgen::BenchEnv;
-use loadgen::cache;
-use loadgen::connection::{RawResponse, call_once};
-use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
 use loadgen::machine::{NoiseWatch, RunContext};
-use loadgen::measure::{Measurement, measure};
 use loadgen::process::{ServerPlan, ServerProcess};
 use loadgen::report::{StepProgress, TextTable};
 use loadgen::stats::{median, ratio};
-use loadgen::wire::{Api, ModelEndpoint};
 use loadgen::{print, println};
 
-/// Least bytes of a request's tensors.
-const REQUEST_BYTES: usize = 8 << 10;
 /// Goal: minimum of the ratios.
 const RATIO_MIN: f64 = 0.90;
 
@@ -66,24 +55,6 @@ struct TlsReport {
     context: RunContext,
 }
 
-/// Expects the answers that the server without TLS gave at first.
-struct SameAnswers(Vec<Bytes>);
-
-impl Judge for SameAnswers {
-    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
-        let right = self.0.get(shot).is_some_and(|expected| *expected == answer.body);
-        (if right { Judgement::Right } else { Judgement::Wrong }, 0)
-    }
-}
-
-/// The same requests for both servers by one protocol.
-struct Arms {
-    plain: DrivePlan,
-    tls: DrivePlan,
-    judge: Arc<dyn Judge>,
-    request_bytes: usize,
-}
-
 /// Runs `bench overhead --tls`.
 ///
 /// # Errors
@@ -95,15 +66,15 @@ pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let files = CertificateFiles::write(&dir)?;
     let plain = start(args, env, &dir, None)?;
     let tls = start(args, env, &dir, Some(&files))?;
-    let http = Arms::new(args, &requests, plain.http(), tls.http())?;
-    let grpc = Arms::new(args, &requests, plain.grpc(), tls.grpc())?;
+    let http = Turns::new(args, &requests, vec![plain.http(), tls.http()])?;
+    let grpc = Turns::new(args, &requests, vec![plain.grpc(), tls.grpc()])?;
 
     let progress = StepProgress::new(args.rounds as u64);
     let mut rounds = [Vec::new(), Vec::new()];
     for round in 0..args.rounds {
         progress.say(format!("round {}: plain text and TLS take turns", round + 1));
-        for (arms, rounds) in [&http, &grpc].into_iter().zip(&mut rounds) {
-            rounds.push(arms.round(&plain, &tls)?);
+        for (turns, rounds) in [&http, &grpc].into_iter().zip(&mut rounds) {
+            rounds.push(TlsRound::new(&turns.round(&[&plain, &tls])?)?);
         }
         progress.step();
     }
@@ -126,23 +97,6 @@ pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
         context: watch.context(None),
     };
     report.finish(args.json.as_deref())
-}
-
-/// Publishes the light model below `dir`, and returns requests of at least [`REQUEST_BYTES`].
-fn prepare(env: &BenchEnv, dir: &Path) -> Result<Vec<Vec<NamedTensor>>> {
-    let ctr = Ctr::light();
-    let write = |dir: &Path| ctr.write_layout(CtrContent::of(MODEL_SEED), dir, &|_| {});
-    let key = format!("{}-s{MODEL_SEED}", ctr.key());
-    let made = cache::ensure(&env.cache_dir, &key, ctr.bytes(), write)?;
-    let model_dir = dir.join(MODEL);
-    cache::fresh(&model_dir)?;
-    cache::publish_link(&made, &model_dir, 1)?;
-    let bytes = |inputs: &[NamedTensor]| -> usize {
-        inputs.iter().map(|input| input.tensor.byte_len()).sum()
-    };
-    let row = bytes(&ctr.inputs(REQUEST_SEED, 0, 1).tensors()?).max(1);
-    let rows = REQUEST_BYTES.div_ceil(row);
-    (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, rows).tensors()).collect()
 }
 
 /// A certificate of 127.0.0.1 that is its own issuer, and its key.
@@ -188,44 +142,19 @@ fn start(
     ServerProcess::start(env, &plan)
 }
 
-impl Arms {
-    fn new(
-        args: &OverheadArgs,
-        requests: &[Vec<NamedTensor>],
-        plain: loadgen::connection::Endpoint,
-        tls: loadgen::connection::Endpoint,
-    ) -> Result<Arms> {
-        let plan = |endpoint| -> Result<DrivePlan> {
-            let target = ModelEndpoint { endpoint, api: Api::Oip, model: MODEL.into() };
-            let encoded = target.encode(requests)?;
-            let pace = LoadLoop::Closed { clients: args.clients };
-            let duration = WARM_UP + args.duration;
-            let (template, bodies) = (encoded.template, encoded.bodies.into());
-            let mut plan = DrivePlan::new(target.endpoint, template, bodies, pace, duration);
-            plan.connections = args.clients;
-            Ok(plan)
+impl TlsRound {
+    /// Returns the round of turns of the server without TLS and the one with it.
+    fn new(turns: &[TurnFigures]) -> Result<TlsRound> {
+        let [plain, tls] = turns else {
+            return Err(Error::internal("a round has other than two turns"));
         };
-        let (plain, tls) = (plan(plain)?, plan(tls)?);
-        let answer =
-            |body: &Bytes| Ok(call_once(&plain.endpoint, &plain.template, body.clone())?.body);
-        let expected = plain.shots.iter().map(answer).collect::<Result<_>>()?;
-        let request_bytes = plain.shots.first().map_or(0, Bytes::len);
-        Ok(Arms { plain, tls, judge: Arc::new(SameAnswers(expected)), request_bytes })
-    }
-
-    fn round(&self, plain: &ServerProcess, tls: &ServerProcess) -> Result<TlsRound> {
-        let ask = |plan, server: &ServerProcess| -> Result<Measurement> {
-            measure(plan, WARM_UP, &self.judge, &[server.pid()], None)
-        };
-        let (plain, tls) = (ask(&self.plain, plain)?, ask(&self.tls, tls)?);
-        let faults = [&plain.counted.faults, &tls.counted.faults];
         Ok(TlsRound {
-            plain_rps: plain.counted.rate(),
-            tls_rps: tls.counted.rate(),
-            plain_cpu_us: plain.cpu_us_per_request.unwrap_or(0.0),
-            tls_cpu_us: tls.cpu_us_per_request.unwrap_or(0.0),
-            failed: faults.iter().map(|faults| faults.failed).sum(),
-            wrong: faults.iter().map(|faults| faults.wrong).sum(),
+            plain_rps: plain.rps,
+            tls_rps: tls.rps,
+            plain_cpu_us: plain.cpu_us,
+            tls_cpu_us: tls.cpu_us,
+            failed: plain.failed + tls.failed,
+            wrong: plain.wrong + tls.wrong,
         })
     }
 }
