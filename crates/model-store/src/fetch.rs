@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use engine::layout::{LayoutManifest, MANIFEST_BYTES_MAX, MANIFEST_NAME, TensorEntry};
 use object_store::{GetOptions, GetRange, ObjectStore};
-use os::Pacer;
+use os::{AlignedBuffer, DirectFile, DirectWriter, Pacer};
 use tokio::task::JoinSet;
 
 use crate::cache::StoreCache;
@@ -71,7 +70,7 @@ struct Journal {
 /// A file of a version in staging.
 struct StagedFile<'a> {
     path: &'a str,
-    local: &'a File,
+    local: &'a mut DirectWriter,
     /// Ranges that are written and not in the journal yet.
     unsynced: Vec<Range<u64>>,
     journal: &'a mut Journal,
@@ -79,7 +78,7 @@ struct StagedFile<'a> {
 
 impl StagedFile<'_> {
     fn write(&mut self, range: Range<u64>, content: &[u8]) -> Result<()> {
-        self.local.write_all_at(content, range.start).map_err(|error| self.failed(&error))?;
+        self.local.write_all_at(content, range.start)?;
         self.unsynced.push(range);
         let bytes: u64 = self.unsynced.iter().map(|range| range.end - range.start).sum();
         if bytes >= SYNC_BYTES { self.sync() } else { Ok(()) }
@@ -87,15 +86,11 @@ impl StagedFile<'_> {
 
     /// Makes the written ranges durable, then adds them to the journal.
     fn sync(&mut self) -> Result<()> {
-        self.local.sync_data().map_err(|error| self.failed(&error))?;
+        self.local.sync()?;
         for range in self.unsynced.drain(..) {
             self.journal.add(self.path, range)?;
         }
         Ok(())
-    }
-
-    fn failed(&self, error: &std::io::Error) -> Error {
-        Error::io(Path::new(self.path), error)
     }
 }
 
@@ -176,27 +171,27 @@ impl VersionFetch<'_> {
             self.remote.files.iter().filter(|file| file.path != MANIFEST_NAME || layout.is_none())
         {
             let path = staging.join(&file.path);
-            let local = create(&path, file.bytes)?;
+            let mut local = create(&path, file.bytes)?;
             match layout {
                 Some(layout) if weights == Some(file.path.as_str()) => {
-                    self.weights(file, &local, layout, journal, &mut bytes).await?;
+                    self.weights(file, &mut local, layout, journal, &mut bytes).await?;
                 }
                 Some(layout) if layout.graph.name == file.path => {
-                    self.graph(file, &local, layout, journal, &mut bytes).await?;
+                    self.graph(file, &mut local, layout, journal, &mut bytes).await?;
                 }
                 _ => {
                     let whole = 0..file.bytes;
                     let parts = std::slice::from_ref(&whole);
-                    self.ranges(file, &local, parts, journal, &mut bytes).await?;
+                    self.ranges(file, &mut local, parts, journal, &mut bytes).await?;
                 }
             }
-            local.sync_all().map_err(|error| Error::io(&path, &error))?;
+            local.sync()?;
         }
         if let Some(text) = text {
             let path = staging.join(MANIFEST_NAME);
-            let file = create(&path, text.len() as u64)?;
-            let written = file.write_all_at(text, 0).and_then(|()| file.sync_all());
-            written.map_err(|error| Error::io(&path, &error))?;
+            let mut file = create(&path, text.len() as u64)?;
+            file.write_all_at(text, 0)?;
+            file.sync()?;
             bytes.fetched += text.len() as u64;
         }
         Ok(bytes)
@@ -206,7 +201,7 @@ impl VersionFetch<'_> {
     async fn graph(
         &self,
         file: &RemoteFile,
-        local: &File,
+        local: &mut DirectWriter,
         layout: &LayoutManifest,
         journal: &mut Journal,
         bytes: &mut FetchedBytes,
@@ -222,7 +217,7 @@ impl VersionFetch<'_> {
         }
         self.ranges(file, local, std::slice::from_ref(&whole), journal, bytes).await?;
         match hash {
-            Some(hash) if hash_of(local, whole).await.is_none_or(|found| found != hash) => {
+            Some(hash) if !Written::open(local)?.has(whole, hash).await => {
                 Err(self.damaged(&format!("{} does not have the hash of the manifest", file.path)))
             }
             _ => Ok(()),
@@ -233,7 +228,7 @@ impl VersionFetch<'_> {
     async fn weights(
         &self,
         file: &RemoteFile,
-        local: &File,
+        local: &mut DirectWriter,
         layout: &LayoutManifest,
         journal: &mut Journal,
         bytes: &mut FetchedBytes,
@@ -252,9 +247,10 @@ impl VersionFetch<'_> {
             }
         }
         self.ranges(file, local, &ranges_of(&missing), journal, bytes).await?;
+        let mut written = Written::open(local)?;
         for tensor in missing {
             let range = tensor.offset..tensor.offset + tensor.bytes;
-            if hash_of(local, range).await.is_none_or(|found| found != tensor.blake3) {
+            if !written.has(range, &tensor.blake3).await {
                 return Err(self.damaged(&format!(
                     "tensor \"{}\" does not have the hash of the manifest",
                     tensor.name
@@ -265,18 +261,27 @@ impl VersionFetch<'_> {
     }
 
     /// Copies bytes from a cached version. Returns false if they do not have `hash`.
-    async fn copy(&self, from: &CachedTensor, to: &File, range: Range<u64>, hash: &str) -> bool {
-        let Ok(source) = File::open(&from.file) else { return false };
+    async fn copy(
+        &self,
+        from: &CachedTensor,
+        to: &mut DirectWriter,
+        range: Range<u64>,
+        hash: &str,
+    ) -> bool {
+        let Ok(mut source) = DirectFile::open(&from.file, true) else { return false };
         let mut hasher = blake3::Hasher::new();
-        let mut block = vec![0; BLOCK_BYTES];
+        let mut buffer = AlignedBuffer::new(BLOCK_BYTES);
         let mut at = range.start;
         while at < range.end {
-            let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
-            tokio::time::sleep_until(self.pacer.reserve(block.len() as u64).into()).await;
+            let bytes = (range.end - at).min(BLOCK_BYTES as u64);
+            tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;
             // Without a pause in the work, a stop of the server would wait for its end.
             tokio::task::yield_now().await;
-            let read = source.read_exact_at(block, from.offset + (at - range.start));
-            if read.and_then(|()| to.write_all_at(block, at)).is_err() {
+            let offset = from.offset + (at - range.start);
+            let Ok(block) = source.read_block(&mut buffer, offset, bytes as usize) else {
+                return false;
+            };
+            if to.write_all_at(block, at).is_err() {
                 return false;
             }
             hasher.update(block);
@@ -290,7 +295,7 @@ impl VersionFetch<'_> {
     async fn ranges(
         &self,
         file: &RemoteFile,
-        local: &File,
+        local: &mut DirectWriter,
         wanted: &[Range<u64>],
         journal: &mut Journal,
         bytes: &mut FetchedBytes,
@@ -432,28 +437,38 @@ fn parse_line(line: &str) -> Option<(String, Range<u64>)> {
     Some((words.next()?.to_owned(), start..end))
 }
 
-/// Opens a file of `bytes` for reading and writing, and makes its directory. Keeps its content.
-fn create(path: &Path, bytes: u64) -> Result<File> {
-    let io = |error: std::io::Error| Error::io(path, &error);
-    os::private::create_dir_all(path.parent().unwrap_or(path)).map_err(io)?;
-    let mut options = os::private::options();
-    let file =
-        options.read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
-    file.set_len(bytes).map_err(io)?;
-    Ok(file)
+/// Opens a file of `bytes` for writing, and makes its directory. Keeps its content.
+fn create(path: &Path, bytes: u64) -> Result<DirectWriter> {
+    let parent = path.parent().unwrap_or(path);
+    os::private::create_dir_all(parent).map_err(|error| Error::io(parent, &error))?;
+    DirectWriter::open(path, bytes)
 }
 
-/// Returns the hash of a range of a file in hexadecimal; `None` if it cannot be read.
-async fn hash_of(file: &File, range: Range<u64>) -> Option<String> {
-    let mut hasher = blake3::Hasher::new();
-    let mut block = vec![0; BLOCK_BYTES];
-    let mut at = range.start;
-    while at < range.end {
-        let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
-        tokio::task::yield_now().await;
-        file.read_exact_at(block, at).ok()?;
-        hasher.update(block);
-        at += block.len() as u64;
+/// Staged file, read again from the disk.
+struct Written {
+    file: DirectFile,
+    buffer: AlignedBuffer,
+}
+
+impl Written {
+    fn open(local: &DirectWriter) -> Result<Written> {
+        let file = DirectFile::open(local.path(), true)?;
+        Ok(Written { file, buffer: AlignedBuffer::new(BLOCK_BYTES) })
     }
-    Some(hasher.finalize().to_hex().to_string())
+
+    /// Returns true if the range can be read and has this hash in hexadecimal.
+    async fn has(&mut self, range: Range<u64>, hash: &str) -> bool {
+        let mut hasher = blake3::Hasher::new();
+        let mut at = range.start;
+        while at < range.end {
+            tokio::task::yield_now().await;
+            let left = (range.end - at) as usize;
+            let Ok(block) = self.file.read_block(&mut self.buffer, at, left) else {
+                return false;
+            };
+            hasher.update(block);
+            at += block.len() as u64;
+        }
+        hasher.finalize().to_hex().as_str() == hash
+    }
 }

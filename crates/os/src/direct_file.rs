@@ -12,6 +12,30 @@ use base::{Error, Result};
 /// Alignment of file offsets and buffers; lengths are rounded up to it.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
+/// Memory of whole blocks, for direct reads and writes.
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    /// Longer than the blocks by one, so that it holds them from a multiple of the alignment on.
+    memory: Vec<u8>,
+    start: usize,
+    bytes: usize,
+}
+
+impl AlignedBuffer {
+    /// Allocates `bytes` bytes, rounded up to whole blocks; at least one block.
+    pub fn new(bytes: usize) -> AlignedBuffer {
+        let bytes = bytes.max(1).next_multiple_of(DIRECT_ALIGNMENT);
+        let memory = vec![0; bytes + DIRECT_ALIGNMENT];
+        let start = memory.as_ptr().align_offset(DIRECT_ALIGNMENT);
+        AlignedBuffer { memory, start, bytes }
+    }
+
+    /// Returns the blocks.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.bytes]
+    }
+}
+
 /// A file read with O_DIRECT. If its file system refuses that, it is read through the page cache
 /// and dropped from the cache after each read.
 #[derive(Debug)]
@@ -103,6 +127,24 @@ impl DirectFile {
         Ok(())
     }
 
+    /// Reads at most `bytes` bytes at `offset`, which may be anywhere: as many as `buffer` has room
+    /// for, at least one if `bytes` is not 0.
+    ///
+    /// # Errors
+    /// `DataLoss` if the file ends before the bytes that are read; otherwise the error of the disk.
+    pub fn read_block<'a>(
+        &mut self,
+        buffer: &'a mut AlignedBuffer,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<&'a [u8]> {
+        let skipped = (offset % DIRECT_ALIGNMENT as u64) as usize;
+        let memory = buffer.as_mut_slice();
+        let end = memory.len().min(skipped.saturating_add(bytes));
+        self.read_exact_at(memory, offset - skipped as u64, end)?;
+        Ok(&memory[skipped..end])
+    }
+
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         loop {
             match self.file.read_at(buffer, offset) {
@@ -146,7 +188,8 @@ impl DirectFile {
     }
 }
 
-fn is_refusal(error: &io::Error) -> bool {
+/// Returns true if an error says that the file system has no direct reads or writes.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
