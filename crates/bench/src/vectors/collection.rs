@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use os::Rate;
 use search::coarse::Metric;
 use search::codes::CodesPlace;
@@ -232,8 +232,6 @@ impl FilledCollection {
             say(&format!("the collection of an earlier run is used: {}", file.display()));
             return read_json(&file);
         }
-        // A run that was interrupted leaves a part.
-        let _ = std::fs::remove_dir_all(plan.directory);
         let started = Instant::now();
         let truth = fill(plan, maker, queries, say)?;
         let filled = FilledCollection { build_s: started.elapsed().as_secs_f64(), truth };
@@ -294,7 +292,8 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
     }
 }
 
-/// Writes all rows and waits for flushes and merges. Returns the nearest rows of each query.
+/// Writes the rows that a run which was interrupted has not written, and waits for flushes and
+/// merges. Returns the nearest rows of each query.
 fn fill(
     plan: &CollectionPlan<'_>,
     maker: &RowMaker,
@@ -302,8 +301,12 @@ fn fill(
     say: &dyn Fn(&str),
 ) -> Result<Vec<Vec<u64>>> {
     let registry = open(plan, 1)?;
-    let settings = CollectionSettings::new(plan.dims, Metric::L2);
-    let named = registry.create("vectors", settings)?;
+    let named = open_or_create(&registry, plan)?;
+    // Rows are written in the order of their numbers.
+    let written = named.collection().count();
+    if written > 0 {
+        say(&format!("{written} rows are there from a run that was interrupted"));
+    }
     let mut nearest: Vec<NearestRows> = (0..QUERIES).map(|_| NearestRows(Vec::new())).collect();
     let payload = serde_json::Map::new();
     let mut vectors = Vec::new();
@@ -321,7 +324,9 @@ fn fill(
                 payload: &payload,
             })
             .collect();
-        write(&named, &points)?;
+        if rows.end > written {
+            write(&named, &points)?;
+        }
         for (nearest, query) in nearest.iter_mut().zip(queries.chunks_exact(plan.dims)) {
             let vectors = rows.clone().zip(vectors.chunks_exact(plan.dims));
             vectors.for_each(|(row, vector)| nearest.offer(kernels::float::l2(query, vector), row));
@@ -333,6 +338,15 @@ fn fill(
     named.collection().flush()?;
     settle(&named)?;
     Ok(nearest.into_iter().map(|rows| rows.0.into_iter().map(|(_, row)| row).collect()).collect())
+}
+
+fn open_or_create(registry: &Registry, plan: &CollectionPlan<'_>) -> Result<Arc<NamedCollection>> {
+    match registry.get("vectors") {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            registry.create("vectors", CollectionSettings::new(plan.dims, Metric::L2))
+        }
+        found => found,
+    }
 }
 
 /// Writes points, and again later if memory has no room yet.

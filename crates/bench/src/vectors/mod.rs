@@ -85,7 +85,8 @@ pub struct VectorsArgs {
     /// Directory for that collection [default: the directory for temporary files]
     #[arg(long, value_name = "DIR", requires = "memory")]
     pub dir: Option<PathBuf>,
-    /// Keep that collection, and use it in the next run with the same rows and dimensions
+    /// Keep that collection, and use it in the next run with the same rows and dimensions. A run
+    /// that was interrupted is continued
     #[arg(long, requires = "dir")]
     pub keep: bool,
     /// Write the figures as JSON
