@@ -417,6 +417,8 @@ fn search(
     figures.ready_s = started.elapsed().as_secs_f64();
     let named = registry.get("vectors")?;
     figures.codes_s = wait_for_codes(&named).duration_since(started).as_secs_f64();
+    // Another number of threads or limit of memory may begin merges, which are not measured here.
+    settle(&named)?;
     let mut times = Vec::with_capacity(ROUNDS * QUERIES);
     let mut found = 0;
     for round in 0..ROUNDS {
