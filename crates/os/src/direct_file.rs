@@ -9,32 +9,11 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-/// Alignment of file offsets and buffers; lengths are rounded up to it.
+use crate::aligned_buffer::AlignedBuffer;
+
+/// Alignment of file offsets and buffers; lengths are rounded up to it. Covers devices with sectors
+/// of 512 bytes and of 4 KiB; a device with larger sectors refuses direct reads and writes.
 pub const DIRECT_ALIGNMENT: usize = 4096;
-
-/// Memory of whole blocks, for direct reads and writes.
-#[derive(Debug)]
-pub struct AlignedBuffer {
-    /// Longer than the blocks by one, so that it holds them from a multiple of the alignment on.
-    memory: Vec<u8>,
-    start: usize,
-    bytes: usize,
-}
-
-impl AlignedBuffer {
-    /// Allocates `bytes` bytes, rounded up to whole blocks; at least one block.
-    pub fn new(bytes: usize) -> AlignedBuffer {
-        let bytes = bytes.max(1).next_multiple_of(DIRECT_ALIGNMENT);
-        let memory = vec![0; bytes + DIRECT_ALIGNMENT];
-        let start = memory.as_ptr().align_offset(DIRECT_ALIGNMENT);
-        AlignedBuffer { memory, start, bytes }
-    }
-
-    /// Returns the blocks.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..self.bytes]
-    }
-}
 
 /// A file read with O_DIRECT. If its file system refuses that, it is read through the page cache
 /// and dropped from the cache after each read.

@@ -1,6 +1,6 @@
 //! Writing a file past the page cache. A page that enters the cache is often one that the host of a
-//! virtual machine has to find first, and the core stands still for that time, whatever the
-//! priority of the thread that writes.
+//! virtual machine has to find first. The core stands still for that time, also if the thread that
+//! writes has low priority.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-use crate::direct_file::{AlignedBuffer, DIRECT_ALIGNMENT, is_refusal};
+use crate::aligned_buffer::AlignedBuffer;
+use crate::direct_file::{DIRECT_ALIGNMENT, is_refusal};
 
 /// Bytes written at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -49,11 +50,6 @@ impl DirectWriter {
     /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Returns true if whole blocks bypass the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.direct.is_some()
     }
 
     /// Writes `content` at `offset`.

@@ -1,6 +1,6 @@
 //! Services of Linux and the allocator: thread priorities and names, background work, figures of
-//! the process, CPU quotas, accounts of callers, rates, files read past the page cache,
-//! notifications of the service manager.
+//! the process, CPU quotas, accounts of callers, rates, files read and written past the
+//! page cache, notifications of the service manager.
 //!
 //! # The invariant
 //! A refusal of the system costs precision or speed, never correctness: every setting here either
@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)]
 
+mod aligned_buffer;
 pub mod background;
 mod core_times;
 mod cpu_account;
@@ -27,10 +28,11 @@ mod service_manager;
 pub mod thread;
 mod thread_table;
 
+pub use aligned_buffer::AlignedBuffer;
 pub use core_times::CoreTimes;
 pub use cpu_account::{Charged, CpuAccount, CpuAccountUsage, CpuCharge};
 pub use cpu_quota::CpuQuota;
-pub use direct_file::{AlignedBuffer, DIRECT_ALIGNMENT, DirectFile};
+pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
 pub use direct_writer::DirectWriter;
 pub use rate::{Pacer, Rate};
 pub use sched_stat::{SchedStat, SchedTimes};

@@ -21,7 +21,7 @@ use loadgen::{print, println};
 
 /// Part of the requests that is traced.
 const SAMPLED: &str = "0.01";
-/// The same with `--quick`, whose few requests need not have one of a hundredth.
+/// The same with `--quick`, which sends too few requests to trace one of a hundred.
 const SAMPLED_QUICK: &str = "1";
 /// Goal: maximum of `sampled_cpu_ratio`.
 const CPU_RATIO_MAX: f64 = 1.01;

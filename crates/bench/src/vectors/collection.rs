@@ -232,6 +232,10 @@ impl FilledCollection {
             say(&format!("the collection of an earlier run is used: {}", file.display()));
             return read_json(&file);
         }
+        if !plan.keep {
+            // Another process with the same number may have left its directory.
+            let _ = std::fs::remove_dir_all(plan.directory);
+        }
         let started = Instant::now();
         let truth = fill(plan, maker, queries, say)?;
         let filled = FilledCollection { build_s: started.elapsed().as_secs_f64(), truth };
@@ -390,7 +394,8 @@ fn codes_on_medium(named: &NamedCollection) -> u64 {
     status.segments.iter().map(|segment| segment.codes_on_medium).sum()
 }
 
-/// Waits until the codes that memory has room for are in memory. Returns the time of the last change.
+/// Waits until the codes that memory has room for are in memory. Returns the time of the last
+/// change.
 fn wait_for_codes(named: &NamedCollection) -> Instant {
     let deadline = Instant::now() + SETTLE_MAX;
     let mut seen = codes_on_medium(named);

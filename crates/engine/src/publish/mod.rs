@@ -1,7 +1,6 @@
 //! Writing of published versions: the layout's files, and the directory that a version appears in.
 //! Engines that publish models use it.
 
-mod aligned;
 mod layout_writer;
 mod sink;
 mod versions;
@@ -11,8 +10,8 @@ use std::path::PathBuf;
 use crate::layout::LayoutManifest;
 use os::Rate;
 
-pub use aligned::{AlignedBuffer, BLOCK};
 pub use layout_writer::{GraphWriter, LayoutNames, LayoutWriter};
+pub use os::{AlignedBuffer, DIRECT_ALIGNMENT as BLOCK};
 pub use sink::{PacedFileWriter, WriteOptions};
 pub use versions::VersionClaim;
 

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-use super::aligned::{AlignedBuffer, BLOCK};
-use os::{Pacer, Rate};
+use os::{AlignedBuffer, DIRECT_ALIGNMENT as BLOCK, Pacer, Rate};
 
 /// Bytes collected before a write.
 const SLICE_BYTES: usize = 4 << 20;

@@ -27,10 +27,6 @@ use crate::segment::{self, CodesOptions, Quarantined, Segment, SegmentIds};
 /// Assumed speed of a flush until one was measured. Two cores of a virtual machine flush about 13
 /// MB of points per second, and 4 MB with queries running.
 const FLUSH_BYTES_A_SECOND: f64 = 4e6;
-/// Bytes of a segment's codes that are read while the segment is opened, if memory has room. More
-/// are read after all segments are open, so that a start does not wait for them. Queries read them
-/// from the medium until then.
-const CODES_AT_ONCE_MAX: u64 = 4 << 20;
 
 impl Collection {
     /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
@@ -79,10 +75,7 @@ impl Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
-            codes: CodesOptions {
-                at_once_max: CODES_AT_ONCE_MAX,
-                ..CodesOptions::new(options.codes, &resources.codes)
-            },
+            codes: CodesOptions::new(options.codes, &resources.codes),
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),

@@ -28,8 +28,8 @@ pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
 /// Time between tries to open what could not be opened.
 pub(super) const OPEN_AGAIN: Duration = Duration::from_secs(5);
-/// Time after a move of codes to the medium in which no codes are read into memory, or the two would
-/// alternate.
+/// Time after a move of codes to the medium in which no codes are read into memory, or the two
+/// would alternate.
 const LOAD_CODES_AGAIN: Duration = Duration::from_secs(600);
 /// Retry delay for callers while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);

@@ -25,8 +25,8 @@ pub use damage::Quarantined;
 pub(crate) use file::IoStep;
 pub use ids::SegmentIds;
 pub use layout::{RecordKind, SegmentSettings, VectorEncoding};
-pub(crate) use open::{CodesOptions, PageCache, PayloadPass, Segment, ids_alone};
-pub(crate) use opening_plan::kept_bytes;
+pub(crate) use open::{PageCache, PayloadPass, Segment, ids_alone};
+pub(crate) use opening_plan::{CodesOptions, kept_bytes};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
 pub(crate) use vectors::{reader_options, similarity};

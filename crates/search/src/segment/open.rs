@@ -18,12 +18,11 @@ use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::index_section::IndexSection;
 use super::layout::{SegmentSettings, kind, kind_name};
-use super::opening_plan::{OpeningPlan, code_bytes};
+use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
-use crate::codes::{CodeCache, CodesPlace};
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
@@ -72,27 +71,6 @@ pub(crate) struct Segment {
     vectors: Vectors,
     damaged: Arc<Damaged>,
     held: BudgetReservation,
-}
-
-/// Places of codes when segments are opened.
-#[derive(Clone, Debug)]
-pub(crate) struct CodesOptions {
-    /// Setting.
-    pub(crate) place: CodesPlace,
-    /// Cache of codes on media.
-    pub(crate) cache: Arc<CodeCache>,
-    /// Rows of other segments that are to be opened later, and need memory too.
-    pub(crate) rows_later: u64,
-    /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. More stay on
-    /// the medium first.
-    pub(crate) at_once_max: u64,
-}
-
-impl CodesOptions {
-    /// Creates the options of a collection.
-    pub(crate) fn new(place: CodesPlace, cache: &Arc<CodeCache>) -> CodesOptions {
-        CodesOptions { place, cache: cache.clone(), rows_later: 0, at_once_max: u64::MAX }
-    }
 }
 
 /// Section of record pages.

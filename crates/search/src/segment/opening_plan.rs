@@ -1,18 +1,45 @@
 //! Memory for opening a segment, and the choice of the place of its codes.
 
+use std::sync::Arc;
+
 use base::Result;
 
 use super::file::SegmentContents;
 use super::layout::kind;
-use super::open::CodesOptions;
 use crate::budget::BudgetReservation;
 use crate::coarse::is_codes;
-use crate::codes::CodesPlace;
+use crate::codes::{CodeCache, CodesPlace};
 use crate::deletes::Deletes;
 
 /// Divisor of the memory limit: the part that [`CodesPlace::Auto`] leaves for flushes, merges and
 /// cached codes.
 const KEPT_SHARE: u64 = 8;
+/// Bytes of a segment's codes that are read while the segment is opened, if memory has room. More
+/// are read after all segments are open, so that a start does not wait for them. Queries read them
+/// from the medium until then.
+const CODES_AT_ONCE_MAX: u64 = 4 << 20;
+
+/// Places of codes when segments are opened.
+#[derive(Clone, Debug)]
+pub(crate) struct CodesOptions {
+    /// Setting.
+    pub(crate) place: CodesPlace,
+    /// Cache of codes on media.
+    pub(crate) cache: Arc<CodeCache>,
+    /// Rows of other segments that are to be opened later, and need memory too.
+    pub(crate) rows_later: u64,
+    /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. More stay on
+    /// the medium first.
+    pub(crate) at_once_max: u64,
+}
+
+impl CodesOptions {
+    /// Creates the options of a collection.
+    pub(crate) fn new(place: CodesPlace, cache: &Arc<CodeCache>) -> CodesOptions {
+        let at_once_max = CODES_AT_ONCE_MAX;
+        CodesOptions { place, cache: cache.clone(), rows_later: 0, at_once_max }
+    }
+}
 
 /// Place of the codes, and the memory that was reserved for opening the segment.
 pub(super) struct OpeningPlan {

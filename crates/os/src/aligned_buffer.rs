@@ -1,10 +1,9 @@
 //! Buffers that O_DIRECT accepts.
 
-/// Alignment of memory, file position and length for O_DIRECT. Covers devices with 512-byte and 4
-/// KiB sectors; a device with larger sectors refuses, and the buffered path is taken.
-pub const BLOCK: usize = 4096;
+use crate::direct_file::DIRECT_ALIGNMENT;
 
-/// Zeroed bytes that start at a multiple of [`BLOCK`]. Never grows, so never moves.
+/// Zeroed bytes that start at a multiple of [`DIRECT_ALIGNMENT`]. Never grows, so never moves.
+#[derive(Debug)]
 pub struct AlignedBuffer {
     storage: Vec<u8>,
     start: usize,
@@ -14,9 +13,9 @@ pub struct AlignedBuffer {
 impl AlignedBuffer {
     /// Allocates `bytes`, rounded up to whole blocks, at least one.
     pub fn new(bytes: usize) -> AlignedBuffer {
-        let bytes = bytes.max(1).next_multiple_of(BLOCK);
-        let storage = vec![0u8; bytes + BLOCK];
-        let start = storage.as_ptr().align_offset(BLOCK);
+        let bytes = bytes.max(1).next_multiple_of(DIRECT_ALIGNMENT);
+        let storage = vec![0u8; bytes + DIRECT_ALIGNMENT];
+        let start = storage.as_ptr().align_offset(DIRECT_ALIGNMENT);
         AlignedBuffer { storage, start, bytes }
     }
 
@@ -43,10 +42,10 @@ mod tests {
 
     #[test]
     fn starts_on_a_block() {
-        for bytes in [0, 1, BLOCK, BLOCK + 1, 1 << 20] {
+        for bytes in [0, 1, DIRECT_ALIGNMENT, DIRECT_ALIGNMENT + 1, 1 << 20] {
             let mut buffer = AlignedBuffer::new(bytes);
-            assert_eq!(buffer.as_slice().as_ptr() as usize % BLOCK, 0);
-            assert!(buffer.len() >= bytes && buffer.len().is_multiple_of(BLOCK));
+            assert_eq!(buffer.as_slice().as_ptr() as usize % DIRECT_ALIGNMENT, 0);
+            assert!(buffer.len() >= bytes && buffer.len().is_multiple_of(DIRECT_ALIGNMENT));
             assert_eq!(buffer.as_mut_slice().len(), buffer.len());
         }
     }
