@@ -28,7 +28,8 @@ const SCANNED_VALUES: usize = 128 << 10;
 /// Bytes that a row's place in the old segments takes.
 const PLACE_BYTES: u64 = 8;
 
-/// A merge is escalated if this many times `fan_in` segments of similar size pile up.
+/// Merging is behind if this many times `fan_in` segments of similar size pile up. It is then
+/// escalated, and codes are moved to the medium if it needs their memory.
 const BEHIND: usize = 2;
 
 /// Rows of a segment that may be merged.
@@ -69,6 +70,12 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
         }
     }
     None
+}
+
+/// Returns true if segments of similar size pile up.
+fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
+    let piled = Merging { fan_in: BEHIND * merging.fan_in, ..*merging };
+    choose(sizes, &piled, u32::MAX).is_some_and(|chosen| chosen.len() >= piled.fan_in)
 }
 
 /// Live rows of several segments.
@@ -189,10 +196,7 @@ impl Collection {
     /// # Errors
     /// As [`Collection::merge`].
     pub fn merge_if_behind(&self) -> Result<bool> {
-        let state = self.state();
-        let chosen = self.chosen(&state, &BTreeSet::new());
-        drop(state);
-        if chosen.is_none_or(|chosen| chosen.len() < BEHIND * self.options.merging.fan_in) {
+        if !is_behind(&self.mergeable(&self.state(), &BTreeSet::new()), &self.options.merging) {
             return Ok(false);
         }
         self.merging_escalated.store(true, Ordering::Relaxed);
@@ -240,12 +244,33 @@ impl Collection {
         outcome.map(|()| true)
     }
 
-    /// Returns the numbers of the segments to merge, in the order of the state.
-    fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
+    /// Returns the bytes that a merge needs, if segments pile up because less is free. `movable` is
+    /// the memory of codes that can be moved to the medium for it.
+    pub(crate) fn missing_for_merge(&self, movable: u64) -> Option<u64> {
+        // A merge in progress gives its memory back.
+        let damaged = self.merging.try_lock()?;
+        let sizes = self.mergeable(&self.state(), &damaged);
+        let merging = &self.options.merging;
+        if !is_behind(&sizes, merging) {
+            return None;
+        }
+        let choose = |bytes| choose(&sizes, merging, self.rows_max(bytes));
+        let free = self.budget.free();
+        if choose(free).is_some() {
+            return None;
+        }
+        let chosen = choose(free + movable)?;
+        // Fewer codes may be enough, since the smallest segments are merged first.
+        let rows = chosen.iter().take(merging.fan_in).map(|size| u64::from(size.live)).sum();
+        Some(self.merge_bytes(rows))
+    }
+
+    /// Returns the segments that can be merged.
+    fn mergeable(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Vec<SegmentSize> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
             !damaged.contains(&slot.number) && !view.loses_data()
         };
-        let sizes: Vec<SegmentSize> = state
+        state
             .open()
             .filter(|(_, slot, view)| mergeable(slot, view))
             .map(|(_, slot, view)| SegmentSize {
@@ -254,34 +279,43 @@ impl Collection {
                 live: view.live(),
                 has_damaged_codes: view.is_damaged(),
             })
-            .collect();
-        let rows_max = self.rows_that_fit().min(self.options.merging.rows_max);
+            .collect()
+    }
+
+    /// Returns the numbers of the segments to merge, in the order of the state.
+    fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
+        let rows_max = self.rows_max(self.budget.free());
+        let sizes = self.mergeable(state, damaged);
         let chosen = choose(&sizes, &self.options.merging, rows_max)?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
 
-    /// Returns the rows of the largest segment that the free memory can build and then open beside
-    /// the old segments.
-    fn rows_that_fit(&self) -> u32 {
+    /// Returns the bytes that merging segments into one of `rows` rows needs: to build it, and to
+    /// open it beside the old ones.
+    fn merge_bytes(&self, rows: u64) -> u64 {
         let form = self.options.segment_form();
-        let free = self.budget.free();
-        let needed = |rows: u32| {
-            let rows = u64::from(rows);
-            let building = rows * PLACE_BYTES + form.working_bytes(rows);
-            match self.options.codes {
-                // Without room for them, codes stay on the medium; the rest takes less than the
-                // building did.
-                CodesPlace::Auto | CodesPlace::Medium if form.codes_can_move(rows) => building,
-                _ => building.max(form.opening_bytes(rows)),
-            }
-        };
+        let building = rows * PLACE_BYTES + form.working_bytes(rows);
+        match self.options.codes {
+            // Without room for them, codes stay on the medium; the rest takes less than the
+            // building did.
+            CodesPlace::Auto | CodesPlace::Medium if form.codes_can_move(rows) => building,
+            _ => building.max(form.opening_bytes(rows)),
+        }
+    }
+
+    /// Returns the rows of the largest segment that a merge may write with `bytes` of memory.
+    fn rows_max(&self, bytes: u64) -> u32 {
         let (mut fits, mut beyond) = (0_u32, u32::MAX);
         while fits + 1 < beyond {
             let middle = fits + (beyond - fits) / 2;
-            if needed(middle) <= free { fits = middle } else { beyond = middle }
+            if self.merge_bytes(u64::from(middle)) <= bytes {
+                fits = middle
+            } else {
+                beyond = middle
+            }
         }
-        fits
+        fits.min(self.options.merging.rows_max)
     }
 
     /// Reserves memory for the payload index of a merged segment of `rows` rows, if it is free.
@@ -391,6 +425,17 @@ mod tests {
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100]), 399), None, "memory decides");
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100, 100]), 450), Some(vec![0, 1, 2, 3]));
         assert_eq!(chosen(&sizes(&[1, 10, 100, 1000]), 10_000), None);
+    }
+
+    #[test]
+    fn many_similar_segments_are_behind() {
+        let behind = |live: &[u32]| is_behind(&sizes(live), &Merging::default());
+        assert!(!behind(&[10; 7]) && behind(&[10; 8]));
+        assert!(behind(&[900, 10, 10, 10, 12, 12, 12, 39, 39, 900]));
+        assert!(!behind(&[10, 10, 10, 10, 100, 100, 100, 100]), "two sizes");
+        let mut worn = sizes(&[10; 2]);
+        worn[0].live = 1;
+        assert!(!is_behind(&worn, &Merging::default()));
     }
 
     #[test]

@@ -38,7 +38,10 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let merge = os::background::spawn_pair("search-merge", "merging", move |priority| {
         let merge = |named: &NamedCollection| match priority {
             Priority::Background => named.collection().merge(),
-            _ => named.collection().merge_if_behind(),
+            _ => {
+                make_room_for_merge(&merging, named);
+                named.collection().merge_if_behind()
+            }
         };
         repeat(&merging, BackgroundTask::Merge, merge, |_| false);
     })?;
@@ -76,6 +79,19 @@ fn has_room_now(core: &RegistryCore, chore: BackgroundTask, outcome: &Result<boo
     chore == BackgroundTask::Flush && outcome.as_ref().is_err_and(lacks) && core.move_codes()
 }
 
+/// Moves codes to the medium if segments of the collection pile up because their merge needs the
+/// memory of these codes.
+fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
+    let collections = core.ready();
+    // The memory of a merge is free again when it ends.
+    if collections.iter().any(|named| named.collection().is_merging()) {
+        return;
+    }
+    let movable = collections.iter().map(|named| named.collection().movable_codes()).sum();
+    let Some(needed) = named.collection().missing_for_merge(movable) else { return };
+    while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
+}
+
 /// Freezes the memtable of the collection with the most unflushed points if memory is short: many
 /// small collections must not fill the memory with points that none of them would flush. Returns
 /// true if there was one.
@@ -95,5 +111,72 @@ fn relieve(core: &RegistryCore) -> bool {
             frozen.is_ok()
         }
         None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coarse::Metric;
+    use crate::collection::Merging;
+    use crate::points::{NewPoint, PointId};
+    use crate::registry::{CollectionSettings, RegistryOptions};
+
+    const DIMS: usize = 16;
+    /// Rows of a segment, enough for codes that can be moved.
+    const ROWS: u64 = 4200;
+
+    fn add_segment(named: &NamedCollection, number: u64) {
+        let row = |id: u64| (0..DIMS as u64).map(move |at| ((id * 31 + at * 7) % 97) as f32);
+        let ids = number * ROWS..(number + 1) * ROWS;
+        let vectors: Vec<Vec<f32>> = ids.clone().map(|id| row(id).collect()).collect();
+        let payload = serde_json::Map::new();
+        let points: Vec<NewPoint<'_>> = ids
+            .zip(&vectors)
+            .map(|(id, embedding)| NewPoint {
+                id: PointId::Number(id),
+                embedding,
+                record: &[],
+                payload: &payload,
+            })
+            .collect();
+        named.upsert(&points).unwrap();
+        named.collection().flush().unwrap();
+    }
+
+    #[test]
+    fn codes_make_room_for_merges_that_are_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 96 << 20,
+            cache_bytes: 0,
+            merging: Merging { fan_in: 2, ..Merging::default() },
+            ..RegistryOptions::new(directory.path())
+        };
+        // Without its threads.
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
+        let collection = named.collection();
+        (0..3).for_each(|number| add_segment(&named, number));
+        let budget = core.resources.budget();
+        let fill = |free: u64| budget.reserve(budget.free() - free, "other data").unwrap();
+        let missing = || {
+            let _all = fill(0);
+            collection.missing_for_merge(u64::MAX / 2)
+        };
+        assert_eq!(missing(), None, "three are not behind");
+        add_segment(&named, 3);
+        let needed = missing().unwrap();
+        let movable = collection.movable_codes();
+        make_room_for_merge(&core, &named);
+        assert_eq!(collection.movable_codes(), movable, "memory is free");
+        let held = fill(needed - movable / 2);
+        assert!(!collection.merge().unwrap(), "no room");
+        make_room_for_merge(&core, &named);
+        assert!(collection.movable_codes() < movable);
+        assert!(collection.merge().unwrap());
+        assert_eq!(collection.status().segments.len(), 3);
+        drop(held);
+        assert_eq!(collection.count(), 4 * ROWS);
     }
 }
