@@ -10,7 +10,9 @@ use os::{DIRECT_ALIGNMENT, DirectFile};
 
 use crate::directory::{Directory, FileWriter, check_write};
 use crate::in_place::InPlaceReader;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
+use crate::medium::{
+    Medium, MediumKind, Reader, ReaderGroup, ReaderOptions, Salvaged, Sealed, Space, Writer,
+};
 use crate::names;
 
 /// Bytes copied from disk at once when a file is opened.
@@ -172,6 +174,10 @@ impl Medium for DramMedium {
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
         Ok(Box::new(InPlaceReader::new(options)?))
+    }
+
+    fn reader_group(&self) -> Option<ReaderGroup> {
+        Some(ReaderGroup::InPlace)
     }
 }
 

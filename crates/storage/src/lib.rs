@@ -42,8 +42,8 @@ pub use dax::DaxMedium;
 pub use dram::DramMedium;
 pub use fault::{FaultMedium, FaultPlan, ReadFault};
 pub use medium::{
-    LOAD_BYTES_MAX, Medium, MediumKind, Read, Reader, ReaderOptions, Salvaged, Sealed, Space,
-    Writer,
+    LOAD_BYTES_MAX, Medium, MediumKind, Read, Reader, ReaderGroup, ReaderOptions, Salvaged, Sealed,
+    Space, Writer,
 };
 pub use mmap::MmapMedium;
 pub use names::NAME_BYTES_MAX;

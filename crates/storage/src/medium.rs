@@ -32,6 +32,17 @@ impl Display for MediumKind {
     }
 }
 
+/// Media whose readers read each other's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReaderGroup {
+    /// Through io_uring.
+    IoUring,
+    /// With ordinary calls.
+    Calls,
+    /// In mapped memory.
+    InPlace,
+}
+
 /// A flat space of named files. Names are one path component of `[a-z0-9._-]`.
 pub trait Medium: Send + Sync + Debug {
     /// Technology of the medium.
@@ -110,6 +121,12 @@ pub trait Medium: Send + Sync + Debug {
     /// # Errors
     /// `Unimplemented` with the reason if the system refuses a needed call.
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
+
+    /// Returns the group of the readers. One reader of a group can take the place of readers of all
+    /// media of the group. `None` if readers read the files of their own medium only.
+    fn reader_group(&self) -> Option<ReaderGroup> {
+        None
+    }
 }
 
 /// Free space of a medium.

@@ -11,7 +11,9 @@ use base::{Error, Result};
 use crate::directory::{Directory, FileWriter, drop_cached, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
+use crate::medium::{
+    Medium, MediumKind, Reader, ReaderGroup, ReaderOptions, Salvaged, Sealed, Space, Writer,
+};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -110,6 +112,10 @@ impl Medium for MmapMedium {
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
         Ok(Box::new(InPlaceReader::new(options)?))
+    }
+
+    fn reader_group(&self) -> Option<ReaderGroup> {
+        Some(ReaderGroup::InPlace)
     }
 }
 

@@ -65,7 +65,7 @@ mod write;
 
 use base::{Error, Result};
 use matching::index::EdgeScratch;
-use storage::MediumKind;
+use storage::{MediumKind, ReaderGroup};
 
 use self::names::CollectionFile;
 use self::stall::Urgency;
@@ -185,6 +185,11 @@ impl Collection {
     /// Returns the number of live points.
     pub fn count(&self) -> u64 {
         self.state().live()
+    }
+
+    /// Returns the group of the readers of its medium.
+    pub(crate) fn reader_group(&self) -> Option<ReaderGroup> {
+        self.medium.reader_group()
     }
 
     /// Creates the readers and the working memory of one search thread.

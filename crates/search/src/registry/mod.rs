@@ -86,6 +86,8 @@ pub struct RegistryStats {
     pub refused: u64,
     /// Parts of queries since the start that a second thread did.
     pub helped: u64,
+    /// Sets of readers that search threads made since the start.
+    pub readers: u64,
     /// Writes that found no room.
     pub stalls: StallStats,
     /// Filters evaluated, by how.
@@ -281,6 +283,7 @@ impl Registry {
             done: pool.done,
             refused: pool.refused,
             helped: pool.helped,
+            readers: pool.readers,
             stalls: self.core.resources.stall_stats(),
             filters: self.core.resources.filter_stats(),
             memory: self.core.resources.memory(),

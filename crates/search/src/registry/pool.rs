@@ -1,7 +1,6 @@
-//! Pool of search threads. Each keeps readers and working memory for the collections that it
-//! searched last.
+//! Pool of search threads. Each keeps readers and working memory, which collections share.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,6 +10,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select};
 use os::CpuAccount;
+use storage::ReaderGroup;
 
 use super::core::RegistryCore;
 use super::named::NamedCollection;
@@ -18,7 +18,8 @@ use crate::budget::BudgetReservation;
 use crate::collection::{HelpWork, Helpers, SearchThread};
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
-/// Maximum collections for which a thread keeps readers.
+/// Maximum readers that a thread keeps. One set of readers serves all collections on media of one
+/// [`ReaderGroup`], if its buffers are long enough for their embeddings.
 const KEPT_MAX: usize = 4;
 /// Maximum threads.
 const THREADS_MAX: usize = 1024;
@@ -70,6 +71,7 @@ struct PoolCounts {
     done: AtomicU64,
     refused: AtomicU64,
     helped: AtomicU64,
+    readers: AtomicU64,
 }
 
 /// Figures of a pool.
@@ -84,6 +86,8 @@ pub(super) struct PoolStats {
     pub(super) refused: u64,
     /// Parts of tasks done by a second thread.
     pub(super) helped: u64,
+    /// Readers made.
+    pub(super) readers: u64,
 }
 
 /// Offers of parts, for threads that are not busy with a task.
@@ -220,6 +224,7 @@ impl SearchPool {
             done: self.counts.done.load(Ordering::Relaxed),
             refused: self.counts.refused.load(Ordering::Relaxed),
             helped: self.counts.helped.load(Ordering::Relaxed),
+            readers: self.counts.readers.load(Ordering::Relaxed),
         }
     }
 }
@@ -241,12 +246,47 @@ impl Drop for SearchPool {
     }
 }
 
-/// Readers that a thread keeps for a collection.
+/// Readers that a thread keeps, with their working memory.
 struct KeptReaders {
+    /// Serial number of the collection that used them last.
     serial: u64,
-    named: Weak<NamedCollection>,
+    /// Collections that used them, by serial number. The readers may still have files of these
+    /// open, and are dropped with any of them.
+    users: HashMap<u64, Weak<NamedCollection>>,
+    group: Option<ReaderGroup>,
+    /// Maximum bytes of a stored embedding.
+    vector_bytes_max: usize,
     thread: SearchThread,
     _held: BudgetReservation,
+}
+
+impl KeptReaders {
+    /// Returns true if a thread can use them to search the collection.
+    fn serve(&self, named: &NamedCollection) -> bool {
+        let group = named.collection().reader_group();
+        let vectors = crate::segment::reader_options(named.settings().dims);
+        self.serial == named.serial()
+            || group.is_some()
+                && self.group == group
+                && self.vector_bytes_max >= vectors.read_bytes_max
+    }
+
+    /// Prepares them for a search of the collection.
+    fn turn_to(&mut self, named: &Arc<NamedCollection>, board: &Arc<HelpBoard>) {
+        let serial = named.serial();
+        if self.serial == serial && self.users.contains_key(&serial) {
+            return;
+        }
+        self.serial = serial;
+        let user = Arc::downgrade(named);
+        self.users.insert(serial, user.clone());
+        self.thread.set_helpers(Arc::new(PoolHelpers { named: user, board: board.clone() }));
+    }
+
+    /// Returns true if a collection that used them was removed.
+    fn is_outdated(&self) -> bool {
+        self.users.values().any(|user| user.upgrade().is_none_or(|named| named.removed()))
+    }
 }
 
 /// Next action of a thread.
@@ -286,8 +326,7 @@ impl PoolWorker {
                 WorkerEvent::Job(job) => self.work_counted(job),
                 WorkerEvent::Offer(offer) => self.help(offer),
                 WorkerEvent::Nothing => {
-                    self.kept
-                        .retain(|kept| kept.named.upgrade().is_some_and(|named| !named.removed()));
+                    self.kept.retain(|kept| !kept.is_outdated());
                 }
                 WorkerEvent::End => return,
             }
@@ -391,11 +430,19 @@ impl PoolWorker {
         }
     }
 
-    /// Returns the kept readers of the collection or new ones, for which others make room.
+    /// Returns kept readers that can read the collection, or new ones, for which others make room.
     fn take(&mut self, named: &Arc<NamedCollection>) -> Result<KeptReaders> {
-        if let Some(at) = self.kept.iter().position(|kept| kept.serial == named.serial()) {
-            return Ok(self.kept.remove(at));
-        }
+        let own = self.kept.iter().position(|kept| kept.serial == named.serial());
+        let mut readers = match own.or_else(|| self.kept.iter().position(|kept| kept.serve(named)))
+        {
+            Some(at) => self.kept.remove(at),
+            None => self.create(named)?,
+        };
+        readers.turn_to(named, &self.board);
+        Ok(readers)
+    }
+
+    fn create(&mut self, named: &Arc<NamedCollection>) -> Result<KeptReaders> {
         if self.kept.len() >= KEPT_MAX {
             self.kept.remove(0);
         }
@@ -410,13 +457,13 @@ impl PoolWorker {
                 reserve()?
             }
         };
-        let mut thread = named.collection().thread(LIMITS)?;
-        let board = self.board.clone();
-        thread.set_helpers(Arc::new(PoolHelpers { named: Arc::downgrade(named), board }));
+        self.counts.readers.fetch_add(1, Ordering::Relaxed);
         Ok(KeptReaders {
             serial: named.serial(),
-            named: Arc::downgrade(named),
-            thread,
+            users: HashMap::new(),
+            group: named.collection().reader_group(),
+            vector_bytes_max: vectors.read_bytes_max,
+            thread: named.collection().thread(LIMITS)?,
             _held: held,
         })
     }

@@ -21,3 +21,4 @@ mod registry;
 mod released;
 mod rerank;
 mod score_points;
+mod shared_readers;

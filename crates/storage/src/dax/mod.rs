@@ -25,7 +25,9 @@ use crate::bytes::u64_at;
 use crate::directory::{Directory, OpenFile, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Writer};
+use crate::medium::{
+    Medium, MediumKind, Reader, ReaderGroup, ReaderOptions, Sealed, Space, Writer,
+};
 use crate::mmap::MappedFile;
 use crate::names;
 use crate::page::PAGE_BYTES;
@@ -219,5 +221,9 @@ impl Medium for DaxMedium {
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
         Ok(Box::new(InPlaceReader::new(options)?))
+    }
+
+    fn reader_group(&self) -> Option<ReaderGroup> {
+        Some(ReaderGroup::InPlace)
     }
 }

@@ -18,7 +18,9 @@ use base::{Error, Result};
 use crate::buffer::Buffer;
 use crate::buffered::BufferedReader;
 use crate::directory::{Directory, FileWriter, io_error};
-use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
+use crate::medium::{
+    Medium, MediumKind, Reader, ReaderGroup, ReaderOptions, Salvaged, Sealed, Space, Writer,
+};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
@@ -150,6 +152,10 @@ impl Medium for UringMedium {
             return Ok(Box::new(BufferedReader::new(options, Box::new(|_| 0))?));
         }
         Ok(Box::new(UringReader::new(options)?))
+    }
+
+    fn reader_group(&self) -> Option<ReaderGroup> {
+        Some(if self.plain { ReaderGroup::Calls } else { ReaderGroup::IoUring })
     }
 }
 

@@ -243,6 +243,26 @@ fn a_reader_reads_many_files_and_forgets_them() {
 }
 
 #[test]
+fn a_reader_reads_the_files_of_its_group() {
+    let directory = TempDir::new().unwrap();
+    let media = media(&directory);
+    for (number, (_, medium)) in (0..).zip(&media) {
+        write(&**medium, "f", &pattern(PAGE, number));
+    }
+    for (name, medium) in &media {
+        let mut reader = medium.reader(OPTIONS).unwrap();
+        for (number, (other_name, other)) in (0..).zip(&media) {
+            if medium.reader_group().is_some() && medium.reader_group() == other.reader_group() {
+                let file = other.open("f").unwrap();
+                reader.submit(Read { file: &file, offset: 0, bytes: PAGE, tag: 1 }).unwrap();
+                let came = complete(&mut *reader, 1);
+                assert_eq!(came, [(1, Ok(pattern(PAGE, number)))], "{name} and {other_name}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_reader_may_be_dropped_with_reads_in_flight() {
     on_every_medium(|medium| {
         write(&**medium, "f", &pattern(64 * PAGE, 7));
