@@ -72,6 +72,7 @@ impl FromRequest<Arc<RootState>> for RootCall {
                 context(state, path, params, started, parts.extensions.get().cloned())
             })
             .map_err(|error| refuse(&error, started.elapsed()))?;
+        state.wait_loaded(context.deadline).await;
         Ok(RootCall { context, headers: parts.headers, body, started })
     }
 }

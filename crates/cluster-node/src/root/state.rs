@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api_images::ImagesState;
 use api_qdrant::BoxFuture;
@@ -18,6 +18,10 @@ use crate::types::{ClusterView, CollectionRecord, ViewSource};
 
 /// Retry advice before the collections are known.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
+/// Longest wait of a request for the collections, after the start of this node.
+const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Time between two checks of such a request.
+const LOAD_CHECK: Duration = Duration::from_millis(20);
 
 /// The records of the cluster's collections.
 pub trait CollectionCatalog: Send + Sync {
@@ -101,6 +105,15 @@ impl RootState {
     /// holders.
     pub(super) fn next_query(&self) -> u64 {
         self.query_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits until the collections were read from the store, at most until `deadline`. A node that
+    /// starts accepts connections a moment before, and clients of a restarted node use it at once.
+    pub(super) async fn wait_loaded(&self, deadline: Instant) {
+        let deadline = deadline.min(Instant::now() + LOAD_WAIT_MAX);
+        while !self.catalog.is_loaded() && Instant::now() < deadline {
+            tokio::time::sleep(LOAD_CHECK).await;
+        }
     }
 
     /// Returns the view, once it has the collections.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::body::Body;
 use http::{Method, Request};
@@ -68,6 +69,22 @@ async fn two_nodes() -> (TestRoot, [Arc<FakeNode>; 2]) {
 fn ids(result: &Value) -> Vec<u64> {
     let points = result.get("points").unwrap_or(result).as_array().unwrap();
     points.iter().map(|point| point["id"].as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_request_waits_for_the_collections_after_a_start() {
+    let root = TestRoot::new();
+    root.loaded.store(false, Ordering::Relaxed);
+    let body = json!({"query": [1, 2]});
+    let refused = root.post("points/query?timeout=1", &body).await;
+    assert_eq!((refused.status, &refused.headers["retry-after"]), (503, &"1".parse().unwrap()));
+    let (answer, ()) = tokio::join!(root.post("points/query", &body), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        root.loaded.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(answer.status, 404, "it was read, and has no such collection");
+    let images = root.send(Method::GET, "/v1/images", &Value::Null).await;
+    assert_eq!(images.status, 200);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use api_qdrant::BoxFuture;
@@ -212,12 +212,15 @@ async fn passed(State(node): State<Arc<FakeNode>>, request: ServerRequest) -> Fa
 }
 
 /// Records in memory, which change the view.
-pub(crate) struct MemoryCatalog(ViewUpdater);
+pub(crate) struct MemoryCatalog {
+    view: ViewUpdater,
+    loaded: Arc<AtomicBool>,
+}
 
 impl CollectionCatalog for MemoryCatalog {
     fn create<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
         let mut created = false;
-        self.0.update(|view| {
+        self.view.update(|view| {
             created = !view.collections.contains_key(&record.name);
             view.collections.entry(record.name.clone()).or_insert_with(|| record.clone());
         });
@@ -226,12 +229,12 @@ impl CollectionCatalog for MemoryCatalog {
 
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
         let mut removed = false;
-        self.0.update(|view| removed = view.collections.remove(name).is_some());
+        self.view.update(|view| removed = view.collections.remove(name).is_some());
         Box::pin(async move { Ok(removed) })
     }
 
     fn is_loaded(&self) -> bool {
-        true
+        self.loaded.load(Ordering::Relaxed)
     }
 }
 
@@ -239,6 +242,8 @@ impl CollectionCatalog for MemoryCatalog {
 pub(crate) struct TestRoot {
     pub(crate) view: ViewUpdater,
     pub(crate) metrics: Arc<Metrics>,
+    /// True once the collections were read from the store.
+    pub(crate) loaded: Arc<AtomicBool>,
     router: Router,
 }
 
@@ -275,10 +280,11 @@ impl TestRoot {
         };
         let requests = Arc::new(RequestResources::new(limits, 1 << 30, metrics.clone()));
         let view = ViewUpdater::new();
-        let catalog = Arc::new(MemoryCatalog(view.clone()));
+        let loaded = Arc::new(AtomicBool::new(true));
+        let catalog = Arc::new(MemoryCatalog { view: view.clone(), loaded: loaded.clone() });
         let state = RootState::new(requests, HttpClient::new(None), view.source(), catalog);
         let router = routes().merge(image_routes()).with_state(Arc::new(state));
-        TestRoot { view, metrics, router }
+        TestRoot { view, metrics, loaded, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.

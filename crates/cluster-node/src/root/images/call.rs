@@ -49,7 +49,9 @@ impl FromRequest<Arc<RootState>> for ImageCall {
                 let head = CallHead { headers: parts.headers, target };
                 Ok(ImageCall { context, query, head, body })
             });
-        call.map_err(|error| Reply::error(&error))
+        let call = call.map_err(|error| Reply::error(&error))?;
+        state.wait_loaded(call.context.deadline).await;
+        Ok(call)
     }
 }
 
