@@ -1,12 +1,12 @@
 """Runs a cluster on the loopback with failures, and checks every answer.
 
-    python tests/cluster/cluster.py --json OUT [--store s3] [--smoke] [--only NAME ...]
+    python tests/cluster/cluster.py --json OUT [--store s3] [--smoke] [--only NAME ...] [--before PROGRAM]
 
 One etcd, a store (a directory, or moto for the semantics of S3) and Millpond processes. The full form has six of them
 and a new cluster for each scenario. `--smoke` has three with all roles, and one cluster for all scenarios; it judges
 answers and no times. Scenarios with images have nodes of their own in both forms, and a directory as their store; run
-`scaled_out` as root on a machine without other work. The exit status is 1 if a wanted value is not met. Logs stay in
-.cache/cluster/logs.
+`scaled_out` as root on a machine without other work. `rolling_upgrade` runs only with `--before PROGRAM`, an earlier
+build of `millpond`. The exit status is 1 if a wanted value is not met. Logs stay in .cache/cluster/logs.
 """
 
 import argparse
@@ -66,6 +66,7 @@ WANTED = {
     "etcd_down": [*ANSWERED, *SAFE],
     "store_slow": [*SAFE, Wanted("acknowledged_while_slow", ">=", 1), Wanted("growth_mb", "<=", 256)],
     "rolling_restart": [*ANSWERED, *SAFE, Wanted("failed_writes", "=", 0)],
+    "rolling_upgrade": [*ANSWERED, *SAFE, Wanted("failed_writes", "=", 0)],
     "slow_node": [
         *ANSWERED, Wanted("hedged_percent", "<=", 5), Wanted("p99_ratio", "<=", 2, timed=True),
     ],
@@ -85,7 +86,9 @@ WITHOUT_CLUSTER = {"simulated"}
 # Scenarios of `image_scenarios`, each with nodes of its own and no points at its begin.
 IMAGE_PLANS = {"scaled_out": deployment.SCALED, "images_extracted": deployment.EXTRACTING}
 SMOKE = ["equal_answers", "node_killed", "writer_paused", "etcd_down"]
-FULL = [name for name in WANTED if name != "node_killed"]
+# Needs an earlier program.
+UPGRADE = "rolling_upgrade"
+FULL = [name for name in WANTED if name not in ("node_killed", UPGRADE)]
 
 
 @dataclasses.dataclass
@@ -94,6 +97,8 @@ class Form:
 
     smoke: bool
     s3: bool
+    # Program that the nodes of `rolling_upgrade` run first.
+    before: pathlib.Path | None
 
     def plans(self, name: str) -> list[NodePlan]:
         if name in IMAGE_PLANS:
@@ -101,6 +106,8 @@ class Form:
         plans = deployment.SMALL if self.smoke else deployment.FULL
         if name == "equal_answers" and not self.smoke:
             return deployment.SMALL
+        if name == UPGRADE:
+            return [dataclasses.replace(plan, program=self.before) for plan in plans]
         if name == "slow_node":
             last_search = [plan.name for plan in plans if plan.has("search")][-1]
             return [dataclasses.replace(plan, behind_proxy=plan.name == last_search) for plan in plans]
@@ -225,7 +232,11 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help=f"some scenarios in at most {SMOKE_SECONDS_MAX} s")
     parser.add_argument("--store", choices=["dir", "s3"], default="dir", help="a directory, or moto")
     parser.add_argument("--only", nargs="*", choices=list(WANTED), help="these scenarios only")
+    parser.add_argument("--before", type=pathlib.Path, help=f"an earlier build, for {UPGRADE}")
     options = parser.parse_args()
+    names = options.only or (SMOKE if options.smoke else FULL + [UPGRADE] * bool(options.before))
+    if UPGRADE in names and not (options.before and options.before.is_file()):
+        parser.error(f"{UPGRADE} needs --before with the path of an earlier program")
     # The handlers of `atexit` end all processes then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not BINARY.exists():
@@ -234,8 +245,9 @@ def main() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="millpond-cluster-") as scratch:
-        run = Run(Form(options.smoke, options.store == "s3"), pathlib.Path(scratch))
-        for name in options.only or (SMOKE if options.smoke else FULL):
+        form = Form(options.smoke, options.store == "s3", options.before and options.before.resolve())
+        run = Run(form, pathlib.Path(scratch))
+        for name in names:
             run.run(name)
         run.drop()
     if not options.smoke:

@@ -214,6 +214,7 @@ class NodePlan:
     roles: str
     # True: other nodes reach it through a proxy that can delay.
     behind_proxy: bool = False
+    program: pathlib.Path = BINARY
 
     def has(self, role: str) -> bool:
         return role in self.roles.split(",")
@@ -232,7 +233,7 @@ class Node(Process):
         models = self.directory / "models"
         models.mkdir(parents=True)
         command = [
-            str(BINARY), "serve", str(models),
+            str(plan.program), "serve", str(models),
             "--host", "127.0.0.1", "--http-port", str(http_port), "--grpc-port", str(grpc_port),
             "--cache-dir", str(self.directory / "cache"), "--collections-dir", str(self.directory / "collections"),
             "--search-memory", "512MiB", "--request-memory", "256MiB",
@@ -243,6 +244,11 @@ class Node(Process):
             command += [*flags, *own]
         home = {"XDG_DATA_HOME": str(self.directory / "data")}
         super().__init__(plan.name, command, logs / f"{plan.name}.log", {**environment, **home})
+
+    def upgrade(self) -> None:
+        """Lets the next start run the program under test, with the same flags."""
+        self.command[self.command.index(str(self.plan.program))] = str(BINARY)
+        self.plan = dataclasses.replace(self.plan, program=BINARY)
 
     def start(self) -> None:
         if self.proxy and not self.proxy.running():

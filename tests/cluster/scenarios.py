@@ -285,6 +285,15 @@ def store_slow(setting: Setting) -> dict:
 
 def rolling_restart(setting: Setting) -> dict:
     """Each node is ended by SIGTERM and started again, one after another, under queries and writes."""
+    return restart_each(setting, "rolling_restart")
+
+
+def rolling_upgrade(setting: Setting) -> dict:
+    """As `rolling_restart`, but the nodes run an earlier program before, and the program under test after it."""
+    return restart_each(setting, "rolling_upgrade")
+
+
+def restart_each(setting: Setting, scenario: str) -> dict:
     cluster, lengths = setting.cluster, setting.lengths
     load, registers = queries(setting), Registers(setting.points, History(), writers=4, readers=2)
     load.start()
@@ -296,11 +305,12 @@ def rolling_restart(setting: Setting) -> dict:
         for name, node in cluster.nodes.items():
             begun = time.monotonic()
             statuses[name] = node.terminate()
+            node.upgrade()
             cluster.restart(name)
             cluster.wait_settled()
             restarts.append(round(time.monotonic() - begun, 1))
         time.sleep(1)
-    figures = steady_and_after(load, load.begun, event) | judged(setting, "rolling_restart", registers)
+    figures = steady_and_after(load, load.begun, event) | judged(setting, scenario, registers)
     bad = {name: status for name, status in statuses.items() if status != 0}
     return figures | {"failed_writes": len(registers.refused), "restart_s": restarts, "exit_statuses": bad}
 
