@@ -199,12 +199,16 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 # Suites that wait half of the time: three run side by side, the longest first.
 SUITES := test-rust test-clients test-tfs test-page test-cluster test-audio test-docs test-install test-examples test-image test-monitoring test-stores
 
+# Short runs that judge no times, the longest first.
+BENCH_PARTS := swaps serving search programs
+SMOKES := $(BENCH_PARTS:%=test-bench-%) cluster-smoke test-attack
+
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES)
-	@$(MAKE) --no-print-directory -j 1 test-bench test-attack cluster-smoke
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(SMOKES)
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -260,9 +264,12 @@ test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: tests-built wrk $(SERVING_PEERS)/ready .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
-	$(call say,short runs of benchmarks and demo (the figures mean nothing))
-	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
+test-bench: $(BENCH_PARTS:%=test-bench-%)
+
+.PHONY: $(BENCH_PARTS:%=test-bench-%)
+$(BENCH_PARTS:%=test-bench-%): test-bench-%: tests-built wrk $(SERVING_PEERS)/ready .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+	$(call say,short runs of benchmarks and demo: $* (the figures mean nothing))
+	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke $*
 
 .PHONY: test-docs
 test-docs: docs tests-built .venv-test/ready .venv/tensorflow-ready recognisers $(SAVED_MODELS) $(CACHE)/demo/ready ## run every code block of README.md and docs/start
@@ -289,8 +296,8 @@ $(CACHE)/cluster/porcupine: $(addprefix tests/cluster/porcupine/,main.go go.mod 
 
 .PHONY: cluster-test
 cluster-test: export MILLPOND_PROGRAM = $(MILLPOND)
-cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...")
-	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY))
+cluster-test: build simulate-built etcd .venv-test/ready $(CACHE)/cluster/porcupine ## disturb clusters of up to six processes and check every answer (22 min; JSON=OUT, STORE=s3, ONLY="NAME ...", BEFORE=PROGRAM for an upgrade)
+	@$(CLUSTER_TEST) --json $(or $(JSON),$(CACHE)/cluster.json) --store $(or $(STORE),dir) $(if $(ONLY),--only $(ONLY)) $(if $(BEFORE),--before $(BEFORE))
 
 .PHONY: test-cluster
 test-cluster: tests-built .venv/ready .venv-test/ready ## test clusters of several processes against one server
