@@ -3,6 +3,7 @@
 Node "a" has no embedding model, so images that it gets are extracted by "c". Node "b" takes no requests of clients.
 """
 
+import base64
 import concurrent.futures
 import hashlib
 import json
@@ -209,6 +210,20 @@ def test_fingerprints(setting):
         assert compared["accepted"] is accepted
 
 
+def test_persons_are_identified(setting):
+    setting.put_everywhere(
+        7, "fingers", png(again(3)), kind="fingerprint", name="again.png", payload=json.dumps({"person": "person-3"})
+    )
+    best = setting.same("POST", "fingers/identify", png(again(3)), k=2)["results"][0]
+    assert (best["person"], best["accepted"], len(best["prints"])) == ("person-3", True, 2)
+    both = {"prints": [base64.b64encode(png(again(finger))).decode() for finger in (1, 2)]}
+    persons = setting.same("POST", "fingers/identify", both)["results"]
+    assert {person["person"] for person in persons[:2]} == {"person-1", "person-2"}
+    others = json.dumps({"must_not": [{"key": "person", "match": {"value": "person-3"}}]})
+    found = setting.same("POST", "fingers/identify", png(again(3)), filter=others)
+    assert all(person["person"] != "person-3" for person in found["results"])
+
+
 def test_features_move_to_another_collection(setting):
     ids = [setting.photos[seed] for seed in range(6)]
     points = [setting.a.features("photos", identity) for identity in ids]
@@ -294,6 +309,9 @@ WRONG = {
     "wrong ids": ("POST", "photos/missing", {"ids": ["x"]}, {}),
     "no points": ("PUT", "photos/features", {"points": []}, {}),
     "point without an embedding": ("PUT", "photos/features", {"points": [{"id": 1, "record": ""}]}, {}),
+    "identification among photographs": ("POST", "photos/identify", png(again(1)), {}),
+    "identification with views": ("POST", "fingers/identify", png(again(1)), {"views": 1}),
+    "identification of no finger": ("POST", "fingers/identify", {"prints": []}, {}),
     "verification without an id": ("POST", "fingers/verify", png(again(1)), {}),
     "verification of an unknown print": ("POST", "fingers/verify", png(again(1)), {"id": UNKNOWN}),
 }
@@ -328,7 +346,6 @@ def test_requests_that_a_cluster_does_not_carry_out(setting, tmp_path):
     unsupported = [
         ("POST", "photos/search", picture(1), {"views": 1}),
         ("PUT", "photos", picture(1), {"background": 1}),
-        ("POST", "fingers/identify", png(again(1)), {}),
         ("POST", "fingers/verify", {"first": first, "second": first}, {}),
         ("POST", "photos/rebuild", {"model": "patches"}, {}),
         ("GET", "photos/rebuild", None, {}),

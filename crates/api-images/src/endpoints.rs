@@ -9,7 +9,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::{Error, Result};
-use base64::Engine as _;
 use http::{HeaderMap, HeaderValue, header};
 use matching::template::TemplateFormat;
 use search::points::PointId;
@@ -26,7 +25,7 @@ use super::archive::{ARCHIVE_BYTES_MAX, Archive};
 use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
 use super::folder::Folder;
-use super::persons::{self, FINGERS_MAX};
+use super::persons::{self, FingersRequest, print_file};
 use super::prints::{self, PrintSource};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
@@ -350,11 +349,6 @@ async fn identify(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Fingers {
-        prints: Vec<String>,
-    }
     let found = async {
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
@@ -364,9 +358,7 @@ async fn identify(
             ));
         }
         let files = if media(&headers) == "application/json" {
-            let fingers: Fingers = parsed(&state.services, &headers, body).await?;
-            let files = fingers.prints.iter().take(FINGERS_MAX + 1).map(|print| file_of(print));
-            files.collect::<Result<Vec<_>>>()?
+            parsed::<FingersRequest>(&state.services, &headers, body).await?.files()?
         } else {
             vec![whole(&state.services, &headers, body).await?]
         };
@@ -382,14 +374,6 @@ async fn identify(
         persons::identify(&state.services, &collection, query, files).await
     };
     answer(found.await)
-}
-
-/// Decodes a file in JSON.
-fn file_of(base64: &str) -> Result<bytes::Bytes> {
-    let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
-    decoded
-        .map(Into::into)
-        .map_err(|error| Error::invalid(format!("a print is no base64: {error}")))
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -411,7 +395,7 @@ impl PrintJson {
     fn source(self) -> Result<PrintSource> {
         match self {
             PrintJson::Stored { id } => Ok(PrintSource::Point(id)),
-            PrintJson::File { file } => file_of(&file).map(PrintSource::File),
+            PrintJson::File { file } => print_file(&file).map(PrintSource::File),
         }
     }
 }

@@ -55,6 +55,7 @@ pub use config::ImagesConfig;
 pub use endpoints::{OPENAPI, routes};
 pub use features::original_key;
 pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
+pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
     CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest, ExtractedImage,

@@ -176,6 +176,33 @@ async fn fingerprints_have_one_round() {
     assert_eq!(rank[0]["body"]["candidates"], Value::Null);
 }
 
+#[tokio::test]
+async fn persons_are_identified_over_the_shards() {
+    let (root, nodes) = two_nodes(ImageKind::Fingerprint).await;
+    nodes.iter().for_each(|node| node.answer_passed(|_| reply(200, &extracted())));
+    let identify = async |root: &TestRoot, query: &str, body: &Value| {
+        let path = format!("/v1/images/c/identify?{query}");
+        let request = Request::post(path).header("content-type", "application/json");
+        root.send_request(request.body(Body::from(body.to_string())).unwrap()).await
+    };
+    let file = Request::post("/v1/images/c/identify?k=2&candidates=100");
+    let answer = root.send_request(file.body(Body::from("picture")).unwrap()).await;
+    assert_eq!(answer.status, 200, "{}", answer.json);
+    let results = &answer.json["results"];
+    // Prints without a person stand for themselves.
+    assert_eq!((&results[0]["person"], &results[0]["score"]), (&json!("39"), &json!(39.0)));
+    assert_eq!((results[1]["prints"].clone(), results.as_array().unwrap().len()), (json!([38]), 2));
+    assert_eq!((&answer.json["compared"], &answer.json["of"]), (&json!(40), &json!(40)));
+    assert_eq!((&answer.json["partial"], answer.json.get("coverage")), (&json!(false), None));
+    let wrong = identify(&root, "views=1", &json!({"prints": ["aGk="]})).await;
+    assert!(wrong.status == 400 && error(&wrong).contains("persons"), "{}", wrong.json);
+    let none = identify(&root, "", &json!({"prints": []})).await;
+    assert_eq!(none.status, 400, "{}", none.json);
+    let (photos, _) = two_nodes(ImageKind::Photo).await;
+    let refused = identify(&photos, "", &json!({"prints": ["aGk="]})).await;
+    assert_eq!(refused.status, 409, "{}", refused.json);
+}
+
 /// Features of a file, as another node extracts them.
 fn extracted() -> Value {
     let query = ExtractedQuery {

@@ -235,7 +235,6 @@ async fn requests_that_a_cluster_does_not_offer_are_refused() {
         assert!(error(&answer).contains(word), "{uri}: {}", error(&answer));
     }
     for (method, path) in [
-        (Method::POST, "identify"),
         (Method::POST, "rebuild"),
         (Method::GET, "rebuild"),
         (Method::POST, "duplicates"),

@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use api_images::CoarseAnswer;
+use api_images::{CoarseAnswer, RankAnswer, RankedImage};
 use base::{Error, Result};
 use matching::rank::{StageScores, best_first};
 use serde::Deserialize;
@@ -139,6 +139,36 @@ pub(super) fn hits(results: &ResultTexts, order: ImageOrder, k: usize) -> Result
     all.sort_by(|a, b| order.compare(scores(a), scores(b)).then(a.key.cmp(&b.key)));
     all.truncate(k);
     merged.shown = all.into_iter().map(|hit| hit.shown).collect();
+    Ok(merged)
+}
+
+/// The best fingerprints of all shards, best first.
+#[derive(Debug, Default)]
+pub(super) struct MergedPrints {
+    pub(super) hits: Vec<RankedImage>,
+    /// Fingerprints that were compared.
+    pub(super) compared: u64,
+    /// Fingerprints that the filter allows.
+    pub(super) of: u64,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+}
+
+/// Returns the best `most` fingerprints of all shards.
+///
+/// # Errors
+/// As [`candidates`].
+pub(super) fn prints(results: &ResultTexts, most: usize) -> Result<MergedPrints> {
+    let mut merged = MergedPrints::default();
+    for result in results.values() {
+        let RankAnswer { hits, compared, of, partial } = read(result)?;
+        merged.compared += compared;
+        merged.of += of;
+        merged.partial |= partial;
+        merged.hits.extend(hits);
+    }
+    merged.hits.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.key.cmp(&b.key)));
+    merged.hits.truncate(most);
     Ok(merged)
 }
 

@@ -4,7 +4,7 @@
 //! The features of the query are extracted first, on this node or on one with the role extract. A
 //! search of photographs has two rounds: every shard returns the candidates of its coarse filter,
 //! and the shards of the best of them compare keypoints. A search of fingerprints has one round:
-//! every shard compares its share.
+//! every shard compares its share. An identification searches each finger so.
 //!
 //! # Writes
 //! An image's original is in the store before its point is in the log. A node without the role
@@ -19,6 +19,7 @@ mod create;
 mod delete;
 mod extraction;
 mod features;
+mod identify;
 mod list;
 mod merge;
 mod page;

@@ -10,7 +10,7 @@ use transport::Reply;
 use super::super::state::RootState;
 use super::by_id::{self, ImagePart};
 use super::call::ImageCall;
-use super::{delete, features, list, page, put as put_image, search};
+use super::{delete, features, identify, list, page, put as put_image, search};
 
 /// Returns the routes of the cluster's collections of images, which an API key protects. They take
 /// the place of `api_images::routes`.
@@ -34,7 +34,7 @@ pub fn image_routes() -> Router<Arc<RootState>> {
             put(|call: ImageCall| call.answer(features::write))
                 .post(|call: ImageCall| call.answer(features::extract)),
         )
-        .route(&at("identify"), unsupported(IDENTIFY))
+        .route(&at("identify"), post(|call: ImageCall| call.answer(identify::identify)))
         .route(&at("rebuild"), unsupported(REBUILD))
         .route(&at("duplicates"), unsupported(DUPLICATES))
         .route(&at("duplicates/groups"), unsupported(DUPLICATES))
@@ -48,8 +48,6 @@ pub fn image_routes() -> Router<Arc<RootState>> {
         .route(&at("{id}/features"), stored(ImagePart::Features))
 }
 
-const IDENTIFY: &str = "a cluster does not group fingerprints by person: search for each finger with \
-                        POST /v1/images/NAME/search, and group the results by a field of their payload";
 const REBUILD: &str = "a collection of a cluster is not rebuilt with another model: put its images into a new \
                        collection, which model= creates, and remove the old one";
 const DUPLICATES: &str = "a cluster does not search for duplicates: search by the id of each image with \

@@ -22,7 +22,7 @@ use super::target::ImageTarget;
 use super::{extraction, reply};
 
 /// Default number of hits.
-const HITS_DEFAULT: usize = 10;
+pub(super) const HITS_DEFAULT: usize = 10;
 
 /// Parameters of a search.
 #[derive(Default, Deserialize)]

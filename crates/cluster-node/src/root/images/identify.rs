@@ -1,0 +1,158 @@
+//! Identification of a person by fingerprints: each finger is searched in all shards, and the root
+//! groups the prints by person, since the prints of a person may lie in several shards.
+
+use api_images::{
+    ExtractedQuery, FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint, ImageKind,
+    accept_score, check_search_limits,
+};
+use base::{Error, Result};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use transport::Reply;
+
+use super::super::call::RootContext;
+use super::super::envelope::ReadCoverage;
+use super::call::ImageCall;
+use super::merge::{self, MergedPrints};
+use super::rounds::{self, RoundsPlan};
+use super::search::{HITS_DEFAULT, parsed_filter};
+use super::target::ImageTarget;
+use super::{extraction, reply};
+
+/// Parameters of an identification.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IdentifyParams {
+    k: Option<usize>,
+    threshold: Option<f32>,
+    candidates: Option<usize>,
+    filter: Option<String>,
+    explain: Option<String>,
+    views: Option<String>,
+}
+
+/// Finds persons by one finger (the body is a file) or several (JSON).
+pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
+    let parameters: IdentifyParams = call.query.own()?;
+    let target = ImageTarget::open(&call.context)?;
+    target.check_prints()?;
+    let most = parameters.k.unwrap_or(HITS_DEFAULT);
+    let plan = plan(parameters)?;
+    let files = match call.media() == "application/json" {
+        true => call.json::<FingersRequest>().await?.files()?,
+        false => vec![call.bytes().await?],
+    };
+    let persons = FoundPersons::new(files.len(), plan.threshold)?;
+    let _admitted = call.admit()?;
+    let context = &call.context;
+    let mut run = Identification { context, target, plan, persons, counts: Counts::default() };
+    for (finger, file) in files.into_iter().enumerate() {
+        run.search(finger, file).await?;
+    }
+    let answer = run.answer(most);
+    let requests = &context.state.requests;
+    reply::reserved(answer.to_string().into_bytes(), requests.memory.empty(), requests)
+}
+
+/// Returns the checked settings of the search for one finger.
+fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
+    let IdentifyParams { k, threshold, candidates, filter, explain, views } = parameters;
+    if explain.is_some() || views.is_some() {
+        return Err(Error::invalid(
+            "explain= and views= are for /search: persons have no keypoints and no views",
+        ));
+    }
+    check_search_limits(
+        ImageKind::Fingerprint,
+        k.unwrap_or(HITS_DEFAULT),
+        candidates.unwrap_or(1),
+    )?;
+    let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint));
+    if !threshold.is_finite() {
+        return Err(Error::invalid("threshold= is no finite number of 32 bits"));
+    }
+    let filter = filter.as_deref().map(parsed_filter).transpose()?;
+    Ok(RoundsPlan { k: FINGER_HITS_MAX, threshold, candidates, explain: false, filter })
+}
+
+/// Counts over the fingers.
+#[derive(Default)]
+struct Counts {
+    compared: u64,
+    of: u64,
+    partial: bool,
+    /// The least coverage of a finger; `None` before the first one.
+    coverage: Option<ReadCoverage>,
+}
+
+/// The search for the fingers of one request.
+struct Identification<'a> {
+    context: &'a RootContext,
+    target: ImageTarget,
+    plan: RoundsPlan,
+    persons: FoundPersons,
+    counts: Counts,
+}
+
+impl Identification<'_> {
+    async fn search(&mut self, finger: usize, file: Bytes) -> Result<()> {
+        let context = self.context;
+        let query: ExtractedQuery = extraction::of_file(context, &self.target, file).await?;
+        let found = rounds::run(context, &self.target, &query, &self.plan).await?;
+        let (results, most) = (found.results, self.plan.k);
+        let bytes = results.values().map(|result| result.get().len()).sum();
+        let merged = context.compute(bytes, move || merge::prints(&results, most)).await?;
+        let MergedPrints { hits, compared, of, partial } = merged;
+        for hit in &hits {
+            let payload = hit.shown.get("payload").and_then(Value::as_object);
+            let payload = payload.cloned().unwrap_or_default();
+            self.persons
+                .add(finger, &FoundPrint { id: hit.id, payload: &payload, score: hit.score });
+        }
+        let counts = &mut self.counts;
+        counts.compared += compared;
+        counts.of = counts.of.max(of);
+        counts.partial |= partial || found.partial;
+        let less = counts.coverage.is_none_or(|known| found.coverage.shards < known.shards);
+        if less {
+            counts.coverage = Some(found.coverage);
+        }
+        Ok(())
+    }
+
+    fn answer(self, most: usize) -> Value {
+        let Counts { compared, of, partial, coverage } = self.counts;
+        let threshold = self.persons.threshold();
+        let answer = json!({
+            "results": self.persons.best(most), "threshold": threshold,
+            "compared": compared, "of": of, "partial": partial,
+        });
+        match coverage {
+            Some(coverage) => reply::with_coverage(answer, coverage),
+            None => answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_have_defaults_and_limits() {
+        let default = plan(IdentifyParams::default()).unwrap();
+        assert_eq!((default.k, default.candidates), (FINGER_HITS_MAX, None));
+        assert_eq!(default.threshold, accept_score(ImageKind::Fingerprint));
+        let error = |parameters| plan(parameters).unwrap_err().message().to_owned();
+        let views = IdentifyParams { views: Some("1".to_owned()), ..IdentifyParams::default() };
+        assert!(error(views).contains("persons"));
+        let none = IdentifyParams { k: Some(0), ..IdentifyParams::default() };
+        assert!(error(none).contains("k is 1 to"));
+        let filter = IdentifyParams { filter: Some("{".to_owned()), ..IdentifyParams::default() };
+        assert!(plan(filter).is_err());
+        let infinite =
+            IdentifyParams { threshold: Some(f32::INFINITY), ..IdentifyParams::default() };
+        assert!(error(infinite).contains("threshold"));
+    }
+}
