@@ -1,9 +1,10 @@
-//! Ids of a segment's rows and the rows of ids: 12 bytes per row.
+//! Ids of a segment's rows and the rows of ids: 13 bytes per row.
 
 use base::{Error, Result};
 use storage::Sealed;
 
 use super::file::SegmentContents;
+use super::id_filter::IdFilter;
 use super::layout::kind;
 
 /// Ids to prefetch ahead while their order is checked.
@@ -16,6 +17,7 @@ pub struct SegmentIds {
     ids: Vec<u64>,
     /// Rows by id.
     order: Vec<u32>,
+    filter: IdFilter,
 }
 
 impl SegmentIds {
@@ -26,7 +28,8 @@ impl SegmentIds {
     pub fn new(ids: Vec<u64>) -> Result<SegmentIds> {
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
         order.sort_unstable_by_key(|&row| ids[row as usize]);
-        let ids = SegmentIds { ids, order };
+        let filter = IdFilter::new(&ids);
+        let ids = SegmentIds { ids, order, filter };
         match ids.first_out_of_order() {
             Some(row) => Err(Error::internal(format!("row {row} has the id of another row"))),
             None => Ok(ids),
@@ -39,7 +42,7 @@ impl SegmentIds {
     /// `DataLoss` if they do not match.
     pub fn decode(ids: &[u8], order: &[u8], rows: u32) -> Result<SegmentIds> {
         check_lengths(ids.len() as u64, order.len() as u64, rows)?;
-        let mut decoded = SegmentIds { ids: Vec::new(), order: Vec::new() };
+        let mut decoded = SegmentIds::with_room(rows);
         decoded.add_ids(ids);
         decoded.add_order(order);
         decoded.checked()
@@ -57,13 +60,18 @@ impl SegmentIds {
     ) -> Result<SegmentIds> {
         let bytes = |kind: u32| contents.section(kind).map(|section| section.bytes);
         check_lengths(bytes(kind::IDS)?, bytes(kind::ID_ORDER)?, rows)?;
-        let mut read = SegmentIds {
-            ids: Vec::with_capacity(rows as usize),
-            order: Vec::with_capacity(rows as usize),
-        };
+        let mut read = SegmentIds::with_room(rows);
         contents.read_steps(file, kind::IDS, &mut |bytes| read.add_ids(bytes))?;
         contents.read_steps(file, kind::ID_ORDER, &mut |bytes| read.add_order(bytes))?;
         read.checked()
+    }
+
+    fn with_room(rows: u32) -> SegmentIds {
+        SegmentIds {
+            ids: Vec::with_capacity(rows as usize),
+            order: Vec::with_capacity(rows as usize),
+            filter: IdFilter::new(&[]),
+        }
     }
 
     fn add_ids(&mut self, bytes: &[u8]) {
@@ -74,7 +82,7 @@ impl SegmentIds {
         self.order.extend(bytes.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)));
     }
 
-    fn checked(self) -> Result<SegmentIds> {
+    fn checked(mut self) -> Result<SegmentIds> {
         let rows = self.ids.len();
         if self.order.iter().any(|&row| row as usize >= rows) {
             return Err(odd("a row beyond the last"));
@@ -82,7 +90,10 @@ impl SegmentIds {
         // Strictly ascending ids belong to different rows, so the order names every row.
         match self.first_out_of_order() {
             Some(row) => Err(odd(&format!("row {row} is out of order"))),
-            None => Ok(self),
+            None => {
+                self.filter = IdFilter::new(&self.ids);
+                Ok(self)
+            }
         }
     }
 
@@ -117,6 +128,9 @@ impl SegmentIds {
 
     /// Returns the row of an id.
     pub fn find(&self, id: u64) -> Option<u32> {
+        if !self.filter.may_have(id) {
+            return None;
+        }
         let at = self.order.partition_point(|&row| self.ids[row as usize] < id);
         self.order.get(at).copied().filter(|&row| self.ids[row as usize] == id)
     }
@@ -133,7 +147,7 @@ impl SegmentIds {
 
     /// Returns [`SegmentIds::memory_bytes`] for `rows` rows.
     pub(crate) fn bytes_of(rows: u32) -> u64 {
-        u64::from(rows) * 12
+        u64::from(rows) * 12 + IdFilter::bytes_of(rows)
     }
 }
 

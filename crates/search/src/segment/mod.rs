@@ -11,6 +11,7 @@ mod build;
 mod codes;
 mod damage;
 mod file;
+mod id_filter;
 pub(crate) mod ids;
 pub(crate) mod index_section;
 pub(crate) mod layout;

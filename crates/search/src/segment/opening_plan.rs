@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::Result;
 
 use super::file::SegmentContents;
+use super::id_filter::IdFilter;
 use super::layout::kind;
 use crate::budget::BudgetReservation;
 use crate::coarse::is_codes;
@@ -105,7 +106,8 @@ fn resident(contents: &SegmentContents, codes_on_medium: bool) -> impl Iterator<
 }
 
 fn resident_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
-    resident(contents, codes_on_medium).map(|(_, bytes)| bytes).sum()
+    let sections: u64 = resident(contents, codes_on_medium).map(|(_, bytes)| bytes).sum();
+    sections + IdFilter::bytes_of(contents.superblock.rows as u32)
 }
 
 /// Returns the bytes of memory for opening the segment.
