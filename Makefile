@@ -199,16 +199,16 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 # Suites that wait half of the time: three run side by side, the longest first.
 SUITES := test-rust test-clients test-tfs test-page test-cluster test-audio test-docs test-install test-examples test-image test-monitoring test-stores
 
-# Short runs that judge no times, the longest first.
-BENCH_PARTS := swaps serving search programs
-SMOKES := $(BENCH_PARTS:%=test-bench-%) cluster-smoke test-attack
+# Short runs that judge no times, the longest first. They wait most of the time too.
+BENCH_PARTS := serving swaps search programs
+SMOKES := test-attack $(BENCH_PARTS:%=test-bench-%) cluster-smoke
 
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES)
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(SMOKES)
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SMOKES)
 	$(call say,all tests passed)
 
 .PHONY: test-ready
