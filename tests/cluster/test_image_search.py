@@ -12,6 +12,7 @@ import pathlib
 import pytest
 import requests
 from deployment import Cluster
+from PIL import Image, ImageOps
 from processes import Node, NodePlan, wait_until
 from qdrant_client import QdrantClient, models
 
@@ -19,7 +20,7 @@ from qdrant_client import QdrantClient, models
 from millpond import drop_in
 from test_fingerprints import again, impression, png
 from test_image_features import UNKNOWN, FeatureClient, changed_copy
-from test_images import archive, patches, picture
+from test_images import archive, encoded, patches, picture, pixels
 
 PLANS = [
     NodePlan("a", "root,search,ingest"),
@@ -61,9 +62,7 @@ class Setting:
 
     def same(self, method: str, path: str, body: bytes | dict | None = None, **query) -> dict:
         """Compares the JSON of "a" and "c" with the ordinary server's. Returns it without the times."""
-        # A root searches for no further views of an image without an accepted match.
-        alone = {"views": 0} if path.endswith("/search") else {}
-        wanted = self.ordinary.good(method, path, body, **query, **alone)
+        wanted = self.ordinary.good(method, path, body, **query)
         wanted.pop(TIMES, None)
         for client in (self.a, self.c):
             found = client.good(method, path, body, **query, consistency="strong", min_coverage=1)
@@ -139,6 +138,28 @@ def test_a_changed_copy_finds_its_original(setting):
     assert (found["compared"], found["of"], found["partial"], found["views"]) == (PHOTOS, PHOTOS, False, 0)
     assert "coverage" not in found
     assert {"decode_ms", "embed_ms", "keypoints_ms", "search_ms"} <= set(found["stages"])
+
+
+def mirrored(seed: int) -> bytes:
+    return encoded(ImageOps.mirror(Image.fromarray(pixels(seed))), "PNG")
+
+
+def collage(first: int, second: int) -> bytes:
+    whole = Image.new("RGB", (640, 240))
+    for at, seed in enumerate((first, second)):
+        whole.paste(Image.fromarray(pixels(seed)), (320 * at, 0))
+    return encoded(whole, "PNG")
+
+
+def test_views_find_what_one_server_finds(setting):
+    for query in ({}, {"explain": 1, "k": 3}):
+        found = setting.same("POST", "photos/search", mirrored(5), **query)
+        best = found["results"][0]
+        assert (best["payload"]["seed"], best["accepted"], best["view"]["kind"]) == (5, True, "mirrored")
+    both = setting.same("POST", "photos/search", collage(2, 9), views=1)
+    assert {hit["payload"]["seed"] for hit in both["results"] if hit["accepted"]} == {2, 9}
+    assert setting.same("POST", "photos/search", mirrored(5), views=0)["views"] == 0
+    assert setting.same("POST", "photos/search", picture(500))["views"] == 10
 
 
 def test_an_image_is_present_at_its_second_upload(setting):
@@ -344,7 +365,6 @@ def test_requests_that_a_cluster_does_not_carry_out(setting, tmp_path):
 
     first = {"id": setting.fingers[0]}
     unsupported = [
-        ("POST", "photos/search", picture(1), {"views": 1}),
         ("PUT", "photos", picture(1), {"background": 1}),
         ("POST", "fingers/verify", {"first": first, "second": first}, {}),
         ("POST", "photos/rebuild", {"model": "patches"}, {}),

@@ -9,6 +9,7 @@ use vision::photo::PhotoView;
 use super::features::BLOCK;
 use super::plan::{ImageMatch, SearchHit, SearchPlan};
 use super::query_features::QueryFeatures;
+use super::views::QueryView;
 
 /// A result in the response.
 pub(crate) struct ShownHit {
@@ -37,7 +38,7 @@ impl ShownHit {
             json["pairs"] = pairs(features, view, point, matched.as_ref());
         }
         if let Some(view) = view {
-            json["view"] = view_json(view);
+            json["view"] = json!(QueryView::from(view));
         }
         let scores = StageScores { score: hit.score, coarse: hit.coarse };
         ShownHit { id: hit.id, scores, json }
@@ -78,14 +79,6 @@ pub(crate) fn size(point: &FetchedPoint) -> (f64, f64) {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
     };
     (of("width"), of("height"))
-}
-
-/// Returns a view in the form of responses.
-fn view_json(view: PhotoView) -> Value {
-    let region = view.region;
-    json!({
-        "kind": view.kind.name(), "x": region.x, "y": region.y, "width": region.width, "height": region.height,
-    })
 }
 
 #[cfg(test)]

@@ -59,8 +59,9 @@ pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
     CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest, ExtractedImage,
-    ExtractedQuery, ImageInput, LoggedPoint, PrintShare, RankAnswer, RankRequest, RankedImage,
-    apply_image_operation, features_operation, image_id, images_operation, is_image_operation,
-    present_answer, read_features, shard_routes,
+    ExtractedQuery, ExtractedView, ImageInput, LoggedPoint, PrintShare, RankAnswer, RankRequest,
+    RankedImage, apply_image_operation, features_operation, image_id, images_operation,
+    is_image_operation, present_answer, read_features, shard_routes,
 };
 pub use state::ImagesState;
+pub use views::{QueryView, view_steps};

@@ -11,7 +11,8 @@ use base::Result;
 use bytes::Bytes;
 use matching::rank::best_first;
 use search::registry::Registry;
-use vision::photo::PhotoView;
+use serde::{Deserialize, Serialize};
+use vision::photo::{PhotoView, PixelRegion, ViewKind};
 
 use super::collection::ImageCollection;
 use super::embedder::Embedder;
@@ -43,10 +44,100 @@ pub(crate) struct ViewsResult {
 }
 
 /// A view and the features of its pixels, with the model's input if its embedding is its own.
-struct ExtractedView {
-    view: PhotoView,
-    features: QueryFeatures,
-    tensor: Option<Vec<f32>>,
+pub(crate) struct ViewFeatures {
+    pub(crate) view: PhotoView,
+    pub(crate) features: QueryFeatures,
+    pub(crate) tensor: Option<Vec<f32>>,
+}
+
+/// A view, as nodes and responses have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryView {
+    kind: QueryViewKind,
+    x: u32,
+    y: u32,
+    width: u32,
+    height: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum QueryViewKind {
+    Coarse,
+    Mirrored,
+    Part,
+}
+
+impl From<PhotoView> for QueryView {
+    fn from(PhotoView { kind, region }: PhotoView) -> QueryView {
+        let kind = match kind {
+            ViewKind::Coarse => QueryViewKind::Coarse,
+            ViewKind::Mirrored => QueryViewKind::Mirrored,
+            ViewKind::Part => QueryViewKind::Part,
+        };
+        let PixelRegion { x, y, width, height } = region;
+        QueryView { kind, x, y, width, height }
+    }
+}
+
+impl From<QueryView> for PhotoView {
+    fn from(QueryView { kind, x, y, width, height }: QueryView) -> PhotoView {
+        let kind = match kind {
+            QueryViewKind::Coarse => ViewKind::Coarse,
+            QueryViewKind::Mirrored => ViewKind::Mirrored,
+            QueryViewKind::Part => ViewKind::Part,
+        };
+        PhotoView { kind, region: PixelRegion { x, y, width, height } }
+    }
+}
+
+impl QueryView {
+    /// Returns the number of candidates whose keypoints are compared with the view's, if a search
+    /// of the whole photograph compares `usual`.
+    pub fn candidates(self, usual: usize) -> usize {
+        PhotoView::from(self).candidates(usual).min(search::collection::CANDIDATES_MAX)
+    }
+}
+
+/// Returns the number of steps in which the views of a photograph of this size are searched for.
+pub fn view_steps(width: u32, height: u32) -> usize {
+    PhotoView::steps(width, height).len()
+}
+
+/// Extracts the keypoints of the views of one step.
+///
+/// # Errors
+/// The errors of the image.
+pub(crate) async fn extract_step(
+    services: &ImageServices,
+    embedder: &Embedder,
+    bytes: Bytes,
+    step: usize,
+) -> Result<Vec<ViewFeatures>> {
+    let budget = services.requests.memory.clone();
+    let embedder = embedder.clone();
+    let work = move || {
+        let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
+        let decoded = features::decoded(&memory, &bytes, "")?;
+        let extract = |view: PhotoView| -> Result<ViewFeatures> {
+            let shown = view.image(&decoded.image);
+            let graph = vision::photo::keypoints(&shown.gray(), &view.options());
+            let own = !view.has_embedding_of_photograph();
+            let tensor = own.then(|| embedder.tensor(&shown)).transpose()?;
+            let features = QueryFeatures {
+                width: f64::from(shown.width),
+                height: f64::from(shown.height),
+                graph,
+                embedding: Vec::new(),
+                stages: Stages::default(),
+            };
+            Ok(ViewFeatures { view, features, tensor })
+        };
+        let steps = PhotoView::steps(decoded.image.width, decoded.image.height);
+        steps.into_iter().nth(step).unwrap_or_default().into_iter().map(extract).collect()
+    };
+    services.pool.run(work).await
 }
 
 impl ViewSearch<'_> {
@@ -59,12 +150,13 @@ impl ViewSearch<'_> {
         let started = Instant::now();
         let embedder = self.services.embedder(Some(self.target), None)?;
         let mut found = ViewsResult::default();
-        for step in PhotoView::steps(whole.width as u32, whole.height as u32) {
+        for step in 0..view_steps(whole.width as u32, whole.height as u32) {
             if Instant::now() >= self.plan.deadline {
                 found.partial = true;
                 break;
             }
-            for extracted in self.extract(&embedder, file.clone(), step).await? {
+            let views = extract_step(self.services, &embedder, file.clone(), step).await?;
+            for extracted in views {
                 self.search(&embedder, extracted, whole, &mut found).await?;
             }
             if !found.hits.is_empty() {
@@ -75,51 +167,20 @@ impl ViewSearch<'_> {
         Ok(found)
     }
 
-    /// Extracts the keypoints of the views of one step.
-    async fn extract(
-        &self,
-        embedder: &Embedder,
-        bytes: Bytes,
-        step: Vec<PhotoView>,
-    ) -> Result<Vec<ExtractedView>> {
-        let budget = self.services.requests.memory.clone();
-        let embedder = embedder.clone();
-        let work = move || {
-            let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
-            let decoded = features::decoded(&memory, &bytes, "")?;
-            let extract = |view: PhotoView| -> Result<ExtractedView> {
-                let shown = view.image(&decoded.image);
-                let graph = vision::photo::keypoints(&shown.gray(), &view.options());
-                let own = !view.has_embedding_of_photograph();
-                let tensor = own.then(|| embedder.tensor(&shown)).transpose()?;
-                let features = QueryFeatures {
-                    width: f64::from(shown.width),
-                    height: f64::from(shown.height),
-                    graph,
-                    embedding: Vec::new(),
-                    stages: Stages::default(),
-                };
-                Ok(ExtractedView { view, features, tensor })
-            };
-            step.into_iter().map(extract).collect()
-        };
-        self.services.pool.run(work).await
-    }
-
     /// Searches for one view and adds its accepted hits.
     async fn search(
         &self,
         embedder: &Embedder,
-        extracted: ExtractedView,
+        extracted: ViewFeatures,
         whole: &QueryFeatures,
         found: &mut ViewsResult,
     ) -> Result<()> {
-        let ExtractedView { view, mut features, tensor } = extracted;
+        let ViewFeatures { view, mut features, tensor } = extracted;
         features.embedding = match tensor {
             Some(tensor) => self.services.embed(embedder, tensor).await?,
             None => whole.embedding.clone(),
         };
-        let most = view.candidates(self.plan.most).min(search::collection::CANDIDATES_MAX);
+        let most = QueryView::from(view).candidates(self.plan.most);
         let plan = SearchPlan { most, ..self.plan.clone() };
         let result = plan.submit(self.registry, self.target, &features).await?;
         found.searched += 1;

@@ -23,6 +23,7 @@ use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use crate::settings::{ImageKind, ImageSettings, WantedImages};
 use crate::state::ImagesState;
 use crate::store::PutOutcome;
+use crate::views::{QueryView, ViewFeatures, extract_step};
 
 /// Returns the id of an image, which follows from the bytes of its file.
 pub fn image_id(bytes: &[u8]) -> PointId {
@@ -198,6 +199,15 @@ impl ExtractedQuery {
     }
 }
 
+/// Features of a view of a query image. They travel between nodes as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExtractedView {
+    /// The view.
+    pub view: QueryView,
+    /// Features of its pixels. The embedding is empty if it is that of the whole photograph.
+    pub query: ExtractedQuery,
+}
+
 impl ImagesState {
     /// Extracts the features of an image on this server. `existing` are the settings of the
     /// collection and the number of values of its embeddings. If it does not exist, `wanted`
@@ -243,6 +253,33 @@ impl ImagesState {
         let features = extract(&self.services, settings, dims, bytes).await?;
         features.stages.record(&self.services);
         Ok(ExtractedQuery::of(features))
+    }
+
+    /// Extracts the features of the views of a photograph in one of [`view_steps`] on this server.
+    ///
+    /// [`view_steps`]: crate::view_steps
+    ///
+    /// # Errors
+    /// As [`ImagesState::extract_image`].
+    pub async fn extract_views(
+        &self,
+        settings: &ImageSettings,
+        dims: usize,
+        bytes: Bytes,
+        step: usize,
+    ) -> Result<Vec<ExtractedView>> {
+        let embedder = self.services.embedder(None, Some(&settings.model))?;
+        let mut extracted = Vec::new();
+        for found in extract_step(&self.services, &embedder, bytes, step).await? {
+            let ViewFeatures { view, mut features, tensor } = found;
+            if let Some(tensor) = tensor {
+                features.embedding = self.services.embed(&embedder, tensor).await?;
+                settings.check_dims(dims, features.embedding.len())?;
+            }
+            extracted
+                .push(ExtractedView { view: view.into(), query: ExtractedQuery::of(features) });
+        }
+        Ok(extracted)
     }
 
     /// Writes an original; durable once this returns.

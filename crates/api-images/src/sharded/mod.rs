@@ -12,7 +12,9 @@ mod rounds;
 mod routes;
 
 pub use apply::{apply_image_operation, is_image_operation};
-pub use extracted::{ExtractedImage, ExtractedQuery, ImageInput, image_id, present_answer};
+pub use extracted::{
+    ExtractedImage, ExtractedQuery, ExtractedView, ImageInput, image_id, present_answer,
+};
 pub use logged::{CheckedPoints, LoggedPoint, features_operation, images_operation, read_features};
 pub use rounds::{
     CoarseAnswer, CoarseCandidates, CoarseSearchRequest, PrintShare, RankAnswer, RankRequest,

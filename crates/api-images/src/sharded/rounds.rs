@@ -8,6 +8,8 @@ use search::points::PointId;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::views::QueryView;
+
 /// Request of round 1, for photographs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,6 +82,9 @@ pub struct RankRequest {
     /// Filter in Qdrant's JSON, for fingerprints only: round 1 has the filter of photographs.
     #[serde(default)]
     pub filter: Option<Value>,
+    /// The view of a photograph whose keypoints these are; `None` for a whole image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<QueryView>,
 }
 
 /// Answer of round 2.

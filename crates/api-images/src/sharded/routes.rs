@@ -18,6 +18,7 @@ use search::registry::NamedCollection;
 use serde::Serialize;
 use serde_json::Value;
 use transport::{Reply, Shared};
+use vision::photo::PhotoView;
 
 use super::rounds::{
     CoarseAnswer, CoarseCandidates, CoarseSearchRequest, RankAnswer, RankRequest, RankedImage,
@@ -130,11 +131,12 @@ async fn run_rank(
         embedding: Vec::new(),
         stages: Stages::default(),
     };
+    let view = request.view.map(PhotoView::from);
     let plan = plan(&target, request, &features, deadline)?;
     let found = plan.clone().submit(&registry, &target, &features).await?;
     let SearchResult { hits, coverage, partial } = found;
     let ranked = |found: &SearchHit| {
-        let shown = ShownHit::new(&features, None, found, &plan).json;
+        let shown = ShownHit::new(&features, view, found, &plan).json;
         let hit = found.hit;
         RankedImage { key: hit.id, id: found.point.id, score: hit.score, coarse: hit.coarse, shown }
     };

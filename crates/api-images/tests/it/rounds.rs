@@ -122,6 +122,7 @@ fn rank_request(query: &ExtractedQuery, wanted: &Wanted) -> RankRequest {
         candidates: None,
         prints: None,
         filter: wanted.filter.clone(),
+        view: None,
     }
 }
 

@@ -32,6 +32,9 @@ pub(crate) struct ExtractionWish {
     pub(crate) settings: ImageSettings,
     /// Values of an embedding.
     pub(crate) dims: usize,
+    /// The step whose views are wanted; `None` for the whole image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) views: Option<usize>,
 }
 
 /// Returns the path below which another node has the stored images of a shard.
@@ -60,8 +63,14 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     let wish: ExtractionWish = serde_json::from_str(wish)
         .map_err(|error| Error::invalid(format!("{EXTRACT_HEADER}: {error}")))?;
     let bytes = node.requests.read_body(headers, body).await?;
-    let query = node.images.extract_query(&wish.settings, wish.dims, bytes).await?;
-    serde_json::to_vec(&query)
+    let ExtractionWish { settings, dims, views } = wish;
+    let encoded = match views {
+        Some(step) => {
+            serde_json::to_vec(&node.images.extract_views(&settings, dims, bytes, step).await?)
+        }
+        None => serde_json::to_vec(&node.images.extract_query(&settings, dims, bytes).await?),
+    };
+    encoded
         .map(Reply::json)
         .map_err(|error| Error::internal(format!("features cannot be written: {error}")))
 }

@@ -1,6 +1,6 @@
 //! Searches of images by a root: two rounds, extraction on other nodes, failures, coverage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api_images::{ExtractedQuery, ImageKind};
@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::root_images_support::{
     SHARDS, features, image_root, images, result_ids, shard_of, two_nodes,
 };
-use crate::root_support::{Answer, Behaviour, FakeNode, TestRoot, asked, reply, set};
+use crate::root_support::{
+    Answer, Behaviour, FakeNode, FakeReply, PassedRequest, TestRoot, asked, reply, set,
+};
 
 /// Searches by point 7.
 async fn search(root: &TestRoot, query: &str) -> Answer {
@@ -242,6 +244,54 @@ async fn files_are_extracted_by_nodes_in_turn() {
     }
 }
 
+/// Answers an extraction: the whole image, or the view of a step.
+fn extracted_views(request: &PassedRequest) -> FakeReply {
+    let wish: Value = serde_json::from_slice(request.headers["x-extract"].as_bytes()).unwrap();
+    let Some(step) = wish["views"].as_u64() else { return reply(200, &extracted()) };
+    let kind = ["coarse", "mirrored", "part"][step as usize];
+    let mut query = extracted();
+    if kind == "coarse" {
+        query["embedding"] = json!([]);
+    }
+    let view = json!({"kind": kind, "x": 0, "y": 0, "width": 640, "height": 480});
+    reply(200, &json!([{"view": view, "query": query}]))
+}
+
+#[tokio::test]
+async fn views_are_searched_for_until_one_is_accepted() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    nodes.iter().for_each(|node| node.answer_passed(extracted_views));
+    let found = search_file(&root, "k=3&candidates=4&threshold=95").await;
+    assert_eq!(found.status, 200, "{}", found.json);
+    assert_eq!((&found.json["views"], &found.json["partial"]), (&json!(2), &json!(false)));
+    // The odd ones of the four candidates are accepted, and then an even one follows.
+    assert_eq!(result_ids(&found.json), [39, 37, 38]);
+    let coarse = of_path(&nodes, "images/coarse");
+    let candidates: BTreeSet<u64> =
+        coarse.iter().map(|request| request["body"]["candidates"].as_u64().unwrap()).collect();
+    assert_eq!(candidates, BTreeSet::from([4, 40]), "the view of coarse keypoints has more");
+    assert!(coarse.iter().all(|request| request["body"]["embedding"] == json!([0.5, 0.25])));
+    let kinds: BTreeSet<String> = of_path(&nodes, "images/rank")
+        .iter()
+        .map(|request| request["body"]["view"]["kind"].as_str().unwrap_or("whole").to_owned())
+        .collect();
+    assert_eq!(kinds, ["coarse", "mirrored", "whole"].map(str::to_owned).into());
+    let alone = search_file(&root, "k=3&threshold=95&views=0").await;
+    assert_eq!((&alone.json["views"], &alone.json["partial"]), (&json!(0), &json!(false)));
+    let accepted = search_file(&root, "k=3&threshold=50&views=1").await;
+    assert_eq!(accepted.json["views"], 0, "the whole photograph is enough");
+}
+
+#[tokio::test]
+async fn a_failed_view_costs_no_hit_of_the_whole_photograph() {
+    let (root, nodes) = two_nodes(ImageKind::Photo).await;
+    // As a node of an earlier build answers, which knows no views.
+    nodes.iter().for_each(|node| node.answer_passed(|_| reply(200, &extracted())));
+    let found = search_file(&root, "k=1&threshold=95").await;
+    assert_eq!((found.status, &found.json["views"]), (200, &json!(0)));
+    assert_eq!((result_ids(&found.json), &found.json["partial"]), (vec![39], &json!(true)));
+}
+
 #[tokio::test]
 async fn extraction_moves_to_another_node() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
@@ -318,9 +368,6 @@ async fn wrong_searches_are_refused() {
         assert_eq!(answer.status, status, "{query}: {}", answer.json);
         assert!(error(&answer).contains(word), "{query}: {}", error(&answer));
     }
-    let views = search_file(&root, "views=1").await;
-    assert_eq!(views.status, 501);
-    assert!(error(&views).contains("leave it out"), "{}", error(&views));
     assert_eq!(search_file(&root, "views=0&k=x").await.status, 400);
     assert!(nodes.iter().all(|node| node.taken_passed().is_empty()));
     let path = "/v1/images/d/search";

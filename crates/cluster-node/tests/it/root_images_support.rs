@@ -15,6 +15,9 @@ pub(crate) const SHARDS: u32 = 4;
 /// Score of the even points.
 pub(crate) const EVEN_SCORE: f32 = 90.0;
 
+/// Score of the odd points with a mirrored query.
+pub(crate) const MIRRORED_SCORE: f32 = 99.0;
+
 /// Returns the shard of a point.
 pub(crate) fn shard_of(id: u64) -> u32 {
     cluster::shard_of(PointId::Number(id).to_string().as_bytes(), SHARDS).unwrap().0
@@ -56,7 +59,12 @@ pub(crate) fn images(shard: u32, request: &Value) -> Value {
             let ids: Vec<u64> = ids.map(|id| id.as_u64().unwrap()).collect();
             let chosen: Vec<u64> = own(shard).filter(|id| ids.contains(id)).collect();
             assert!(!chosen.is_empty(), "shard {shard} has none of {ids:?}");
-            let score = |id: u64| if id.is_multiple_of(2) { EVEN_SCORE } else { 0.0 };
+            let mirrored = body["view"]["kind"] == "mirrored";
+            let score = |id: u64| match (id.is_multiple_of(2), mirrored) {
+                (true, _) => EVEN_SCORE,
+                (false, true) => MIRRORED_SCORE,
+                (false, false) => 0.0,
+            };
             let hits: Vec<Value> = chosen.iter().map(|id| hit(*id, score(*id))).collect();
             // Without a filter, all points of the shard could match.
             json!({"hits": hits, "compared": chosen.len(), "of": 1000, "partial": false})

@@ -1,14 +1,14 @@
 //! Features of the image that a search begins with.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
-use api_images::{ExtractedQuery, ImagesState};
+use api_images::{ExtractedQuery, ExtractedView};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_client::HttpRequest;
 use search::points::PointId;
+use serde::de::DeserializeOwned;
 use tokio::time::timeout_at;
 
 use super::super::call::RootContext;
@@ -28,29 +28,48 @@ pub(super) async fn of_file(
     file: Bytes,
 ) -> Result<ExtractedQuery> {
     match context.state.extraction() {
-        Some(images) => here(context, target, images, file).await,
-        None => elsewhere(context, target, file).await,
+        Some(images) => {
+            in_time(context, images.extract_query(&target.settings, target.dims, file)).await
+        }
+        None => elsewhere(context, target, file, None).await,
     }
 }
 
-async fn here(
+/// Extracts the features of the views of a photograph in one step, as [`of_file`].
+///
+/// # Errors
+/// As [`of_file`].
+pub(super) async fn of_views(
     context: &RootContext,
     target: &ImageTarget,
-    images: &Arc<ImagesState>,
     file: Bytes,
-) -> Result<ExtractedQuery> {
-    let extracted = images.extract_query(&target.settings, target.dims, file);
+    step: usize,
+) -> Result<Vec<ExtractedView>> {
+    match context.state.extraction() {
+        Some(images) => {
+            in_time(context, images.extract_views(&target.settings, target.dims, file, step)).await
+        }
+        None => elsewhere(context, target, file, Some(step)).await,
+    }
+}
+
+async fn in_time<T>(
+    context: &RootContext,
+    extracted: impl Future<Output = Result<T>>,
+) -> Result<T> {
     timeout_at(context.deadline.into(), extracted)
         .await
         .map_err(|_| Error::deadline("the time was up before the image's features were found"))?
 }
 
-async fn elsewhere(
+/// Lets another node extract: the whole image, or the views of a step.
+async fn elsewhere<T: DeserializeOwned + Send + 'static>(
     context: &RootContext,
     target: &ImageTarget,
     file: Bytes,
-) -> Result<ExtractedQuery> {
-    let wish = ExtractionWish { settings: target.settings.clone(), dims: target.dims };
+    views: Option<usize>,
+) -> Result<T> {
+    let wish = ExtractionWish { settings: target.settings.clone(), dims: target.dims, views };
     let wish = serde_json::to_string(&wish)
         .map_err(|error| Error::internal(format!("the wanted features: {error}")))?;
     let wish = HeaderValue::try_from(ascii(&wish))

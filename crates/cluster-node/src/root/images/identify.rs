@@ -73,7 +73,7 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
         return Err(Error::invalid("threshold= is no finite number of 32 bits"));
     }
     let filter = filter.as_deref().map(parsed_filter).transpose()?;
-    Ok(RoundsPlan { k: FINGER_HITS_MAX, threshold, candidates, explain: false, filter })
+    Ok(RoundsPlan { k: FINGER_HITS_MAX, threshold, candidates, explain: false, filter, view: None })
 }
 
 /// Counts over the fingers.

@@ -121,11 +121,65 @@ pub(super) struct MergedHits<'a> {
     pub(super) partial: bool,
 }
 
-/// Returns the best `k` hits of all shards.
+/// An accepted hit of a view of the query.
+#[derive(Debug)]
+pub(super) struct ViewHit {
+    key: u64,
+    score: f32,
+    coarse: f32,
+    shown: Box<RawValue>,
+}
+
+/// Accepted hits of all shards.
+#[derive(Debug, Default)]
+pub(super) struct AcceptedHits {
+    pub(super) hits: Vec<ViewHit>,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+}
+
+/// Returns the hits with a score from `threshold` on.
 ///
 /// # Errors
 /// As [`candidates`].
-pub(super) fn hits(results: &ResultTexts, order: ImageOrder, k: usize) -> Result<MergedHits<'_>> {
+pub(super) fn accepted(results: &ResultTexts, threshold: f32) -> Result<AcceptedHits> {
+    let mut accepted = AcceptedHits::default();
+    for result in results.values() {
+        let answer: RankText<'_> = read(result)?;
+        accepted.partial |= answer.partial;
+        let hits = answer.hits.into_iter().filter(|hit| hit.score >= threshold);
+        accepted.hits.extend(hits.map(|RankedText { key, score, coarse, shown }| ViewHit {
+            key,
+            score,
+            coarse,
+            shown: shown.to_owned(),
+        }));
+    }
+    Ok(accepted)
+}
+
+/// Adds the hits of views to those of the whole photograph. Each image keeps its best score.
+fn add_views<'a>(all: &mut Vec<RankedText<'a>>, views: &'a [ViewHit]) {
+    for ViewHit { key, score, coarse, shown } in views {
+        let new = RankedText { key: *key, score: *score, coarse: *coarse, shown };
+        match all.iter_mut().find(|hit| hit.key == new.key) {
+            Some(old) if old.score >= new.score => {}
+            Some(old) => *old = new,
+            None => all.push(new),
+        }
+    }
+}
+
+/// Returns the best `k` hits of all shards, and of views of the query.
+///
+/// # Errors
+/// As [`candidates`].
+pub(super) fn hits<'a>(
+    results: &'a ResultTexts,
+    views: &'a [ViewHit],
+    order: ImageOrder,
+    k: usize,
+) -> Result<MergedHits<'a>> {
     let mut merged = MergedHits::default();
     let mut all = Vec::new();
     for result in results.values() {
@@ -135,6 +189,7 @@ pub(super) fn hits(results: &ResultTexts, order: ImageOrder, k: usize) -> Result
         merged.partial |= answer.partial;
         all.extend(answer.hits);
     }
+    add_views(&mut all, views);
     let scores = |hit: &RankedText<'_>| StageScores { score: hit.score, coarse: hit.coarse };
     all.sort_by(|a, b| order.compare(scores(a), scores(b)).then(a.key.cmp(&b.key)));
     all.truncate(k);

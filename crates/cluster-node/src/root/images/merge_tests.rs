@@ -99,7 +99,7 @@ fn accepted_photos_come_first_and_prints_go_by_score() {
         let (first, second) = points.split_at(2);
         let answers = [first, second].map(|points| rank_answer(points, order, 9));
         let answers = texts((0..).zip(answers));
-        let merged = hits(&answers, order, 9).unwrap();
+        let merged = hits(&answers, &[], order, 9).unwrap();
         assert_eq!(shown_ids(&merged), expected, "{order:?}");
         assert_eq!((merged.compared, merged.of, merged.partial), (5, 5, false));
     }
@@ -111,9 +111,24 @@ fn hits_keep_their_text() {
     let hit = format!(r#"{{"key":1,"id":1,"score":0.1,"coarse":0.5,"shown":{shown}}}"#);
     let text = format!(r#"{{"hits":[{hit}],"compared":1,"of":7,"partial":true}}"#);
     let answers = ResultTexts::from([(3, RawValue::from_string(text).unwrap())]);
-    let merged = hits(&answers, ImageOrder::Prints, 1).unwrap();
+    let merged = hits(&answers, &[], ImageOrder::Prints, 1).unwrap();
     assert_eq!(merged.shown[0].get(), shown);
     assert_eq!((merged.of, merged.partial), (7, true));
+}
+
+#[test]
+fn hits_of_views_count_if_they_are_better() {
+    let order = ImageOrder::Photos { threshold: THRESHOLD };
+    let point = |id, score, coarse| UnionPoint { id, score, coarse };
+    let whole = [point(1, 20.0, 0.9), point(2, 30.0, 0.1), point(3, 40.0, 0.5)];
+    let views = [point(2, 70.0, 0.2), point(3, 39.0, 0.6), point(4, 60.0, 0.3), point(5, 1.0, 0.9)];
+    let answer = |points: &[UnionPoint]| texts([(0, rank_answer(points, order, 9))]);
+    let (whole, views) = (answer(&whole), answer(&views));
+    let views = accepted(&views, THRESHOLD).unwrap();
+    assert_eq!((views.hits.len(), views.partial), (2, false));
+    let merged = hits(&whole, &views.hits, order, 3).unwrap();
+    assert_eq!(shown_ids(&merged), [2, 4, 1]);
+    assert_eq!(merged.compared, 3, "views are not counted");
 }
 
 #[test]
@@ -121,7 +136,7 @@ fn wrong_results_are_errors() {
     let wrong = json!({"ids": [1, 2], "coarse": [0.5], "of": 2, "partial": false});
     assert!(candidates(&texts([(0, wrong)]), 5).is_err());
     assert!(candidates(&texts([(0, json!({}))]), 5).is_err());
-    assert!(hits(&texts([(0, json!({}))]), ImageOrder::Prints, 5).is_err());
+    assert!(hits(&texts([(0, json!({}))]), &[], ImageOrder::Prints, 5).is_err());
 }
 
 prop_compose! {
@@ -171,7 +186,7 @@ proptest! {
         let asked = split.iter().filter(|(shard, _)| merged.shards.contains(shard));
         let answers = asked.map(|(shard, own)| (*shard, rank_answer(&chosen(own), order, k)));
         let answers = texts(answers);
-        let found = hits(&answers, order, k).unwrap();
+        let found = hits(&answers, &[], order, k).unwrap();
         prop_assert_eq!(shown_ids(&found), ids(&ranked(&expected, order, k)));
         prop_assert_eq!(found.compared, expected.len() as u64);
     }
@@ -186,7 +201,7 @@ proptest! {
             .into_iter()
             .map(|(shard, own)| (shard, rank_answer(&own, ImageOrder::Prints, k)));
         let answers = texts(answers);
-        let found = hits(&answers, ImageOrder::Prints, k).unwrap();
+        let found = hits(&answers, &[], ImageOrder::Prints, k).unwrap();
         prop_assert_eq!(shown_ids(&found), ids(&ranked(&points, ImageOrder::Prints, k)));
     }
 }

@@ -3,7 +3,8 @@
 //! # Searches
 //! The features of the query are extracted first, on this node or on one with the role extract. A
 //! search of photographs has two rounds: every shard returns the candidates of its coarse filter,
-//! and the shards of the best of them compare keypoints. A search of fingerprints has one round:
+//! and the shards of the best of them compare keypoints. A photograph without an accepted match is
+//! searched for again by views of it. A search of fingerprints has one round:
 //! every shard compares its share. An identification searches each finger so.
 //!
 //! # Writes
@@ -31,5 +32,6 @@ mod rounds;
 mod routes;
 mod search;
 mod target;
+mod views;
 
 pub use routes::image_routes;

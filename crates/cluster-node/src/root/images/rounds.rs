@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api_images::{
-    CoarseCandidates, CoarseSearchRequest, ExtractedQuery, ImageKind, PrintShare, RankRequest,
+    CoarseCandidates, CoarseSearchRequest, ExtractedQuery, ImageKind, PrintShare, QueryView,
+    RankRequest,
 };
 use base::Result;
 use serde_json::Value;
@@ -41,6 +42,8 @@ pub(super) struct RoundsPlan {
     pub(super) explain: bool,
     /// Filter in Qdrant's JSON.
     pub(super) filter: Option<Value>,
+    /// The view whose features are searched for; `None` for a whole image.
+    pub(super) view: Option<QueryView>,
 }
 
 impl RoundsPlan {
@@ -164,6 +167,7 @@ impl Rounds<'_> {
             candidates: None,
             prints: None,
             filter: None,
+            view: self.plan.view,
         }
     }
 }

@@ -13,12 +13,14 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use transport::{Reply, query_flag};
 
+use super::super::call::RootContext;
 use super::super::check;
 use super::super::envelope::ReadCoverage;
 use super::call::ImageCall;
 use super::merge::{self, ImageOrder};
 use super::rounds::{self, RoundsAnswer, RoundsPlan};
 use super::target::ImageTarget;
+use super::views::{ViewSearch, ViewsAnswer};
 use super::{extraction, reply};
 
 /// Default number of hits.
@@ -47,44 +49,55 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
     let parameters: RootSearchParams = call.query.own()?;
     let target = ImageTarget::open(&call.context)?;
     let is_file = call.media() != "application/json";
-    check_views(query_flag("views", parameters.views.as_deref())?, target.settings.kind, is_file)?;
+    let views = wants_views(parameters.views.as_deref(), target.settings.kind, is_file)?;
     let plan = plan(parameters, target.settings.kind)?;
     let image = read_image(&mut call, is_file).await?;
     let _admitted = call.admit()?;
     let context = &call.context;
-    let query = match image {
-        RootQueryImage::File(file) => extraction::of_file(context, &target, file).await?,
-        RootQueryImage::Point(id) => extraction::of_point(context, &target, id).await?,
+    let (query, file) = match image {
+        RootQueryImage::File(file) => {
+            (extraction::of_file(context, &target, file.clone()).await?, Some(file))
+        }
+        RootQueryImage::Point(id) => (extraction::of_point(context, &target, id).await?, None),
     };
     let started = Instant::now();
     let found = rounds::run(context, &target, &query, &plan).await?;
     let took = started.elapsed();
-    let seconds = &context.state.requests.metrics.images.search_seconds;
-    seconds.get_or_create(&KindLabels { kind: "search" }).observe(took.as_secs_f64());
+    observe(context, "search", took);
+    let mut further = ViewsAnswer::default();
+    if let Some(file) = file.filter(|_| views)
+        && merge::accepted(&found.results, plan.threshold)?.hits.is_empty()
+    {
+        further = ViewSearch { context, target: &target, plan: &plan }.run(&file, &query).await;
+        observe(context, "views", further.took);
+    }
     let order = plan.order(target.settings.kind);
     let bytes = found.results.values().map(|result| result.get().len()).sum();
-    let merge = move || merged(found, &query, order, plan.k, took);
+    let merge = move || merged(found, &further, &query, order, plan.k, took);
     let MergedSearch { text, found } = context.compute(bytes, merge).await?;
     reply::reserved(text, found.reservation, &context.state.requests)
 }
 
-/// Checks the setting for further views.
-fn check_views(views: bool, kind: ImageKind, is_file: bool) -> Result<()> {
-    if !views {
-        return Ok(());
-    }
-    Err(match (kind, is_file) {
-        (ImageKind::Fingerprint, _) => Error::invalid(
+fn observe(context: &RootContext, kind: &'static str, took: Duration) {
+    let seconds = &context.state.requests.metrics.images.search_seconds;
+    seconds.get_or_create(&KindLabels { kind }).observe(took.as_secs_f64());
+}
+
+/// Returns true if further views are searched for if nothing is accepted: by default for files of
+/// photographs.
+fn wants_views(views: Option<&str>, kind: ImageKind, is_file: bool) -> Result<bool> {
+    let wanted = views.map(|views| query_flag("views", Some(views))).transpose()?;
+    match (wanted, kind, is_file) {
+        (Some(true), ImageKind::Fingerprint, _) => Err(Error::invalid(
             "views=1 is for photographs; a fingerprint has no other views, leave it out",
-        ),
-        (ImageKind::Photo, false) => Error::invalid(
+        )),
+        (Some(true), ImageKind::Photo, false) => Err(Error::invalid(
             "views=1 needs a file; an image of the collection is found as it is, leave it out",
-        ),
-        (ImageKind::Photo, true) => Error::unimplemented(
-            "views=1 is not offered by a cluster, which searches the whole photograph only: leave it out, or send \
-             mirrored images and parts as searches of their own",
-        ),
-    })
+        )),
+        (wanted, kind, is_file) => {
+            Ok(wanted.unwrap_or(true) && kind == ImageKind::Photo && is_file)
+        }
+    }
 }
 
 /// Returns the checked settings of a search.
@@ -98,7 +111,7 @@ fn plan(parameters: RootSearchParams, kind: ImageKind) -> Result<RoundsPlan> {
     }
     let explain = query_flag("explain", explain.as_deref())?;
     let filter = filter.as_deref().map(parsed_filter).transpose()?;
-    Ok(RoundsPlan { k, threshold, candidates, explain, filter })
+    Ok(RoundsPlan { k, threshold, candidates, explain, filter, view: None })
 }
 
 /// Reads and checks a filter in Qdrant's JSON.
@@ -163,14 +176,20 @@ struct MergedSearch {
     found: RoundsAnswer,
 }
 
+/// Returns milliseconds to a thousandth.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
 fn merged(
     found: RoundsAnswer,
+    further: &ViewsAnswer,
     query: &ExtractedQuery,
     order: ImageOrder,
     k: usize,
     took: Duration,
 ) -> Result<MergedSearch> {
-    let hits = merge::hits(&found.results, order, k)?;
+    let hits = merge::hits(&found.results, &further.hits, order, k)?;
     let coverage = (!found.coverage.is_whole()).then_some(found.coverage);
     let answer = SearchText {
         results: hits.shown,
@@ -178,14 +197,14 @@ fn merged(
         compared: hits.compared,
         // Points may be removed between the rounds.
         of: found.of.unwrap_or(hits.of).max(hits.compared),
-        partial: hits.partial || found.partial || coverage.is_some(),
-        views: 0,
+        partial: hits.partial || found.partial || further.partial || coverage.is_some(),
+        views: further.searched,
         stages: StagesText {
             decode_ms: query.decode_ms,
             embed_ms: query.embed_ms,
             keypoints_ms: query.keypoints_ms,
-            search_ms: (took.as_secs_f64() * 1e6).round() / 1e3,
-            views_ms: 0.0,
+            search_ms: milliseconds(took),
+            views_ms: milliseconds(further.took),
         },
         coverage,
     };
@@ -202,11 +221,16 @@ mod tests {
 
     #[test]
     fn views_are_refused_as_one_server_refuses_them() {
-        let refused = |kind, is_file| check_views(true, kind, is_file).map_err(|it| it.kind());
-        assert_eq!(refused(ImageKind::Photo, true), Err(ErrorKind::Unimplemented));
-        assert_eq!(refused(ImageKind::Photo, false), Err(ErrorKind::InvalidArgument));
-        assert_eq!(refused(ImageKind::Fingerprint, true), Err(ErrorKind::InvalidArgument));
-        assert_eq!(check_views(false, ImageKind::Photo, true), Ok(()));
+        let wants =
+            |views, kind, is_file| wants_views(views, kind, is_file).map_err(|it| it.kind());
+        assert_eq!(wants(Some("1"), ImageKind::Photo, true), Ok(true));
+        assert_eq!(wants(None, ImageKind::Photo, true), Ok(true));
+        assert_eq!(wants(Some("0"), ImageKind::Photo, true), Ok(false));
+        assert_eq!(wants(None, ImageKind::Photo, false), Ok(false));
+        assert_eq!(wants(None, ImageKind::Fingerprint, true), Ok(false));
+        let refused = Err(ErrorKind::InvalidArgument);
+        assert_eq!(wants(Some("1"), ImageKind::Photo, false), refused);
+        assert_eq!(wants(Some("1"), ImageKind::Fingerprint, true), refused);
     }
 
     #[test]

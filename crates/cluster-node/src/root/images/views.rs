@@ -1,0 +1,85 @@
+//! Further views of a photograph that is not found as it is: coarse keypoints, the mirror image and
+//! parts, in steps, as one server searches for them. A node with the role extract makes their
+//! features, and each is searched in all shards.
+
+use std::time::{Duration, Instant};
+
+use api_images::{ExtractedQuery, ExtractedView, ImageKind, view_steps};
+use base::{Error, Result};
+use bytes::Bytes;
+
+use super::super::call::RootContext;
+use super::extraction;
+use super::merge::{self, ViewHit};
+use super::rounds::{self, RoundsPlan};
+use super::target::ImageTarget;
+
+/// Accepted hits of views.
+#[derive(Default)]
+pub(super) struct ViewsAnswer {
+    pub(super) hits: Vec<ViewHit>,
+    /// Number of views that were searched for.
+    pub(super) searched: u32,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+    pub(super) took: Duration,
+}
+
+/// A search for the views of one photograph.
+pub(super) struct ViewSearch<'a> {
+    pub(super) context: &'a RootContext,
+    pub(super) target: &'a ImageTarget,
+    /// Settings of the search for the whole photograph.
+    pub(super) plan: &'a RoundsPlan,
+}
+
+impl ViewSearch<'_> {
+    /// Searches for the views of `file` step by step until one has an accepted match. An error ends
+    /// the search and makes the answer partial: what the whole photograph found is not lost.
+    pub(super) async fn run(&self, file: &Bytes, whole: &ExtractedQuery) -> ViewsAnswer {
+        let started = Instant::now();
+        let mut found = ViewsAnswer::default();
+        for step in 0..view_steps(whole.width, whole.height) {
+            if let Err(error) = self.step(step, file, whole, &mut found).await {
+                tracing::debug!(%error, "views of a photograph are not searched for");
+                found.partial = true;
+                break;
+            }
+            if !found.hits.is_empty() {
+                break;
+            }
+        }
+        found.took = started.elapsed();
+        found
+    }
+
+    async fn step(
+        &self,
+        step: usize,
+        file: &Bytes,
+        whole: &ExtractedQuery,
+        found: &mut ViewsAnswer,
+    ) -> Result<()> {
+        if Instant::now() >= self.context.deadline {
+            return Err(Error::deadline("the time was up before all views were searched for"));
+        }
+        let usual =
+            self.plan.candidates.unwrap_or(api_images::default_candidates(ImageKind::Photo));
+        let usual = usual.max(self.plan.k);
+        let views = extraction::of_views(self.context, self.target, file.clone(), step).await?;
+        for ExtractedView { view, mut query } in views {
+            if query.embedding.is_empty() {
+                query.embedding.clone_from(&whole.embedding);
+            }
+            let candidates = Some(view.candidates(usual));
+            let plan = RoundsPlan { candidates, view: Some(view), ..self.plan.clone() };
+            let answer = rounds::run(self.context, self.target, &query, &plan).await?;
+            found.searched += 1;
+            found.partial |= answer.partial || !answer.coverage.is_whole();
+            let accepted = merge::accepted(&answer.results, self.plan.threshold)?;
+            found.partial |= accepted.partial;
+            found.hits.extend(accepted.hits);
+        }
+        Ok(())
+    }
+}
