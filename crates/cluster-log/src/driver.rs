@@ -17,6 +17,7 @@ use super::read_ahead::ReadAhead;
 use super::retry::Retry;
 use super::shared::{WriterPhase, WriterShared, WriterStatus};
 use super::store::{CreateOutcome, LogFloor, ShardLog};
+use super::writer::OnEntry;
 
 /// Entries that a new owner reads at the same time. Writes of the shard wait meanwhile, so it reads
 /// more than a follower does.
@@ -54,6 +55,10 @@ pub(super) struct WriterDriver {
     tickets: u64,
     /// Number behind the fence or the last applied entry.
     next: EntryNumber,
+    /// Writes of the last applied entry, until they are acknowledged.
+    applied: Option<Batch>,
+    id: WriterId,
+    on_entry: OnEntry,
     /// Failures of creates since the last success.
     create_failures: u32,
     ended: bool,
@@ -75,6 +80,7 @@ impl WriterDriver {
         options: WriterOptions,
         shared: Arc<WriterShared>,
         id: WriterId,
+        on_entry: OnEntry,
     ) -> WriterDriver {
         WriterDriver {
             log,
@@ -88,6 +94,9 @@ impl WriterDriver {
             batches: BTreeMap::new(),
             tickets: 0,
             next: EntryNumber::default(),
+            applied: None,
+            id,
+            on_entry,
             create_failures: 0,
             ended: false,
         }
@@ -202,9 +211,13 @@ impl WriterDriver {
             Action::Create(request, number, entry) => self.create(request, number, entry),
             Action::ReadFloor(request) => self.read_floor(request),
             // Holders apply the log. The number is that of the acknowledgement, which follows.
-            Action::Apply(number, _) => self.next = number.plus(1),
+            Action::Apply(number, batch) => {
+                self.next = number.plus(1);
+                self.applied = Some(batch);
+            }
             Action::Acknowledge(ticket) => {
                 let number = EntryNumber(self.next.0.saturating_sub(1));
+                self.pass_on(number);
                 self.answer(ticket, &Ok(number));
             }
             Action::Fail(ticket) => {
@@ -214,6 +227,14 @@ impl WriterDriver {
             Action::Lost => self.ended = true,
         }
         None
+    }
+
+    /// Tells the acknowledged entry.
+    fn pass_on(&mut self, number: EntryNumber) {
+        if let Some(batch) = self.applied.take() {
+            let (epoch, writer, body) = (self.epoch, self.id, EntryBody::Writes(batch));
+            (self.on_entry)(number, LogEntry { epoch, writer, body });
+        }
     }
 
     fn answer(&mut self, ticket: Ticket, answer: &base::Result<EntryNumber>) {

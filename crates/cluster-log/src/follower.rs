@@ -89,6 +89,18 @@ impl LogFollower {
         Ok(self.take().unwrap_or(FollowStep::End))
     }
 
+    /// Takes an entry that its writer has passed on, so that the next call of
+    /// [`LogFollower::next`] reads nothing. It must be the entry at the present position, and its
+    /// writer must have acknowledged it: then it is in the log, and the floor was not above it.
+    /// Returns false for an entry at another number, which changes nothing.
+    pub fn offer(&mut self, number: EntryNumber, entry: LogEntry<Batch>) -> bool {
+        let is_next = number == self.replay.next() && self.ready.is_empty();
+        if is_next {
+            self.ready.push_back(entry);
+        }
+        is_next
+    }
+
     fn take(&mut self) -> Option<FollowStep> {
         let entry = self.ready.pop_front()?;
         let number = self.replay.next();

@@ -38,7 +38,7 @@ pub use options::{GATHER_MAX, WriterOptions};
 pub use queue::was_not_made;
 pub use shared::{WriterPhase, WriterStatus};
 pub use store::{CreateOutcome, LogFloor, REQUEST_TIMEOUT_DEFAULT, ShardLog};
-pub use writer::ShardWriter;
+pub use writer::{OnEntry, ShardWriter};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]

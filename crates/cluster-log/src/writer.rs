@@ -6,13 +6,17 @@ use std::time::{Instant, SystemTime};
 
 use base::Result;
 use bytes::Bytes;
-use cluster::{EntryNumber, Epoch, WriterId};
+use cluster::{EntryNumber, Epoch, LogEntry, WriterId};
 
+use super::codec::Batch;
 use super::driver::WriterDriver;
 use super::options::WriterOptions;
 use super::queue::QueueSignal;
 use super::shared::{WriterPhase, WriterShared, WriterStatus};
 use super::store::ShardLog;
+
+/// Function that is told an acknowledged entry. It must not block.
+pub type OnEntry = Box<dyn Fn(EntryNumber, LogEntry<Batch>) + Send>;
 
 /// Writer of a shard's log, for one ownership. Clones are handles to the same writer. It ends when
 /// the ownership is lost or the last handle is dropped.
@@ -36,10 +40,20 @@ impl ShardWriter {
     /// Starts a writer for the ownership `epoch`, on the tokio runtime of the caller. It reads the
     /// log from the floor to its end and creates a fence there. Writes wait until then.
     pub fn start(log: ShardLog, epoch: Epoch, options: WriterOptions) -> ShardWriter {
+        ShardWriter::start_watched(log, epoch, options, Box::new(|_, _| {}))
+    }
+
+    /// As [`ShardWriter::start`]. `on_entry` is told every entry when it is acknowledged, in order.
+    pub fn start_watched(
+        log: ShardLog,
+        epoch: Epoch,
+        options: WriterOptions,
+        on_entry: OnEntry,
+    ) -> ShardWriter {
         let options = options.limited();
         let log = log.with_timeout(options.request_timeout);
         let shared = Arc::new(WriterShared::new(log.shown(), options.clone()));
-        let driver = WriterDriver::new(log, epoch, options, shared.clone(), writer_id());
+        let driver = WriterDriver::new(log, epoch, options, shared.clone(), writer_id(), on_entry);
         tokio::spawn(driver.run());
         ShardWriter { handle: Arc::new(WriterHandle { shared }) }
     }

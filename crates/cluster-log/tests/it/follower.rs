@@ -47,6 +47,26 @@ async fn a_follower_that_is_behind_reads_ahead() {
     assert!(gets < 120, "{gets} reads for 100 entries");
 }
 
+#[tokio::test]
+async fn an_offered_entry_is_not_read() {
+    let store = TestStore::in_memory();
+    append(&store.log(), 0, &[fence(2), writes(2, &["a"]), writes(2, &["b"])]).await;
+    let (log, line) = store.connect(0);
+    let mut follower = LogFollower::new(log, EntryNumber(1), Epoch(2));
+    assert!(!follower.offer(EntryNumber(2), writes(2, &["b"])), "it is not the next one");
+    assert!(follower.offer(EntryNumber(1), writes(2, &["a"])));
+    assert!(!follower.offer(EntryNumber(1), writes(2, &["a"])), "only once");
+    let FollowStep::Entry { number, batch: Some(_) } = follower.next().await.unwrap() else {
+        panic!("the entry counts");
+    };
+    assert_eq!((number, line.gets.load(Ordering::Relaxed)), (EntryNumber(1), 0));
+    // Entries of an older owner do not count, wherever they come from.
+    assert!(follower.offer(EntryNumber(2), writes(1, &["late"])));
+    let step = follower.next().await.unwrap();
+    assert_eq!(step, FollowStep::Entry { number: EntryNumber(2), batch: None });
+    assert_eq!(follower.position(), FollowPosition { next: EntryNumber(3), epoch: Epoch(2) });
+}
+
 /// The entry behind a gap may be one of a pipeline whose first entry is not there yet.
 #[tokio::test]
 async fn a_gap_is_the_end() {

@@ -63,6 +63,30 @@ async fn a_write_is_in_the_entry_that_is_returned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn acknowledged_entries_are_told_as_they_are_in_the_log() {
+    let log = TestStore::in_memory().log();
+    append(&log, 0, &[fence(1), writes(1, &["old"])]).await;
+    let (sender, told) = std::sync::mpsc::channel();
+    let on_entry = Box::new(move |number, entry| sender.send((number, entry)).unwrap());
+    let writer = ShardWriter::start_watched(log.clone(), Epoch(2), options(), on_entry);
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let writer = writer.clone();
+            tokio::spawn(async move { write(&writer, "a").await.unwrap() })
+        })
+        .collect();
+    let mut acknowledged = std::collections::BTreeSet::new();
+    for task in tasks {
+        acknowledged.insert(task.await.unwrap());
+    }
+    let told: Vec<_> = told.try_iter().collect();
+    assert!(told.iter().map(|entry| entry.0).eq(acknowledged), "each once, in order");
+    for (number, entry) in told {
+        assert_eq!(log.read(number).await.unwrap(), Some(entry));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_writes_share_entries() {
     let log = TestStore::in_memory().log();
     let gathering = WriterOptions { gather: GATHER_MAX, ..options() };

@@ -211,15 +211,19 @@ async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
 }
 
 async fn appended(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
-    let request: Result<AppendedEntries> = parsed(&node, &headers, body).await;
-    Reply::of(request.map(|request| {
-        for (collection, shards) in &request.entries {
-            for (shard, entry) in shards {
-                node.held.announce(&ShardKey::new(collection, *shard), EntryNumber(*entry));
-            }
+    Reply::of(answer_appended(&node, &headers, body).await)
+}
+
+async fn answer_appended(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
+    let mut request: AppendedEntries = parsed(node, headers, body).await?;
+    for (collection, shards) in std::mem::take(&mut request.entries) {
+        for (shard, newest) in shards {
+            let passed = request.take_passed(&collection, shard);
+            let key = ShardKey::new(&collection, shard);
+            node.held.appended(&key, EntryNumber(newest), passed.into_iter());
         }
-        Reply::json("{}")
-    }))
+    }
+    Ok(Reply::json("{}"))
 }
 
 /// A wish that a node drains.

@@ -1,12 +1,19 @@
-//! Announcements of new entries to the holders of their shards, which then read the log at once
-//! instead of at their next poll. A lost announcement costs freshness only.
+//! Announcements of new entries to the holders of their shards. Small entries are passed on with
+//! the announcement, so holders apply them without a read of the log. Of others, holders learn the
+//! number, and read the log at once instead of at their next poll. A lost announcement costs
+//! freshness only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::{Error, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use cluster::EntryNumber;
+use cluster::{EntryBody, EntryNumber, LogEntry};
+use cluster_log::Batch;
+use cluster_log::codec::{decode_entry, encode_entry};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -15,16 +22,50 @@ use super::services::NodeServices;
 use crate::types::ShardKey;
 
 /// Time in which entries are gathered for one announcement.
-const GATHER: Duration = Duration::from_millis(5);
+const GATHER: Duration = Duration::from_millis(2);
 /// Longest time of one announcement.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum bytes of an entry that is passed on.
+const PASSED_BYTES_MAX: usize = 64 << 10;
+/// Maximum entries of a shard that are passed on with one announcement.
+const PASSED_MAX: usize = 8;
 /// Path of the announcements.
 pub(super) const PATH: &str = "/cluster/v1/appended";
 
-/// Body of an announcement: the newest entry of each shard, by the id of the collection.
+/// Body of an announcement, by the id of the collection and by shard.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct AppendedEntries {
+    /// The newest entry.
     pub(super) entries: BTreeMap<String, BTreeMap<u32, u64>>,
+    /// Entries that are passed on, in base64, by number.
+    #[serde(default)]
+    passed: BTreeMap<String, BTreeMap<u32, BTreeMap<u64, String>>>,
+}
+
+impl AppendedEntries {
+    /// Takes the entries of a shard that are passed on. One that cannot be read is left out: the
+    /// holder reads the log.
+    pub(super) fn take_passed(
+        &mut self,
+        collection: &str,
+        shard: u32,
+    ) -> BTreeMap<EntryNumber, LogEntry<Batch>> {
+        let texts = self.passed.get_mut(collection).and_then(|shards| shards.remove(&shard));
+        let read = |(number, text): (u64, String)| match decoded(&text) {
+            Ok(entry) => Some((EntryNumber(number), entry)),
+            Err(error) => {
+                tracing::warn!(collection, shard, number, %error, "a passed entry cannot be read");
+                None
+            }
+        };
+        texts.unwrap_or_default().into_iter().filter_map(read).collect()
+    }
+}
+
+fn decoded(text: &str) -> Result<LogEntry<Batch>> {
+    let bytes = STANDARD.decode(text);
+    let bytes = bytes.map_err(|error| Error::invalid(format!("it is no base64: {error}")))?;
+    decode_entry(&Bytes::from(bytes))
 }
 
 /// Announces entries that this node appended.
@@ -33,11 +74,17 @@ pub(super) struct EntryHints {
     pending: Arc<PendingHints>,
 }
 
+/// Entries that are not announced yet; bounded by the number of shards.
 #[derive(Default)]
 struct PendingHints {
-    /// Newest entry of each shard that is not announced yet; bounded by the number of shards.
-    entries: Mutex<BTreeMap<ShardKey, EntryNumber>>,
+    shards: Mutex<BTreeMap<ShardKey, PendingShard>>,
     wake: Notify,
+}
+
+#[derive(Default)]
+struct PendingShard {
+    newest: EntryNumber,
+    passed: BTreeMap<u64, String>,
 }
 
 impl EntryHints {
@@ -45,12 +92,16 @@ impl EntryHints {
         EntryHints { pending: Arc::default() }
     }
 
-    /// Announces the entry soon.
-    pub(super) fn appended(&self, key: &ShardKey, entry: EntryNumber) {
-        let mut entries = self.pending.entries.lock();
-        let newest = entries.entry(key.clone()).or_insert(entry);
-        *newest = entry.max(*newest);
-        drop(entries);
+    /// Announces an acknowledged entry soon.
+    pub(super) fn appended(&self, key: &ShardKey, number: EntryNumber, entry: &LogEntry<Batch>) {
+        let text = encoded(entry);
+        let mut shards = self.pending.shards.lock();
+        let pending = shards.entry(key.clone()).or_default();
+        pending.newest = number.max(pending.newest);
+        if let Some(text) = text.filter(|_| pending.passed.len() < PASSED_MAX) {
+            pending.passed.insert(number.0, text);
+        }
+        drop(shards);
         self.pending.wake.notify_one();
     }
 
@@ -59,8 +110,8 @@ impl EntryHints {
         loop {
             self.pending.wake.notified().await;
             tokio::time::sleep(GATHER).await;
-            let entries = std::mem::take(&mut *self.pending.entries.lock());
-            for (address, body) in by_holder(&services, &entries) {
+            let shards = std::mem::take(&mut *self.pending.shards.lock());
+            for (address, body) in by_holder(&services, &shards) {
                 let Ok(body) = serde_json::to_vec(&body) else { continue };
                 let client = services.client.clone();
                 tokio::spawn(async move {
@@ -74,23 +125,84 @@ impl EntryHints {
     }
 }
 
+/// Returns the text of an entry that is passed on; `None` if it is large.
+fn encoded(entry: &LogEntry<Batch>) -> Option<String> {
+    let EntryBody::Writes(batch) = &entry.body else { return None };
+    let is_small = batch.bytes() <= PASSED_BYTES_MAX;
+    let bytes = is_small.then(|| encode_entry(entry).ok()).flatten()?;
+    Some(STANDARD.encode(bytes))
+}
+
 /// Returns what to announce to each node that follows one of the logs, by its address.
 fn by_holder(
     services: &NodeServices,
-    entries: &BTreeMap<ShardKey, EntryNumber>,
+    shards: &BTreeMap<ShardKey, PendingShard>,
 ) -> BTreeMap<String, AppendedEntries> {
     let view = services.view.current();
     let mut sent: BTreeMap<String, AppendedEntries> = BTreeMap::new();
-    for (key, entry) in entries {
+    for (key, pending) in shards {
         let copies = view.by_id(&key.collection).map_or(0, |record| record.copies);
         let wanted = view.wanted_holders(key, copies);
         for node in view.nodes.values() {
             if node.serves(key) || wanted.contains(&node.name) {
-                let body = sent.entry(node.address.clone()).or_default();
-                let shards = body.entries.entry(key.collection.to_string()).or_default();
-                shards.insert(key.shard.0, entry.0);
+                let AppendedEntries { entries, passed } =
+                    sent.entry(node.address.clone()).or_default();
+                let collection = key.collection.to_string();
+                let newest = entries.entry(collection.clone()).or_default();
+                newest.insert(key.shard.0, pending.newest.0);
+                if !pending.passed.is_empty() {
+                    let shards = passed.entry(collection).or_default();
+                    shards.insert(key.shard.0, pending.passed.clone());
+                }
             }
         }
     }
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::{Epoch, WriterId};
+
+    use super::*;
+
+    fn entry(text: Bytes) -> LogEntry<Batch> {
+        let body = EntryBody::Writes(Batch::from(vec![text]));
+        LogEntry { epoch: Epoch(3), writer: WriterId(7), body }
+    }
+
+    #[test]
+    fn small_entries_are_passed_on_and_large_ones_announced() {
+        let (hints, key) = (EntryHints::new(), ShardKey::new("c", 1));
+        let large = Bytes::from(vec![b' '; PASSED_BYTES_MAX + 1]);
+        hints.appended(&key, EntryNumber(8), &entry(Bytes::from_static(b"{}")));
+        hints.appended(&key, EntryNumber(9), &entry(large));
+        for number in 10..30 {
+            hints.appended(&key, EntryNumber(number), &entry(Bytes::from_static(b"{}")));
+        }
+        let shards = hints.pending.shards.lock();
+        assert_eq!(shards[&key].newest, EntryNumber(29));
+        let passed: Vec<u64> = shards[&key].passed.keys().copied().collect();
+        assert_eq!(passed, [8, 10, 11, 12, 13, 14, 15, 16]);
+    }
+
+    #[test]
+    fn passed_entries_come_back() {
+        let sent = entry(Bytes::from_static(b"{\"upsert\":1}"));
+        let passed = BTreeMap::from([(4, encoded(&sent).unwrap())]);
+        let passed = BTreeMap::from([("c".to_owned(), BTreeMap::from([(2, passed)]))]);
+        let body = AppendedEntries { passed, ..AppendedEntries::default() };
+        let text = serde_json::to_string(&body).unwrap();
+        let mut read: AppendedEntries = serde_json::from_str(&text).unwrap();
+        let came = read.take_passed("c", 2);
+        assert_eq!(came, BTreeMap::from([(EntryNumber(4), sent)]));
+        assert!(read.take_passed("c", 2).is_empty() && read.take_passed("d", 1).is_empty());
+        // A node of an earlier build passes none on.
+        let older = serde_json::from_str::<AppendedEntries>(r#"{"entries":{"c":{"2":4}}}"#);
+        assert!(older.unwrap().take_passed("c", 2).is_empty());
+        let wrong = text.replacen("TUlMTFB", "TUlMTFA", 1);
+        assert_ne!(wrong, text);
+        let mut wrong: AppendedEntries = serde_json::from_str(&wrong).unwrap();
+        assert!(wrong.take_passed("c", 2).is_empty());
+    }
 }

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::apply::apply;
 use super::local::{self, blocking};
+use super::offered::OfferedEntries;
 use super::services::NodeServices;
 use super::snapshot::{self, SnapshotState};
 use crate::types::{CollectionRecord, ShardKey};
@@ -22,6 +23,9 @@ use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// Time that a read waits for the entry that it needs before it has the log read: a writer passes
+/// entries on a moment after it acknowledges them.
+const PASSED_WAIT: Duration = Duration::from_millis(10);
 /// Pause after a failure: from this, doubled each time,
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// up to this.
@@ -37,6 +41,8 @@ pub(super) struct HolderState {
     looks_done: watch::Sender<u64>,
     /// Wakes the follower before its next poll.
     wake: Notify,
+    /// Entries that their writer passed on.
+    pub(super) offered: OfferedEntries,
     /// True once the end of the log was reached, until the local collection is replaced.
     caught_up: AtomicBool,
     /// Grows when the local collection is opened again.
@@ -62,6 +68,7 @@ impl Holder {
             looks_wanted: AtomicU64::new(0),
             looks_done: watch::Sender::new(0),
             wake: Notify::new(),
+            offered: OfferedEntries::default(),
             caught_up: AtomicBool::new(false),
             generation: AtomicU64::new(0),
         });
@@ -120,10 +127,19 @@ impl HolderState {
     /// # Errors
     /// `Unavailable` with a retry delay at `deadline`.
     pub(super) async fn wait_applied(&self, entry: EntryNumber, deadline: Instant) -> Result<()> {
-        self.announce(entry);
         let mut applied = self.applied.subscribe();
+        let reached = tokio::time::timeout(PASSED_WAIT, applied.wait_for(|next| *next > entry));
+        if reached.await.is_ok() {
+            return Ok(());
+        }
+        self.announce(entry);
         let reached = applied.wait_for(|next| *next > entry);
         settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+
+    /// Returns true if requests wait for a look for the end of the log.
+    fn wants_look(&self) -> bool {
+        self.looks_wanted.load(Ordering::Acquire) > *self.looks_done.borrow()
     }
 
     /// Waits until all that was acknowledged before this call is applied: looks for the end of the
@@ -156,6 +172,13 @@ struct ShardFollower {
     log: ShardLog,
     state: Arc<HolderState>,
     snapshots: SnapshotState,
+}
+
+/// A step of the follower.
+struct NextStep {
+    step: FollowStep,
+    /// True if its entry was passed on by the writer.
+    passed: bool,
 }
 
 /// Progress of a follower since it opened the local collection.
@@ -198,7 +221,7 @@ impl ShardFollower {
                 return Err(Error::unavailable("the local collection was replaced"));
             }
             let look = self.state.looks_wanted.load(Ordering::Acquire);
-            let step = match follower.next().await {
+            let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
                 // The store may be down or refuse a key, or an entry is damaged. What is applied is
                 // served on.
@@ -220,12 +243,15 @@ impl ShardFollower {
                     progress.position = follower.position();
                     self.state.applied.send_replace(number.plus(1));
                     self.work_between(&mut progress).await?;
+                    // Entries that are passed on need no look for the end.
+                    if passed && self.state.is_caught_up() && !self.state.wants_look() {
+                        self.rest(number.plus(1)).await;
+                    }
                 }
                 FollowStep::End => {
                     self.reached_end(look);
                     self.work_between(&mut progress).await?;
-                    let woken = self.state.wake.notified();
-                    let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
+                    self.rest(follower.position().next).await;
                 }
                 FollowStep::Removed(floor) => {
                     return Err(Error::unavailable(format!(
@@ -235,6 +261,34 @@ impl ShardFollower {
                 }
             }
         }
+    }
+
+    /// Returns the next step: an entry that was passed on, or what the log has.
+    async fn next_step(&self, follower: &mut LogFollower) -> Result<NextStep> {
+        let next = follower.position().next;
+        let mut passed = false;
+        loop {
+            if let Some(entry) = self.state.offered.take(next) {
+                passed |= follower.offer(next, entry);
+            }
+            // A read that is dropped costs one request to the store. The position stays.
+            tokio::select! {
+                biased;
+                step = follower.next() => return step.map(|step| NextStep { step, passed }),
+                () = self.state.offered.has(next) => {}
+            }
+        }
+    }
+
+    /// Waits for a wake, the entry `next`, or the time of the next poll.
+    async fn rest(&self, next: EntryNumber) {
+        let woken = async {
+            tokio::select! {
+                () = self.state.wake.notified() => {}
+                () = self.state.offered.has(next) => {}
+            }
+        };
+        let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
     }
 
     async fn apply(&self, named: &Arc<NamedCollection>, batch: &cluster_log::Batch) -> Result<()> {

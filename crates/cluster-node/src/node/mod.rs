@@ -9,6 +9,7 @@ mod hints;
 mod holder;
 pub(crate) mod image_endpoints;
 mod local;
+mod offered;
 mod ownership;
 mod placement;
 mod services;

@@ -97,9 +97,7 @@ impl OwnedShards {
             let owner = view.owners.get(key).map(|owner| owner.node.clone());
             return Ok(WriteOutcome::Elsewhere(owner.filter(|name| *name != self.services.name)));
         };
-        let entry = writer.write(operations, deadline).await?;
-        self.hints.appended(key, entry);
-        Ok(WriteOutcome::Appended(entry))
+        Ok(WriteOutcome::Appended(writer.write(operations, deadline).await?))
     }
 
     /// Takes and gives up shards until the task is dropped.
@@ -221,7 +219,10 @@ impl OwnedShards {
             return;
         }
         let log = ShardLog::new(&self.services.place, &key);
-        let writer = ShardWriter::start(log, epoch, WriterOptions::default());
+        let (hints, hinted) = (self.hints.clone(), key.clone());
+        let on_entry = move |number, entry| hints.appended(&hinted, number, &entry);
+        let options = WriterOptions::default();
+        let writer = ShardWriter::start_watched(log, epoch, options, Box::new(on_entry));
         tracing::info!(shard = %key, epoch = epoch.0, "this node writes the log");
         let (watched, lost, lost_key) = (writer.clone(), self.lost.clone(), key.clone());
         let watch = tokio::spawn(async move {

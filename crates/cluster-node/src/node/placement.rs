@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{CopyNeed, EntryNumber, UNNEEDED_STAYS, UnneededTimer};
+use cluster::{CopyNeed, EntryNumber, LogEntry, UNNEEDED_STAYS, UnneededTimer};
+use cluster_log::Batch;
 use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
@@ -59,10 +60,18 @@ impl HeldShards {
         self.held.lock().get(key).map(|held| held.holder.state.clone())
     }
 
-    /// Tells the follower of a shard that a writer has appended an entry.
-    pub(super) fn announce(&self, key: &ShardKey, entry: EntryNumber) {
-        if let Some(state) = self.find(key) {
-            state.announce(entry);
+    /// Tells the follower of a shard that a writer has appended `newest`, and gives it the entries
+    /// that the writer passed on.
+    pub(super) fn appended(
+        &self,
+        key: &ShardKey,
+        newest: EntryNumber,
+        passed: impl Iterator<Item = (EntryNumber, LogEntry<Batch>)>,
+    ) {
+        if let Some(state) = self.find(key)
+            && !state.offered.add(newest, passed)
+        {
+            state.announce(newest);
         }
     }
 
