@@ -60,7 +60,7 @@ async fn an_offered_entry_is_not_read() {
         panic!("the entry counts");
     };
     assert_eq!((number, line.gets.load(Ordering::Relaxed)), (EntryNumber(1), 0));
-    // Entries of an older owner do not count, wherever they come from.
+    // Entries of an older owner do not count, passed on or read.
     assert!(follower.offer(EntryNumber(2), writes(1, &["late"])));
     let step = follower.next().await.unwrap();
     assert_eq!(step, FollowStep::Entry { number: EntryNumber(2), batch: None });
