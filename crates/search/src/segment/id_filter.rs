@@ -8,6 +8,8 @@
 //! Bloom Filters", 2007, in the form of Apache Parquet's BloomFilter.md. At 8 bits a row, 2 to 3 %
 //! of other ids pass.
 
+use std::ops::RangeInclusive;
+
 /// Rows of a block of 256 bits.
 const BLOCK_ROWS: usize = 32;
 /// Odd factors that choose a bit in each word of a block. From Apache Parquet's BloomFilter.md.
@@ -30,13 +32,18 @@ struct Block([u32; 8]);
 /// Filter of a set of ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IdFilter {
+    /// Smallest and largest id. New ids are often numbers above those of all segments.
+    range: RangeInclusive<u64>,
     blocks: Vec<Block>,
 }
 
 impl IdFilter {
     /// Creates the filter of the ids.
     pub(super) fn new(ids: &[u64]) -> IdFilter {
-        let mut filter = IdFilter { blocks: vec![Block::default(); blocks_of(ids.len())] };
+        let smallest = ids.iter().copied().min().unwrap_or(u64::MAX);
+        let largest = ids.iter().copied().max().unwrap_or(0);
+        let blocks = vec![Block::default(); blocks_of(ids.len())];
+        let mut filter = IdFilter { range: smallest..=largest, blocks };
         for &id in ids {
             let hash = mixed(id);
             let block = filter.block_of(hash);
@@ -49,6 +56,9 @@ impl IdFilter {
 
     /// Returns false if the id is certainly not one of the set.
     pub(super) fn may_have(&self, id: u64) -> bool {
+        if !self.range.contains(&id) {
+            return false;
+        }
         let hash = mixed(id);
         let block = &self.blocks[self.block_of(hash)];
         block.0.iter().zip(masks(hash)).all(|(word, mask)| word & mask != 0)
@@ -107,9 +117,16 @@ mod tests {
             (0..20_000).map(spread).collect(),
         ];
         for ids in &sets {
-            let others = (1 << 40..(1 << 40) + 50_000).chain((50_000..100_000).map(spread));
-            let share = passing(ids, others);
-            assert!((0.005..0.04).contains(&share), "{share}");
+            let (first, last) = (ids.iter().min().unwrap(), ids.iter().max().unwrap());
+            // All lie between the ids of the set.
+            let others = (50_000..100_000).map(|number| first + spread(number) % (last - first));
+            let own: std::collections::HashSet<u64> = ids.iter().copied().collect();
+            let share = passing(ids, others.filter(|id| !own.contains(id)));
+            assert!(
+                ids.len() as u64 == last - first + 1 || (0.005..0.04).contains(&share),
+                "{share}"
+            );
+            assert_eq!(passing(ids, (last + 1)..(last + 1000)), 0.0, "beyond the last");
         }
         assert_eq!(IdFilter::bytes_of(20_000), 20_000);
     }
