@@ -245,7 +245,7 @@ fn spread_images_are_found_as_on_one_server() {
     let filter = "filter=%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22range%22%3A%7B%22lt%22%3A5%7D%7D%5D%7D";
     for query in ["k=8", "k=3&explain=1", "k=2&candidates=4&threshold=9999", filter] {
         for seed in [2, 100] {
-            let path = format!("/v1/images/photos/search?views=0&{query}");
+            let path = format!("/v1/images/photos/search?{query}");
             let alone = served.search(&path, &picture(seed)).good();
             let path = format!("/search?{query}");
             let found = spread.good("POST", &path, Sent::Image(&picture(seed)));
