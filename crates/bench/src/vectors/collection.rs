@@ -16,7 +16,7 @@ use base::{Error, ErrorKind, Result};
 use os::Rate;
 use search::coarse::Metric;
 use search::codes::CodesPlace;
-use search::collection::{CollectionQuery, QueryHits, SearchThread};
+use search::collection::{CollectionQuery, Merging, QueryHits, SearchThread};
 use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,8 @@ pub(super) struct CollectionPlan<'a> {
     pub(super) build_threads: usize,
     /// Numbers of search threads to measure.
     pub(super) threads: Vec<usize>,
+    /// Segments of similar size that are merged into one.
+    pub(super) merge_segments: usize,
     /// Keep what [`FilledCollection::file`] names, and read it instead of filling.
     pub(super) keep: bool,
 }
@@ -146,6 +148,7 @@ pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Resul
         codes: args.codes.place(),
         build_threads: args.threads,
         threads,
+        merge_segments: args.merge_segments as usize,
         keep: args.keep,
     };
     let figures = measure(&plan, &|line| println!("{line}"));
@@ -288,6 +291,7 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
         codes: plan.codes,
         build_threads: plan.build_threads,
         background_rate: Rate::unlimited(),
+        merging: Merging { fan_in: plan.merge_segments, ..Merging::default() },
         ..RegistryOptions::new(plan.directory)
     })?;
     match registry.wait_open(SETTLE_MAX) {

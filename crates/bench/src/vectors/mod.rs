@@ -89,6 +89,9 @@ pub struct VectorsArgs {
     /// that was interrupted is continued
     #[arg(long, requires = "dir")]
     pub keep: bool,
+    /// Segments of similar size that are merged into one, at least 2; a large number merges none
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "memory", value_parser = clap::value_parser!(u32).range(2..))]
+    pub merge_segments: u32,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
