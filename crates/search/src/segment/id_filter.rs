@@ -111,21 +111,15 @@ mod tests {
     #[test]
     fn few_other_ids_pass() {
         let spread = |number: u64| mixed(number ^ 0x1234_5678_9abc) | 1 << 63;
-        let sets: [Vec<u64>; 3] = [
-            (0..20_000).collect(),
-            (0..20_000).map(|number| number * 1024).collect(),
-            (0..20_000).map(spread).collect(),
-        ];
+        let sets: [Vec<u64>; 2] =
+            [(0..20_000).map(|number| number * 1024).collect(), (0..20_000).map(spread).collect()];
         for ids in &sets {
             let (first, last) = (ids.iter().min().unwrap(), ids.iter().max().unwrap());
             // All lie between the ids of the set.
             let others = (50_000..100_000).map(|number| first + spread(number) % (last - first));
             let own: std::collections::HashSet<u64> = ids.iter().copied().collect();
             let share = passing(ids, others.filter(|id| !own.contains(id)));
-            assert!(
-                ids.len() as u64 == last - first + 1 || (0.005..0.04).contains(&share),
-                "{share}"
-            );
+            assert!((0.005..0.04).contains(&share), "{share}");
             assert_eq!(passing(ids, (last + 1)..(last + 1000)), 0.0, "beyond the last");
         }
         assert_eq!(IdFilter::bytes_of(20_000), 20_000);

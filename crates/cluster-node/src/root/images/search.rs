@@ -61,18 +61,25 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
         RootQueryImage::Point(id) => (extraction::of_point(context, &target, id).await?, None),
     };
     let started = Instant::now();
-    let found = rounds::run(context, &target, &query, &plan).await?;
+    let mut found = rounds::run(context, &target, &query, &plan).await?;
     let took = started.elapsed();
     observe(context, "search", took);
     let mut further = ViewsAnswer::default();
-    if let Some(file) = file.filter(|_| views)
-        && merge::accepted(&found.results, plan.threshold)?.hits.is_empty()
-    {
-        further = ViewSearch { context, target: &target, plan: &plan }.run(&file, &query).await;
-        observe(context, "views", further.took);
+    let bytes: usize = found.results.values().map(|result| result.get().len()).sum();
+    if let Some(file) = file.filter(|_| views) {
+        let threshold = plan.threshold;
+        let read = move || {
+            let accepted = merge::accepted(&found.results, threshold)?;
+            Ok((found, accepted.hits.is_empty()))
+        };
+        let none_accepted;
+        (found, none_accepted) = context.compute(bytes, read).await?;
+        if none_accepted {
+            further = ViewSearch { context, target: &target, plan: &plan }.run(&file, &query).await;
+            observe(context, "views", further.took);
+        }
     }
     let order = plan.order(target.settings.kind);
-    let bytes = found.results.values().map(|result| result.get().len()).sum();
     let merge = move || merged(found, &further, &query, order, plan.k, took);
     let MergedSearch { text, found } = context.compute(bytes, merge).await?;
     reply::reserved(text, found.reservation, &context.state.requests)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use api_images::{ExtractedQuery, ExtractedView, ImageKind, view_steps};
 use base::{Error, Result};
 use bytes::Bytes;
+use transport::Reservation;
 
 use super::super::call::RootContext;
 use super::extraction;
@@ -23,6 +24,8 @@ pub(super) struct ViewsAnswer {
     /// True if hits may be missing.
     pub(super) partial: bool,
     pub(super) took: Duration,
+    /// Bytes of the answers with these hits.
+    reservations: Vec<Reservation>,
 }
 
 /// A search for the views of one photograph.
@@ -76,9 +79,15 @@ impl ViewSearch<'_> {
             let answer = rounds::run(self.context, self.target, &query, &plan).await?;
             found.searched += 1;
             found.partial |= answer.partial || !answer.coverage.is_whole();
-            let accepted = merge::accepted(&answer.results, self.plan.threshold)?;
+            let (results, threshold) = (answer.results, self.plan.threshold);
+            let bytes = results.values().map(|result| result.get().len()).sum();
+            let read = move || merge::accepted(&results, threshold);
+            let accepted = self.context.compute(bytes, read).await?;
             found.partial |= accepted.partial;
-            found.hits.extend(accepted.hits);
+            if !accepted.hits.is_empty() {
+                found.hits.extend(accepted.hits);
+                found.reservations.push(answer.reservation);
+            }
         }
         Ok(())
     }
