@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{Error, Result};
+use cudarc::driver::result::device::get_default_mem_pool;
+use cudarc::driver::result::mem_pool::set_attribute;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
 use cudarc::nvrtc::Ptx;
@@ -19,6 +21,9 @@ const CAPABILITY_MIN: u32 = 61;
 /// Compute capability to compile for if the compiler does not know the device: later devices run
 /// code of earlier ones.
 const CAPABILITY_KNOWN: u32 = 80;
+/// Freed device memory that the driver keeps for the next search, in bytes. Without it, the driver
+/// gives the buffers of a search back to the device at its end and maps them anew for the next.
+const KEPT_BYTES: u64 = 64 << 20;
 /// Most of the free device memory that rows may take, in percent: searches and other programs need
 /// some too.
 const DEVICE_PERCENT_MAX: u64 = 80;
@@ -55,6 +60,8 @@ pub struct Gpu {
     /// Bytes of rows on the device and in pinned memory.
     pub(crate) device_bytes: AtomicU64,
     pub(crate) pinned_bytes: AtomicU64,
+    /// Queries that ran in a search of another thread.
+    pub(crate) joined: AtomicU64,
     /// Set by the first error but a lack of memory: the context survives few errors, so the device
     /// is not used again.
     broken: AtomicBool,
@@ -113,6 +120,7 @@ impl Gpu {
         }
         let attribute = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let processors = context.attribute(attribute).map_err(driver_error)?;
+        keep_freed_memory(&context).map_err(driver_error)?;
         let name = context.name().map_err(driver_error)?;
         Ok(Arc::new(Gpu {
             stream: context.default_stream(),
@@ -122,6 +130,7 @@ impl Gpu {
             processors: usize::try_from(processors).unwrap_or(1).max(1),
             device_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
+            joined: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             name,
             context,
@@ -136,6 +145,11 @@ impl Gpu {
     /// Bytes of rows on the device, and in pinned host memory.
     pub fn bytes(&self) -> (u64, u64) {
         (self.device_bytes.load(Ordering::Relaxed), self.pinned_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Queries that ran in a search of another thread, since the start.
+    pub fn joined(&self) -> u64 {
+        self.joined.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes that rows may still take on the device.
@@ -181,6 +195,22 @@ impl Gpu {
         found
             .map(|(_, function)| function)
             .ok_or_else(|| Error::internal("there is no kernel for this group"))
+    }
+}
+
+/// Lets the driver keep up to [`KEPT_BYTES`] of freed device memory.
+fn keep_freed_memory(context: &CudaContext) -> std::result::Result<(), DriverError> {
+    if !context.has_async_alloc() {
+        // This device has no pool; each buffer is taken from the device and given back.
+        return Ok(());
+    }
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let mut bytes = KEPT_BYTES;
+    // SAFETY: the device is open, its default pool lives as long as the driver, and the attribute
+    // is a 64-bit number.
+    unsafe {
+        let pool = get_default_mem_pool(context.cu_device())?;
+        set_attribute(pool, attribute, (&raw mut bytes).cast())
     }
 }
 

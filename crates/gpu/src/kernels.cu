@@ -1,10 +1,10 @@
 // Brute force over codes with the best rows kept on the way, so that the matrix of scores never exists.
 //
 // A block goes through a part of the rows, a tile of THREADS rows at a time, for a group of queries. Codes and queries
-// come through shared memory, PIECES pieces of 16 bytes at a time; a thread adds up one row for all queries of the
-// group. What beats the k-th best so far is appended to the query's list in shared memory; a list that could overflow
-// with the next tile is sorted and cut to k, which lowers what has to be beaten. A second kernel merges the lists of
-// all parts.
+// come through shared memory, PIECES pieces of 16 bytes at a time, read into registers while the pieces before are added
+// up; a thread adds up one row for all queries of the group. What beats the k-th best so far is appended to the query's list in shared memory; a list that could overflow
+// with the next tile is sorted and cut to k, which lowers what has to be beaten. A second kernel merges the sorted
+// lists of all parts, best places first, until no list has a better key left.
 //
 // Costs are 64-bit keys: the bits of the float in an order that integers share, above the row. Keys differ from each
 // other, so the result does not depend on who came first: equal costs are in the order of rows.
@@ -65,8 +65,11 @@ __device__ inline void sort(u64* keys, u32 capacity) {
     }
 }
 
-// Sorts a list and keeps its k best; all threads take part, and all appended before the last barrier.
-__device__ inline void cut(u64* keys, u32 capacity, u32* count, u64* threshold, u32 k) {
+// Sorts a list and keeps its k best; all threads take part, and all appended before the last barrier. The list has room
+// for `max(count, k)` rounded up to a power of two. Places up to k that have no key get NONE.
+__device__ inline void cut(u64* keys, u32* count, u64* threshold, u32 k) {
+    u32 capacity = 2;
+    while (capacity < *count || capacity < k) capacity <<= 1;
     for (u32 at = *count + threadIdx.x; at < capacity; at += THREADS) keys[at] = NONE;
     __syncthreads();
     sort(keys, capacity);
@@ -114,21 +117,39 @@ struct Bfloats {
     static __device__ inline float product(Sum sum, const float*, const float*, u32, u32) { return sum; }
 };
 
-// Brings pieces `start..start + width` of the tile's rows and of the group's queries into shared memory.
+// Pieces of the tile's rows that a thread brings: THREADS threads bring PIECES pieces of THREADS rows.
+struct Pieces {
+    uint4 own[PIECES];
+};
+
+// Reads pieces `start..start + PIECES` of the rows of a tile; what is outside of the rows is zero. All reads are issued
+// before the first is waited for.
+__device__ inline void read(const Shape& shape, const uint4* codes, u32 first_row, u32 start, Pieces& pieces) {
+    u32 piece = threadIdx.x % PIECES;
+#pragma unroll
+    for (u32 at = 0; at < PIECES; ++at) {
+        u32 row = first_row + (threadIdx.x + at * THREADS) / PIECES;
+        bool there = row < shape.rows && start + piece < shape.row_pieces;
+        uint4 nothing = {0, 0, 0, 0};
+        pieces.own[at] = there ? codes[(u64)row * shape.row_pieces + start + piece] : nothing;
+    }
+}
+
+// Puts the pieces of this thread into the tile.
+__device__ inline void put(const Pieces& pieces, uint4* tile) {
+    u32 piece = threadIdx.x % PIECES;
+#pragma unroll
+    for (u32 at = 0; at < PIECES; ++at) {
+        tile[(threadIdx.x + at * THREADS) / PIECES * TILE_STRIDE + piece] = pieces.own[at];
+    }
+}
+
+// Brings pieces `start..start + width` of the group's queries into shared memory.
 template <class Coding, int QUERIES>
 __device__ inline void fetch(
-    const Shape& shape, const uint4* codes, const uint4* queries, u32 first_row, u32 first_query, u32 start, u32 width,
-    uint4* tile, uint4* group
+    const Shape& shape, const uint4* queries, u32 first_query, u32 start, u32 width, uint4* group
 ) {
     uint4 nothing = {0, 0, 0, 0};
-    for (u32 at = threadIdx.x; at < THREADS * PIECES; at += THREADS) {
-        u32 row = at / PIECES, piece = at % PIECES;
-        if (piece < width) {
-            bool there = first_row + row < shape.rows;
-            u64 from = (u64)(first_row + row) * shape.row_pieces + start + piece;
-            tile[row * TILE_STRIDE + piece] = there ? codes[from] : nothing;
-        }
-    }
     for (u32 at = threadIdx.x; at < QUERIES * PIECES * Coding::WIDTH; at += THREADS) {
         u32 query = at / (PIECES * Coding::WIDTH), piece = at % (PIECES * Coding::WIDTH);
         if (piece < width * Coding::WIDTH) {
@@ -159,16 +180,23 @@ __device__ inline void rank(
     u32 tiles = (shape.rows + THREADS - 1) / THREADS;
     u32 first_tile = blockIdx.x * shape.tiles_per_part;
     u32 last_tile = min(tiles, first_tile + shape.tiles_per_part);
+    Pieces next;
+    read(shape, codes, first_tile * THREADS, 0, next);
     for (u32 at = first_tile; at < last_tile; ++at) {
         typename Coding::Sum sums[QUERIES] = {};
         for (u32 start = 0; start < shape.row_pieces; start += PIECES) {
             u32 width = min((u32)PIECES, shape.row_pieces - start);
             // What was there before may still be read.
             __syncthreads();
-            fetch<Coding, QUERIES>(
-                shape, codes, queries, at * THREADS, first_query, start, width, tile, group
-            );
+            put(next, tile);
+            fetch<Coding, QUERIES>(shape, queries, first_query, start, width, group);
             __syncthreads();
+            // The next pieces are on their way while these are added up.
+            bool same_tile = start + PIECES < shape.row_pieces;
+            if (same_tile || at + 1 < last_tile) {
+                u32 next_tile = same_tile ? at : at + 1;
+                read(shape, codes, next_tile * THREADS, same_tile ? start + PIECES : 0, next);
+            }
             for (u32 piece = 0; piece < width; ++piece) {
                 uint4 code = tile[threadIdx.x * TILE_STRIDE + piece];
 #pragma unroll
@@ -194,39 +222,55 @@ __device__ inline void rank(
         __syncthreads();
         for (u32 query = 0; query < QUERIES; ++query) {
             if (counts[query] > CAPACITY - THREADS) {
-                cut(keys + query * CAPACITY, CAPACITY, &counts[query], &thresholds[query], shape.k);
+                cut(keys + query * CAPACITY, &counts[query], &thresholds[query], shape.k);
             }
         }
     }
     __syncthreads();
     for (u32 query = 0; query < QUERIES && first_query + query < shape.queries; ++query) {
-        cut(keys + query * CAPACITY, CAPACITY, &counts[query], &thresholds[query], shape.k);
+        cut(keys + query * CAPACITY, &counts[query], &thresholds[query], shape.k);
         u64* list = out + ((u64)(first_query + query) * gridDim.x + blockIdx.x) * shape.k;
         for (u32 place = threadIdx.x; place < shape.k; place += THREADS) list[place] = keys[query * CAPACITY + place];
     }
 }
 
-// The k best of `listed` keys of query `blockIdx.x`.
-extern "C" __global__ void __launch_bounds__(THREADS) merge_lists(const u64* lists, u32 listed, u32 k, u64* out) {
+// The k best of query `blockIdx.x`: it has `parts` sorted lists of k keys.
+//
+// Keys are read place by place, the first of every list, then the second, because the first places have the best keys
+// and lower what has to be beaten. If no list beats it at one place, none does behind it.
+extern "C" __global__ void __launch_bounds__(THREADS) merge_lists(const u64* lists, u32 parts, u32 k, u64* out) {
     __shared__ u64 keys[PLACES];
     __shared__ u64 threshold;
     __shared__ u32 count;
+    __shared__ u32 beaten;
     if (threadIdx.x == 0) {
         count = 0;
         threshold = NONE;
     }
-    __syncthreads();
-    const u64* own = lists + (u64)blockIdx.x * listed;
-    for (u32 start = 0; start < listed; start += THREADS) {
-        u32 at = start + threadIdx.x;
-        if (at < listed && own[at] < threshold) keys[atomicAdd(&count, 1u)] = own[at];
+    const u64* own = lists + (u64)blockIdx.x * parts * k;
+    for (u32 place = 0; place < k; ++place) {
+        if (threadIdx.x == 0) beaten = 0;
         __syncthreads();
-        // Everybody has to see the same count before anybody appends again.
-        bool full = count > PLACES - THREADS;
+        for (u32 start = 0; start < parts; start += THREADS) {
+            u32 part = start + threadIdx.x;
+            u64 key = part < parts ? own[(u64)part * k + place] : NONE;
+            if (key < threshold) {
+                keys[atomicAdd(&count, 1u)] = key;
+                beaten = 1;
+            }
+            __syncthreads();
+            // Everybody has to see the same count before anybody appends again.
+            bool full = count > PLACES - THREADS;
+            __syncthreads();
+            if (full) cut(keys, &count, &threshold, k);
+        }
+        // Sorting costs more than keys that are appended in vain, unless there are many.
+        bool last = !beaten, many = count >= k + k / 4;
         __syncthreads();
-        if (full) cut(keys, PLACES, &count, &threshold, k);
+        if (last) break;
+        if (many) cut(keys, &count, &threshold, k);
     }
-    cut(keys, PLACES, &count, &threshold, k);
+    cut(keys, &count, &threshold, k);
     for (u32 place = threadIdx.x; place < k; place += THREADS) out[(u64)blockIdx.x * k + place] = keys[place];
 }
 

@@ -12,6 +12,7 @@
 mod device;
 mod nvrtc;
 mod plan;
+mod queue;
 mod rows;
 
 pub use device::{Gpu, GpuOptions};

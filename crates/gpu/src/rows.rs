@@ -10,6 +10,7 @@ use cudarc::driver::{
 
 use crate::device::{Gpu, driver_error};
 use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, ROWS_MAX, SearchPlan, TILE_ROWS, parts};
+use crate::queue::{QueryBatch, SearchQueue};
 
 /// Bytes prepared on the host per transfer if rows must be widened.
 const STAGING_BYTES: usize = 16 << 20;
@@ -81,6 +82,7 @@ pub struct DeviceRows {
     dims: usize,
     rows: usize,
     bytes: u64,
+    queue: SearchQueue,
 }
 
 /// `Shape` in `kernels.cu`.
@@ -245,6 +247,7 @@ impl Gpu {
             dims: rows.dims,
             rows: count,
             bytes,
+            queue: SearchQueue::default(),
         })
     }
 
@@ -310,7 +313,8 @@ impl DeviceRows {
 
     /// Returns the `k` rows of least cost for each query, best first, equal costs by row; fewer if
     /// fewer are allowed or have a finite cost. Row `r` is allowed if bit `r % 64` of word `r / 64`
-    /// of `allowed` is set; `None` allows all.
+    /// of `allowed` is set; `None` allows all. Searches of other threads that come while one runs
+    /// and allow all rows share their pass over the codes.
     ///
     /// # Errors
     /// `InvalidArgument` if queries or the bitmap do not fit the rows, or for more than
@@ -331,8 +335,23 @@ impl DeviceRows {
                 self.rows
             )));
         }
-        let plan = SearchPlan::new(self.rows, count, k, self.gpu.processors)?;
-        let found = self.rank(queries, &widened, count, k, allowed, &plan)?;
+        // What it refuses must not fail the searches of other threads.
+        SearchPlan::new(self.rows, count, k, self.gpu.processors)?;
+        let scales = match queries {
+            Queries::Bytes { scales, .. } => scales.to_vec(),
+            Queries::Floats(_) => Vec::new(),
+        };
+        let batch = QueryBatch { count, widened, scales, k };
+        let found = match allowed {
+            Some(words) => self.rank(&batch, Some(words))?,
+            None => self.queue.search(
+                batch,
+                |batch| self.rank(batch, None),
+                |others| {
+                    self.gpu.joined.fetch_add(others as u64, Ordering::Relaxed);
+                },
+            )?,
+        };
         Ok(found
             .chunks_exact(k)
             .map(|keys| keys.iter().map_while(|key| parts(*key)).collect())
@@ -340,26 +359,25 @@ impl DeviceRows {
     }
 
     /// Returns the `count * k` best keys.
-    fn rank(
-        &self,
-        queries: &Queries,
-        widened: &[u8],
-        count: usize,
-        k: usize,
-        allowed: Option<&[u64]>,
-        plan: &SearchPlan,
-    ) -> Result<Vec<u64>> {
+    fn rank(&self, batch: &QueryBatch, allowed: Option<&[u64]>) -> Result<Vec<u64>> {
         let gpu = &self.gpu;
+        let QueryBatch { count, k, .. } = *batch;
+        let plan = SearchPlan::new(self.rows, count, k, gpu.processors)?;
         let failed = |error| gpu.failed(error);
         let stream = &gpu.stream;
-        let scales: &[f32] = if let Queries::Bytes { scales, .. } = queries { scales } else { &[] };
         let mut found = vec![0; count * k];
-        let device_queries = stream.clone_htod(widened).map_err(failed)?;
-        let device_scales =
-            (!scales.is_empty()).then(|| stream.clone_htod(scales)).transpose().map_err(failed)?;
+        let device_queries = stream.clone_htod(&batch.widened).map_err(failed)?;
+        let device_scales = (!batch.scales.is_empty())
+            .then(|| stream.clone_htod(&batch.scales))
+            .transpose()
+            .map_err(failed)?;
         let bitmap = allowed.map(|words| stream.clone_htod(words)).transpose().map_err(failed)?;
-        let lists = stream.alloc_zeros::<u64>(count * plan.parts * k).map_err(failed)?;
-        let best = stream.alloc_zeros::<u64>(count * k).map_err(failed)?;
+        // SAFETY: the kernels below write every key of both buffers before they are read: each block
+        // its `k` keys of each of its queries, then `k` keys a query.
+        let (lists, best) = unsafe {
+            (stream.alloc::<u64>(count * plan.parts * k), stream.alloc::<u64>(count * k))
+        };
+        let (lists, best) = (lists.map_err(failed)?, best.map_err(failed)?);
         // Declared after the buffers, so it goes before them.
         let _synchronized = SynchronizeOnDrop(stream);
         let shape = Shape {
@@ -382,10 +400,11 @@ impl DeviceRows {
         // sizes that the kernel computes from the same shape and the same division (tested against
         // each other), and live until `_synchronized`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
-        let (listed, kept) = ((plan.parts * k) as u32, k as u32);
+        let (lists_each, kept) = (plan.parts as u32, k as u32);
         let mut launch = stream.launch_builder(&gpu.merge);
-        launch.arg(&lists).arg(&listed).arg(&kept).arg(&best);
-        // SAFETY: as above, for merge_lists: `lists` has `listed` keys a query, `best` has `kept`.
+        launch.arg(&lists).arg(&lists_each).arg(&kept).arg(&best);
+        // SAFETY: as above, for merge_lists: `lists` has `lists_each` lists of `kept` keys a
+        // query, each sorted by the kernel before, and `best` has `kept` keys a query.
         unsafe { launch.launch(grid(count, 1)) }.map_err(failed)?;
         stream.memcpy_dtoh(&best, &mut found).map_err(failed)?;
         stream.synchronize().map_err(failed)?;

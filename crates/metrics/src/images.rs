@@ -118,7 +118,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_gpu",
-            "Queries, failures, limits, passes for many rows, and bytes of the coarse stage's GPU",
+            "Queries, those that shared a pass, failures, limits, passes for many rows, and bytes of the coarse stage's GPU",
             self.gpu.clone(),
         );
     }

@@ -160,6 +160,7 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
     level(&images.gpu, "fallbacks", gpu.fallbacks);
     level(&images.gpu, "limited", gpu.limited);
     level(&images.gpu, "passes", gpu.passes);
+    level(&images.gpu, "joined", gpu.joined);
     level(&images.gpu, "device_bytes", gpu.device_bytes);
     level(&images.gpu, "pinned_bytes", gpu.pinned_bytes);
     images.collection.clear();

@@ -156,13 +156,13 @@ static const uint4 *codes, *queries;
 static const float *scales, *squares, *query_scales;
 static const u64* allowed;
 static u64 *lists, *best;
-static u32 listed;
+static u32 lists_each;
 
 template <void (*KERNEL)(Shape, const uint4*, const float*, const float*, const uint4*, const float*, const u64*, u64*)>
 static void ranks() {
     KERNEL(shape, codes, scales, squares, queries, query_scales, allowed, lists);
 }
-static void merges() { merge_lists(lists, listed, shape.k, best); }
+static void merges() { merge_lists(lists, lists_each, shape.k, best); }
 
 static void (*kernel_for(u32 coding, u32 group))() {
     switch (coding * 10 + group) {
@@ -205,7 +205,7 @@ static void run_case() {
             run_block(kernel_for(coding, group));
         }
     }
-    listed = parts * shape.k;
+    lists_each = parts;
     gridDim = {shape.queries, 1, 1};
     for (u32 x = 0; x < shape.queries; ++x) {
         blockIdx = {x, 0, 0};

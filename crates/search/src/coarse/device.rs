@@ -39,6 +39,8 @@ pub struct DeviceCounters {
     pub limited: u64,
     /// Passes over codes for queries for more than [`gpu::K_MAX`] rows.
     pub passes: u64,
+    /// Queries that ran in a search of another thread, with one pass over the codes.
+    pub joined: u64,
     /// Bytes of codes on the GPU.
     pub device_bytes: u64,
     /// Bytes of codes in pinned host memory. Limited by [`gpu::GpuOptions`]; not part of a
@@ -62,12 +64,14 @@ pub fn start(options: &GpuOptions) -> Result<String> {
 
 /// Returns the counts so far.
 pub fn counters() -> DeviceCounters {
-    let (device_bytes, pinned_bytes) = GPU.get().map_or((0, 0), |gpu| gpu.bytes());
+    let gpu = GPU.get();
+    let (device_bytes, pinned_bytes) = gpu.map_or((0, 0), |gpu| gpu.bytes());
     DeviceCounters {
         queries: SEARCHES.load(Ordering::Relaxed),
         fallbacks: FALLBACKS.load(Ordering::Relaxed),
         limited: LIMITED.load(Ordering::Relaxed),
         passes: PASSES.load(Ordering::Relaxed),
+        joined: gpu.map_or(0, |gpu| gpu.joined()),
         device_bytes,
         pinned_bytes,
     }
