@@ -201,6 +201,7 @@ impl Collection {
         let view = SegmentView::new(segment, Arc::new(deletes));
         live.flushed(Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }));
         drop(live);
+        self.count_piled();
         let published = self.publish();
         outlive(&memtable);
         published

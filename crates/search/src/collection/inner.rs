@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -58,6 +58,8 @@ pub struct Collection {
     pub(super) stall: Arc<WriteStall>,
     /// Time from a full memtable to its segment, measured while writers wait.
     pub(super) flush_time: Mutex<Duration>,
+    /// Segments of similar size that wait to be merged.
+    pub(super) piled: AtomicUsize,
     /// True while merging is left to the thread of ordinary priority.
     pub(super) merging_escalated: AtomicBool,
     pub(super) stop: AtomicBool,

@@ -72,6 +72,22 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     None
 }
 
+/// Returns the number of segments of similar size that wait to be merged, of the size with the most
+/// of them. Segments that are too large to be merged do not wait.
+fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
+    let factor = merging.fan_in.max(2) as u32;
+    let mut live: Vec<u32> = sizes
+        .iter()
+        .map(|size| size.live)
+        .filter(|live| live.saturating_mul(factor) <= merging.rows_max)
+        .collect();
+    live.sort_unstable();
+    let similar = |first: usize| {
+        live[first..].iter().take_while(|size| **size / factor <= live[first].max(1)).count()
+    };
+    (0..live.len()).map(similar).max().unwrap_or(0)
+}
+
 /// Returns true if segments of similar size pile up.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
     let piled = Merging { fan_in: BEHIND * merging.fan_in, ..*merging };
@@ -265,6 +281,19 @@ impl Collection {
         Some(self.merge_bytes(rows))
     }
 
+    /// Counts the segments that wait to be merged, after a flush or a merge. None does if the next
+    /// merge has no memory: slower writes would not help it.
+    pub(super) fn count_piled(&self) {
+        let damaged = self.merging.try_lock();
+        let runs = damaged.is_none();
+        let sizes = self.mergeable(&self.state(), damaged.as_deref().unwrap_or(&BTreeSet::new()));
+        let merging = &self.options.merging;
+        let can_go_on =
+            runs || choose(&sizes, merging, self.rows_max(self.budget.free())).is_some();
+        let count = if can_go_on { piled(&sizes, merging) } else { 0 };
+        self.piled.store(count, Ordering::Relaxed);
+    }
+
     /// Returns the segments that can be merged.
     fn mergeable(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Vec<SegmentSize> {
         let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
@@ -391,6 +420,7 @@ impl Collection {
             Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }),
         );
         drop(live);
+        self.count_piled();
         source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
         self.publish()
     }
@@ -436,6 +466,16 @@ mod tests {
         let mut worn = sizes(&[10; 2]);
         worn[0].live = 1;
         assert!(!is_behind(&worn, &Merging::default()));
+    }
+
+    #[test]
+    fn similar_segments_pile_up() {
+        let piled = |live: &[u32]| piled(&sizes(live), &Merging::default());
+        assert_eq!((piled(&[]), piled(&[10])), (0, 1));
+        assert_eq!(piled(&[10, 900, 11, 10, 12]), 4);
+        assert_eq!(piled(&[10, 10, 100, 100, 100, 10_000]), 3);
+        let large = Merging::default().rows_max;
+        assert_eq!(piled(&[large; 9]), 0, "they are never merged");
     }
 
     #[test]

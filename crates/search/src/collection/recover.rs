@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
@@ -90,6 +90,7 @@ impl Collection {
             events: resources.events.clone(),
             stall: resources.stall.clone(),
             flush_time: Mutex::new(Duration::from_secs_f64(first_seconds)),
+            piled: AtomicUsize::new(0),
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),

@@ -71,12 +71,15 @@ impl WriteStall {
         self.0.lock().refused += 1;
     }
 
-    /// Counts a writer that is slowed down and escalates flushes. Returns true if they were not
-    /// escalated before.
-    pub(super) fn record_slowdown(&self) -> bool {
-        let fresh = !self.is_escalated();
+    /// Counts a writer that is slowed down, and escalates flushes if it waits for one. Returns true
+    /// if they were not escalated before.
+    pub(super) fn record_slowdown(&self, waits_for_flush: bool) -> bool {
+        let fresh = waits_for_flush && !self.is_escalated();
         let mut state = self.0.lock();
         state.slowed += 1;
+        if !waits_for_flush {
+            return false;
+        }
         state.until = Some(Instant::now() + ESCALATED_FOR);
         fresh
     }

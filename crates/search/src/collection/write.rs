@@ -1,6 +1,7 @@
 //! Writes: changes go to the log and to memory, and are acknowledged once the log is durable.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
@@ -22,6 +23,16 @@ pub(super) const FROZEN_MAX: usize = 1;
 /// little, because writes are no longer slowed down once the flush is done; if it is too small the
 /// memtable is full before.
 const MARGIN: f64 = 1.5;
+/// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
+/// merged. A query searches each of them, and their centres and ids take memory. Fewer are left to
+/// the time after a bulk load.
+const PILED_MIN: usize = 32;
+/// Further times of a flush in which a memtable may fill, for each `PILED_STEP * fan_in` segments
+/// beyond these.
+const PILED_STEP: usize = 4;
+/// Most further times of a flush. Merging a row until its segment is large takes several times as
+/// long as flushing it.
+const PILED_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
 /// Retry delay for a write that found no room.
@@ -73,8 +84,9 @@ impl Collection {
     }
 
     /// Slows the caller down, for at most one second, while memtables fill faster than they are
-    /// flushed. Many short waits replace one wait of seconds once memory is full. Call this before
-    /// [`Collection::apply`] and before taking a lock.
+    /// flushed, or segments pile up faster than they are merged. Many short waits replace one wait
+    /// of seconds once memory is full. Call this before [`Collection::apply`] and before taking a
+    /// lock.
     pub fn throttle(&self) {
         let give_up_at = Instant::now() + SLOWED_MAX;
         let mut slowed = false;
@@ -87,7 +99,7 @@ impl Collection {
             }
             if !slowed {
                 slowed = true;
-                if self.stall.record_slowdown() {
+                if self.stall.record_slowdown(self.waits_for_flush()) {
                     // The thread of escalated flushes does not know yet.
                     self.events.notify();
                     continue;
@@ -97,16 +109,31 @@ impl Collection {
         }
     }
 
-    /// Returns the earliest time for the next change; `None` if no memtable waits to be flushed.
+    /// Returns true if a memtable waits to be flushed.
+    fn waits_for_flush(&self) -> bool {
+        self.live.lock().state.memtables.len() > FROZEN_MAX
+    }
+
+    /// Returns the earliest time for the next change; `None` if no memtable waits to be flushed and
+    /// few segments wait to be merged.
     fn next_write(&self) -> Option<Instant> {
         let flush_time = *self.flush_time.lock();
+        let piled = self.piled_margin();
         let live = self.live.lock();
-        if live.state.memtables.len() <= FROZEN_MAX {
+        if live.state.memtables.len() <= FROZEN_MAX && piled == 0.0 {
             return None;
         }
         let memtable = live.active();
         let filled = memtable.bytes() as f64 / self.memtable_bytes.max(1) as f64;
-        Some(memtable.begun() + flush_time.mul_f64(MARGIN * filled.min(1.0)))
+        Some(memtable.begun() + flush_time.mul_f64((MARGIN + piled) * filled.min(1.0)))
+    }
+
+    /// Returns the further times of a flush in which a memtable may fill, because segments pile up.
+    fn piled_margin(&self) -> f64 {
+        let fan_in = self.options.merging.fan_in.max(1);
+        let piled = self.piled.load(Ordering::Relaxed);
+        let beyond = piled.saturating_sub(PILED_MIN.saturating_mul(fan_in));
+        (beyond as f64 / (PILED_STEP * fan_in) as f64).min(PILED_MARGIN_MAX)
     }
 
     /// Applies changes in order, to the log and to memory. [`Applied::commit`] makes them durable
@@ -419,5 +446,54 @@ impl Collection {
             self.flush_once(Urgency::Escalated)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use storage::UringMedium;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::collection::{CollectionOptions, Merging, Resources};
+    use crate::rerank::SharedCaches;
+
+    const DIMS: usize = 8;
+    const FAN_IN: usize = 2;
+
+    fn add(collection: &Collection, id: u64) {
+        let point = PointRef { id, embedding: &[1.0; DIMS], record: &[], payload: b"{}" };
+        collection.upsert(point).unwrap();
+    }
+
+    #[test]
+    fn writes_wait_for_merges_that_are_far_behind() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+        let resources =
+            Resources::new(MemoryBudget::new(64 << 20), 1 << 20, os::Rate::unlimited()).unwrap();
+        let merging = Merging { fan_in: FAN_IN, ..Merging::default() };
+        let options = CollectionOptions { merging, ..CollectionOptions::new(DIMS, Metric::L2) };
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, &resources, shared).unwrap();
+        let most = PILED_MIN * FAN_IN;
+        for id in 0..(most + PILED_STEP * FAN_IN) as u64 {
+            add(&collection, id);
+            let few = id as usize <= most;
+            assert_eq!(collection.next_write().is_none(), few, "{id} segments wait");
+            collection.flush().unwrap();
+        }
+        assert_eq!(collection.piled_margin(), 1.0);
+        *collection.flush_time.lock() = Duration::from_secs(3600);
+        add(&collection, 1 << 20);
+        assert!(collection.next_write().is_some());
+        collection.throttle();
+        let stats = resources.stall_stats();
+        assert_eq!((stats.slowed, stats.escalated), (1, false), "a flush would not help");
+        // A merge makes one of all.
+        assert!(collection.merge().unwrap());
+        assert_eq!((collection.piled_margin(), collection.next_write()), (0.0, None));
+        collection.throttle();
+        assert_eq!(resources.stall_stats().slowed, 1);
     }
 }
