@@ -9,12 +9,13 @@ use crate::filter::RowSet;
 /// If the goal is not reached in this many times the expected lists, the query is far from the
 /// allowed rows.
 const FAR_LISTS: f64 = 1.25;
-/// Part of the expected lists that is nearest to the query. If they hold less than half of the
-/// allowed rows that an uncorrelated filter leaves, the query is far from the allowed rows too.
+/// Part of the expected lists that is nearest to the query, at least one list. If they hold less
+/// than half of the allowed rows that an uncorrelated filter leaves of their rows, the query is far
+/// from the allowed rows too.
 const NEAREST_PART: usize = 8;
-/// Half of the rows that the nearest lists must be expected to hold before they are judged. Fewer
-/// vary too much by chance.
-const NEAREST_ROWS_MIN: usize = 8;
+/// Allowed rows that the nearest lists must be expected to hold before they are judged. Fewer vary
+/// too much by chance.
+const NEAREST_ROWS_MIN: f64 = 16.0;
 /// Factor of the goal for such a query. Its nearest rows are about equally far away and therefore
 /// spread over more lists.
 pub(super) const FAR_ROWS: usize = 8;
@@ -53,27 +54,27 @@ impl FilteredProbes {
         allow: &RowSet,
     ) -> bool {
         let expected = (self.lists as f64 * FAR_LISTS) as usize;
-        let nearest = self.lists / NEAREST_PART;
-        let least = self.rows * nearest / self.lists.max(1) / 2;
-        let mut goal = self.rows;
-        let mut seen = 0;
-        let mut looked = 0;
+        let nearest = (self.lists / NEAREST_PART).max(1);
+        let share = f64::from(allow.count()) / f64::from(allow.rows().max(1));
+        let (mut goal, mut looked) = (self.rows, 0);
+        let (mut seen, mut seen_of) = (0, 0);
         near.retain(|(_, cluster)| {
             if seen >= goal {
                 return false;
             }
-            let is_far = looked == nearest && least >= NEAREST_ROWS_MIN && seen < least;
+            let left = share * f64::from(seen_of);
+            let is_far =
+                looked == nearest && left >= NEAREST_ROWS_MIN && (seen as f64) < left / 2.0;
             if goal == self.rows && (is_far || looked == expected) {
                 let far = (goal * FAR_ROWS).max(FAR_ROWS_MIN);
                 goal = far.min(allow.count() as usize);
             }
             looked += 1;
             let cluster = *cluster as usize;
-            let rows = match starts.get(cluster..cluster + 2) {
-                Some(&[first, end]) => allow.count_within(first, end),
-                _ => 0,
-            };
+            let Some(&[first, end]) = starts.get(cluster..cluster + 2) else { return false };
+            let rows = allow.count_within(first, end);
             seen += rows as usize;
+            seen_of += end - first;
             rows > 0
         });
         seen >= goal
@@ -103,6 +104,21 @@ mod tests {
             choose(FilteredProbes { rows: 51, lists: 10 }, &near),
             (vec![0, 1, 2, 3, 4], false)
         );
+    }
+
+    #[test]
+    fn one_near_list_is_enough_to_see_that_rows_are_far() {
+        // Ten lists of 40 rows; the nearest one is excluded, and half of the others.
+        let starts: Vec<u32> = (0..=10).map(|list| list * 40).collect();
+        let even = RowSet::from_rows(400, (0..400).filter(|row| row / 40 % 2 == 1));
+        let chosen = |allow: &RowSet| {
+            let mut near: Vec<(f32, u32)> = (0..10).map(|list| (list as f32, list)).collect();
+            let enough = FilteredProbes { rows: 40, lists: 2 }.choose(&mut near, &starts, allow);
+            (near.iter().map(|(_, list)| *list).collect::<Vec<u32>>(), enough)
+        };
+        assert_eq!(chosen(&even), (vec![1, 3, 5, 7, 9], true));
+        let half = RowSet::from_rows(400, (0..400).filter(|row| row % 2 == 1));
+        assert_eq!(chosen(&half), (vec![0, 1], true), "not correlated");
     }
 
     #[test]
