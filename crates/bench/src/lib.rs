@@ -24,6 +24,7 @@ mod plot;
 mod python;
 mod report;
 pub mod rollout;
+mod settle;
 pub mod slow;
 pub mod soak;
 pub mod swap;

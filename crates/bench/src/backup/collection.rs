@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use base::{Error, Result};
 use search::coarse::Metric;
@@ -25,8 +24,6 @@ const BATCH: u64 = 200;
 const HITS: usize = 10;
 /// Share of the points that change before the second backup: one in this many.
 const CHANGED_EVERY: u64 = 100;
-/// Time without a new merge after which merges have ended.
-const SETTLED: Duration = Duration::from_secs(10);
 
 /// Opens the collections in `directory` as the server does.
 pub(super) fn open(directory: &Path) -> Result<Arc<Registry>> {
@@ -100,22 +97,6 @@ pub(super) fn change(named: &NamedCollection, args: &BackupBenchArgs) -> Result<
     let count = args.rows / CHANGED_EVERY;
     let ids: Vec<u64> = (0..count).map(|_| random.bits() % args.rows).collect();
     put(named, args, ids.into_iter(), 1)
-}
-
-/// Flushes, and waits until merges have ended. Returns the number of segments.
-pub(super) fn settle(named: &NamedCollection) -> Result<usize> {
-    named.collection().flush()?;
-    let state = || {
-        let status = named.collection().status();
-        (status.segments.len(), status.flushes, status.merges)
-    };
-    loop {
-        let before = state();
-        std::thread::sleep(SETTLED);
-        if state() == before {
-            return Ok(before.0);
-        }
-    }
 }
 
 /// Returns ids and scores of the nearest points of query number `query`.

@@ -20,6 +20,7 @@ use os::{Pacer, Rate};
 use search::registry::{NamedCollection, Registry};
 
 use crate::report::BenchReport as _;
+use crate::settle::flush_and_settle;
 use collection::COLLECTION;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
@@ -167,13 +168,13 @@ fn measure(
     let registry = collection::open(&directory.join("collections"))?;
     progress.line(&format!("writing {} points", args.rows));
     let named = collection::fill(&registry, args, args.rows)?;
-    let segments = collection::settle(&named)?;
+    let segments = flush_and_settle(&named)?;
     progress.line(&format!("{segments} segments; backing up"));
     let store = RunStore::open(&directory.join("store"), Rate::per_second(RATE))?;
     let first = store.back_up(&named, BackupExtent::Missing)?;
     let latency = latency::measure(args, &registry, &named, directory, progress)?;
     collection::change(&named, args)?;
-    collection::settle(&named)?;
+    flush_and_settle(&named)?;
     let second = store.back_up(&named, BackupExtent::Missing)?;
     progress.line("restoring");
     let restored = restore(args, &registry, &named, &store)?;

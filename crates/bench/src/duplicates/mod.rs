@@ -19,6 +19,7 @@ use search::registry::{
 use serde::Serialize;
 
 use crate::report::BenchReport;
+use crate::settle::flush_and_settle;
 use data::DuplicateData;
 use loadgen::BenchEnv;
 use loadgen::machine::{NoiseWatch, RunContext, rss_kb_of};
@@ -32,8 +33,8 @@ const WRITE_POINTS: u64 = 256;
 const ROWS_MAX: u64 = 20_000_000;
 /// Interval between two looks at memory and progress.
 const WATCH: Duration = Duration::from_millis(200);
-/// Longest wait for merges after the last write.
-const MERGE_WAIT_MAX: Duration = Duration::from_secs(3600);
+/// Longest wait until the collection is open.
+const OPEN_WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// Find planted copies in a large collection.
 ///
@@ -149,7 +150,8 @@ pub fn run(args: &BenchDuplicatesArgs, env: &BenchEnv) -> Result<()> {
     let began = Instant::now();
     let open_once = open(&folder, args, &data)?;
     fill(&open_once.named, &data, &progress)?;
-    settle(&open_once.named, &progress)?;
+    progress.say("merging");
+    flush_and_settle(&open_once.named)?;
     let build_seconds = began.elapsed().as_secs_f64();
     drop(open_once);
     // Opened anew, so that the memory of building it does not count.
@@ -186,7 +188,7 @@ fn open(
         background_rate: os::Rate::unlimited(),
         ..RegistryOptions::new(folder)
     })?;
-    if !registry.wait_open(MERGE_WAIT_MAX) {
+    if !registry.wait_open(OPEN_WAIT_MAX) {
         return Err(Error::unavailable("the collection was not opened in time"));
     }
     let name = format!("duplicates-{}-{}-{}", data.rows, data.dims, data.seed);
@@ -220,20 +222,6 @@ fn fill(named: &NamedCollection, data: &DuplicateData, progress: &StepProgress) 
             .collect();
         named.upsert(&new)?;
         progress.at(first, data.rows);
-    }
-    Ok(())
-}
-
-/// Flushes, and merges until no merge is due.
-fn settle(named: &NamedCollection, progress: &StepProgress) -> Result<()> {
-    progress.say("merging");
-    named.collection().flush()?;
-    let give_up = Instant::now() + MERGE_WAIT_MAX;
-    let mut idle = 0;
-    // The registry's own thread may have a merge in progress.
-    while idle < 5 && Instant::now() < give_up {
-        idle = if named.collection().merge()? { 0 } else { idle + 1 };
-        std::thread::sleep(WATCH);
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::HITS;
 use super::data::{FilterCase, FilterData};
+use crate::settle::flush_and_settle;
 
 /// Rows of one write.
 const BATCH: usize = 1000;
@@ -76,8 +77,7 @@ impl OurCollection {
             });
             named.upsert(&points.collect::<Vec<_>>())?;
         }
-        named.collection().flush()?;
-        while named.collection().merge()? {}
+        flush_and_settle(&named)?;
         let build_s = started.elapsed().as_secs_f64();
         Ok(OurCollection { named, registry, build_s, _folder: folder })
     }

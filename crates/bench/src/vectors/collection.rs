@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
 use crate::report::{BenchReport, read_json};
+use crate::settle::{SETTLE_MAX, flush_and_settle, settle};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
 use loadgen::report::write_json;
@@ -39,9 +40,7 @@ const ROUNDS: usize = 12;
 const BATCH: u64 = 1000;
 /// Hits of a query.
 const HITS: usize = 10;
-/// Longest wait for flushes, merges and the opening of the collection.
-const SETTLE_MAX: Duration = Duration::from_secs(3600);
-/// Time without a flush or merge after which there are none left.
+/// Time without codes that move to memory after which none moves.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Size and limits of the collection.
@@ -343,8 +342,7 @@ fn fill(
             say(&format!("{first} rows written"));
         }
     }
-    named.collection().flush()?;
-    settle(&named)?;
+    flush_and_settle(&named)?;
     Ok(nearest.into_iter().map(|rows| rows.0.into_iter().map(|(_, row)| row).collect()).collect())
 }
 
@@ -368,29 +366,6 @@ fn write(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result<()> {
             outcome => return outcome.map(drop),
         }
     }
-}
-
-fn settle(named: &NamedCollection) -> Result<()> {
-    let deadline = Instant::now() + SETTLE_MAX;
-    let work = || {
-        let status = named.collection().status();
-        (status.flushes, status.merges, status.segments.len())
-    };
-    let mut seen = work();
-    let mut since = Instant::now();
-    // A merge of millions of rows takes minutes, in which a new file grows.
-    while since.elapsed() < SETTLED || named.collection().is_merging() {
-        if Instant::now() > deadline {
-            return Err(Error::deadline("flushes and merges do not end"));
-        }
-        std::thread::sleep(Duration::from_millis(100));
-        let now = work();
-        if now != seen {
-            seen = now;
-            since = Instant::now();
-        }
-    }
-    Ok(())
 }
 
 fn codes_on_medium(named: &NamedCollection) -> u64 {

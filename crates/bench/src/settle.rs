@@ -1,0 +1,48 @@
+//! Waits until the flushes and merges of a collection have ended, so that they are not measured.
+
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use search::registry::NamedCollection;
+
+/// Time without a flush or a merge after which they have ended.
+const QUIET: Duration = Duration::from_secs(3);
+/// Longest wait for flushes and merges.
+pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(3600);
+/// Time between two checks.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// Flushes, and waits as [`settle`] does. Returns the number of segments.
+///
+/// # Errors
+/// As [`settle`], and the errors of a flush.
+pub(crate) fn flush_and_settle(named: &NamedCollection) -> Result<usize> {
+    named.collection().flush()?;
+    settle(named)
+}
+
+/// Waits until the registry's threads have nothing more to flush or to merge. Returns the number
+/// of segments.
+///
+/// # Errors
+/// `DeadlineExceeded` after [`SETTLE_MAX`].
+pub(crate) fn settle(named: &NamedCollection) -> Result<usize> {
+    let deadline = Instant::now() + SETTLE_MAX;
+    let work = || {
+        let status = named.collection().status();
+        (status.flushes, status.merges, status.segments.len())
+    };
+    let (mut seen, mut since) = (work(), Instant::now());
+    // A merge of millions of rows takes minutes, in which a new file grows.
+    while since.elapsed() < QUIET || named.collection().is_merging() {
+        if Instant::now() > deadline {
+            return Err(Error::deadline("flushes and merges do not end"));
+        }
+        std::thread::sleep(CHECK);
+        let now = work();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+    }
+    Ok(seen.2)
+}
