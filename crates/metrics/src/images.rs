@@ -113,7 +113,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_cache",
-            "Caches of records and blocks of the exact stage, and of codes on the medium: lookups, hits, entries added and evicted; reads and bytes of codes",
+            "Caches of records and blocks of the exact stage, of codes on the medium and of payload indexes (index): lookups, hits, entries added and evicted; reads; code_bytes is the memory of codes and indexes",
             self.cache.clone(),
         );
         r.register(

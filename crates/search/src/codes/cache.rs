@@ -1,4 +1,4 @@
-//! Cache of code blocks, in the memory that nothing else uses.
+//! Cache of blocks of codes and of payload indexes, in the memory that nothing else uses.
 //!
 //! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
 //! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
@@ -30,9 +30,18 @@ pub(crate) struct CodeKey {
     pub(crate) offset: u64,
 }
 
-/// Counts of the cache of codes since it was created.
+/// Parts of segments whose blocks are cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockOwner {
+    /// A coarse index.
+    Codes,
+    /// A payload index.
+    Index,
+}
+
+/// Blocks that queries asked for, and reads of missing ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CodeCacheStats {
+pub struct BlockReads {
     /// Blocks that queries asked for.
     pub lookups: u64,
     /// Blocks that were cached.
@@ -41,6 +50,15 @@ pub struct CodeCacheStats {
     pub read_bytes: u64,
     /// Reads from media.
     pub reads: u64,
+}
+
+/// Counts of the cache since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeCacheStats {
+    /// Blocks of codes.
+    pub codes: BlockReads,
+    /// Blocks of payload indexes.
+    pub index: BlockReads,
     /// Blocks evicted.
     pub evicted: u64,
     /// Blocks that were not cached because memory had no room.
@@ -49,7 +67,7 @@ pub struct CodeCacheStats {
     pub bytes: u64,
 }
 
-/// Blocks of codes in memory.
+/// Blocks of codes and of payload indexes in memory.
 #[derive(Debug)]
 pub(crate) struct CodeCache {
     budget: Arc<MemoryBudget>,
@@ -57,12 +75,30 @@ pub(crate) struct CodeCache {
     /// Shard to evict from next.
     next: AtomicUsize,
     bytes: AtomicU64,
+    codes: ReadCounts,
+    index: ReadCounts,
+    evicted: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct ReadCounts {
     lookups: AtomicU64,
     hits: AtomicU64,
     read_bytes: AtomicU64,
     reads: AtomicU64,
-    evicted: AtomicU64,
-    refused: AtomicU64,
+}
+
+impl ReadCounts {
+    fn get(&self) -> BlockReads {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        BlockReads {
+            lookups: load(&self.lookups),
+            hits: load(&self.hits),
+            read_bytes: load(&self.read_bytes),
+            reads: load(&self.reads),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -105,10 +141,8 @@ impl CodeCache {
             shards: Default::default(),
             next: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
-            lookups: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
-            read_bytes: AtomicU64::new(0),
-            reads: AtomicU64::new(0),
+            codes: ReadCounts::default(),
+            index: ReadCounts::default(),
             evicted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         });
@@ -122,14 +156,27 @@ impl CodeCache {
         &self.shards[(mixed >> 60) as usize % SHARDS]
     }
 
+    fn counts(&self, owner: BlockOwner) -> &ReadCounts {
+        match owner {
+            BlockOwner::Codes => &self.codes,
+            BlockOwner::Index => &self.index,
+        }
+    }
+
     /// Returns a cached block.
-    pub(crate) fn get(&self, key: CodeKey) -> Option<Arc<CodeBlock>> {
-        self.lookups.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn get(&self, owner: BlockOwner, key: CodeKey) -> Option<Arc<CodeBlock>> {
+        let counts = self.counts(owner);
+        counts.lookups.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.shard(key).lock();
         let cached = shard.blocks.get_mut(&key)?;
         cached.used = true;
-        self.hits.fetch_add(1, Ordering::Relaxed);
+        counts.hits.fetch_add(1, Ordering::Relaxed);
         Some(cached.block.clone())
+    }
+
+    /// Returns true if a block is cached. Counts nothing.
+    pub(crate) fn has(&self, key: CodeKey) -> bool {
+        self.shard(key).lock().blocks.contains_key(&key)
     }
 
     /// Makes a block of `content`, cached if memory has room or blocks that were not used can make
@@ -189,19 +236,18 @@ impl CodeCache {
     }
 
     /// Counts a read of `bytes` from a medium.
-    pub(crate) fn count_read(&self, bytes: u64) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn count_read(&self, owner: BlockOwner, bytes: u64) {
+        let counts = self.counts(owner);
+        counts.reads.fetch_add(1, Ordering::Relaxed);
+        counts.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Returns the counts.
     pub(crate) fn stats(&self) -> CodeCacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         CodeCacheStats {
-            lookups: load(&self.lookups),
-            hits: load(&self.hits),
-            read_bytes: load(&self.read_bytes),
-            reads: load(&self.reads),
+            codes: self.codes.get(),
+            index: self.index.get(),
             evicted: load(&self.evicted),
             refused: load(&self.refused),
             bytes: load(&self.bytes),
@@ -260,7 +306,10 @@ mod tests {
         drop(more);
         // Blocks go on with the rest.
         cache.put(key(900), content(1));
-        assert!(cache.get(key(900)).is_some() && cache.get(key(0)).is_none());
+        assert!(
+            cache.get(BlockOwner::Codes, key(900)).is_some()
+                && cache.get(BlockOwner::Codes, key(0)).is_none()
+        );
         drop(held);
         cache.forget(7);
         assert_eq!((cache.stats().bytes, budget.stats().used), (0, 0));
@@ -274,12 +323,12 @@ mod tests {
         for round in 0..20 {
             for number in 2..8 {
                 cache.put(key(number), content(number));
-                cache.get(key(number));
+                cache.get(BlockOwner::Codes, key(number));
             }
             cache.put(key(100 + round * 2), content(9));
             cache.put(key(101 + round * 2), content(9));
         }
-        assert!((2..8).all(|number| cache.get(key(number)).is_some()));
+        assert!((2..8).all(|number| cache.get(BlockOwner::Codes, key(number)).is_some()));
         assert!(budget.reserve(budget.stats().limit, "everything").is_err(), "one is in use");
         assert_eq!(pinned.bytes(), [1; 1000]);
         assert_eq!(cache.stats().bytes, 1000 + BLOCK_OVERHEAD);
@@ -314,6 +363,6 @@ mod tests {
         let block = cache.put(key(1), content(5));
         assert_eq!(block.bytes(), [5; 1000]);
         assert_eq!((cache.stats().refused, budget.stats().used), (1, 0));
-        assert!(cache.get(key(1)).is_none());
+        assert!(cache.get(BlockOwner::Codes, key(1)).is_none());
     }
 }

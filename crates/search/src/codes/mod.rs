@@ -11,8 +11,8 @@ use storage::Sealed;
 
 use crate::budget::BudgetReservation;
 
-pub use cache::CodeCacheStats;
-pub(crate) use cache::{CodeCache, CodeKey};
+pub(crate) use cache::{BlockOwner, CodeCache, CodeKey};
+pub use cache::{BlockReads, CodeCacheStats};
 
 /// Place of the codes of a segment's coarse index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

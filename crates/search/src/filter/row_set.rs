@@ -116,14 +116,18 @@ impl RowSet {
 
     /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
     pub fn extend(&mut self, list: impl IntoIterator<Item = u32>) {
-        for row in list {
-            if row < self.rows
-                && let Some(word) = self.words.get_mut(row as usize / 64)
-            {
-                let bit = 1 << (row % 64);
-                self.count += u32::from(*word & bit == 0);
-                *word |= bit;
+        let list = list.into_iter();
+        if list.size_hint().0 >= self.words.len() {
+            // Counting all words once costs less than looking at each row twice.
+            for row in list {
+                if let Some(word) = self.words.get_mut(row as usize / 64) {
+                    *word |= 1 << (row % 64);
+                }
             }
+            self.cut();
+            self.recount();
+        } else {
+            list.for_each(|row| self.insert(row));
         }
     }
 

@@ -62,7 +62,7 @@ impl PayloadIndex {
         let odd = || Error::data_loss("the payload index is cut off");
         let end = section.bytes().checked_sub(TRAILER_BYTES).ok_or_else(odd)?;
         let mut trailer = Vec::new();
-        section.read(file, end, TRAILER_BYTES, &mut trailer)?;
+        section.read_once(file, end, TRAILER_BYTES, &mut trailer)?;
         let (offset, bytes) = decode_trailer(&trailer)?;
         let fits = offset.checked_add(bytes) == Some(end) && bytes <= DIRECTORY_BYTES_MAX as u64;
         if fits { Ok((offset, bytes)) } else { Err(odd()) }
@@ -79,7 +79,7 @@ impl PayloadIndex {
     ) -> Result<PayloadIndex> {
         let (offset, bytes) = PayloadIndex::locate(file, &section)?;
         let mut directory = Vec::new();
-        section.read(file, offset, bytes, &mut directory)?;
+        section.read_once(file, offset, bytes, &mut directory)?;
         let directory = IndexDirectory::decode(&directory, offset)?;
         if directory.rows != rows {
             return Err(Error::data_loss("the payload index belongs to another segment"));

@@ -56,17 +56,18 @@ impl RowSource for Payloads {
 pub(crate) struct TestSegment {
     _directory: tempfile::TempDir,
     medium: Arc<dyn Medium>,
+    cache: Arc<CodeCache>,
     pub(crate) segment: Segment,
 }
 
 const NAME: &str = "segment-000000000001";
 
-fn opened(medium: &dyn Medium) -> Segment {
+fn opened(medium: &dyn Medium) -> (Segment, Arc<CodeCache>) {
     let file: Arc<dyn Sealed> = medium.open(NAME).unwrap();
     let budget = MemoryBudget::new(1 << 30);
     let cache = CodeCache::new(&budget);
     let codes = CodesOptions::new(CodesPlace::Auto, &cache);
-    Segment::open(file, NAME, &budget, &codes).unwrap()
+    (Segment::open(file, NAME, &budget, &codes).unwrap(), cache)
 }
 
 fn segment_of(payloads: Vec<Vec<u8>>) -> TestSegment {
@@ -82,8 +83,8 @@ fn segment_of(payloads: Vec<Vec<u8>>) -> TestSegment {
         index_bytes: memory_bytes(payloads.len() as u64),
     };
     write(&*medium, NAME, &plan, &mut Payloads(payloads), &|_| Ok(())).unwrap();
-    let segment = opened(&*medium);
-    TestSegment { _directory: directory, medium, segment }
+    let (segment, cache) = opened(&*medium);
+    TestSegment { _directory: directory, medium, cache, segment }
 }
 
 pub(crate) fn segment_of_values(payloads: &[Value]) -> TestSegment {
@@ -408,7 +409,7 @@ fn damage_leaves_rows_undecided_and_is_named() {
         let mut bytes = sound.clone();
         bytes[page as usize + 5] ^= 16;
         std::fs::write(&path, &bytes).unwrap();
-        let segment = opened(&*test.medium);
+        let (segment, _) = opened(&*test.medium);
         let undecided: Vec<u32> =
             filters.iter().map(|filter| check(&segment, filter, &payloads)).collect();
         assert!(undecided.iter().all(|rows| [0, 4000].contains(rows)), "{undecided:?}");
@@ -417,4 +418,27 @@ fn damage_leaves_rows_undecided_and_is_named() {
         damaged += u32::from(touched);
     }
     assert!(damaged > 2, "{damaged}");
+}
+
+#[test]
+fn bytes_of_the_index_are_read_once_while_memory_is_free() {
+    let payloads: Vec<Value> =
+        (0..40_000).map(|row| json!({"score": row * 7919 % 40_000})).collect();
+    let TestSegment { segment, cache, .. } = segment_of_values(&payloads);
+    assert_eq!(cache.stats().index.reads, 0, "opening it keeps nothing");
+    check(&segment, &range("score", 0.0, 39_000.0), &payloads);
+    let first = cache.stats();
+    assert!(first.index.reads > 0 && first.bytes >= first.index.read_bytes, "{first:?}");
+    // Two bounds inside of the dictionary that was not read so far.
+    check(&segment, &range("score", 10_000.0, 30_000.0), &payloads);
+    let second = cache.stats();
+    assert!(second.index.reads <= first.index.reads + 2, "{first:?} {second:?}");
+    check(&segment, &range("score", 10_001.0, 30_001.0), &payloads);
+    assert_eq!(
+        cache.stats().index.read_bytes,
+        second.index.read_bytes,
+        "all of it was read before"
+    );
+    drop(segment);
+    assert_eq!(cache.stats().bytes, 0, "a closed segment keeps nothing");
 }

@@ -14,7 +14,7 @@ use storage::{Read, Reader, ReaderOptions, Sealed};
 use super::damage::Damaged;
 use super::file::SegmentContents;
 use crate::coarse::{CodeRange, ReadCodes, is_codes};
-use crate::codes::{CodeBlock, CodeCache, CodeContent, CodeKey};
+use crate::codes::{BlockOwner, CodeBlock, CodeCache, CodeContent, CodeKey};
 
 /// Maximum reads of codes in flight.
 const DEPTH: usize = 64;
@@ -246,7 +246,7 @@ impl<'a> CodeReader<'a> {
     fn arrived(&self, missing: &mut [MissingRange<'_>], read: &CodeRead, bytes: Result<&[u8]>) {
         let (offset, length) = place(missing, read);
         let Some(members) = missing.get_mut(read.members.clone()) else { return };
-        self.codes.cache.count_read(length as u64);
+        self.codes.cache.count_read(BlockOwner::Codes, length as u64);
         match bytes {
             Ok(bytes) => {
                 for (page, bytes) in read.pages.clone().zip(bytes.chunks(PAGE_BYTES)) {
@@ -377,7 +377,7 @@ impl ReadCodes for CodeReader<'_> {
             let mut missing = Vec::new();
             for (at, range) in wanted.iter().enumerate() {
                 let section = self.codes.section(range)?;
-                out.push(self.codes.cache.get(self.key(section, range)));
+                out.push(self.codes.cache.get(BlockOwner::Codes, self.key(section, range)));
                 if out[at].is_none() {
                     let pages = section.pages(range.start, range.bytes);
                     let bytes = vec![0; range.bytes];

@@ -10,6 +10,7 @@ use std::time::Instant;
 use base::{Error, Result};
 use matching::index::EdgeIndex;
 use storage::page::{PAGE_BYTES, RecordPage};
+use storage::superblock::Section;
 use storage::{Reader, Sealed};
 
 use super::codes::{CodeReader, SegmentCodes};
@@ -23,6 +24,7 @@ use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
+use crate::codes::CodeCache;
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
@@ -147,7 +149,15 @@ impl Segment {
         let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
-        let payload_index = open_payload_index(&contents, &*file, &damaged, plan.bytes, &mut held)?;
+        let payload_index = match contents.section(kind::PAYLOAD_INDEX) {
+            Ok(section) => {
+                let (contents, file, damaged) = (&contents, &*file, &damaged);
+                let (cache, others_bytes) = (&options.cache, plan.bytes);
+                OpenPayloadIndex { contents, section, file, damaged, cache, others_bytes }
+                    .open(&mut held)?
+            }
+            Err(_) => None,
+        };
         let section = contents.section(kind::VECTORS)?;
         let checks = contents.checks_of(section)?;
         let in_place = file.in_place().is_some();
@@ -450,33 +460,43 @@ impl Debug for Segment {
     }
 }
 
-/// Opens the payload index if there is one. A damaged index is named and left out, since payloads
-/// answer all its questions. `others_bytes` are the memory of all other parts of the segment.
-fn open_payload_index(
-    contents: &SegmentContents,
-    file: &dyn Sealed,
-    damaged: &Arc<Damaged>,
+/// Parts that a payload index is opened from.
+struct OpenPayloadIndex<'a> {
+    contents: &'a SegmentContents,
+    section: &'a Section,
+    file: &'a dyn Sealed,
+    damaged: &'a Arc<Damaged>,
+    cache: &'a Arc<CodeCache>,
+    /// Memory of all other parts of the segment.
     others_bytes: u64,
-    held: &mut BudgetReservation,
-) -> Result<Option<PayloadIndex>> {
-    let Ok(section) = contents.section(kind::PAYLOAD_INDEX) else { return Ok(None) };
-    let mut open = || {
+}
+
+impl OpenPayloadIndex<'_> {
+    /// Opens the payload index. A damaged one is named and left out, since payloads answer all its
+    /// questions.
+    fn open(&self, held: &mut BudgetReservation) -> Result<Option<PayloadIndex>> {
+        match self.try_open(held) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                let page = self.section.offset / PAGE_BYTES as u64;
+                let _ = self.damaged.page(page, error.message());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn try_open(&self, held: &mut BudgetReservation) -> Result<PayloadIndex> {
+        let OpenPayloadIndex { contents, section, file, .. } = *self;
         let checks = contents.checks_of(section)?;
-        let index = IndexSection::new(section, checks, damaged.clone());
+        let (damaged, cache) = (self.damaged.clone(), self.cache.clone());
+        let index = IndexSection::new(file, section, checks, damaged, cache);
         let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
-        let needed = others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
+        let needed = self.others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
         if needed > held.bytes() {
             held.resize(needed, "opening a payload index")?;
         }
         PayloadIndex::open(file, index, contents.superblock.rows as u32)
-    };
-    match open() {
-        Ok(index) => Ok(Some(index)),
-        Err(error) if error.kind() == base::ErrorKind::DataLoss => {
-            let _ = damaged.page(section.offset / PAGE_BYTES as u64, error.message());
-            Ok(None)
-        }
-        Err(error) => Err(error),
     }
 }
 

@@ -145,7 +145,7 @@ fn answers_do_not_depend_on_the_place_of_codes() {
                 assert_eq!(bits(&found), bits(wanted), "{metric:?} {kind:?}");
                 assert!(!found.partial && found.damaged == 0);
             }
-            let stats = resources.code_stats();
+            let stats = resources.code_stats().codes;
             let reads = !flat && medium.kind() == storage::MediumKind::Nvme;
             assert_eq!(stats.reads > 0 && stats.hits > 0, reads, "{stats:?}");
         }
@@ -218,7 +218,7 @@ fn queries_share_blocks_and_memory_takes_them_back() {
     let (collection, resources) = opened(&medium, metric, kind, CodesPlace::Medium, MEMORY_BYTES);
     let wanted: Vec<_> = ask_all(&collection, 5).iter().map(bits).collect();
     let first = resources.code_stats();
-    assert!(first.reads > 0 && first.bytes > 0 && first.refused == 0, "{first:?}");
+    assert!(first.codes.reads > 0 && first.bytes > 0 && first.refused == 0, "{first:?}");
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -228,8 +228,8 @@ fn queries_share_blocks_and_memory_takes_them_back() {
         }
     });
     let second = resources.code_stats();
-    assert_eq!(second.reads, first.reads, "all blocks are cached");
-    assert!(second.hits > first.hits);
+    assert_eq!(second.codes.reads, first.codes.reads, "all blocks are cached");
+    assert!(second.codes.hits > first.codes.hits);
     // Changes need memory: they take that of the blocks.
     let used = resources.memory();
     assert!(used.used >= first.bytes && used.peak <= used.limit);
@@ -381,7 +381,7 @@ fn no_codes_are_read_after_the_deadline() {
                 let late = CollectionQuery { deadline: Some(Instant::now()), ..query };
                 let found = collection.nearest(&mut thread, &late).unwrap();
                 assert!(found.partial && found.damaged == 0 && found.hits.is_empty(), "{found:?}");
-                assert_eq!(resources.code_stats().reads, 0);
+                assert_eq!(resources.code_stats().codes.reads, 0);
             }
             let later = Instant::now() + std::time::Duration::from_secs(3600);
             let nearest = CollectionQuery::nearest(&like.embedding, 10);
