@@ -24,6 +24,7 @@
 mod archive;
 mod create;
 mod list;
+mod local_object;
 mod location;
 mod marks;
 mod policy;

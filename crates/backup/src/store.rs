@@ -1,7 +1,8 @@
 //! The store of backups: keys, lists and objects.
 
 use std::collections::BTreeMap;
-use std::path::Path as FilePath;
+
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
@@ -44,6 +45,8 @@ pub(crate) struct StoredObject {
 #[derive(Clone, Debug)]
 pub struct BackupStore {
     place: StorePlace,
+    /// The directory of this machine, if it is one.
+    local: Option<Arc<LocalFileSystem>>,
 }
 
 impl BackupStore {
@@ -59,16 +62,15 @@ impl BackupStore {
             None if is_url(place) => None,
             None => Some(place),
         };
-        let place = match local {
-            Some(path) => local_place(FilePath::new(path))?,
-            None => StorePlace::open(place, options)?,
-        };
-        Ok(BackupStore { place })
+        match local {
+            Some(path) => open_directory(FilePath::new(path)),
+            None => Ok(BackupStore { place: StorePlace::open(place, options)?, local: None }),
+        }
     }
 
     /// Wraps `objects`, whose keys begin with `prefix`.
     pub fn wrap(objects: Arc<dyn ObjectStore>, prefix: &str) -> BackupStore {
-        BackupStore { place: StorePlace::new(objects, prefix, "the store") }
+        BackupStore { place: StorePlace::new(objects, prefix, "the store"), local: None }
     }
 
     /// Returns the directory or object store.
@@ -221,6 +223,15 @@ impl BackupStore {
         self.place.key(&format!("{collection}/{directory}/{id}"))
     }
 
+    /// Returns the file of an object if the store is a directory of this machine.
+    ///
+    /// # Errors
+    /// The store's error if the key is no name of a file.
+    pub(crate) fn local_path(&self, key: &Key) -> Result<Option<PathBuf>> {
+        let path = self.local.as_ref().map(|local| local.path_to_filesystem(key)).transpose();
+        path.map_err(|error| self.failed(&error))
+    }
+
     pub(crate) fn raw(&self) -> &Arc<dyn ObjectStore> {
         self.place.objects()
     }
@@ -245,12 +256,14 @@ impl BackupStore {
 }
 
 /// Opens a directory of this machine, in which objects are durable once written.
-fn local_place(directory: &FilePath) -> Result<StorePlace> {
+fn open_directory(directory: &FilePath) -> Result<BackupStore> {
     let fail = |error: std::io::Error| Error::io(directory, &error);
     os::private::create_dir_all(directory).map_err(fail)?;
     let directory = directory.canonicalize().map_err(fail)?;
     let store = LocalFileSystem::new_with_prefix(&directory)
         .map_err(|error| Error::invalid(format!("{}: {error}", directory.display())))?
         .with_fsync(true);
-    Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
+    let local = Arc::new(store);
+    let place = StorePlace::new(local.clone(), "", &directory.display().to_string());
+    Ok(BackupStore { place, local: Some(local) })
 }

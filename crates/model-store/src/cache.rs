@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use base::{Error, Result};
+use os::sync_directory;
 
 use crate::listing::number;
 
@@ -132,7 +133,7 @@ impl StoreCache {
         // A record without a version is harmless; a version without a record is fetched again.
         write(&record, fingerprint)?;
         std::fs::rename(&from, &to).map_err(|error| Error::io(&to, &error))?;
-        sync_dir(&parent)
+        sync_directory(&parent)
     }
 
     /// Returns true if the file beside a model's versions is here and came from an object of this
@@ -279,12 +280,6 @@ fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
     os::private::create_dir_all(dir).map_err(|error| Error::io(dir, &error))?;
     std::fs::write(path, content).map_err(|error| Error::io(path, &error))
-}
-
-/// Makes renames in `dir` durable.
-fn sync_dir(dir: &Path) -> Result<()> {
-    let file = File::open(dir).and_then(|file| file.sync_all());
-    file.map_err(|error| Error::io(dir, &error))
 }
 
 /// Returns the names of the entries of `dir` without hidden ones, in order.

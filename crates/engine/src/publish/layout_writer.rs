@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Error, Result};
+use os::sync_directory;
 
 use crate::layout::{FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TensorEntry, WEIGHTS_NAME};
 
-use super::sink::{PacedFileWriter, WriteOptions, sync_dir, write_small};
+use super::sink::{PacedFileWriter, WriteOptions, write_small};
 
 /// Names that an engine gives to its versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,9 +261,9 @@ fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()> {
     }
     // The other files' directory entries must be durable before the manifest declares the version
     // complete.
-    sync_dir(dir)?;
+    sync_directory(dir)?;
     write_small(&dir.join(MANIFEST_NAME), &text)?;
-    sync_dir(dir)
+    sync_directory(dir)
 }
 
 fn size_error(entry: &TensorEntry, received: u64) -> Error {

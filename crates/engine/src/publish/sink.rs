@@ -172,11 +172,6 @@ pub(super) fn write_small(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(|e| Error::io(path, &e))
 }
 
-/// Waits until the entries of a directory are durable.
-pub(super) fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io(path, &e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

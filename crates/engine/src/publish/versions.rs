@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::{Error, ErrorKind, Result};
-
-use super::sink::sync_dir;
+use os::sync_directory;
 
 /// Prefix of the names of unfinished versions. Never numeric, so no server takes one for a version.
 const HIDDEN_PREFIX: &str = ".tmp-";
@@ -96,7 +95,7 @@ impl VersionClaim {
             _ => Error::io(&dir, &e),
         })?;
         self.committed = true;
-        sync_dir(&self.root)?;
+        sync_directory(&self.root)?;
         Ok((version, dir))
     }
 }
@@ -140,8 +139,8 @@ fn make_root(root: &Path) -> Result<bool> {
     }
     std::fs::create_dir_all(root).map_err(|e| Error::io(root, &e))?;
     match root.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent)?,
-        _ => sync_dir(Path::new("."))?,
+        Some(parent) if !parent.as_os_str().is_empty() => sync_directory(parent)?,
+        _ => sync_directory(Path::new("."))?,
     }
     Ok(true)
 }

@@ -117,18 +117,17 @@ impl RowSet {
     /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
     pub fn extend(&mut self, list: impl IntoIterator<Item = u32>) {
         let list = list.into_iter();
+        // Counting all words once costs less than looking at each row twice.
         if list.size_hint().0 >= self.words.len() {
-            // Counting all words once costs less than looking at each row twice.
-            for row in list {
-                if let Some(word) = self.words.get_mut(row as usize / 64) {
-                    *word |= 1 << (row % 64);
-                }
-            }
-            self.cut();
-            self.recount();
+            self.adder().add(list);
         } else {
             list.for_each(|row| self.insert(row));
         }
+    }
+
+    /// Returns an adder of many rows.
+    pub fn adder(&mut self) -> RowAdder<'_> {
+        RowAdder(self)
     }
 
     /// Adds the rows of `other`. Those from [`RowSet::rows`] on are ignored.
@@ -186,6 +185,28 @@ impl RowSet {
 
     fn recount(&mut self) {
         self.count = self.words.iter().map(|word| word.count_ones()).sum();
+    }
+}
+
+/// Adds many rows to a set, and counts them once, when it is dropped.
+#[derive(Debug)]
+pub struct RowAdder<'a>(&'a mut RowSet);
+
+impl RowAdder<'_> {
+    /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
+    pub fn add(&mut self, list: impl IntoIterator<Item = u32>) {
+        for row in list {
+            if let Some(word) = self.0.words.get_mut(row as usize / 64) {
+                *word |= 1 << (row % 64);
+            }
+        }
+    }
+}
+
+impl Drop for RowAdder<'_> {
+    fn drop(&mut self) {
+        self.0.cut();
+        self.0.recount();
     }
 }
 

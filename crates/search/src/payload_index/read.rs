@@ -254,8 +254,9 @@ impl PayloadIndex {
         pieces: &[RowPiece],
         set: &mut RowSet,
     ) -> Result<()> {
+        let mut adder = set.adder();
         self.listed_rows(file, field, pieces, &mut |_, bytes| {
-            set.extend(rows_of(bytes));
+            adder.add(rows_of(bytes));
             Ok(())
         })
     }

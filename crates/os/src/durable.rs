@@ -1,0 +1,17 @@
+//! Durability of names.
+
+use std::fs::File;
+use std::path::Path;
+
+use base::{Error, Result};
+
+/// Waits until the entries of a directory are durable: files that were created, renamed or removed
+/// in it.
+///
+/// # Errors
+/// The error of the file system.
+pub fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| Error::io(path, &error))
+}
