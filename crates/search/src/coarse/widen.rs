@@ -19,8 +19,8 @@ const NEAREST_ROWS_MIN: f64 = 16.0;
 /// Factor of the goal for such a query. Its nearest rows are about equally far away and therefore
 /// spread over more lists.
 pub(super) const FAR_ROWS: usize = 8;
-/// Minimum goal for such a query: so many rows cost about a millisecond.
-const FAR_ROWS_MIN: usize = 50_000;
+/// Minimum goal for such a query: so many rows cost about half a millisecond.
+const FAR_ROWS_MIN: usize = 25_000;
 /// Factor by which more lists are found if the ones found do not suffice.
 const GROWTH: usize = 4;
 

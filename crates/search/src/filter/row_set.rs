@@ -195,10 +195,22 @@ pub struct RowAdder<'a>(&'a mut RowSet);
 impl RowAdder<'_> {
     /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
     pub fn add(&mut self, list: impl IntoIterator<Item = u32>) {
+        let words = self.0.words.as_mut_slice();
+        // Neighbouring rows are joined before they are written: a word that was just written would
+        // have to be waited for.
+        let (mut at, mut bits) = (0, 0);
         for row in list {
-            if let Some(word) = self.0.words.get_mut(row as usize / 64) {
-                *word |= 1 << (row % 64);
+            let place = row as usize / 64;
+            if place != at {
+                if let Some(word) = words.get_mut(at) {
+                    *word |= bits;
+                }
+                (at, bits) = (place, 0);
             }
+            bits |= 1 << (row % 64);
+        }
+        if let Some(word) = words.get_mut(at) {
+            *word |= bits;
         }
     }
 }
