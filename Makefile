@@ -196,7 +196,7 @@ recognisers: torch $(CACHE)/recognisers/ready ## make the recognisers vad, voice
 demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/audio (Ctrl-C ends it)
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
-# Suites that wait half of the time: three run side by side, the longest first.
+# Suites that wait half of the time: three run side by side, the longest first, and then the short runs.
 SUITES := test-rust test-clients test-tfs test-page test-cluster test-audio test-docs test-install test-examples test-image test-monitoring test-stores
 
 # Short runs that judge no times, the longest first. They wait most of the time too.
@@ -207,8 +207,7 @@ SMOKES := test-attack $(BENCH_PARTS:%=test-bench-%) cluster-smoke
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES)
-	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SMOKES)
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES) $(SMOKES)
 	$(call say,all tests passed)
 
 .PHONY: test-ready

@@ -1,13 +1,13 @@
 //! Transfer of files to and from the store: in parts, at a limited rate, with checksums.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::path::Path as Key;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
-use os::Pacer;
+use os::{AlignedBuffer, DirectFile, Pacer};
 use search::collection::PinnedReader;
 
 use crate::list::BackupFile;
@@ -221,26 +221,38 @@ impl BackupContext<'_> {
         file: &BackupFile,
         mut each: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let BackupFile { object, bytes, blake3, .. } = file;
-        let wrong = |why: String| Error::data_loss(format!("object {object}: {why}"));
+        let key = self.store.object_key(collection, &file.object);
+        let received = match self.store.local_path(&key)? {
+            Some(path) => self.receive_local(file, &path, &mut each).await,
+            None => self.receive(file, &key, &mut each).await,
+        };
+        match received?.to_hex().as_str() == file.blake3 {
+            true => Ok(()),
+            false => Err(wrong(file, "it does not match its checksum")),
+        }
+    }
+
+    /// Downloads an object in ranges, since a store ends an answer that takes long. Returns its
+    /// checksum.
+    async fn receive(
+        &self,
+        file: &BackupFile,
+        key: &Key,
+        each: &mut impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<blake3::Hash> {
         let failed = |error: object_store::Error| match error {
-            object_store::Error::NotFound { .. } => wrong("it is missing".to_owned()),
+            object_store::Error::NotFound { .. } => wrong(file, "it is missing"),
             error => self.store.failed(&error),
         };
-        let key = self.store.object_key(collection, object);
-        let found = self.store.raw().head(&key).await.map_err(failed)?.size;
-        if found != *bytes {
-            return Err(wrong(format!("it has {found} bytes, and the list says {bytes}")));
-        }
+        check_length(file, self.store.raw().head(key).await.map_err(failed)?.size)?;
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
-        // In ranges, since a store ends an answer that takes long.
-        while at < *bytes {
-            let end = (at + PART_BYTES).min(*bytes);
+        while at < file.bytes {
+            let end = (at + PART_BYTES).min(file.bytes);
             self.progress.check()?;
-            let part = self.store.raw().get_range(&key, at..end).await.map_err(failed)?;
+            let part = self.store.raw().get_range(key, at..end).await.map_err(failed)?;
             if part.len() as u64 != end - at {
-                return Err(wrong(format!("it ends at byte {}", at + part.len() as u64)));
+                return Err(wrong(file, &format!("it ends at byte {}", at + part.len() as u64)));
             }
             for step in part.chunks(STEP_BYTES) {
                 self.pace(step.len() as u64).await?;
@@ -250,9 +262,47 @@ impl BackupContext<'_> {
             self.progress.add_moved(end - at);
             at = end;
         }
-        if hasher.finalize().to_hex().as_str() != blake3 {
-            return Err(wrong("it does not match its checksum".to_owned()));
+        Ok(hasher.finalize())
+    }
+
+    /// Reads an object from a directory of this machine, past the page cache. Returns its checksum.
+    async fn receive_local(
+        &self,
+        file: &BackupFile,
+        path: &Path,
+        each: &mut impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<blake3::Hash> {
+        let mut source = DirectFile::open(path, true).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => wrong(file, "it is missing"),
+            _ => error,
+        })?;
+        check_length(file, source.bytes())?;
+        let mut buffer = AlignedBuffer::new(STEP_BYTES);
+        let mut hasher = blake3::Hasher::new();
+        let mut at = 0;
+        while at < file.bytes {
+            let length = (STEP_BYTES as u64).min(file.bytes - at);
+            self.pace(length).await?;
+            let step = source.read_block(&mut buffer, at, length as usize)?;
+            hasher.update(step);
+            each(step)?;
+            self.progress.add_moved(length);
+            at += length;
         }
-        Ok(())
+        Ok(hasher.finalize())
+    }
+}
+
+/// Returns the error for an object that is not as the list says.
+fn wrong(file: &BackupFile, why: &str) -> Error {
+    Error::data_loss(format!("object {}: {why}", file.object))
+}
+
+fn check_length(file: &BackupFile, found: u64) -> Result<()> {
+    match found == file.bytes {
+        true => Ok(()),
+        false => {
+            Err(wrong(file, &format!("it has {found} bytes, and the list says {}", file.bytes)))
+        }
     }
 }
