@@ -18,6 +18,10 @@ pub struct ClusterMetrics {
     pub operations: Family<KindLabels, Counter>,
     /// Entries of logs that were applied.
     pub entries: Counter,
+    /// Entries that their writer passed on, so that this node did not read the log.
+    pub passed_entries: Counter,
+    /// Requests that waited for the collections after the start of this root.
+    pub start_waits: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
 }
@@ -39,6 +43,16 @@ impl ClusterMetrics {
             "cluster_entries",
             "Entries of shards' logs that this node has applied",
             self.entries.clone(),
+        );
+        r.register(
+            "cluster_passed_entries",
+            "Entries that the writer passed on, so that this node did not read the log",
+            self.passed_entries.clone(),
+        );
+        r.register(
+            "cluster_start_waits",
+            "Requests that waited for the collections after the start of this root",
+            self.start_waits.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
     }

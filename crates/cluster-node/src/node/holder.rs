@@ -274,7 +274,10 @@ impl ShardFollower {
             // A read that is dropped costs one request to the store. The position stays.
             tokio::select! {
                 biased;
-                step = follower.next() => return step.map(|step| NextStep { step, passed }),
+                step = follower.next() => {
+                    self.services.metrics.passed_entries.inc_by(u64::from(passed));
+                    return step.map(|step| NextStep { step, passed });
+                }
                 () = self.state.offered.has(next) => {}
             }
         }

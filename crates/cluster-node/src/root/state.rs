@@ -18,7 +18,7 @@ use crate::types::{ClusterView, CollectionRecord, ViewSource};
 
 /// Retry advice before the collections are known.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
-/// Longest wait of a request for the collections, after the start of this node.
+/// Time after the start of this node in which requests wait for the collections.
 const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Time between two checks of such a request.
 const LOAD_CHECK: Duration = Duration::from_millis(20);
@@ -60,6 +60,8 @@ pub struct RootState {
     pub(super) written: WrittenEntries,
     pub(super) images: Option<NodeImages>,
     query_number: AtomicU64,
+    /// End of the time in which requests wait for the collections.
+    start_wait_end: Instant,
 }
 
 impl RootState {
@@ -79,6 +81,7 @@ impl RootState {
             written: WrittenEntries::default(),
             images: None,
             query_number: AtomicU64::new(0),
+            start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
     }
 
@@ -109,8 +112,13 @@ impl RootState {
 
     /// Waits until the collections were read from the store, at most until `deadline`. A node that
     /// starts accepts connections a moment before, and clients of a restarted node use it at once.
+    /// If the store does not answer by [`LOAD_WAIT_MAX`] after the start, nothing waits any more.
     pub(super) async fn wait_loaded(&self, deadline: Instant) {
-        let deadline = deadline.min(Instant::now() + LOAD_WAIT_MAX);
+        let deadline = deadline.min(self.start_wait_end);
+        if self.catalog.is_loaded() || Instant::now() >= deadline {
+            return;
+        }
+        self.requests.metrics.cluster.start_waits.inc();
         while !self.catalog.is_loaded() && Instant::now() < deadline {
             tokio::time::sleep(LOAD_CHECK).await;
         }
