@@ -267,10 +267,11 @@ fn fill_images(images: &ImageMetrics) {
         "codes_refused",
         "code_bytes",
     ];
-    kinds(&images.cache, &[&records[..], &blocks, &codes].concat());
+    let index = ["index_lookups", "index_hits", "index_reads", "index_read_bytes"];
+    kinds(&images.cache, &[&records[..], &blocks, &codes, &index].concat());
     kinds(
         &images.gpu,
-        &["queries", "fallbacks", "limited", "passes", "device_bytes", "pinned_bytes"],
+        &["queries", "fallbacks", "limited", "passes", "joined", "device_bytes", "pinned_bytes"],
     );
 }
 
