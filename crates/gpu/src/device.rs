@@ -206,8 +206,8 @@ fn keep_freed_memory(context: &CudaContext) -> std::result::Result<(), DriverErr
     }
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     let mut bytes = KEPT_BYTES;
-    // SAFETY: the device is open, its default pool lives as long as the driver, and the attribute
-    // is a 64-bit number.
+    // SAFETY: the device is open, the driver never frees its default pool, and the attribute is a
+    // 64-bit number.
     unsafe {
         let pool = get_default_mem_pool(context.cu_device())?;
         set_attribute(pool, attribute, (&raw mut bytes).cast())

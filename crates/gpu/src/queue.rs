@@ -50,7 +50,7 @@ struct WaitingSearch {
 /// The end of a wait.
 #[derive(Debug)]
 enum Turn {
-    /// The thread runs its search and those that wait with the same `k`.
+    /// The thread runs its search and the waiting ones with the same `k`.
     Lead,
     /// Another thread ran the search: `count * k` keys.
     Done(Result<Vec<u64>>),
@@ -95,7 +95,7 @@ impl SearchQueue {
         }
     }
 
-    /// Runs `own` and those that wait and fit.
+    /// Runs `own` and the waiting searches that fit.
     fn lead(
         &self,
         own: &QueryBatch,

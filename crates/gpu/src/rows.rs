@@ -372,8 +372,8 @@ impl DeviceRows {
             .transpose()
             .map_err(failed)?;
         let bitmap = allowed.map(|words| stream.clone_htod(words)).transpose().map_err(failed)?;
-        // SAFETY: the kernels below write every key of both buffers before they are read: each block
-        // its `k` keys of each of its queries, then `k` keys a query.
+        // SAFETY: the kernels below write every key of both buffers before it is read: each block
+        // `k` keys for each of its queries, then `k` keys for each query.
         let (lists, best) = unsafe {
             (stream.alloc::<u64>(count * plan.parts * k), stream.alloc::<u64>(count * k))
         };

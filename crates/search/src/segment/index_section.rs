@@ -101,7 +101,7 @@ impl IndexSection {
         Ok(())
     }
 
-    /// As [`IndexSection::read`], for bytes that nobody reads again.
+    /// As [`IndexSection::read`], for bytes that are read once.
     ///
     /// # Errors
     /// As [`IndexSection::read`].
@@ -139,7 +139,7 @@ impl IndexSection {
         let read = file.read_at(self.offset + first, &mut bytes);
         let mut numbered = (first / PAGE_BYTES as u64..).zip(bytes.chunks(PAGE_BYTES));
         if read.is_err() || !numbered.all(|(page, bytes)| is_sound(page, bytes)) {
-            // The damage may be in pages that nobody asked for.
+            // The damage may be in pages that were not asked for.
             return self.read_pages(file, range, out);
         }
         self.cache.count_read(BlockOwner::Index, end - first);
@@ -150,7 +150,7 @@ impl IndexSection {
         Ok(())
     }
 
-    /// Appends `range` to `out`, and reads no other pages than those that hold it.
+    /// Appends `range` to `out`, and reads only the pages that hold it.
     fn read_pages(&self, file: &dyn Sealed, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
