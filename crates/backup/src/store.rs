@@ -1,7 +1,6 @@
 //! The store of backups: keys, lists and objects.
 
 use std::collections::BTreeMap;
-
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 

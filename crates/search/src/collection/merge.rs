@@ -241,6 +241,7 @@ impl Collection {
             return self.check_open().map(|()| false);
         }
         let outcome = self.merge_segments(&chosen, views.clone(), urgency);
+        self.count_piled();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
@@ -420,7 +421,6 @@ impl Collection {
             Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }),
         );
         drop(live);
-        self.count_piled();
         source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
         self.publish()
     }

@@ -16,6 +16,7 @@ pub(crate) mod ids;
 pub(crate) mod index_section;
 pub(crate) mod layout;
 mod open;
+mod opening_index;
 mod opening_plan;
 mod rows;
 mod vectors;

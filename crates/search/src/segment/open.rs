@@ -10,21 +10,19 @@ use std::time::Instant;
 use base::{Error, Result};
 use matching::index::EdgeIndex;
 use storage::page::{PAGE_BYTES, RecordPage};
-use storage::superblock::Section;
 use storage::{Reader, Sealed};
 
 use super::codes::{CodeReader, SegmentCodes};
 use super::damage::{Damaged, Quarantined};
 use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
-use super::index_section::IndexSection;
 use super::layout::{SegmentSettings, kind, kind_name};
+use super::opening_index::OpenPayloadIndex;
 use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
-use crate::codes::CodeCache;
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
@@ -37,9 +35,6 @@ use crate::rerank::{Address, Records};
 const SCAN_PAGES: u32 = 256;
 /// Pages between two wanted rows up to which they are read together.
 const GAP_PAGES: u32 = 16;
-/// Times the size of a payload index's directory that opening it takes: its bytes, and its fields
-/// with their allocations.
-const DIRECTORY_COPIES: u64 = 8;
 
 /// Pass over the payloads of some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -457,46 +452,6 @@ impl Debug for Segment {
             .field("name", &self.name)
             .field("rows", &self.rows)
             .finish_non_exhaustive()
-    }
-}
-
-/// Parts that a payload index is opened from.
-struct OpenPayloadIndex<'a> {
-    contents: &'a SegmentContents,
-    section: &'a Section,
-    file: &'a dyn Sealed,
-    damaged: &'a Arc<Damaged>,
-    cache: &'a Arc<CodeCache>,
-    /// Memory of all other parts of the segment.
-    others_bytes: u64,
-}
-
-impl OpenPayloadIndex<'_> {
-    /// Opens the payload index. A damaged one is named and left out, since payloads answer all its
-    /// questions.
-    fn open(&self, held: &mut BudgetReservation) -> Result<Option<PayloadIndex>> {
-        match self.try_open(held) {
-            Ok(index) => Ok(Some(index)),
-            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
-                let page = self.section.offset / PAGE_BYTES as u64;
-                let _ = self.damaged.page(page, error.message());
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn try_open(&self, held: &mut BudgetReservation) -> Result<PayloadIndex> {
-        let OpenPayloadIndex { contents, section, file, .. } = *self;
-        let checks = contents.checks_of(section)?;
-        let (damaged, cache) = (self.damaged.clone(), self.cache.clone());
-        let index = IndexSection::new(file, section, checks, damaged, cache);
-        let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
-        let needed = self.others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
-        if needed > held.bytes() {
-            held.resize(needed, "opening a payload index")?;
-        }
-        PayloadIndex::open(file, index, contents.superblock.rows as u32)
     }
 }
 

@@ -1,0 +1,62 @@
+//! Opens the payload index of a segment.
+
+use std::sync::Arc;
+
+use base::Result;
+use storage::Sealed;
+use storage::page::PAGE_BYTES;
+use storage::superblock::Section;
+
+use super::damage::Damaged;
+use super::file::SegmentContents;
+use super::index_section::IndexSection;
+use crate::budget::BudgetReservation;
+use crate::codes::CodeCache;
+use crate::payload_index::PayloadIndex;
+
+/// Times the size of a payload index's directory that opening it takes: its bytes, and its fields
+/// with their allocations.
+const DIRECTORY_COPIES: u64 = 8;
+
+/// Parts that a payload index is opened from.
+pub(super) struct OpenPayloadIndex<'a> {
+    pub(super) contents: &'a SegmentContents,
+    pub(super) section: &'a Section,
+    pub(super) file: &'a dyn Sealed,
+    pub(super) damaged: &'a Arc<Damaged>,
+    pub(super) cache: &'a Arc<CodeCache>,
+    /// Memory of all other parts of the segment.
+    pub(super) others_bytes: u64,
+}
+
+impl OpenPayloadIndex<'_> {
+    /// Opens the payload index. A damaged one is named and left out, since payloads answer all its
+    /// questions.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if `held` cannot grow; otherwise the error of the medium.
+    pub(super) fn open(&self, held: &mut BudgetReservation) -> Result<Option<PayloadIndex>> {
+        match self.try_open(held) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+                let page = self.section.offset / PAGE_BYTES as u64;
+                let _ = self.damaged.page(page, error.message());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn try_open(&self, held: &mut BudgetReservation) -> Result<PayloadIndex> {
+        let OpenPayloadIndex { contents, section, file, .. } = *self;
+        let checks = contents.checks_of(section)?;
+        let (damaged, cache) = (self.damaged.clone(), self.cache.clone());
+        let index = IndexSection::new(file, section, checks, damaged, cache);
+        let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
+        let needed = self.others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
+        if needed > held.bytes() {
+            held.resize(needed, "opening a payload index")?;
+        }
+        PayloadIndex::open(file, index, contents.superblock.rows as u32)
+    }
+}
