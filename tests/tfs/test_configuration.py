@@ -14,6 +14,7 @@ from conftest import VERSION, config_text
 from millpond import BINARY, free_ports
 from model_server import example, fill_spec, refused
 from saved_models import half_plus
+from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import classification_pb2, predict_pb2, prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -265,6 +266,38 @@ def test_flags_are_accepted(start, saved, flag):
     server = start("--model_name=default", f"--model_base_path={saved['half_plus_two']}", flag)
     server.wait_available()
     assert float(server.predict("default", X)["y"][0, 0]) == 3.0
+
+
+@pytest.fixture
+def graphs(saved, tmp_path) -> pathlib.Path:
+    """A model whose second graph has the tags "serve" and "gpu", and no graph for "serve" alone."""
+    base = tmp_path / "graphs"
+    shutil.copytree(saved["half_plus_two"], base)
+    (version,) = (path for path in base.iterdir() if path.is_dir())
+    file = version / "saved_model.pb"
+    model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    model.meta_graphs.add().CopyFrom(model.meta_graphs[0])
+    model.meta_graphs[0].meta_info_def.tags[:] = ["train"]
+    model.meta_graphs[1].meta_info_def.tags[:] = ["serve", "gpu"]
+    file.write_bytes(model.SerializeToString())
+    return base
+
+
+@pytest.mark.parametrize("tags", ["serve,gpu", "gpu,serve", "train"])
+def test_tags_select_a_graph(start, graphs, tags):
+    server = start("--model_name=m", f"--model_base_path={graphs}", f"--saved_model_tags={tags}")
+    server.wait_available("m")
+    assert float(server.predict("m", X)["y"][0, 0]) == 3.0
+
+
+def test_a_graph_without_these_tags_is_refused(start, graphs):
+    server = start("--model_name=m", f"--model_base_path={graphs}")
+    deadline = time.monotonic() + 60
+    while "{train}, {serve, gpu}" not in server.log_text():
+        assert time.monotonic() < deadline, server.log_text()
+        time.sleep(0.1)
+    assert "--saved_model_tags" in server.log_text()
+    assert "AVAILABLE" not in server.states("m").values()
 
 
 def test_an_unknown_flag_is_an_error():

@@ -12,6 +12,7 @@ use clap::Args;
 use engine::foreign::{self, ForeignFormat};
 use engine::publish::{PublishOptions, PublishProgress, Published, WriteOptions};
 use engine_onnx::publish as onnx;
+use engine_tensorflow::publish::SavedModelGraph;
 use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
 use indicatif::{ProgressBar, ProgressStyle};
 use model_store::is_url;
@@ -55,6 +56,9 @@ pub(crate) struct PublishArgs {
     /// found in a virtual environment, beside the program or in the system]
     #[arg(long, value_name = "PATH")]
     tensorflow: Option<PathBuf>,
+    /// Tags of the graph to publish, of a SavedModel with several graphs [default: serve]
+    #[arg(long, value_name = "TAG,TAG", value_delimiter = ',')]
+    tags: Vec<String>,
 }
 
 /// `millpond convert SRC DEST`.
@@ -73,6 +77,9 @@ pub(crate) struct ConvertArgs {
     /// TensorFlow's library, or the directory of its Python package
     #[arg(long, value_name = "PATH")]
     tensorflow: Option<PathBuf>,
+    /// Tags of the graph of a SavedModel [default: serve]
+    #[arg(long, value_name = "TAG", value_delimiter = ',')]
+    tags: Vec<String>,
 }
 
 /// Returns the command by which a server starts `program` to convert a model. The environment
@@ -95,6 +102,7 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
         .map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
     check_number(&args.to, &name)?;
     if !tensorflow::is_source(&args.source) {
+        check_no_tags(&args.tags)?;
         check_format(&args.source, &args.to)?;
     }
     if let Some(url) = args.to.to_str().filter(|text| is_url(text)) {
@@ -121,7 +129,7 @@ fn write(args: &PublishArgs, model: &Path, version: Option<u64>) -> CommandResul
     let published = match tensorflow::is_source(&args.source) {
         true => {
             let engine = tensorflow_engine(args.tensorflow.as_ref());
-            tensorflow::publish(&engine, &options, &mut progress)
+            tensorflow::publish(&engine, &options, &args.tags, &mut progress)
         }
         false => onnx::publish(&options, &mut progress),
     };
@@ -134,6 +142,16 @@ fn announce(version: u64, published: &Published) {
     let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
     let tensors = published.manifest.tensors.len();
     eprintln!("version {version}: {} of parameters in {tensors} tensors", format_bytes(parameters));
+}
+
+/// Refuses tags for a model that has no graphs to select from.
+fn check_no_tags(tags: &[String]) -> CommandResult {
+    match tags.is_empty() {
+        true => Ok(()),
+        false => Err(CommandError::usage(
+            "--tags selects a graph of a SavedModel, and IN is none: leave it out",
+        )),
+    }
 }
 
 /// Refuses a version's own directory.
@@ -192,7 +210,8 @@ pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let converted = match tensorflow::is_source(&args.source) {
         true => {
             let engine = tensorflow_engine(args.tensorflow.as_ref());
-            tensorflow::convert_into(&engine, &args.source, &args.dest, options, &mut |_| {})
+            let graph = SavedModelGraph { source: &args.source, tags: &args.tags };
+            tensorflow::convert_into(&engine, graph, &args.dest, options, &mut |_| {})
         }
         false => onnx::convert_into(&args.source, &args.dest, options, &mut |_| {}),
     };

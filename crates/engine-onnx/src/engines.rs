@@ -85,6 +85,7 @@ impl Engine for OnnxEngine {
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         capabilities().check_device(NAME, request.options.device)?;
+        request.options.check_no_graph_tags()?;
         Ok(Box::new(OnnxSession::load(self.runtime, request)?))
     }
 }

@@ -47,6 +47,7 @@ pub mod fuzzing {
     use bytes::Bytes;
 
     use crate::graph::Graph;
+    use crate::model_file::GraphTags;
     use crate::rewrite::GraphChanges;
     use crate::{load, model_file, signature};
 
@@ -57,7 +58,7 @@ pub mod fuzzing {
     /// Returns the errors of publishing: `DataLoss` for a damaged file, `InvalidArgument` for one
     /// without a signature.
     pub fn saved_model(bytes: &[u8]) -> Result<usize> {
-        let meta = model_file::parse(Bytes::copy_from_slice(bytes))?;
+        let meta = model_file::parse(Bytes::copy_from_slice(bytes), &GraphTags::of(&[]))?;
         let read = signature::read(&meta)?;
         let graph = Graph::parse(meta.graph_def.clone())?;
         let reached = graph.reachable(load::roots(&meta, &read));

@@ -11,6 +11,7 @@ use crate::api::TensorFlowLibrary;
 use crate::generated::tensor_shape::Dim;
 use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
 use crate::graph::{Graph, Variable};
+use crate::model_file::GraphTags;
 use crate::opened::{Feeds, OpenedModel};
 use crate::session::{CHANGED_KEY, LoadedModel, TfSession};
 use crate::signature::ReadSignatures;
@@ -37,7 +38,8 @@ pub(crate) fn load(
             "a SavedModel states its inputs and outputs: remove [signature] from millpond.toml",
         )));
     }
-    let meta = model_file::read(&request.graph)?;
+    let tags = GraphTags::of(&request.options.graph_tags);
+    let meta = model_file::read(&request.graph, &tags)?;
     let read = signature::read(&meta).map_err(name)?;
     let loaded = open(library, &meta, &read, request).map_err(name)?;
     Ok(Box::new(TfSession::new(loaded, read).map_err(name)?))
@@ -348,7 +350,7 @@ mod tests {
         let graph = dir.path().join(model_file::NAME);
         std::fs::write(&graph, saved_model()).unwrap();
         let request = LoadRequest { graph, parameters: vec![parameter], ..LoadRequest::default() };
-        let meta = model_file::read(&request.graph).unwrap();
+        let meta = model_file::read(&request.graph, &GraphTags::of(&[])).unwrap();
         let read = signature::read(&meta).unwrap();
         let loaded = open(library, &meta, &read, &request).unwrap();
         let value = RawOutput { operation: loaded.model.operation("read").unwrap(), index: 0 };

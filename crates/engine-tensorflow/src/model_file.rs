@@ -1,5 +1,6 @@
 //! Reads `saved_model.pb`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use base::{Error, Result};
@@ -10,8 +11,8 @@ use crate::generated::{AssetFileDef, MetaGraphDef, SavedModel, TensorInfo};
 
 /// File name of a SavedModel's graph.
 pub(crate) const NAME: &str = "saved_model.pb";
-/// Tag of the graph that is served.
-pub(crate) const TAG: &str = "serve";
+/// Tag of the graph that is served by default.
+const SERVING_TAG: &str = "serve";
 /// Most bytes of the file: the most that a message of this format can have.
 const BYTES_MAX: u64 = 2 << 30;
 /// Name of the signature whose output is the operation that initialises tables.
@@ -24,12 +25,37 @@ pub(crate) const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_i
 /// Collection that lists the assets in models of version 1.
 const ASSETS_COLLECTION: &str = "saved_model_assets";
 
-/// Reads the graph for serving from the file at `path`.
+/// Tags of the graph that is opened. A SavedModel may have several graphs, each with a set of tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GraphTags(Vec<String>);
+
+impl GraphTags {
+    /// Returns the tags of a model's settings. Without any, the graph for serving is meant.
+    pub(crate) fn of(tags: &[String]) -> GraphTags {
+        match tags {
+            [] => GraphTags(vec![SERVING_TAG.to_owned()]),
+            tags => GraphTags(tags.to_vec()),
+        }
+    }
+
+    /// Lists the tags.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// Returns true if `tags` is the same set, as TensorFlow demands.
+    fn are(&self, tags: &[String]) -> bool {
+        let set = |tags: &[String]| tags.iter().cloned().collect::<BTreeSet<String>>();
+        set(&self.0) == set(tags)
+    }
+}
+
+/// Reads the graph with these tags from the file at `path`.
 ///
 /// # Errors
 /// `NotFound`, `InvalidArgument` for a directory, `DataLoss` for a damaged file; those of
 /// [`parse`].
-pub(crate) fn read(path: &Path) -> Result<MetaGraphDef> {
+pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
     let file = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
     if file.len() > BYTES_MAX {
         return Err(Error::data_loss(format!(
@@ -38,30 +64,33 @@ pub(crate) fn read(path: &Path) -> Result<MetaGraphDef> {
         )));
     }
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
-    parse(Bytes::from(bytes)).map_err(|e| e.context(path.display()))
+    parse(Bytes::from(bytes), tags).map_err(|e| e.context(path.display()))
 }
 
-/// Finds the graph for serving in the bytes of the file.
+/// Finds the graph with these tags in the bytes of the file.
 ///
 /// # Errors
-/// `DataLoss` if they are no SavedModel, `InvalidArgument` if it has no graph for serving.
-pub(crate) fn parse(bytes: Bytes) -> Result<MetaGraphDef> {
+/// `DataLoss` if they are no SavedModel, `InvalidArgument` if it has no graph with these tags.
+pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
     let damaged = |e: prost::DecodeError| Error::data_loss(format!("is no SavedModel: {e}"));
     let saved = SavedModel::decode(bytes).map_err(damaged)?;
     let mut found = Vec::new();
     for bytes in saved.meta_graphs {
         let mut meta = MetaGraphDef::decode(bytes).map_err(damaged)?;
-        let tags = meta.meta_info_def.as_ref().map_or(&[][..], |info| &info.tags[..]);
-        if tags == [TAG] {
+        let of_graph = meta.meta_info_def.as_ref().map_or(&[][..], |info| &info.tags[..]);
+        if tags.are(of_graph) {
             meta.asset_file_def.extend(collected_assets(&meta).map_err(damaged)?);
             return Ok(meta);
         }
-        found.push(format!("{{{}}}", tags.join(", ")));
+        found.push(format!("{{{}}}", of_graph.join(", ")));
     }
     match found.is_empty() {
         true => Err(Error::data_loss("is no SavedModel: it has no graph")),
         false => Err(Error::invalid(format!(
-            "has no graph with the tag \"{TAG}\" alone, but with {}: export it for serving",
+            "has no graph with exactly the tags {{{}}}, but graphs with {}: name one of these with \
+             saved-model-tags in the model's millpond.toml (--saved_model_tags of `millpond tfs`, --tags of \
+             `millpond publish`), or export the model for serving",
+            tags.0.join(", "),
             found.join(", ")
         ))),
     }

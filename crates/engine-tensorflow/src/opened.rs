@@ -1,6 +1,6 @@
 //! A graph in TensorFlow and the session that runs it.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
@@ -14,9 +14,10 @@ use crate::api::{
     RawBuffer, RawGraph, RawOperation, RawOutput, RawSession, RawSessionOptions, RawTensor,
     TensorFlowLibrary, c_text,
 };
+use crate::fault;
 use crate::generated::SessionConfig;
+use crate::model_file::{self, GraphTags};
 use crate::tensor::TfTensor;
-use crate::{fault, model_file};
 
 /// Inputs or outputs of a run whose bookkeeping needs no allocation.
 pub(crate) const FEW: usize = 8;
@@ -84,9 +85,11 @@ impl OpenedModel {
         options: &SessionOptions,
     ) -> Result<OpenedModel> {
         let mut model = OpenedModel::empty(library);
+        let tags = GraphTags::of(&options.graph_tags);
+        let tags = tags.iter().map(c_text).collect::<Result<Vec<CString>>>()?;
         let options = ConfiguredOptions::new(library, options)?;
-        let (dir, tag) = (c_text(&dir.to_string_lossy())?, c_text(model_file::TAG)?);
-        let session = options.with_priority(|| model.load_session(&options, &dir, &tag))?;
+        let dir = c_text(&dir.to_string_lossy())?;
+        let session = options.with_priority(|| model.load_session(&options, &dir, &tags))?;
         model.session = session.0;
         Ok(model)
     }
@@ -95,11 +98,13 @@ impl OpenedModel {
         &self,
         options: &ConfiguredOptions,
         dir: &CStr,
-        tag: &CStr,
+        tags: &[CString],
     ) -> Result<SessionPointer> {
-        let tags = [tag.as_ptr()];
+        let tags: Vec<*const c_char> = tags.iter().map(|tag| tag.as_ptr()).collect();
+        let count =
+            c_int::try_from(tags.len()).map_err(|_| Error::invalid("too many tags of a graph"))?;
         let load = |status| {
-            // SAFETY: all objects are alive, the path and the tag NUL-terminated; no description of
+            // SAFETY: all objects are alive, the path and the tags NUL-terminated; no description of
             // the graph is wanted.
             unsafe {
                 (self.library.call.TF_LoadSessionFromSavedModel)(
@@ -107,7 +112,7 @@ impl OpenedModel {
                     null(),
                     dir.as_ptr(),
                     tags.as_ptr(),
-                    1,
+                    count,
                     self.graph,
                     null_mut(),
                     status,

@@ -24,7 +24,7 @@ use crate::generated::{MetaGraphDef, OperatorList, SavedModel};
 use crate::graph::{Graph, REFERENCE_VARIABLES, VARIABLE, VariableUses};
 use crate::library::{NAME, TensorFlowEngine};
 use crate::load::{ASSETS_DIR, VARIABLES_DIR, checkpoint, roots};
-use crate::model_file::{self, INIT_COLLECTIONS, operation_of};
+use crate::model_file::{self, GraphTags, INIT_COLLECTIONS, operation_of};
 use crate::opened::{Feeds, OpenedModel};
 use crate::rewrite::GraphChanges;
 use crate::signature::{self, ReadSignatures};
@@ -43,7 +43,16 @@ pub fn is_source(source: &Path) -> bool {
     }
 }
 
-/// Publishes a SavedModel, or copies a published one and checks every hash. Renames the finished
+/// A SavedModel, or a version that was published from one, and the graph that is wanted of it.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedModelGraph<'a> {
+    /// Its directory, or the file `saved_model.pb` in it.
+    pub source: &'a Path,
+    /// Tags of the graph; empty for the graph with the tag "serve".
+    pub tags: &'a [String],
+}
+
+/// Publishes a graph of a SavedModel, or copies a published one and checks every hash. Renames the finished
 /// version into place in one step. An error leaves nothing behind.
 ///
 /// # Errors
@@ -52,26 +61,29 @@ pub fn is_source(source: &Path) -> bool {
 pub fn publish(
     engine: &TensorFlowEngine,
     options: &PublishOptions,
+    tags: &[String],
     progress: &mut dyn FnMut(PublishProgress),
 ) -> Result<Published> {
     let claim = VersionClaim::new(&options.dest_root, options.version)?;
     let write = WriteOptions { rate: options.rate, direct: options.direct };
-    let manifest = convert_into(engine, &options.source, claim.dir(), write, progress)?;
+    let graph = SavedModelGraph { source: &options.source, tags };
+    let manifest = convert_into(engine, graph, claim.dir(), write, progress)?;
     let (version, dir) = claim.commit()?;
     Ok(Published { version, dir, manifest })
 }
 
-/// Converts `source` into the layout inside the existing directory `dir`.
+/// Converts a graph into the layout inside the existing directory `dir`.
 ///
 /// # Errors
 /// As [`publish`]. Files written so far stay in `dir`, without a manifest.
 pub fn convert_into(
     engine: &TensorFlowEngine,
-    source: &Path,
+    graph: SavedModelGraph<'_>,
     dir: &Path,
     options: WriteOptions,
     progress: &mut dyn FnMut(PublishProgress),
 ) -> Result<LayoutManifest> {
+    let SavedModelGraph { source, tags } = graph;
     let source = match source.ends_with(model_file::NAME) && source.is_file() {
         true => source.parent().map(Path::to_owned).unwrap_or_default(),
         false => source.to_owned(),
@@ -80,10 +92,14 @@ pub fn convert_into(
     let mut meter =
         ByteMeter { progress, state: PublishProgress { bytes_done: 0, bytes_total: 0 } };
     if source.join(MANIFEST_NAME).exists() {
+        if !tags.is_empty() {
+            model_file::read(&source.join(model_file::NAME), &GraphTags::of(tags))?;
+        }
         return copy_published(&source, dir, writer, &mut meter);
     }
     let library = engine.open()?;
-    let model = SourceModel::open(library, &source).map_err(|e| e.context(source.display()))?;
+    let model =
+        SourceModel::open(library, &source, tags).map_err(|e| e.context(source.display()))?;
     for directory in [ASSETS_DIR, EXTRA_DIR] {
         copy_directory(&source.join(directory), &dir.join(directory))?;
     }
@@ -164,15 +180,20 @@ struct SourceModel {
 }
 
 impl SourceModel {
-    fn open(library: &'static TensorFlowLibrary, dir: &Path) -> Result<SourceModel> {
+    fn open(
+        library: &'static TensorFlowLibrary,
+        dir: &Path,
+        tags: &[String],
+    ) -> Result<SourceModel> {
         let path: PathBuf = dir.join(model_file::NAME);
-        let meta = model_file::read(&path)?;
+        let meta = model_file::read(&path, &GraphTags::of(tags))?;
         let read = signature::read(&meta)?;
         let graph = Graph::parse(meta.graph_def.clone())?;
         let operators = Operators::of(library)?;
         let served = graph.reachable(roots(&meta, &read));
         let uses = graph.variables(&served);
-        let model = OpenedModel::load(library, dir, &SessionOptions::default())?;
+        let options = SessionOptions { graph_tags: tags.to_vec(), ..SessionOptions::default() };
+        let model = OpenedModel::load(library, dir, &options)?;
 
         let fetched = fetched(&read);
         let mut changes = GraphChanges::default();

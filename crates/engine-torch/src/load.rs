@@ -39,6 +39,7 @@ pub(crate) fn load(
             "{count} threads inside one run; it must be 1 to {THREADS_MAX}"
         )));
     }
+    request.options.check_no_graph_tags().map_err(name)?;
     let (module, memory) = match is_package(&request.graph) {
         true => (
             package(library, &request.graph, &request.options).map_err(name)?,

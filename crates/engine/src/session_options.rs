@@ -72,6 +72,9 @@ pub struct SessionOptions {
     pub trusted: bool,
     /// True if the model runs in a worker process, which ends alone if the engine aborts.
     pub isolate: bool,
+    /// Tags of the graph to open, of a model file with several graphs (SavedModel). Empty for the
+    /// graph with the tag "serve".
+    pub graph_tags: Vec<String>,
     /// Facts about inputs and outputs that the graph does not state.
     pub signature: SignatureFile,
 }
@@ -84,7 +87,23 @@ impl Default for SessionOptions {
             device: Device::Cpu,
             trusted: false,
             isolate: false,
+            graph_tags: Vec::new(),
             signature: SignatureFile::default(),
+        }
+    }
+}
+
+impl SessionOptions {
+    /// Refuses tags of a graph for an engine whose model files have one graph.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if tags are set.
+    pub fn check_no_graph_tags(&self) -> Result<()> {
+        match self.graph_tags.is_empty() {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "saved-model-tags selects a graph of a SavedModel, and this model is none: remove it",
+            )),
         }
     }
 }

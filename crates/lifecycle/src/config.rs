@@ -225,6 +225,9 @@ impl Converter {
     /// Exit code for a temporary failure, such as a full disk or too little memory: `EX_TEMPFAIL`
     /// of sysexits(3).
     pub const TRY_AGAIN: i32 = 75;
+    /// Flag with the tags of a SavedModel's graph, separated by commas, if a model's settings name
+    /// some. It stands before source and destination.
+    pub const TAGS_FLAG: &str = "--tags";
 }
 
 /// Configuration of the lifecycle.

@@ -40,6 +40,15 @@ pub(crate) struct Cache {
     lock: Mutex<File>,
 }
 
+/// A version to convert.
+#[derive(Clone, Copy)]
+pub(crate) struct ForeignVersion<'a> {
+    /// Its directory.
+    pub(crate) dir: &'a Path,
+    /// Tags of its graph ([`engine::SessionOptions::graph_tags`]).
+    pub(crate) graph_tags: &'a [String],
+}
+
 /// A converted version. Its directory is removed on the last drop.
 #[derive(Clone)]
 pub(crate) struct Converted(Arc<Directory>);
@@ -83,7 +92,7 @@ impl Cache {
         self: &Arc<Self>,
         converter: &Converter,
         id: &VersionId,
-        source: &Path,
+        source: ForeignVersion<'_>,
         attempt: &Attempt,
     ) -> Result<Converted> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +199,7 @@ fn remove_stale(cache_dir: &Path) {
 
 fn run(
     converter: &Converter,
-    source: &Path,
+    source: ForeignVersion<'_>,
     dir: &Path,
     attempt: &Attempt,
 ) -> Result<(ExitStatus, Option<String>)> {
@@ -198,7 +207,11 @@ fn run(
     let (said, stderr) =
         std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
     let mut command = Command::new(&converter.program);
-    command.args(&converter.args).arg(source).arg(dir);
+    command.args(&converter.args);
+    if !source.graph_tags.is_empty() {
+        command.arg(format!("{}={}", Converter::TAGS_FLAG, source.graph_tags.join(",")));
+    }
+    command.arg(source.dir).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     // The child inherits the priority of this thread.
     let child = command.spawn().map_err(|e| {
@@ -293,6 +306,10 @@ mod tests {
         VersionId { model: "m".into(), version: 3 }
     }
 
+    fn plain(dir: &Path) -> ForeignVersion<'_> {
+        ForeignVersion { dir, graph_tags: &[] }
+    }
+
     fn shell(script: &str) -> Converter {
         Converter { program: "/bin/sh".into(), args: vec!["-c".into(), script.into(), "sh".into()] }
     }
@@ -303,7 +320,7 @@ mod tests {
         let cache = Cache::open(root.path()).unwrap();
         let converter = shell("cp \"$1/in\" \"$2/out\"");
         std::fs::write(root.path().join("in"), "x").unwrap();
-        let converted = cache.convert(&converter, &id(), root.path(), &go()).unwrap();
+        let converted = cache.convert(&converter, &id(), plain(root.path()), &go()).unwrap();
         let dir = converted.dir().to_owned();
         assert_eq!(std::fs::read_to_string(dir.join("out")).unwrap(), "x");
         drop(converted);
@@ -316,13 +333,14 @@ mod tests {
     fn the_last_line_is_the_reason() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let fail =
-            |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let fail = |script: &str| {
+            cache.convert(&shell(script), &id(), plain(root.path()), &go()).err().unwrap()
+        };
         let error = fail("echo progress >&2; echo no such operator >&2; echo >&2; exit 3");
         assert_eq!(error.message(), "conversion failed: no such operator");
         assert!(fail("exit 3").message().contains("exit status: 3"));
         let missing = Converter { program: "/nonexistent".into(), args: vec![] };
-        assert!(cache.convert(&missing, &id(), root.path(), &go()).is_err());
+        assert!(cache.convert(&missing, &id(), plain(root.path()), &go()).is_err());
         let left = std::fs::read_dir(&cache.dir).unwrap().count();
         assert_eq!(left, 1, "only the lock is left");
     }
@@ -331,8 +349,9 @@ mod tests {
     fn temporary_failures_of_the_converter() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let kind =
-            |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let kind = |script: &str| {
+            cache.convert(&shell(script), &id(), plain(root.path()), &go()).err().unwrap()
+        };
         let (killed, later) = (kind("kill -9 $$"), kind("echo no space left >&2; exit 75"));
         assert_eq!(killed.kind(), ErrorKind::ResourceExhausted, "{killed}");
         assert_eq!(
@@ -348,7 +367,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         let script = "echo '/c/weights.bin: No space left on device (os error 28)' >&2; exit 75";
-        let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let error = cache.convert(&shell(script), &id(), plain(root.path()), &go()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
         let place = cache.dir.display().to_string();
         assert!(
@@ -365,7 +384,7 @@ mod tests {
         let cache = Cache::open(root.path()).unwrap();
         let script =
             "head -c 300000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; echo the end >&2; exit 1";
-        let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let error = cache.convert(&shell(script), &id(), plain(root.path()), &go()).err().unwrap();
         assert_eq!(error.message(), "conversion failed: the end");
     }
 
@@ -374,7 +393,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(&root.path().join("cache")).unwrap();
-        let converted = cache.convert(&shell("exit 0"), &id(), root.path(), &go()).unwrap();
+        let converted = cache.convert(&shell("exit 0"), &id(), plain(root.path()), &go()).unwrap();
         for path in
             [&root.path().join("cache"), &cache.dir, converted.dir(), &cache.dir.join(LOCK_NAME)]
         {
@@ -389,7 +408,7 @@ mod tests {
         let cache = Cache::open(root.path()).unwrap();
         std::fs::remove_dir_all(&cache.dir).unwrap();
         let converted =
-            cache.convert(&shell("touch \"$2/out\""), &id(), root.path(), &go()).unwrap();
+            cache.convert(&shell("touch \"$2/out\""), &id(), plain(root.path()), &go()).unwrap();
         assert!(converted.dir().join("out").exists());
         let _second = Cache::open(root.path()).unwrap();
         assert!(converted.dir().exists(), "it is marked as in use again");
@@ -401,8 +420,10 @@ mod tests {
         let cache = Cache::open(root.path()).unwrap();
         let attempt = go();
         attempt.stop.store(true, Ordering::Relaxed);
-        let error =
-            cache.convert(&shell("exec sleep 600"), &id(), root.path(), &attempt).err().unwrap();
+        let error = cache
+            .convert(&shell("exec sleep 600"), &id(), plain(root.path()), &attempt)
+            .err()
+            .unwrap();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
     }
 

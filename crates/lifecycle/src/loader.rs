@@ -20,7 +20,7 @@ use os::thread;
 
 use crate::activity::LoadActivity;
 use crate::admission::{Admission, Ledger, Promise};
-use crate::convert::{Cache, Converted};
+use crate::convert::{Cache, Converted, ForeignVersion};
 use crate::golden;
 use crate::ignored_settings::IgnoredSettings;
 use crate::message::{Fresh, LoadJob, Message, Outcome};
@@ -195,7 +195,8 @@ impl Loader {
             LifecycleState::Discovered,
             Some("being converted by a child process".into()),
         );
-        cache.convert(&self.converter, &job.id, &job.dir, attempt)
+        let source = ForeignVersion { dir: &job.dir, graph_tags: &job.session.graph_tags };
+        cache.convert(&self.converter, &job.id, source, attempt)
     }
 
     fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {

@@ -23,6 +23,8 @@ const BATCH_SIZE_MAX: usize = 1 << 20;
 const WARMUP_THREADS_MAX: usize = 256;
 /// Most bytes of a file of labels.
 const LABELS_BYTES_MAX: u64 = 64 << 20;
+/// Most tags of a graph.
+const GRAPH_TAGS_MAX: usize = 64;
 
 /// Content of the file. Keys that are absent keep the configured value.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -36,6 +38,7 @@ pub(crate) struct ModelFile {
     device: Option<String>,
     trusted: Option<bool>,
     isolate: Option<bool>,
+    saved_model_tags: Option<Vec<String>>,
     request_log_rate: Option<f64>,
     signature: Option<SignatureFile>,
     recogniser: Option<toml::Table>,
@@ -140,6 +143,11 @@ impl ModelFile {
         if let Some(device) = &self.device {
             device.parse::<Device>().map_err(|error| error.message().to_owned())?;
         }
+        if self.saved_model_tags.as_ref().is_some_and(|tags| !graph_tags_are_valid(tags)) {
+            return Err(format!(
+                "saved-model-tags must be 1 to {GRAPH_TAGS_MAX} tags without a comma"
+            ));
+        }
         if let Some(signature) = &self.signature {
             signature.check().map_err(|error| error.message().to_owned())?;
         }
@@ -216,6 +224,9 @@ impl ModelFile {
             config.session.device =
                 device.parse().map_err(|error: base::Error| error.message().to_owned())?;
         }
+        if let Some(tags) = &self.saved_model_tags {
+            config.session.graph_tags.clone_from(tags);
+        }
         config.session.trusted = self.trusted.unwrap_or(config.session.trusted);
         config.request_log_rate = self.request_log_rate.or(config.request_log_rate);
         if let Some(signature) = &self.signature {
@@ -259,6 +270,12 @@ impl ModelFile {
         }
         Ok(config)
     }
+}
+
+/// Returns true if these can be the tags of a graph. A comma separates tags on a command line.
+fn graph_tags_are_valid(tags: &[String]) -> bool {
+    (1..=GRAPH_TAGS_MAX).contains(&tags.len())
+        && tags.iter().all(|tag| !tag.is_empty() && !tag.contains(','))
 }
 
 /// Reads the file at `path`, whose length is `bytes`.
@@ -380,6 +397,7 @@ mod tests {
             device,
             trusted,
             isolate,
+            saved_model_tags,
             request_log_rate,
             signature,
             recogniser,
@@ -400,6 +418,7 @@ mod tests {
         assert!(
             trusted.is_some()
                 && isolate.is_some()
+                && saved_model_tags.is_some()
                 && request_log_rate.is_some()
                 && recogniser.is_some()
                 && labels.is_some()

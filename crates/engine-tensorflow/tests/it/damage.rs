@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, ErrorKind};
 use engine::publish::WriteOptions;
+use engine::{Engine, LoadRequest, SessionOptions};
 use engine_tensorflow::TensorFlowEngine;
-use engine_tensorflow::publish::convert_into;
+use engine_tensorflow::publish::{SavedModelGraph, convert_into};
 
 use crate::support::{engine, load, model};
 
@@ -39,7 +40,9 @@ fn refused(engine: &TensorFlowEngine, dir: &Path, kind: ErrorKind, reason: &str)
     };
     check(load(engine, dir).err().expect("a damaged model loads"));
     let to = tempfile::tempdir().unwrap();
-    check(convert_into(engine, dir, to.path(), WriteOptions::default(), &mut |_| {}).unwrap_err());
+    let graph = SavedModelGraph { source: dir, tags: &[] };
+    let options = WriteOptions::default();
+    check(convert_into(engine, graph, to.path(), options, &mut |_| {}).unwrap_err());
     assert!(!to.path().join("millpond.json").exists());
 }
 
@@ -114,15 +117,51 @@ fn a_missing_asset() {
     refused(&engine, dir.path(), ErrorKind::DataLoss, "vocabulary.txt");
 }
 
+/// Replaces the tag "serve" of a model's graph.
+fn set_tag(dir: &Path, tag: &[u8; 5]) {
+    let path = dir.join("saved_model.pb");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(5).position(|part| part == b"serve").unwrap();
+    bytes[at..at + 5].copy_from_slice(tag);
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn a_graph_is_selected_by_its_tags() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("sparse");
+    set_tag(dir.path(), b"train");
+    let opened = |dir: &Path, tags: &[String]| {
+        let options = SessionOptions { graph_tags: tags.to_vec(), ..SessionOptions::default() };
+        let graph = dir.join("saved_model.pb");
+        engine.load(&LoadRequest { graph, options, ..LoadRequest::default() })
+    };
+    let tags = ["train".to_owned()];
+    assert!(opened(dir.path(), &tags).is_ok());
+    let error = opened(dir.path(), &["train".into(), "gpu".into()]).err().unwrap();
+    assert!(error.message().contains("{train, gpu}"), "{error}");
+
+    let published = tempfile::tempdir().unwrap();
+    let graph = SavedModelGraph { source: dir.path(), tags: &tags };
+    let options = WriteOptions::default();
+    convert_into(&engine, graph, published.path(), options, &mut |_| {}).unwrap();
+    let error = opened(published.path(), &[]).err().unwrap();
+    assert!(error.message().contains("{train}"), "{error}");
+
+    let copied = tempfile::tempdir().unwrap();
+    let of_published = |tags| SavedModelGraph { source: published.path(), tags };
+    convert_into(&engine, of_published(&[]), copied.path(), options, &mut |_| {}).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let wrong = ["serve".to_owned()];
+    let error = convert_into(&engine, of_published(&wrong), other.path(), options, &mut |_| {});
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
 #[test]
 fn no_graph_for_serving() {
     let Some(engine) = engine() else { return };
     let dir = copy("sparse");
-    let path = dir.path().join("saved_model.pb");
-    let mut bytes = std::fs::read(&path).unwrap();
-    let at = bytes.windows(5).position(|part| part == b"serve").unwrap();
-    bytes[at..at + 5].copy_from_slice(b"train");
-    std::fs::write(&path, bytes).unwrap();
+    set_tag(dir.path(), b"train");
     refused(&engine, dir.path(), ErrorKind::InvalidArgument, "{train}");
 }
 

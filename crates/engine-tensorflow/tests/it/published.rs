@@ -2,6 +2,7 @@
 
 use base::{NamedTensor, Tensor};
 use engine::conformance::resident_bytes;
+use engine_tensorflow::publish::SavedModelGraph;
 
 use crate::support::{bind, engine, floats, load, model, output, publish, run, store, words};
 
@@ -171,13 +172,9 @@ fn a_published_version_can_be_published_again() {
     std::fs::write(first.path().join("weights.bin"), damaged).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let options = engine::publish::WriteOptions::default();
-    let error = engine_tensorflow::publish::convert_into(
-        &engine,
-        first.path(),
-        dir.path(),
-        options,
-        &mut |_| {},
-    )
-    .unwrap_err();
+    let graph = SavedModelGraph { source: first.path(), tags: &[] };
+    let error =
+        engine_tensorflow::publish::convert_into(&engine, graph, dir.path(), options, &mut |_| {})
+            .unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::DataLoss, "{error}");
 }

@@ -7,7 +7,7 @@ use engine::layout::{Artifact, TensorEntry};
 use engine::publish::WriteOptions;
 use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session, SessionOptions};
 use engine_tensorflow::TensorFlowEngine;
-use engine_tensorflow::publish::convert_into;
+use engine_tensorflow::publish::{SavedModelGraph, convert_into};
 use memory::{Chunk, ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
 
@@ -82,7 +82,8 @@ pub(crate) fn store(bytes_max: u64) -> Arc<ParameterStore> {
 pub(crate) fn publish(engine: &TensorFlowEngine, source: &Path) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let options = WriteOptions::default();
-    convert_into(engine, source, dir.path(), options, &mut |_| {}).unwrap();
+    let graph = SavedModelGraph { source, tags: &[] };
+    convert_into(engine, graph, dir.path(), options, &mut |_| {}).unwrap();
     dir
 }
 

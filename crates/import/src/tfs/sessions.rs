@@ -152,11 +152,8 @@ impl SessionSettings {
         };
         set("intra-op", self.threads.intra_op, &mut template.session.intra_op_threads);
         set("inter-op", self.threads.inter_op, &mut template.session.inter_op_threads);
-        if !self.tags.is_empty() && self.tags != ["serve"] {
-            self.notes.push(format!(
-                "--saved_model_tags={} has no effect: the graph with the tag \"serve\" is loaded",
-                self.tags.join(",")
-            ));
+        if self.tags != ["serve"] {
+            template.session.graph_tags.clone_from(&self.tags);
         }
         warnings.append(&mut self.notes);
         Ok(())
