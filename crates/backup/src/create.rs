@@ -12,6 +12,7 @@ use crate::list::{BackupFile, BackupId, BackupList};
 use crate::marks::{Mark, MarkKind};
 use crate::store::StoredObject;
 use crate::transfer::BackupContext;
+use crate::upload_source::UploadSource;
 
 /// Extent of a backup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,7 +164,8 @@ async fn upload(
                 }
                 uploaded_files += 1;
                 let key = context.store.object_key(named.name(), &object);
-                let sent = context.upload(&pinned.open(file)?, &key).await;
+                let opened = pinned.open(file)?;
+                let sent = context.upload(&UploadSource::File(&opened), &key).await;
                 sent.map_err(|error| error.context(&file.name))?
             }
         };

@@ -22,6 +22,7 @@
 //! of the other.
 
 mod archive;
+mod copy;
 mod create;
 mod list;
 mod local_object;
@@ -33,9 +34,11 @@ mod restore;
 mod service;
 mod store;
 mod transfer;
+mod upload_source;
 mod verify;
 
 pub use archive::{archive_bytes, read_archive, write_archive};
+pub use copy::{BackupCopy, copy};
 pub use create::{BackupExtent, BackupReport, create};
 pub use list::{BackupFile, BackupId, BackupList};
 pub use location::{LocationReader, open_location};

@@ -67,9 +67,10 @@ impl BackupStore {
         }
     }
 
-    /// Wraps `objects`, whose keys begin with `prefix`.
-    pub fn wrap(objects: Arc<dyn ObjectStore>, prefix: &str) -> BackupStore {
-        BackupStore { place: StorePlace::new(objects, prefix, "the store"), local: None }
+    /// Returns the store of backups in the directory `name` of this one.
+    #[must_use]
+    pub fn below(&self, name: &str) -> BackupStore {
+        BackupStore { place: self.place.below(name), local: self.local.clone() }
     }
 
     /// Returns the directory or object store.

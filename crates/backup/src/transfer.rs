@@ -13,6 +13,7 @@ use search::collection::PinnedReader;
 use crate::list::BackupFile;
 use crate::local_object::LocalObject;
 use crate::store::BackupStore;
+use crate::upload_source::UploadSource;
 
 /// Bytes of one part of an upload. Stores take parts of 5 MiB and more.
 const PART_BYTES: u64 = 8 << 20;
@@ -22,7 +23,7 @@ const WHOLE_BYTES_MAX: u64 = 512 << 20;
 const PARTS_MAX: u64 = 9_000;
 /// Bytes that are read, hashed, and in a directory written at once. A search whose read waits for
 /// one of them waits a fraction of a millisecond.
-const STEP_BYTES: usize = 256 << 10;
+pub(crate) const STEP_BYTES: usize = 256 << 10;
 
 /// Progress of a backup or of other work on the store. Other threads read it.
 #[derive(Debug, Default)]
@@ -100,17 +101,18 @@ impl BackupContext<'_> {
 
     /// Returns the BLAKE3 hash of a file of this machine. The caller counts the progress.
     pub(crate) async fn hash(&self, file: &PinnedReader) -> Result<String> {
+        let file = UploadSource::File(file);
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
         while at < file.bytes() {
-            let part = self.read(file, at, PART_BYTES.min(file.bytes() - at), &mut hasher).await?;
+            let part = self.read(&file, at, PART_BYTES.min(file.bytes() - at), &mut hasher).await?;
             at += part.len() as u64;
         }
         Ok(hasher.finalize().to_hex().to_string())
     }
 
-    /// Uploads a file and returns its BLAKE3 hash.
-    pub(crate) async fn upload(&self, file: &PinnedReader, key: &Key) -> Result<String> {
+    /// Uploads content and returns its BLAKE3 hash.
+    pub(crate) async fn upload(&self, file: &UploadSource<'_>, key: &Key) -> Result<String> {
         if let Some(path) = self.store.local_path(key)? {
             return self.upload_local(file, path).await;
         }
@@ -140,7 +142,7 @@ impl BackupContext<'_> {
     }
 
     /// Writes a file into a directory of this machine.
-    async fn upload_local(&self, file: &PinnedReader, path: PathBuf) -> Result<String> {
+    async fn upload_local(&self, file: &UploadSource<'_>, path: PathBuf) -> Result<String> {
         let mut object = LocalObject::create(path, file.bytes())?;
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
@@ -155,7 +157,7 @@ impl BackupContext<'_> {
     }
 
     /// Uploads a file in one request, from memory.
-    async fn upload_whole(&self, file: &PinnedReader, key: &Key) -> Result<String> {
+    async fn upload_whole(&self, file: &UploadSource<'_>, key: &Key) -> Result<String> {
         let bytes = file.bytes();
         if bytes > WHOLE_BYTES_MAX {
             return Err(Error::too_large(format!(
@@ -173,7 +175,7 @@ impl BackupContext<'_> {
 
     async fn upload_parts(
         &self,
-        file: &PinnedReader,
+        file: &UploadSource<'_>,
         parts: &mut dyn MultipartUpload,
         hasher: &mut blake3::Hasher,
     ) -> Result<()> {
@@ -194,7 +196,7 @@ impl BackupContext<'_> {
     /// Reads and hashes a part of a file in steps, so that no burst disturbs searches.
     async fn read(
         &self,
-        file: &PinnedReader,
+        file: &UploadSource<'_>,
         at: u64,
         bytes: u64,
         hasher: &mut blake3::Hasher,
@@ -202,10 +204,15 @@ impl BackupContext<'_> {
         let bytes = usize::try_from(bytes)
             .map_err(|_| Error::too_large(format!("a part of {bytes} bytes")))?;
         let mut content = vec![0; bytes];
-        for (index, step) in content.chunks_mut(STEP_BYTES).enumerate() {
-            self.pace(step.len() as u64).await?;
-            file.read_at(at + (index * STEP_BYTES) as u64, step)?;
-            hasher.update(step);
+        let mut fetched = false;
+        for start in (0..bytes).step_by(STEP_BYTES) {
+            let end = (start + STEP_BYTES).min(bytes);
+            self.pace((end - start) as u64).await?;
+            if !fetched && !file.read_step(at + start as u64, &mut content[start..end])? {
+                file.fetch(at, &mut content).await?;
+                fetched = true;
+            }
+            hasher.update(&content[start..end]);
         }
         Ok(content.into())
     }

@@ -129,6 +129,12 @@ impl StorePlace {
         name.split('/').fold(self.prefix.clone(), |key, part| key.join(part))
     }
 
+    /// Returns the directory `name` of this one.
+    #[must_use]
+    pub fn below(&self, name: &str) -> StorePlace {
+        StorePlace { prefix: self.key(name), ..self.clone() }
+    }
+
     /// Lists all objects below this directory.
     ///
     /// # Errors

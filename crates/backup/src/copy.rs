@@ -1,0 +1,82 @@
+//! A copy of a backup in another store, or under another name.
+
+use base::{Error, Result};
+use search::registry::CollectionSettings;
+
+use crate::list::{BackupFile, BackupId, BackupList};
+use crate::marks::{Mark, MarkKind};
+use crate::store::BackupStore;
+use crate::transfer::{BackupContext, STEP_BYTES};
+use crate::upload_source::{StoredSource, UploadSource};
+
+/// A backup, and the copy that it gets.
+#[derive(Clone, Copy, Debug)]
+pub struct BackupCopy<'a> {
+    /// Name of the collection that was backed up.
+    pub collection: &'a str,
+    /// Backup.
+    pub backup: &'a BackupId,
+    /// Store of the copy.
+    pub to: &'a BackupStore,
+    /// Name of the collection in that store.
+    pub name: &'a str,
+    /// Id of the copy.
+    pub id: &'a BackupId,
+}
+
+/// Copies a backup of the store of `context`: objects that the other store lacks, and then the list.
+/// `change` changes the settings that a collection restored from the copy has. Returns the list of
+/// the copy.
+///
+/// # Errors
+/// `NotFound` if there is no such backup, `DataLoss` that names an object that is missing,
+/// shortened or changed, `Cancelled` if the progress was stopped; otherwise the errors of the
+/// stores. The copy then does not exist, and a later one of the same name continues.
+pub async fn copy(
+    context: &BackupContext<'_>,
+    copy: &BackupCopy<'_>,
+    change: impl FnOnce(&mut CollectionSettings),
+) -> Result<BackupList> {
+    let BackupCopy { collection, backup, to, name, id } = *copy;
+    let mut list = context.store.list(collection, backup).await?;
+    context.progress.set_total(list.bytes());
+    let target = BackupContext { store: to, ..*context };
+    let mark = Mark::put(to, name, MarkKind::Backup, id).await?;
+    let work = async {
+        mark.wait_for_removals(context.progress).await?;
+        let stored = to.objects(name).await?;
+        for file in &list.files {
+            let is_there = stored.get(&file.object).is_some_and(|found| found.bytes == file.bytes);
+            if is_there {
+                context.progress.add_done(file.bytes);
+            } else {
+                copy_object(context, &target, copy, file).await?;
+            }
+        }
+        list.id = id.clone();
+        list.collection = name.to_owned();
+        change(&mut list.settings);
+        to.put_list(&list).await?;
+        Ok(list)
+    };
+    let outcome = mark.during(work).await;
+    mark.remove().await;
+    outcome.map_err(|error| error.context(format!("backup {backup} of {collection:?}")))
+}
+
+async fn copy_object(
+    context: &BackupContext<'_>,
+    target: &BackupContext<'_>,
+    copy: &BackupCopy<'_>,
+    file: &BackupFile,
+) -> Result<()> {
+    let from = context.store.object_key(copy.collection, &file.object);
+    let source = StoredSource::open(context.store, from, file.bytes, STEP_BYTES)?;
+    let key = target.store.object_key(copy.name, &file.object);
+    let hash = target.upload(&UploadSource::Object(source), &key).await?;
+    if hash == file.blake3 {
+        return Ok(());
+    }
+    target.store.remove(&key).await?;
+    Err(Error::data_loss(format!("object {}: it does not match its checksum", file.object)))
+}
