@@ -1,16 +1,13 @@
 //! Collections: list, create, change and remove them, and their aliases and indexes.
 
-use crate::json::{self, AliasAction};
+use crate::json::{self, INDEXES_MAX};
 use base::{Error, ErrorKind, Result};
-use search::registry::{AliasChange, Registry};
+use search::registry::Registry;
 use serde_json::{Map, Value, json};
 
 use crate::call::CallContext;
 use crate::describe::EXTRA;
 use crate::update::{UpdateResponse, updated};
-
-/// Most fields with an index in one collection.
-const INDEXES_MAX: usize = 1000;
 
 /// Lists the collections that the request's key may use.
 pub(crate) fn list(registry: &Registry, context: &CallContext) -> Result<Value> {
@@ -77,13 +74,7 @@ pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
     if let Some(metadata) = request.metadata {
         named.change_extra(|extra| {
             let kept = own(extra, "metadata");
-            for (name, value) in metadata {
-                if value.is_null() {
-                    kept.remove(&name)
-                } else {
-                    kept.insert(name, value)
-                };
-            }
+            json::merge_metadata(kept, metadata);
             Ok(())
         })?;
     }
@@ -150,34 +141,18 @@ pub(crate) fn drop_index(
 /// Lists the aliases by which the request's key may use a collection.
 pub(crate) fn aliases(registry: &Registry, context: &CallContext) -> Result<Value> {
     let seen = registry.aliases().into_iter().filter(|(alias, _)| context.sees(alias));
-    Ok(described(seen.collect()))
+    Ok(json::listed_aliases(seen))
 }
 
 pub(crate) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {
     let name = registry.get(&context.collection)?.name().to_owned();
     let aliases = registry.aliases().into_iter().filter(|(_, collection)| *collection == name);
-    Ok(described(aliases.collect()))
-}
-
-fn described(aliases: Vec<(String, String)>) -> Value {
-    let described =
-        |(alias, collection)| json!({ "alias_name": alias, "collection_name": collection });
-    json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
+    Ok(json::listed_aliases(aliases))
 }
 
 pub(crate) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {
     let request: json::ChangeAliases = json::parse(body)?;
-    let change = |action| match action {
-        AliasAction::CreateAlias { alias_name, collection_name } => {
-            AliasChange::Create { alias: alias_name, collection: collection_name }
-        }
-        AliasAction::DeleteAlias { alias_name } => AliasChange::Delete { alias: alias_name },
-        AliasAction::RenameAlias { old_alias_name, new_alias_name } => {
-            AliasChange::Rename { from: old_alias_name, to: new_alias_name }
-        }
-    };
-    let changes: Vec<AliasChange> = request.actions.into_iter().map(change).collect();
-    registry.change_aliases(&changes)?;
+    registry.change_aliases(&request.changes())?;
     Ok(true)
 }
 

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use search::collection::{CANDIDATES_MAX, PointParts, SearchThread};
 use search::filter::{Condition, Filter, Match, each_value};
 use search::registry::NamedCollection;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::CallContext;
@@ -15,9 +15,6 @@ use crate::filters;
 use crate::json::{self, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery};
 use crate::query::{QueryRun, RankedHit, RankedHits, both};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
-
-/// Most groups of one response.
-const GROUPS_MAX: usize = 1024;
 
 /// Groups of hits, the one with the best hit first.
 #[derive(Serialize)]
@@ -35,10 +32,12 @@ struct PointGroup {
 }
 
 /// Value by which points are grouped.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(untagged)]
-enum GroupValue {
+pub enum GroupValue {
+    /// A whole number.
     Whole(i64),
+    /// A text.
     Text(String),
 }
 
@@ -52,7 +51,8 @@ impl GroupValue {
         }
     }
 
-    fn to_value(&self) -> Value {
+    /// Returns the value of the payload.
+    pub fn to_value(&self) -> Value {
         match self {
             GroupValue::Whole(value) => Value::from(*value),
             GroupValue::Text(text) => Value::from(text.as_str()),
@@ -62,7 +62,7 @@ impl GroupValue {
 
 /// Returns the values under `path`, each once. As in Qdrant, a point belongs to no group if one of
 /// its values makes none.
-fn group_values(payload: &Value, path: &str) -> Vec<GroupValue> {
+pub fn group_values(payload: &Value, path: &str) -> Vec<GroupValue> {
     let mut seen = HashSet::new();
     let mut values = Vec::new();
     let mut all_group = true;
@@ -141,7 +141,7 @@ pub(crate) fn query(
     body: &[u8],
 ) -> Result<GroupsResponse> {
     let mut request: QueryGroupsRequest = json::parse(body)?;
-    check(&request)?;
+    request.check()?;
     let query = &mut request.query;
     let projection =
         Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref());
@@ -163,23 +163,6 @@ pub(crate) fn query(
         }
     }
     Ok(response)
-}
-
-fn check(request: &QueryGroupsRequest) -> Result<()> {
-    if request.group_by.is_empty() {
-        return Err(Error::invalid("group_by: the path of a payload field is expected"));
-    }
-    if request.limit > GROUPS_MAX || request.group_size > CANDIDATES_MAX / request.limit {
-        return Err(Error::invalid(format!(
-            "limit: at most {GROUPS_MAX} groups, and limit x group_size at most {CANDIDATES_MAX}"
-        )));
-    }
-    match request.query.query {
-        Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
-            "groups of a query with mmr or order_by are not supported by this server",
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// Search for groups.

@@ -34,6 +34,8 @@ mod update;
 mod write_threads;
 
 pub use filters::parse_filter;
+pub use groups::{GroupValue, group_values};
 pub use routes::{OPENAPI, routes, version};
+pub use snapshots::{SnapshotDescription, named_snapshot, snapshot_id};
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};
 pub use update::apply_operation;

@@ -85,11 +85,21 @@ struct RecoverSnapshot {
 
 /// A snapshot in a response.
 #[derive(Debug, Serialize)]
-struct SnapshotDescription {
+pub struct SnapshotDescription {
     name: String,
     creation_time: String,
-    /// Bytes of the file.
     size: u64,
+}
+
+impl SnapshotDescription {
+    /// Describes a backup of `collection` with `bytes` bytes.
+    pub fn new(collection: &str, id: &BackupId, bytes: u64) -> SnapshotDescription {
+        SnapshotDescription {
+            name: format!("{collection}-{id}{SUFFIX}"),
+            creation_time: id.created().format("%Y-%m-%dT%H:%M:%S").to_string(),
+            size: bytes,
+        }
+    }
 }
 
 /// Returns the routes.
@@ -132,22 +142,31 @@ async fn list(State(state): Context, Path(collection): Path<String>) -> Reply {
 }
 
 fn describe(list: &BackupList) -> Result<SnapshotDescription> {
-    Ok(SnapshotDescription {
-        name: format!("{}-{}{SUFFIX}", list.collection, list.id),
-        creation_time: list.id.created().format("%Y-%m-%dT%H:%M:%S").to_string(),
-        size: archive_bytes(list)?,
-    })
+    Ok(SnapshotDescription::new(&list.collection, &list.id, archive_bytes(list)?))
 }
 
 /// Returns the backup of a snapshot's name.
-fn id_of(collection: &str, name: &str) -> Result<BackupId> {
+///
+/// # Errors
+/// `NotFound` for a name that no snapshot of the collection has.
+pub fn snapshot_id(collection: &str, name: &str) -> Result<BackupId> {
     let missing = || {
         let shown: String = name.chars().take(80).collect();
         Error::not_found(format!("there is no snapshot {shown:?} of {collection:?}"))
     };
-    let id = name.strip_suffix(SUFFIX).and_then(|name| name.strip_prefix(collection));
-    let id = id.and_then(|id| id.strip_prefix('-')).ok_or_else(missing)?;
-    id.parse().map_err(|_| missing())
+    match named_snapshot(name) {
+        Some((found, id)) if found == collection => Ok(id),
+        _ => Err(missing()),
+    }
+}
+
+/// Returns the collection and the backup of a snapshot's name; `None` for another name.
+pub fn named_snapshot(name: &str) -> Option<(&str, BackupId)> {
+    let name = name.strip_suffix(SUFFIX)?;
+    // The id has a "-" of its own.
+    let (head, random) = name.rsplit_once('-')?;
+    let (collection, time) = head.rsplit_once('-')?;
+    Some((collection, format!("{time}-{random}").parse().ok()?))
 }
 
 async fn create(
@@ -205,7 +224,7 @@ async fn remove(
     let removed = async {
         let params = query_parameters(query)?;
         let collection = state.backups.resolve(&collection)?;
-        let backup = id_of(&collection, &name)?;
+        let backup = snapshot_id(&collection, &name)?;
         work(&state.backups, BackupRequest::Delete { collection, backup }, &params).await
     };
     match removed.await {
@@ -255,7 +274,7 @@ async fn begin_download(
     name: &str,
 ) -> Result<Response> {
     let collection = state.backups.resolve(collection)?;
-    let id = id_of(&collection, name)?;
+    let id = snapshot_id(&collection, name)?;
     let list = state.backups.store()?.list(&collection, &id).await?;
     let length = archive_bytes(&list)?;
     let permit = permit(state)?;
@@ -454,7 +473,7 @@ mod tests {
     #[test]
     fn names_lead_to_backups() {
         let id = "20260131T235959123Z-0123abcd";
-        assert_eq!(id_of("a-b", &format!("a-b-{id}.snapshot")).unwrap().as_str(), id);
+        assert_eq!(snapshot_id("a-b", &format!("a-b-{id}.snapshot")).unwrap().as_str(), id);
         for wrong in [
             "x.snapshot",
             "a-b.snapshot",
@@ -462,7 +481,7 @@ mod tests {
             "c-20260131T235959123Z-0123abcd.snapshot",
         ] {
             assert_eq!(
-                id_of("a-b", wrong).unwrap_err().kind(),
+                snapshot_id("a-b", wrong).unwrap_err().kind(),
                 base::ErrorKind::NotFound,
                 "{wrong}"
             );

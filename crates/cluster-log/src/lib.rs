@@ -32,7 +32,7 @@ mod shared;
 mod store;
 mod writer;
 
-pub use codec::Batch;
+pub use codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
 pub use follower::{FollowPosition, FollowStep, LogFollower};
 pub use options::{GATHER_MAX, WriterOptions};
 pub use queue::was_not_made;

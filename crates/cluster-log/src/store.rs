@@ -184,6 +184,23 @@ impl ShardLog {
         Ok(floors)
     }
 
+    /// Returns the number behind the last entry: every entry that was acknowledged before the call is
+    /// below it.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn end(&self) -> Result<EntryNumber> {
+        let floor = self.floor().await?.entry;
+        let mut listing = self.place.objects().list(Some(&self.entries));
+        let mut end = floor;
+        while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
+            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            let number = location.filename().and_then(parse_number);
+            end = end.max(number.map_or(floor, |number| number.plus(1)));
+        }
+        Ok(end)
+    }
+
     /// Raises the floor, then removes the objects of old floors. A floor below the present one
     /// changes nothing.
     ///

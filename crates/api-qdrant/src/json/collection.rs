@@ -2,9 +2,9 @@
 
 use base::{Error, Result};
 use search::coarse::Metric;
-use search::registry::{CollectionSettings, MediumChoice};
+use search::registry::{AliasChange, CollectionSettings, MediumChoice};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{AbsentField, out_of_limits, unsupported};
 
@@ -247,6 +247,29 @@ pub struct ChangeAliases {
     pub actions: Vec<AliasAction>,
 }
 
+impl ChangeAliases {
+    /// Returns the changes in the words of the registry.
+    pub fn changes(self) -> Vec<AliasChange> {
+        let change = |action| match action {
+            AliasAction::CreateAlias { alias_name, collection_name } => {
+                AliasChange::Create { alias: alias_name, collection: collection_name }
+            }
+            AliasAction::DeleteAlias { alias_name } => AliasChange::Delete { alias: alias_name },
+            AliasAction::RenameAlias { old_alias_name, new_alias_name } => {
+                AliasChange::Rename { from: old_alias_name, to: new_alias_name }
+            }
+        };
+        self.actions.into_iter().map(change).collect()
+    }
+}
+
+/// Returns the response that lists aliases with their collections.
+pub fn listed_aliases(aliases: impl IntoIterator<Item = (String, String)>) -> Value {
+    let described =
+        |(alias, collection)| json!({ "alias_name": alias, "collection_name": collection });
+    json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
+}
+
 /// One change of an alias.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -271,6 +294,20 @@ pub enum AliasAction {
         new_alias_name: String,
     },
 }
+
+/// Merges `changes` into the metadata of a collection. Null removes a member.
+pub fn merge_metadata(metadata: &mut Map<String, Value>, changes: Map<String, Value>) {
+    for (name, value) in changes {
+        if value.is_null() {
+            metadata.remove(&name);
+        } else {
+            metadata.insert(name, value);
+        }
+    }
+}
+
+/// Most fields with an index in one collection.
+pub const INDEXES_MAX: usize = 1000;
 
 /// Request for an index on a field of the payload.
 #[derive(Clone, Debug, Deserialize, PartialEq)]

@@ -22,7 +22,8 @@ use search::filter::Filter;
 use serde::Deserialize;
 
 pub use collection::{
-    AliasAction, ChangeAliases, CreateCollection, CreateIndex, UpdateCollection, distance_name,
+    AliasAction, ChangeAliases, CreateCollection, CreateIndex, INDEXES_MAX, UpdateCollection,
+    distance_name, listed_aliases, merge_metadata,
 };
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};

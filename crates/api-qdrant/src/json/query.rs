@@ -7,8 +7,10 @@ use serde::de::{
 };
 use serde_json::{Map, Value};
 
+use base::{Error, Result};
+
 use super::vector::{DenseVector, is_inference, no_vector, object};
-use search::collection::OrderValue;
+use search::collection::{CANDIDATES_MAX, OrderValue};
 use search::filter::Filter;
 use search::points::PointId;
 
@@ -81,6 +83,33 @@ pub struct QueryGroupsRequest {
     pub limit: usize,
     /// The query without its limit.
     pub query: QueryRequest,
+}
+
+/// Most groups of one response.
+const GROUPS_MAX: usize = 1024;
+
+impl QueryGroupsRequest {
+    /// Checks the number of groups and points, and the query.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no field, more than [`GROUPS_MAX`] groups, or more points than a
+    /// search finds; `Unimplemented` for queries that make no groups here.
+    pub fn check(&self) -> Result<()> {
+        if self.group_by.is_empty() {
+            return Err(Error::invalid("group_by: the path of a payload field is expected"));
+        }
+        if self.limit > GROUPS_MAX || self.group_size > CANDIDATES_MAX / self.limit {
+            return Err(Error::invalid(format!(
+                "limit: at most {GROUPS_MAX} groups, and limit x group_size at most {CANDIDATES_MAX}"
+            )));
+        }
+        match self.query.query {
+            Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
+                "groups of a query with mmr or order_by are not supported by this server",
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Members of a request for groups beside those of a query.

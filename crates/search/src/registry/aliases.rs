@@ -35,6 +35,7 @@ pub enum AliasChange {
     },
 }
 
+/// Collections by alias.
 pub(super) type Aliases = BTreeMap<String, String>;
 
 pub(super) fn path(directory: &Path) -> PathBuf {
@@ -61,9 +62,15 @@ pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
     files::replace(KIND, &path(directory), aliases)
 }
 
-/// Returns the aliases after `changes`. `is_collection` returns true for the name of a collection.
-pub(super) fn changed(
-    aliases: &Aliases,
+/// Returns the aliases after `changes`: the collection by alias. `is_collection` returns true for
+/// the name of a collection.
+///
+/// # Errors
+/// `InvalidArgument` for an invalid name, `AlreadyExists` for an alias that is the name of a
+/// collection, `NotFound` for a missing alias or collection, `ResourceExhausted` for more than
+/// 10,000 aliases.
+pub fn changed_aliases(
+    aliases: &BTreeMap<String, String>,
     changes: &[AliasChange],
     is_collection: impl Fn(&str) -> bool,
 ) -> Result<Aliases> {
@@ -117,7 +124,8 @@ mod tests {
     #[test]
     fn changes_are_made_in_order_or_not_at_all() {
         let there = |name: &str| name.starts_with('c');
-        let all = |aliases: &Aliases, changes: &[AliasChange]| changed(aliases, changes, there);
+        let all =
+            |aliases: &Aliases, changes: &[AliasChange]| changed_aliases(aliases, changes, there);
         let first =
             all(&Aliases::new(), &[create("a", "c1"), create("b", "c2"), create("a", "c3")])
                 .unwrap();

@@ -516,7 +516,7 @@ impl RegistryCore {
         let _changing = self.changing.lock();
         let new = {
             let map = self.map.read();
-            aliases::changed(&map.aliases, changes, |name| map.entries.contains_key(name))?
+            aliases::changed_aliases(&map.aliases, changes, |name| map.entries.contains_key(name))?
         };
         aliases::store(&self.options.directory, &new)?;
         self.map.write().aliases = new;

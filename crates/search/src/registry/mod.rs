@@ -43,7 +43,7 @@ use crate::codes::CodeCacheStats;
 use crate::collection::{FilterStats, StallStats};
 use crate::rerank::{BlockStats, CacheStats};
 
-pub use self::aliases::AliasChange;
+pub use self::aliases::{AliasChange, changed_aliases};
 pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX, check_name};
 pub use self::media::{MediumChoice, medium_name, probe_dax};
 pub use self::named::{NamedCollection, ScrollPage};
