@@ -14,6 +14,7 @@
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it. Nothing else decides whether a write exists: neither etcd nor a local disk.
 
+mod changes;
 pub mod membership;
 pub mod node;
 pub mod root;
@@ -24,6 +25,7 @@ mod types;
 pub mod fuzzing {
     use base::Result;
 
+    use crate::changes::CatalogChanges;
     pub use crate::membership::fuzzing::cluster_view;
     pub use crate::root::fuzzing::{read_answer, write_answer};
     use crate::types::CollectionRecord;
@@ -35,8 +37,17 @@ pub mod fuzzing {
     pub fn collection_record(bytes: &[u8]) -> Result<CollectionRecord> {
         crate::node::catalog::decode_record(bytes)
     }
+
+    /// Reads the changes of the collections.
+    ///
+    /// # Errors
+    /// `DataLoss` for other bytes.
+    pub fn catalog_changes(bytes: &[u8]) -> Result<usize> {
+        CatalogChanges::decode(bytes).map(|changes| changes.aliases.len())
+    }
 }
 
+pub use changes::{CatalogChanges, CollectionChanges};
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };

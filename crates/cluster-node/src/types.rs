@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::changes::CatalogChanges;
+
 /// A collection of the cluster, as the store has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectionRecord {
@@ -164,6 +166,8 @@ pub struct ClusterView {
     pub owners: BTreeMap<ShardKey, Owner>,
     /// Collections, by name.
     pub collections: BTreeMap<String, CollectionRecord>,
+    /// Aliases, and changes of collections after their creation.
+    pub changes: Arc<CatalogChanges>,
 }
 
 impl ClusterView {
@@ -196,6 +200,12 @@ impl ClusterView {
             wanted.iter().position(|name| *name == node.name).unwrap_or(usize::MAX)
         });
         serving
+    }
+
+    /// Returns the collection of a name or an alias. A name comes first.
+    pub fn collection(&self, name: &str) -> Option<&CollectionRecord> {
+        let of_alias = || self.collections.get(self.changes.aliases.get(name)?);
+        self.collections.get(name).or_else(of_alias)
     }
 
     /// Returns the collection of an id.

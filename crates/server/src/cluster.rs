@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::any;
 use backup::BackupStore;
 use base::{Error, Result};
-use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
+use cluster_node::node::{BackupSchedule, ClusterNode, LocalCollections, NodeBackups, NodeOptions};
 use cluster_node::root::{self, RootState};
 use cluster_node::{NodeInfo, Roles};
 use http_client::ClientTls;
@@ -19,10 +19,13 @@ use transport::{Reply, RequestLimits, RequestResources};
 
 use crate::cluster_clients::ClusterClients;
 use crate::compose::Server;
-use crate::config::{ClusterConfig, Config};
+use crate::config::{BackupSettings, ClusterConfig, Config};
 
 /// Maximum reads of local collections for nodes of the cluster at the same time.
 const LOCAL_REQUESTS_MAX: usize = 1024;
+
+/// Directory of backups in the cluster's store, if the settings name no other one.
+const BACKUPS: &str = "backups";
 
 /// Returns why a node is not ready.
 pub(crate) type NodeReadiness = Box<dyn Fn() -> Option<String> + Send + Sync>;
@@ -59,13 +62,15 @@ impl ClusterServing {
             serving: Default::default(),
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
+        let backups = backups(config, &store)?;
         let images = server.images.clone();
         let routes = api_qdrant::routes()
             .with_state(local_state(config, server))
             .merge(api_images::routes().with_state(images.clone()))
             .merge(api_images::shard_routes().with_state(images.clone()));
         let node = ClusterNode::start(NodeOptions {
-            place: store.place().clone(),
+            store,
+            backups,
             etcd,
             cluster: cluster.name.clone(),
             info,
@@ -150,7 +155,20 @@ fn root_state(node: &ClusterNode, server: &Server, roles: Roles) -> Arc<RootStat
         node.view(),
         node.catalog().clone(),
     );
-    Arc::new(state.with_images(server.images.clone(), roles.extract))
+    let state = state.with_images(server.images.clone(), roles.extract);
+    Arc::new(state.with_backups(node.backups().clone()))
+}
+
+/// Returns the settings of backups: in the directory or store that the settings name, or else in the
+/// cluster's store.
+fn backups(config: &Config, cluster: &BackupStore) -> Result<NodeBackups> {
+    let BackupSettings { place, options, rate, every, keep_newest } = &config.search.backups;
+    let store = match place {
+        Some(place) => BackupStore::open(place, options)?,
+        None => cluster.below(BACKUPS),
+    };
+    let schedule = every.map(|every| BackupSchedule { every, keep_newest: *keep_newest });
+    Ok(NodeBackups { store, rate: *rate, schedule })
 }
 
 /// Returns routes that refuse every request below `path`.

@@ -128,7 +128,11 @@ fn page(
 }
 
 fn backups(config: &Config, core: &Core, collections: &Arc<Collections>) -> Arc<BackupService> {
-    let settings = config.search.backups();
+    let mut settings = config.search.backups();
+    if config.cluster.is_some() {
+        // The cluster backs up whole collections, and not the shards of each node.
+        settings.every = None;
+    }
     Arc::new(BackupService::new(settings, collections.clone(), core.metrics.clone()))
 }
 

@@ -11,9 +11,12 @@ use cluster::{COPIES_MAX, SHARDS_MAX};
 use model_store::StorePlace;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use parking_lot::Mutex;
 use search::registry::check_name;
 use tokio_stream::StreamExt;
 
+use super::change_log::{ChangeLog, ChangesVersion};
+use crate::changes::CatalogChanges;
 use crate::root::CollectionCatalog;
 use crate::types::{CollectionRecord, ShardKey, ViewUpdater};
 
@@ -38,6 +41,9 @@ pub struct StoreCatalog {
     whole: AtomicBool,
     /// Changes by this process. Records that were read before a change are not taken.
     changes: AtomicU64,
+    log: ChangeLog,
+    /// Newest version of the aliases and changes that this process knows.
+    known_changes: Mutex<ChangesVersion>,
 }
 
 /// Records that were read.
@@ -60,11 +66,13 @@ impl StoreCatalog {
     /// Creates the catalog of the cluster in `place`, which keeps the collections of `view`.
     pub fn new(place: StorePlace, view: ViewUpdater) -> StoreCatalog {
         StoreCatalog {
+            log: ChangeLog::new(place.clone()),
             place,
             view,
             loaded: AtomicBool::new(false),
             whole: AtomicBool::new(false),
             changes: AtomicU64::new(0),
+            known_changes: Mutex::default(),
         }
     }
 
@@ -129,13 +137,63 @@ impl StoreCatalog {
         match within(self.place.objects().delete(&key)).await? {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => {
                 self.changes.fetch_add(1, Ordering::AcqRel);
-                self.view.update(|view| {
-                    view.collections.remove(name);
-                });
+                let mut removed = None;
+                self.view.update(|view| removed = view.collections.remove(name));
+                self.forget(name, removed.map(|record| record.id).as_deref()).await;
                 Ok(true)
             }
             Err(error) => Err(self.place.failed(&error)),
         }
+    }
+
+    /// Removes the aliases and changes of a removed collection.
+    async fn forget(&self, name: &str, id: Option<&str>) {
+        let id = id.unwrap_or_default();
+        let forgotten = self.make_change(&|changes| Ok(changes.without(name, id))).await;
+        if let Err(error) = forgotten {
+            tracing::warn!(collection = name, %error, "aliases of a removed collection stay");
+        }
+    }
+
+    /// Changes aliases, or collections after their creation. Returns the number of the version.
+    ///
+    /// # Errors
+    /// As [`ChangeLog::change`].
+    async fn make_change(
+        &self,
+        change: &(dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> Result<u64> {
+        let known = self.known_changes.lock().clone();
+        let version = self.log.change(&known, change).await?;
+        let number = version.number;
+        self.take_changes(version);
+        Ok(number)
+    }
+
+    /// Puts a version of aliases and changes into the view, unless that has a newer one.
+    fn take_changes(&self, version: ChangesVersion) {
+        let mut known = self.known_changes.lock();
+        if version.number > known.number {
+            *known = version;
+            let changes = known.changes.clone();
+            self.view.update(|view| view.changes = changes);
+        }
+    }
+
+    /// Reads the newest aliases and changes. Damage is logged, and those known before stay.
+    ///
+    /// # Errors
+    /// The store's error.
+    async fn read_changes(&self) -> Result<()> {
+        let known = self.known_changes.lock().clone();
+        match self.log.newest(&known).await {
+            Ok(version) => self.take_changes(version),
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                tracing::error!(%error, "the aliases of the cluster stay as they were");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Keeps the collections of the view until the task is dropped.
@@ -144,7 +202,7 @@ impl StoreCatalog {
         let mut known = KnownRecords::new();
         loop {
             let changes = self.changes.load(Ordering::Acquire);
-            match self.read(&known).await {
+            match self.read_all(&known).await {
                 Ok(reading) => {
                     known = reading.records;
                     failed = false;
@@ -159,6 +217,13 @@ impl StoreCatalog {
             }
             tokio::time::sleep(READ_INTERVAL).await;
         }
+    }
+
+    /// Reads the changed records, and the aliases and changes.
+    async fn read_all(&self, known: &KnownRecords) -> Result<RecordsReading> {
+        // First, so that the view never has the collections without the aliases.
+        self.read_changes().await?;
+        self.read(known).await
     }
 
     /// Puts records into the view, unless this process has changed one since they were read.
@@ -243,6 +308,13 @@ impl CollectionCatalog for StoreCatalog {
         Box::pin(self.remove_record(name))
     }
 
+    fn change<'a>(
+        &'a self,
+        change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> BoxFuture<'a, Result<u64>> {
+        Box::pin(self.make_change(change))
+    }
+
     fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Acquire)
     }
@@ -270,7 +342,7 @@ pub(crate) fn decode_record(bytes: &[u8]) -> Result<CollectionRecord> {
 }
 
 /// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.
-async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
+pub(super) async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
     tokio::time::timeout(REQUEST_TIMEOUT, request)
         .await
         .map_err(|_| Error::unavailable("the cluster's store does not answer"))
@@ -281,6 +353,7 @@ mod tests {
     use std::sync::Arc;
 
     use object_store::memory::InMemory;
+    use search::registry::AliasChange;
     use serde_json::Value;
 
     use super::*;
@@ -305,7 +378,15 @@ mod tests {
         let reading = catalog.read(&reading.records).await.unwrap();
         assert_eq!((reading.records.len(), reading.whole), (1, true));
         assert_eq!(catalog.all_ids().await.unwrap(), BTreeSet::from(["id-a".to_owned()]));
+        let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+        let change = |changes: &CatalogChanges| {
+            changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+        };
+        assert_eq!(catalog.make_change(&change).await.unwrap(), 1);
+        let view = catalog.view.source();
+        assert_eq!(view.current().collection("x").unwrap().id, "id-a");
         assert!(catalog.remove_record("a").await.unwrap());
+        assert!(view.current().changes.aliases.is_empty());
         assert!(!catalog.remove_record("a").await.unwrap());
         assert!(catalog.all_ids().await.unwrap().is_empty());
     }

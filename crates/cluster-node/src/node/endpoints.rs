@@ -32,10 +32,11 @@ const REOPENED_RETRY: Duration = Duration::from_millis(100);
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Routes of a collection that a root may read.
-const READ_PATHS: [&str; 8] = [
+const READ_PATHS: [&str; 9] = [
     "points",
     "points/query",
     "points/query/batch",
+    "points/query/groups",
     "points/count",
     "points/scroll",
     "facet",

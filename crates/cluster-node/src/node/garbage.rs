@@ -66,7 +66,7 @@ async fn remove_without_record(
 }
 
 /// Returns true if this node is the one that removes data: the first with the role ingest.
-fn is_collector(view: &ClusterView, name: &str) -> bool {
+pub(super) fn is_collector(view: &ClusterView, name: &str) -> bool {
     let mut writers = view.nodes.values().filter(|node| node.roles.ingest);
     writers.next().is_some_and(|first| first.name == name)
 }

@@ -184,12 +184,17 @@ pub(super) fn position_in(extra: &Value) -> Option<FollowPosition> {
 /// `NotFound` if the collection was removed; the error of the file system.
 pub(super) fn store_position(named: &NamedCollection, position: FollowPosition) -> Result<()> {
     named.change_extra(|extra| {
-        if !extra.is_object() {
-            *extra = json!({});
-        }
-        extra[EXTRA] = json!({ "next": position.next.0, "epoch": position.epoch.0 });
+        set_position(extra, position);
         Ok(())
     })
+}
+
+/// Sets the position in the extra data of a collection.
+pub(super) fn set_position(extra: &mut Value, position: FollowPosition) {
+    if !extra.is_object() {
+        *extra = json!({});
+    }
+    extra[EXTRA] = json!({ "next": position.next.0, "epoch": position.epoch.0 });
 }
 
 /// Runs `work` on a thread that may block.

@@ -2,13 +2,18 @@
 //! that it owns, takes snapshots, and answers roots.
 
 mod apply;
+mod backup_schedule;
+mod backup_set;
+mod backups;
 pub(crate) mod catalog;
+mod change_log;
 mod endpoints;
 mod garbage;
 mod hints;
 mod holder;
 pub(crate) mod image_endpoints;
 mod local;
+mod log_parts;
 mod offered;
 mod ownership;
 mod placement;
@@ -20,16 +25,19 @@ use std::time::Duration;
 
 use api_images::ImagesState;
 use axum::Router;
+use backup::BackupStore;
 use base::{Error, Result};
 use etcd::Etcd;
 use http_client::HttpClient;
-use model_store::StorePlace;
 use os::{Pacer, Rate};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use transport::RequestResources;
 
+pub use self::backup_set::BackupSet;
+use self::backups::ClusterBackupOptions;
+pub use self::backups::{BackupSchedule, ClusterBackups};
 pub use self::catalog::StoreCatalog;
 use self::hints::EntryHints;
 pub use self::local::{LocalAnswer, LocalCollections};
@@ -48,7 +56,7 @@ const SEEN_AFTER: Duration = Duration::from_secs(1);
 /// Settings of a node.
 pub struct NodeOptions {
     /// Directory of the cluster in the store.
-    pub place: StorePlace,
+    pub store: BackupStore,
     /// Client of etcd.
     pub etcd: Etcd,
     /// Name of the cluster in etcd.
@@ -57,6 +65,8 @@ pub struct NodeOptions {
     pub info: NodeInfo,
     /// Entries of a shard's log between two snapshots.
     pub snapshot_entries: u64,
+    /// Backups of collections.
+    pub backups: NodeBackups,
     /// Limit of the bytes per second of snapshots.
     pub background_rate: Rate,
     /// Client of other nodes, with the key that this node shows to them.
@@ -67,6 +77,16 @@ pub struct NodeOptions {
     pub images: Arc<ImagesState>,
     /// Limits of requests.
     pub requests: Arc<RequestResources>,
+}
+
+/// Settings of the backups of collections.
+pub struct NodeBackups {
+    /// Store of the backups.
+    pub store: BackupStore,
+    /// Limit of the bytes per second that are copied.
+    pub rate: Rate,
+    /// Backups that are made without a request; `None` makes none.
+    pub schedule: Option<BackupSchedule>,
 }
 
 /// A node of a cluster.
@@ -80,6 +100,7 @@ pub struct ClusterNode {
     owned: Arc<OwnedShards>,
     membership: Arc<Membership>,
     catalog: Arc<StoreCatalog>,
+    backups: Arc<ClusterBackups>,
     view: ViewSource,
     client: HttpClient,
     etcd: Etcd,
@@ -94,16 +115,27 @@ impl ClusterNode {
     /// # Errors
     /// `InvalidArgument` for settings that cannot work; as [`Membership::start`].
     pub async fn start(options: NodeOptions) -> Result<Arc<ClusterNode>> {
-        let NodeOptions { place, info, local, images, requests, etcd, client, .. } = options;
+        let NodeOptions { store, info, local, images, requests, etcd, client, backups, .. } =
+            options;
         if options.snapshot_entries == 0 {
             return Err(Error::invalid("a snapshot is taken after at least one entry"));
         }
         let (roles, name) = (info.roles, info.name.clone());
         let view = ViewUpdater::new();
         let metrics = requests.metrics.cluster.clone();
+        let place = store.place().clone();
+        let backups = ClusterBackups::new(ClusterBackupOptions {
+            view: view.source(),
+            cluster: store.clone(),
+            store: backups.store,
+            rate: backups.rate,
+            metrics: requests.metrics.backups.clone(),
+            schedule: backups.schedule,
+        });
         let services = Arc::new(NodeServices {
             name: name.clone(),
             place: place.clone(),
+            store,
             local: local.clone(),
             view: view.source(),
             client: client.clone(),
@@ -130,6 +162,8 @@ impl ClusterNode {
         if roles.ingest {
             tasks.spawn(owned.clone().run(view.source()));
             tasks.spawn(garbage::run(services.clone(), catalog.clone()));
+            let backups = backups.clone();
+            tasks.spawn(backup_schedule::run(services.clone(), catalog.clone(), backups));
             tasks.spawn(hints.run(services));
         }
         let (view, tasks) = (view.source(), Mutex::new(tasks));
@@ -143,6 +177,7 @@ impl ClusterNode {
             owned,
             membership,
             catalog,
+            backups,
             view,
             client,
             etcd,
@@ -169,6 +204,11 @@ impl ClusterNode {
     /// Returns the records of the collections.
     pub fn catalog(&self) -> &Arc<StoreCatalog> {
         &self.catalog
+    }
+
+    /// Returns the backups of collections.
+    pub fn backups(&self) -> &Arc<ClusterBackups> {
+        &self.backups
     }
 
     /// Returns the client that this node calls others with.

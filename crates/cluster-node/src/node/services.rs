@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backup::BackupStore;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use model_store::StorePlace;
@@ -21,7 +22,10 @@ pub(super) const RESTORES_RUNNING_MAX: usize = 2;
 pub(super) struct NodeServices {
     /// Name of this node.
     pub(super) name: String,
+    /// Directory of the cluster in the store.
     pub(super) place: StorePlace,
+    /// The same directory, with its path if it is one of this machine.
+    pub(super) store: BackupStore,
     pub(super) local: LocalCollections,
     pub(super) view: ViewSource,
     pub(super) client: HttpClient,

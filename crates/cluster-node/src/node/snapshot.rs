@@ -99,9 +99,9 @@ impl SnapshotState {
 
 /// A snapshot in the store.
 #[derive(Clone)]
-struct StoredSnapshot {
-    id: BackupId,
-    position: FollowPosition,
+pub(super) struct StoredSnapshot {
+    pub(super) id: BackupId,
+    pub(super) position: FollowPosition,
 }
 
 /// Takes a snapshot, unless the store has a newer one, then raises the floor of the log to the
@@ -147,7 +147,7 @@ async fn take(
 }
 
 /// Returns the snapshots of a shard that can be read.
-async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot>> {
+pub(super) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot>> {
     let mut found = Vec::new();
     for id in store.ids(name).await? {
         match store.list(name, &id).await {
@@ -165,7 +165,7 @@ async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot
 }
 
 /// Stops the transfer when it is dropped: the follower that waits for it may be gone.
-struct StopOnDrop(Arc<BackupProgress>);
+pub(super) struct StopOnDrop(pub(super) Arc<BackupProgress>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
@@ -211,8 +211,11 @@ fn count(services: &NodeServices, kind: &'static str) {
     services.metrics.snapshots.get_or_create(&KindLabels { kind }).inc();
 }
 
-/// Returns the store of a collection's snapshots.
 fn store_of(services: &NodeServices, id: &str) -> BackupStore {
-    let prefix = services.place.key(&format!("data/{id}/snapshots"));
-    BackupStore::wrap(services.place.objects().clone(), prefix.as_ref())
+    snapshot_store(&services.store, id)
+}
+
+/// Returns the store of the snapshots of the collection `id`. `cluster` is the cluster's store.
+pub(super) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
+    cluster.below(&format!("data/{id}/snapshots"))
 }

@@ -39,15 +39,22 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     RootAnswer::of(&json!({ "collections": names }))
 }
 
-/// Tells if a collection has this name.
+/// Tells if a collection has this name or alias.
 pub(super) async fn exists(context: RootContext, _: Bytes) -> Result<RootAnswer> {
-    let exists = context.state.loaded_view()?.collections.contains_key(&context.collection);
+    let exists = context.state.loaded_view()?.collection(&context.collection).is_some();
     RootAnswer::of(&json!({ "exists": exists }))
 }
 
 /// Creates a collection, and waits until each shard has a holder.
 pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = new_record(&context.collection, &body)?;
+    let view = context.state.view.current();
+    if view.changes.aliases.contains_key(&record.name) {
+        return Err(Error::invalid(format!(
+            "\"{}\" is an alias, so no collection can have this name; use another name",
+            record.name
+        )));
+    }
     if !context.state.catalog.create(&record).await? {
         let message = format!(
             "there is a collection \"{}\" already; remove it, or use another name",
@@ -132,7 +139,7 @@ fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -
 }
 
 /// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
-pub(super) fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     let now = SystemTime::now();
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let random = RandomState::new().hash_one((std::process::id(), now));

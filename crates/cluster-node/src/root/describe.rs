@@ -1,5 +1,7 @@
 //! Descriptions of collections and of the cluster.
 
+use std::sync::Arc;
+
 use api_qdrant::json::{CreateCollection, distance_name};
 use base::{Error, Result};
 use bytes::Bytes;
@@ -10,12 +12,13 @@ use super::call::RootContext;
 use super::collections::{settings, unserved};
 use super::envelope::RootAnswer;
 use super::read;
+use crate::changes::CollectionChanges;
 use crate::types::{ClusterView, CollectionRecord, ShardKey};
 
 /// Describes a collection. The configuration is Qdrant's default, because clients require one.
 pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
-    let counted = read::count_points(&context, &record).await;
+    let counted = read::count_points(&context, &record, &json!({})).await;
     let view = context.state.view.current();
     let (points, error) = match counted {
         Ok((points, false)) => (Value::from(points), None),
@@ -24,8 +27,29 @@ pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswe
         }
         Err(error) => (Value::Null, Some(error.message().to_owned())),
     };
-    let described = description(&record, &view, &points, error.as_deref())?;
+    let mut described = description(&record, &view, &points, error.as_deref())?;
+    described["payload_schema"] = payload_schema(&context, &record, &view).await?;
     RootAnswer::of(&described)
+}
+
+/// Returns the declared indexes, each with the number of points that have a value of the field.
+async fn payload_schema(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    view: &ClusterView,
+) -> Result<Value> {
+    let declared = view.changes.collections.get(&record.id).map(|it| &it.payload_schema);
+    let mut fields = Map::new();
+    for (field, schema) in declared.into_iter().flatten() {
+        let filled = json!({ "filter": { "must_not": [{ "is_empty": { "key": field } }] } });
+        let (points, _) = read::count_points(context, record, &filled).await?;
+        let mut described = json!({ "data_type": schema["data_type"], "points": points });
+        if !schema["params"].is_null() {
+            described["params"] = schema["params"].clone();
+        }
+        fields.insert(field.clone(), described);
+    }
+    Ok(Value::Object(fields))
 }
 
 fn description(
@@ -41,12 +65,16 @@ fn description(
     if !settings.vector_name.is_empty() {
         vector = json!({ settings.vector_name.as_str(): vector });
     }
-    let hints = create.hints()?;
+    let none = CollectionChanges::default();
+    let changes = view.changes.collections.get(&record.id).unwrap_or(&none);
+    let mut hints = create.hints()?;
+    hints.extend(changes.hints.clone());
     let hints =
         hints.keys().map(|name| format!("{name} was asked for and has no effect on this server"));
     let warnings: Vec<Value> =
         hints.chain(missing(record, view)).map(|message| json!({ "message": message })).collect();
-    let metadata = create.metadata.filter(|metadata| !metadata.is_empty());
+    let metadata = changes.metadata_over(create.metadata);
+    let metadata = Some(metadata).filter(|metadata| !metadata.is_empty());
     Ok(json!({
         "warnings": warnings,
         "status": status(record, view),
@@ -65,7 +93,6 @@ fn description(
             "quantization_config": Value::Null,
             "metadata": metadata.map_or(Value::Null, Value::Object),
         },
-        "payload_schema": {},
     }))
 }
 

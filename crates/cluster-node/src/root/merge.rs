@@ -45,13 +45,13 @@ pub(super) struct ShardResults<'a> {
 }
 
 #[derive(Deserialize)]
-struct PointsText<'a> {
+pub(super) struct PointsText<'a> {
     #[serde(borrow)]
-    points: Vec<&'a RawValue>,
+    pub(super) points: Vec<&'a RawValue>,
     #[serde(default)]
     next_page_offset: Option<PointId>,
     #[serde(default)]
-    partial: bool,
+    pub(super) partial: bool,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ struct PointKeyText {
 
 /// Parts of a point that decide about its place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct PointKey {
+pub(super) struct PointKey {
     /// Order of ids in collections: numbers, then UUIDs by their hash.
     id: (u64, PointId),
     score: Option<f32>,
@@ -71,28 +71,35 @@ struct PointKey {
 }
 
 /// A point and its text.
-struct KeyedPoint<'a> {
-    key: PointKey,
-    text: &'a RawValue,
+pub(super) struct KeyedPoint<'a> {
+    pub(super) key: PointKey,
+    pub(super) text: &'a RawValue,
+}
+
+impl PointKey {
+    /// Returns the point's id.
+    pub(super) fn point(&self) -> PointId {
+        self.id.1
+    }
 }
 
 fn place(id: PointId) -> (u64, PointId) {
     (id.internal(), id)
 }
 
-fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
+pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
     serde_json::from_str(text.get())
         .map_err(|error| Error::internal(format!("a shard's result: {error}")))
 }
 
-fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
+pub(super) fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
     let point: PointKeyText = read(text)?;
     let value = point.order_value.and_then(|number| OrderValue::of(&Value::Number(number)));
     Ok(KeyedPoint { key: PointKey { id: place(point.id), score: point.score, value }, text })
 }
 
 impl HitOrder {
-    fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
+    pub(super) fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
         let by_id = || one.id.cmp(&other.id);
         match self {
             // A score that is no number has no JSON and comes last.

@@ -20,14 +20,17 @@
 //! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes
 //! of other roots.
 
+mod aliases;
 mod by_filter;
 mod call;
 mod check;
+mod collection_changes;
 mod collections;
 mod describe;
 mod envelope;
 mod fan_out;
 pub(crate) mod fuzzing;
+mod groups;
 mod images;
 mod merge;
 mod params;
@@ -38,12 +41,14 @@ mod read;
 mod read_memory;
 mod routes;
 mod shard_read;
+mod snapshots;
 mod split;
 mod state;
 mod wire;
 mod write;
 mod written;
 
+pub(crate) use collections::new_id;
 pub use images::image_routes;
 pub use routes::routes;
 pub use state::{CollectionCatalog, RootState};

@@ -14,16 +14,24 @@ use transport::query_parameters;
 /// parameter `min_coverage` goes before it.
 const MIN_COVERAGE_HEADER: &str = "x-min-coverage";
 
-/// Parameters of a request. Qdrant's `wait` and `ordering` have no effect: every write is in the
-/// log before its response, and the log orders the writes of a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Parameters of a request. Qdrant's `ordering` has no effect, and `wait` has one on snapshots only:
+/// every write is in the log before its response, and the log orders the writes of a shard.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RootParams {
+    /// False to answer before a snapshot is made or recovered.
+    pub(super) wait: bool,
     /// The client's time limit.
     pub(super) timeout: Option<Duration>,
     /// Smallest part of the shards that an answer needs, from 0 to 1.
     pub(super) min_coverage: f64,
     /// True if the answer must have every write that was acknowledged before the request.
     pub(super) strong: bool,
+}
+
+impl Default for RootParams {
+    fn default() -> RootParams {
+        RootParams { wait: true, timeout: None, min_coverage: 0.0, strong: false }
+    }
 }
 
 impl RootParams {
@@ -35,7 +43,10 @@ impl RootParams {
         let mut params = RootParams::of_headers(headers)?;
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
             match &*name {
-                "wait" => check_word(&name, &value, &["true", "false"])?,
+                "wait" => {
+                    check_word(&name, &value, &["true", "false"])?;
+                    params.wait = value == "true";
+                }
                 "ordering" => check_word(&name, &value, &["weak", "medium", "strong"])?,
                 _ if params.take(&name, &value)? => {}
                 other => {
@@ -164,12 +175,13 @@ mod tests {
 
     #[test]
     fn known_parameters_are_read() {
-        for query in ["", "wait=true", "wait=false&ordering=strong", "consistency=1"] {
+        for query in ["", "wait=true", "wait=true&ordering=strong", "consistency=1"] {
             assert_eq!(parse(query).unwrap(), RootParams::default(), "{query}");
         }
         for query in ["consistency=strong", "consistency=majority", "consistency=2"] {
             assert!(parse(query).unwrap().strong, "{query}");
         }
+        assert!(!parse("wait=false").unwrap().wait);
         let params = parse("timeout=7&min_coverage=0.5").unwrap();
         assert_eq!((params.timeout, params.min_coverage), (Some(Duration::from_secs(7)), 0.5));
     }

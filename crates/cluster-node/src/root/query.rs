@@ -47,22 +47,21 @@ fn check_named(points: usize, dims: usize) -> Result<()> {
 }
 
 /// One query of a client.
-struct RootQuery {
-    request: QueryRequest,
-    members: RawMembers,
+pub(super) struct RootQuery {
+    pub(super) request: QueryRequest,
+    /// The request's text, by member.
+    pub(super) members: RawMembers,
 }
 
 /// Vectors of points of the collection.
-type PointVectors = HashMap<PointId, Vec<f32>>;
+pub(super) type PointVectors = HashMap<PointId, Vec<f32>>;
 
 pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let settings = collections::settings(&record)?;
     let query = RootQuery::read(&body)?;
     let (order, range) = (query.order(settings.metric)?, query.range());
-    let ids = query.ids();
-    check_named(ids.len(), settings.dims)?;
-    let vectors = point_vectors(&context, &record, &settings, &ids).await?;
+    let vectors = point_vectors(&context, &record, &settings, &query.ids()).await?;
     let body = split::raw(&query.for_shards(&vectors)?)?;
     let read = of_all(&context, &record, "points/query", body);
     merged(&context, &read, move |shards| merge::hits(shards, order, range)).await
@@ -83,7 +82,6 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
         merges.push((order, query.range()));
     }
     let ids: Vec<PointId> = queries.iter().flat_map(RootQuery::ids).collect();
-    check_named(ids.len(), settings.dims)?;
     let vectors = point_vectors(&context, &record, &settings, &ids).await?;
     let build = move || {
         let mut searches = Vec::with_capacity(queries.len());
@@ -127,7 +125,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// `Unimplemented` for queries that cannot be answered shard by shard.
-    fn order(&self, metric: Metric) -> Result<HitOrder> {
+    pub(super) fn order(&self, metric: Metric) -> Result<HitOrder> {
         if !self.request.prefetch.is_empty() {
             return Err(Error::unimplemented(
                 "prefetch: not supported by collections of a cluster, because its limit would \
@@ -156,7 +154,7 @@ impl RootQuery {
     }
 
     /// Returns the points that the query names. They are no hits.
-    fn ids(&self) -> Vec<PointId> {
+    pub(super) fn ids(&self) -> Vec<PointId> {
         let id = |input: &VectorInput| match input {
             VectorInput::Id(id) => Some(*id),
             VectorInput::Vector(_) => None,
@@ -174,7 +172,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
-    fn for_shards(&self, vectors: &PointVectors) -> Result<RawMembers> {
+    pub(super) fn for_shards(&self, vectors: &PointVectors) -> Result<RawMembers> {
         let mut members = self.members.clone();
         let count = self.request.limit().saturating_add(self.request.offset());
         members.insert("limit".to_owned(), split::raw(&count)?);
@@ -214,11 +212,11 @@ fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> 
     RawValue::from_string(text).map_err(|error| Error::internal(format!("a filter: {error}")))
 }
 
-/// Reads the vectors of points.
+/// Reads the vectors of the points that a request names.
 ///
 /// # Errors
-/// `Unavailable` if the shard of a point does not answer.
-async fn point_vectors(
+/// As [`check_named`]; `Unavailable` if the shard of a point does not answer.
+pub(super) async fn point_vectors(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     settings: &CollectionSettings,
@@ -229,6 +227,7 @@ async fn point_vectors(
         id: PointId,
         vector: Vector,
     }
+    check_named(ids.len(), settings.dims)?;
     let mut vectors = PointVectors::new();
     if ids.is_empty() {
         return Ok(vectors);

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use search::collection::IDS_MAX;
 use search::points::PointId;
 use serde::Deserialize;
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::call::RootContext;
 use super::envelope::RootAnswer;
@@ -230,15 +230,17 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
     merged(&context, &read, merge::count).await
 }
 
-/// Returns the number of points, and true if points of some shards are not counted.
+/// Returns the number of points, and true if points of some shards are not counted. `body` is that
+/// of a request to count points.
 ///
 /// # Errors
 /// As [`answers`].
 pub(super) async fn count_points(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
+    body: &Value,
 ) -> Result<(u64, bool)> {
-    let read = of_all(context, record, "points/count", raw_body(b"{}")?);
+    let read = of_all(context, record, "points/count", split::raw(body)?);
     let answers = answers(context, &read).await?;
     let texts: Vec<&RawValue> = answers.results.values().map(|result| &**result).collect();
     merge::sum(ShardResults { results: &texts, incomplete: !answers.coverage.is_whole() })

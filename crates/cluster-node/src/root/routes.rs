@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::routing::{any, get, post, put};
+use axum::routing::{any, delete, get, post, put};
 use base::Error;
 use http::{Method, Uri};
 use transport::Reply;
@@ -12,7 +12,9 @@ use transport::Reply;
 use super::call::RootCall;
 use super::envelope::refuse;
 use super::state::RootState;
-use super::{collections, describe, plan, query, read, write};
+use super::{
+    aliases, collection_changes, collections, describe, groups, plan, query, read, snapshots, write,
+};
 
 /// Returns the routes of the cluster's collections, which an API key protects. They take the place
 /// of `api_qdrant::routes`.
@@ -23,6 +25,7 @@ pub fn routes() -> Router<Arc<RootState>> {
             "/collections/{collection}",
             get(|call: RootCall| call.answer(describe::describe))
                 .put(|call: RootCall| call.answer(collections::create))
+                .patch(|call: RootCall| call.answer(collection_changes::update))
                 .delete(|call: RootCall| call.answer(collections::remove))
                 .fallback(unsupported),
         )
@@ -34,9 +37,27 @@ pub fn routes() -> Router<Arc<RootState>> {
         .route("/cluster/v1/view", get(|call: RootCall| call.answer(describe::cluster)))
         .route("/cluster/v1/plan", post(|call: RootCall| call.answer(plan::plan)))
         .merge(points())
-        .route("/collections/aliases", any(unsupported))
+        .route(
+            "/collections/aliases",
+            post(|call: RootCall| call.answer(aliases::change)).fallback(unsupported),
+        )
+        .route(
+            "/collections/{collection}/aliases",
+            get(|call: RootCall| call.answer(aliases::of_collection)).fallback(unsupported),
+        )
+        .route("/aliases", get(|call: RootCall| call.answer(aliases::list)).fallback(unsupported))
+        .route(
+            "/collections/{collection}/index",
+            put(|call: RootCall| call.answer(collection_changes::declare_index))
+                .fallback(unsupported),
+        )
+        .route(
+            "/collections/{collection}/index/{item}",
+            delete(|call: RootCall| call.answer(collection_changes::drop_index))
+                .fallback(unsupported),
+        )
+        .merge(snapshots())
         .route("/collections/{collection}/{*item}", any(unsupported))
-        .route("/aliases", any(unsupported))
         .route("/snapshots", any(unsupported))
         .route("/snapshots/{*item}", any(unsupported))
         .route("/telemetry", any(unsupported))
@@ -44,6 +65,26 @@ pub fn routes() -> Router<Arc<RootState>> {
         .route("/quotas/{*item}", any(unsupported))
         .route("/issues", any(unsupported))
         .route("/cluster", any(unsupported))
+}
+
+fn snapshots() -> Router<Arc<RootState>> {
+    const SNAPSHOTS: &str = "/collections/{collection}/snapshots";
+    let at = |rest: &str| format!("{SNAPSHOTS}/{rest}");
+    Router::new()
+        .route(
+            SNAPSHOTS,
+            get(|call: RootCall| call.answer(snapshots::list))
+                .post(|call: RootCall| call.answer(snapshots::create))
+                .fallback(unsupported),
+        )
+        .route(
+            &at("recover"),
+            put(|call: RootCall| call.answer(snapshots::recover)).fallback(unsupported),
+        )
+        .route(
+            &at("{item}"),
+            delete(|call: RootCall| call.answer(snapshots::remove)).fallback(unsupported),
+        )
 }
 
 fn points() -> Router<Arc<RootState>> {
@@ -59,6 +100,7 @@ fn points() -> Router<Arc<RootState>> {
         .route(&at("scroll"), post(|call: RootCall| call.answer(read::scroll)))
         .route(&at("count"), post(|call: RootCall| call.answer(read::count)))
         .route(&at("query"), post(|call: RootCall| call.answer(query::query)))
+        .route(&at("query/groups"), post(|call: RootCall| call.answer(groups::query)))
         .route(&at("query/batch"), post(|call: RootCall| call.answer(query::batch)))
         .route(&at("delete"), post(|call: RootCall| call.answer(write::delete)))
         .route(

@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use transport::RequestResources;
 
 use super::written::WrittenEntries;
+use crate::changes::CatalogChanges;
+use crate::node::ClusterBackups;
 use crate::types::{ClusterView, CollectionRecord, ViewSource};
 
 /// Retry advice before the collections are known.
@@ -37,6 +39,17 @@ pub trait CollectionCatalog: Send + Sync {
     /// The store's error.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
 
+    /// Makes a change of the newest aliases and changes of collections. `change` may be called
+    /// several times, if other nodes make changes too. Returns the number of the version, which
+    /// grows with each change.
+    ///
+    /// # Errors
+    /// Errors of `change`, and the store's.
+    fn change<'a>(
+        &'a self,
+        change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> BoxFuture<'a, Result<u64>>;
+
     /// Returns true once the collections were read from the store. Before, an absent one says
     /// nothing.
     fn is_loaded(&self) -> bool;
@@ -59,6 +72,7 @@ pub struct RootState {
     pub(super) latencies: Mutex<NodeLatencies>,
     pub(super) written: WrittenEntries,
     pub(super) images: Option<NodeImages>,
+    pub(super) backups: Option<Arc<ClusterBackups>>,
     query_number: AtomicU64,
     /// End of the time in which requests wait for the collections.
     start_wait_end: Instant,
@@ -80,6 +94,7 @@ impl RootState {
             latencies: Mutex::default(),
             written: WrittenEntries::default(),
             images: None,
+            backups: None,
             query_number: AtomicU64::new(0),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
@@ -91,6 +106,12 @@ impl RootState {
     #[must_use]
     pub fn with_images(self, state: Arc<ImagesState>, extracts: bool) -> RootState {
         RootState { images: Some(NodeImages { state, extracts }), ..self }
+    }
+
+    /// Sets the backups of the cluster's collections.
+    #[must_use]
+    pub fn with_backups(self, backups: Arc<ClusterBackups>) -> RootState {
+        RootState { backups: Some(backups), ..self }
     }
 
     /// Returns the extraction of this node, if it has the role.
@@ -138,13 +159,13 @@ impl RootState {
         Ok(self.view.current())
     }
 
-    /// Returns the record of the collection that clients call `name`.
+    /// Returns the record of the collection that clients call `name`, which may be an alias.
     ///
     /// # Errors
     /// `NotFound` if the view has none; as [`RootState::loaded_view`].
     pub(super) fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
         let view = self.loaded_view()?;
-        let record = view.collections.get(name).cloned().map(Arc::new);
+        let record = view.collection(name).cloned().map(Arc::new);
         record.ok_or_else(|| {
             let shown: String = name.chars().take(80).collect();
             Error::not_found(format!("there is no collection {shown:?}"))

@@ -15,7 +15,9 @@ use base::Result;
 use bytes::Bytes;
 use cluster::Epoch;
 use cluster_node::root::{CollectionCatalog, RootState, image_routes, routes};
-use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater};
+use cluster_node::{
+    CatalogChanges, ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
+};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;
@@ -231,6 +233,18 @@ impl CollectionCatalog for MemoryCatalog {
         let mut removed = false;
         self.view.update(|view| removed = view.collections.remove(name).is_some());
         Box::pin(async move { Ok(removed) })
+    }
+
+    fn change<'a>(
+        &'a self,
+        change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> BoxFuture<'a, Result<u64>> {
+        let changed = change(&self.view.source().current().changes);
+        Box::pin(async move {
+            let changes = Arc::new(changed?);
+            self.view.update(|view| view.changes = changes);
+            Ok(1)
+        })
     }
 
     fn is_loaded(&self) -> bool {

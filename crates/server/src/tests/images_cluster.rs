@@ -16,7 +16,9 @@ use base::Result;
 use bytes::Bytes;
 use cluster_node::node::LocalCollections;
 use cluster_node::root::{CollectionCatalog, RootState, image_routes};
-use cluster_node::{ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater};
+use cluster_node::{
+    CatalogChanges, ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
+};
 use http::Method;
 use http_body_util::BodyExt;
 use http_client::HttpClient;
@@ -65,6 +67,18 @@ impl CollectionCatalog for OneNode {
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
         self.view.update(|view| drop(view.collections.remove(name)));
         Box::pin(async { Ok(true) })
+    }
+
+    fn change<'a>(
+        &'a self,
+        change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> BoxFuture<'a, Result<u64>> {
+        let changed = change(&self.view.source().current().changes);
+        Box::pin(async move {
+            let changes = Arc::new(changed?);
+            self.view.update(|view| view.changes = changes);
+            Ok(1)
+        })
     }
 
     fn is_loaded(&self) -> bool {

@@ -88,7 +88,7 @@ struct DescribedCollection {
 impl DescribedCollection {
     /// Counts the images of a collection.
     async fn of(context: Arc<RootContext>, record: Arc<CollectionRecord>) -> DescribedCollection {
-        let counted = count_points(&context, &record).await;
+        let counted = count_points(&context, &record, &json!({})).await;
         let name = record.name.clone();
         let mut json = json!({ "name": name, "collection": name, "state": "ready" });
         if let Some(images) = &record.images {

@@ -81,7 +81,7 @@ pub(super) async fn whole(
 /// Returns the id of the collection that this node sees, or [`NO_COLLECTION`].
 fn seen_collection(context: &RootContext) -> String {
     let view = context.state.view.current();
-    let record = view.collections.get(&context.collection);
+    let record = view.collection(&context.collection);
     record.map_or_else(|| NO_COLLECTION.to_owned(), |record| record.id.clone())
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn see_same_collection(context: &RootContext, head: &CallHead) 
     let Some(seen) = seen else { return Ok(()) };
     let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
     let is_same = wait_for(context, until, |view| {
-        let record = view.collections.get(&context.collection);
+        let record = view.collection(&context.collection);
         record.map_or(NO_COLLECTION, |record| record.id.as_str()) == seen
     });
     // Another client may create the collection meanwhile.

@@ -1,0 +1,188 @@
+//! Aliases of collections, and changes of collections after their creation.
+//!
+//! The record of a collection never changes. What clients may change later is in one document for
+//! the whole cluster, of which each version is an object of its own in the store.
+
+use std::collections::BTreeMap;
+
+use api_qdrant::json::{self, INDEXES_MAX};
+use base::{Error, Result};
+use search::registry::{AliasChange, changed_aliases};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Maximum bytes of the document.
+pub(crate) const CHANGES_BYTES_MAX: usize = 8 << 20;
+
+/// Aliases, and changes of collections.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CatalogChanges {
+    /// Names of collections, by alias.
+    #[serde(default)]
+    pub aliases: BTreeMap<String, String>,
+    /// Changes, by the id of the collection.
+    #[serde(default)]
+    pub collections: BTreeMap<String, CollectionChanges>,
+}
+
+/// Changes of a collection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CollectionChanges {
+    /// Declared indexes of payload fields: `data_type` and `params`, by field.
+    #[serde(default)]
+    pub payload_schema: Map<String, Value>,
+    /// Hints without effect, beside those of the request that created the collection.
+    #[serde(default)]
+    pub hints: Map<String, Value>,
+    /// Members to be merged into the metadata of that request. Null removes one.
+    #[serde(default)]
+    pub metadata: Map<String, Value>,
+}
+
+impl CatalogChanges {
+    /// Reads the document.
+    ///
+    /// # Errors
+    /// `DataLoss` for other bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<CatalogChanges> {
+        serde_json::from_slice(bytes)
+            .map_err(|error| Error::data_loss(format!("the aliases of the cluster: {error}")))
+    }
+
+    /// Writes the document.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` for more than [`CHANGES_BYTES_MAX`] bytes.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let bytes = serde_json::to_vec(self)
+            .map_err(|error| Error::internal(format!("the aliases of the cluster: {error}")))?;
+        if bytes.len() > CHANGES_BYTES_MAX {
+            return Err(Error::exhausted(format!(
+                "aliases, payload indexes and changed metadata of all collections take more than \
+                 {CHANGES_BYTES_MAX} bytes together; remove some"
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the document after changes of aliases. `is_collection` returns true for the name of
+    /// a collection.
+    ///
+    /// # Errors
+    /// As [`changed_aliases`].
+    pub(crate) fn with_aliases(
+        &self,
+        changes: &[AliasChange],
+        is_collection: impl Fn(&str) -> bool,
+    ) -> Result<CatalogChanges> {
+        let aliases = changed_aliases(&self.aliases, changes, is_collection)?;
+        Ok(CatalogChanges { aliases, collections: self.collections.clone() })
+    }
+
+    /// Returns the document after a change of the collection `id`.
+    ///
+    /// # Errors
+    /// Errors of `change`.
+    pub(crate) fn with_collection(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut CollectionChanges) -> Result<()>,
+    ) -> Result<CatalogChanges> {
+        let mut new = self.clone();
+        let collection = new.collections.entry(id.to_owned()).or_default();
+        change(collection)?;
+        if *collection == CollectionChanges::default() {
+            new.collections.remove(id);
+        }
+        Ok(new)
+    }
+
+    /// Returns the document without the collection `name` of this id, and without its aliases.
+    pub(crate) fn without(&self, name: &str, id: &str) -> CatalogChanges {
+        let mut new = self.clone();
+        new.aliases.retain(|_, collection| collection != name);
+        new.collections.remove(id);
+        new
+    }
+}
+
+impl CollectionChanges {
+    /// Declares an index.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` for more than [`INDEXES_MAX`] fields.
+    pub(crate) fn declare(&mut self, field: &str, schema: Value) -> Result<()> {
+        self.payload_schema.insert(field.to_owned(), schema);
+        if self.payload_schema.len() > INDEXES_MAX {
+            return Err(Error::exhausted(format!(
+                "a collection has at most {INDEXES_MAX} indexed fields"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the metadata of a collection whose request of creation had `created`.
+    pub(crate) fn metadata_over(&self, created: Option<Map<String, Value>>) -> Map<String, Value> {
+        let mut metadata = created.unwrap_or_default();
+        json::merge_metadata(&mut metadata, self.metadata.clone());
+        metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use serde_json::json;
+
+    use super::*;
+
+    fn alias(alias: &str, collection: &str) -> AliasChange {
+        AliasChange::Create { alias: alias.to_owned(), collection: collection.to_owned() }
+    }
+
+    #[test]
+    fn a_removed_collection_leaves_nothing() {
+        let is_collection = |name: &str| ["a", "b"].contains(&name);
+        let changes = CatalogChanges::default();
+        let both = [alias("x", "a"), alias("y", "b")];
+        let changes = changes.with_aliases(&both, is_collection).unwrap();
+        let changes = changes
+            .with_collection("id-a", |it| it.declare("city", json!({"data_type": "keyword"})))
+            .unwrap();
+        assert_eq!(CatalogChanges::decode(&changes.encode().unwrap()).unwrap(), changes);
+        let left = changes.without("a", "id-a");
+        assert_eq!(left.aliases, BTreeMap::from([("y".to_owned(), "b".to_owned())]));
+        assert!(left.collections.is_empty());
+        let missing = changes.with_aliases(&[alias("z", "c")], is_collection).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_change_that_is_taken_back_leaves_nothing() {
+        let changes = CatalogChanges::default();
+        let changed = changes.with_collection("id", |it| it.declare("f", json!({}))).unwrap();
+        let back = changed.with_collection("id", |it| {
+            it.payload_schema.remove("f");
+            Ok(())
+        });
+        assert_eq!(back.unwrap(), changes);
+    }
+
+    #[test]
+    fn metadata_is_merged_into_that_of_the_creation() {
+        let object = |value: Value| value.as_object().cloned().unwrap();
+        let metadata = object(json!({"b": null, "c": 3}));
+        let changes = CollectionChanges { metadata, ..CollectionChanges::default() };
+        let merged = changes.metadata_over(Some(object(json!({"a": 1, "b": 2}))));
+        assert_eq!(Value::Object(merged), json!({"a": 1, "c": 3}));
+    }
+
+    #[test]
+    fn the_document_has_a_maximum() {
+        let text = "x".repeat(CHANGES_BYTES_MAX);
+        let changes = CatalogChanges::default();
+        let large = changes.with_collection("id", |it| it.declare("f", json!(text))).unwrap();
+        assert_eq!(large.encode().unwrap_err().kind(), ErrorKind::ResourceExhausted);
+        assert_eq!(CatalogChanges::decode(b"[").unwrap_err().kind(), ErrorKind::DataLoss);
+    }
+}

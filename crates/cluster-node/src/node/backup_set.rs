@@ -1,0 +1,158 @@
+//! The description of a backup of a whole collection: its record, and the backup of each shard.
+
+use backup::BackupId;
+use base::{Error, Result};
+use cluster::{EntryNumber, Epoch};
+use cluster_log::FollowPosition;
+use serde::{Deserialize, Serialize};
+
+use crate::changes::CollectionChanges;
+use crate::types::CollectionRecord;
+
+/// Version of the format.
+const VERSION: u32 = 1;
+/// Maximum bytes of a description.
+pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
+
+/// A backup of a collection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackupSet {
+    version: u32,
+    /// Id; that of the backup of each shard too.
+    pub id: BackupId,
+    /// Record of the collection.
+    pub record: CollectionRecord,
+    /// Changes of the collection after its creation.
+    pub changes: CollectionChanges,
+    /// Backups of the shards, by number.
+    pub shards: Vec<ShardBackup>,
+}
+
+/// Backup of a shard: a snapshot, and the log from there on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ShardBackup {
+    /// Bytes of the snapshot; `None` if the log has everything.
+    pub snapshot_bytes: Option<u64>,
+    /// First entry behind the snapshot.
+    pub next: u64,
+    /// End of the log at the time of the backup.
+    pub end: u64,
+    /// Parts of the log.
+    pub log: Vec<LogPart>,
+}
+
+/// Entries in one object: each with its length before it, in 4 bytes, little-endian.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPart {
+    /// Number of entries.
+    pub entries: u64,
+    /// Bytes of the object.
+    pub bytes: u64,
+    /// BLAKE3 hash of the object in hexadecimal digits.
+    pub blake3: String,
+}
+
+impl ShardBackup {
+    /// Returns the position in the log of a shard that begins with the snapshot. Its epoch is 0,
+    /// below that of each owner: a restored log has entries of no owner.
+    pub(super) fn position(&self) -> FollowPosition {
+        FollowPosition { next: EntryNumber(self.next), epoch: Epoch(0) }
+    }
+}
+
+impl BackupSet {
+    pub(super) fn new(
+        id: BackupId,
+        record: CollectionRecord,
+        changes: CollectionChanges,
+        shards: Vec<ShardBackup>,
+    ) -> BackupSet {
+        BackupSet { version: VERSION, id, record, changes, shards }
+    }
+
+    /// Returns the bytes of all snapshots and logs.
+    pub fn bytes(&self) -> u64 {
+        let log = |shard: &ShardBackup| shard.log.iter().map(|part| part.bytes).sum::<u64>();
+        let shards = self.shards.iter();
+        shards.map(|shard| shard.snapshot_bytes.unwrap_or(0) + log(shard)).sum()
+    }
+
+    /// Reads a description.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged one, `FailedPrecondition` for one of a newer program.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<BackupSet> {
+        #[derive(Deserialize)]
+        struct SetHead {
+            version: u32,
+        }
+        let damaged = |error: serde_json::Error| {
+            Error::data_loss(format!("the description of the backup: {error}"))
+        };
+        let SetHead { version } = serde_json::from_slice(bytes).map_err(damaged)?;
+        if version != VERSION {
+            return Err(Error::precondition(format!(
+                "the backup has version {version}, this program reads {VERSION}; use the program that made it"
+            )));
+        }
+        let set: BackupSet = serde_json::from_slice(bytes).map_err(damaged)?;
+        if set.shards.len() != set.record.shards as usize {
+            return Err(Error::data_loss(format!(
+                "the description of the backup has {} of {} shards",
+                set.shards.len(),
+                set.record.shards
+            )));
+        }
+        Ok(set)
+    }
+
+    /// Writes the description.
+    ///
+    /// # Errors
+    /// `TooLarge` for more than 64 MiB.
+    pub(super) fn encode(&self) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::internal(format!("the description of a backup: {error}")))?;
+        if text.len() as u64 > SET_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "the description of the backup has {} bytes, and at most {SET_BYTES_MAX} are stored",
+                text.len()
+            )));
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn descriptions_come_back_and_are_checked() {
+        let record = CollectionRecord {
+            name: "docs".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: Value::Null,
+            images: None,
+        };
+        let part = LogPart { entries: 2, bytes: 30, blake3: "0".to_owned() };
+        let shard = ShardBackup { snapshot_bytes: Some(100), next: 7, end: 9, log: vec![part] };
+        let changes = CollectionChanges::default();
+        let set = BackupSet::new(BackupId::now(), record, changes, vec![shard]);
+        assert_eq!(set.bytes(), 130);
+        let text = set.encode().unwrap();
+        assert_eq!(BackupSet::decode(&text).unwrap(), set);
+        let mut value: Value = serde_json::from_slice(&text).unwrap();
+        value["shards"] = json!([]);
+        let error = BackupSet::decode(value.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        value["version"] = json!(2);
+        let error = BackupSet::decode(value.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    }
+}

@@ -1,0 +1,512 @@
+//! Backups of whole collections of a cluster, made from its store only: no holder takes part, so no
+//! search is slower.
+//!
+//! A backup has the newest snapshot of each shard and the log from there on. Before anything is
+//! copied, the ends of all logs are read. So the backup has every write that was acknowledged before
+//! it began. Snapshots that the backup names stay for an hour in the store, and so does the log
+//! behind them.
+//!
+//! # Objects
+//! Below `cluster` in the store of backups:
+//!
+//! | key | content |
+//! |---|---|
+//! | `sets/COLLECTION/ID` | description of a backup; a backup exists once it is there |
+//! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
+//! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use backup::{BackupContext, BackupCopy, BackupId, BackupList, BackupProgress, BackupStore};
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster::EntryNumber;
+use cluster_log::{FollowPosition, LogFloor, ShardLog};
+use metrics::{BackupMetrics, BackupWorkLabels, KindLabels};
+use model_store::StorePlace;
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use os::{Pacer, Rate};
+use search::registry::CollectionSettings;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_stream::StreamExt;
+
+use super::backup_set::{BackupSet, LogPart, SET_BYTES_MAX, ShardBackup};
+use super::local::{blocking, set_position};
+use super::log_parts::{self, PART_BYTES_MAX, PartReader};
+use super::snapshot::{StopOnDrop, snapshot_store, snapshots};
+use crate::root::new_id;
+use crate::types::{CollectionRecord, ShardKey, ViewSource};
+
+/// Directory of the backups of clusters in the store of backups.
+const DIRECTORY: &str = "cluster";
+/// Maximum backups and restores that wait for their turn on this node.
+const WAITING_MAX: usize = 16;
+/// Retry advice if more wait.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// Maximum backups of one collection that are listed.
+const SETS_MAX: usize = 10_000;
+/// Logs whose ends are read at the same time.
+const ENDS_AT_ONCE_MAX: usize = 16;
+/// Time for which an object that no backup needs is kept after it was written.
+const GRACE: Duration = Duration::from_secs(24 * 3600);
+/// Longest time of one request to the store.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Settings of the backups.
+pub struct ClusterBackupOptions {
+    /// View of the cluster.
+    pub view: ViewSource,
+    /// The cluster's store.
+    pub cluster: BackupStore,
+    /// Store of the backups.
+    pub store: BackupStore,
+    /// Limit of the bytes per second that are copied.
+    pub rate: Rate,
+    /// Metrics.
+    pub metrics: BackupMetrics,
+    /// Backups that are made without a request; `None` makes none.
+    pub schedule: Option<BackupSchedule>,
+}
+
+/// Backups of all collections that are made without a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackupSchedule {
+    /// Interval.
+    pub every: Duration,
+    /// Newest backups of a collection that stay; `None` keeps all.
+    pub keep_newest: Option<usize>,
+}
+
+/// Backups of the cluster's collections.
+pub struct ClusterBackups {
+    view: ViewSource,
+    cluster: BackupStore,
+    /// Descriptions and logs.
+    place: StorePlace,
+    /// Snapshots of shards.
+    shards: BackupStore,
+    pacer: Arc<Pacer>,
+    metrics: BackupMetrics,
+    schedule: Option<BackupSchedule>,
+    turn: Semaphore,
+    waiting: AtomicUsize,
+}
+
+/// A shard of a backup.
+struct ShardOfSet<'a> {
+    key: &'a ShardKey,
+    collection: &'a str,
+    id: &'a BackupId,
+}
+
+impl ClusterBackups {
+    /// Creates the backups of a cluster. Does not connect.
+    pub fn new(options: ClusterBackupOptions) -> Arc<ClusterBackups> {
+        let store = options.store.below(DIRECTORY);
+        Arc::new(ClusterBackups {
+            view: options.view,
+            cluster: options.cluster,
+            place: store.place().clone(),
+            shards: store.below("shards"),
+            pacer: Arc::new(Pacer::new(options.rate)),
+            metrics: options.metrics,
+            schedule: options.schedule,
+            turn: Semaphore::new(1),
+            waiting: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns the backups of a collection, oldest first. One that cannot be read is logged.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn list(&self, collection: &str) -> Result<Vec<BackupSet>> {
+        let prefix = self.place.key(&format!("sets/{collection}"));
+        let mut listing = self.place.objects().list(Some(&prefix));
+        let mut ids: Vec<BackupId> = Vec::new();
+        while let Some(object) = within(listing.next()).await? {
+            let key = object.map_err(|error| self.place.failed(&error))?.location;
+            ids.extend(key.filename().and_then(|name| name.parse().ok()));
+            if ids.len() > SETS_MAX {
+                return Err(Error::exhausted(format!(
+                    "there are more than {SETS_MAX} backups of {collection:?}; remove some of them in the store"
+                )));
+            }
+        }
+        ids.sort();
+        let mut sets = Vec::with_capacity(ids.len());
+        for id in ids {
+            match self.get(collection, &id).await {
+                Ok(set) => sets.push(set),
+                Err(error) if error.is_retryable() => return Err(error),
+                Err(error) => tracing::warn!(%id, %error, "a backup is left out of the list"),
+            }
+        }
+        Ok(sets)
+    }
+
+    /// Returns a backup of a collection.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; as [`BackupSet::decode`]; the store's error.
+    pub async fn get(&self, collection: &str, id: &BackupId) -> Result<BackupSet> {
+        let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
+        let bytes = self.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
+        let set = BackupSet::decode(&bytes.ok_or_else(missing)?)?;
+        match set.id == *id {
+            true => Ok(set),
+            false => Err(Error::data_loss(format!("backup {id}: it is that of {}", set.id))),
+        }
+    }
+
+    /// Backs up a collection.
+    ///
+    /// # Errors
+    /// `Unimplemented` for a collection of images; `ResourceExhausted` if too many backups wait;
+    /// `Unavailable` if the log moved on meanwhile; the errors of the stores.
+    pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
+        let made = self.make(record).await;
+        self.count("backup", &made);
+        made
+    }
+
+    async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
+        if record.images.is_some() {
+            return Err(Error::unimplemented(
+                "a cluster backs up no collection of images, because its originals stay in the cluster's store: copy \
+                 the store, or read the features with GET /v1/images/NAME/ID/features",
+            ));
+        }
+        let _turn = self.turn().await?;
+        let id = BackupId::now();
+        let view = self.view.current();
+        let changes = view.changes.collections.get(&record.id).cloned().unwrap_or_default();
+        let ends = self.ends(record).await?;
+        let mut shards = Vec::with_capacity(ends.len());
+        for (key, end) in ends {
+            let shard = ShardOfSet { key: &key, collection: &record.name, id: &id };
+            let backed_up = self.back_up_shard(&shard, end).await;
+            shards.push(backed_up.map_err(|error| error.context(format!("shard {key}")))?);
+        }
+        let set = BackupSet::new(id, record.clone(), changes, shards);
+        self.put(&self.set_key(&record.name, &set.id), set.encode()?).await?;
+        tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
+        Ok(set)
+    }
+
+    /// Returns the schedule.
+    pub(super) fn schedule(&self) -> Option<BackupSchedule> {
+        self.schedule
+    }
+
+    /// Returns true if the collection has changed since the backup.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub(super) async fn has_changed(
+        &self,
+        record: &CollectionRecord,
+        set: &BackupSet,
+    ) -> Result<bool> {
+        let ends = self.ends(record).await?;
+        let same = set.record.id == record.id
+            && ends.iter().zip(&set.shards).all(|((_, end), shard)| end.0 == shard.end);
+        Ok(!same)
+    }
+
+    /// Returns the ends of the logs of all shards.
+    async fn ends(&self, record: &CollectionRecord) -> Result<Vec<(ShardKey, EntryNumber)>> {
+        let keys: Vec<ShardKey> = record.shard_keys().collect();
+        let mut ends = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(ENDS_AT_ONCE_MAX) {
+            let mut running = tokio::task::JoinSet::new();
+            for key in keys {
+                let (key, log) = (key.clone(), ShardLog::new(self.cluster.place(), key));
+                running.spawn(async move { log.end().await.map(|end| (key, end)) });
+            }
+            while let Some(done) = running.join_next().await {
+                ends.push(done.map_err(|error| Error::internal(error.to_string()))??);
+            }
+        }
+        ends.sort();
+        Ok(ends)
+    }
+
+    async fn back_up_shard(&self, shard: &ShardOfSet<'_>, end: EntryNumber) -> Result<ShardBackup> {
+        let log = ShardLog::new(self.cluster.place(), shard.key);
+        let store = snapshot_store(&self.cluster, &shard.key.collection);
+        let known = snapshots(&store, &shard.key.local_name()).await?;
+        let usable = known.into_iter().filter(|known| known.position.next <= end);
+        let newest = usable.max_by_key(|known| known.position.next);
+        let (snapshot_bytes, from) = match newest {
+            Some(newest) => {
+                let list = self.copy(shard, store, newest.id).await?;
+                (Some(list.bytes()), newest.position)
+            }
+            None => (None, FollowPosition::default()),
+        };
+        if log.floor().await?.entry > from.next {
+            return Err(Error::unavailable(
+                "the log begins behind the snapshots that can be read; try again",
+            )
+            .with_retry_after(RETRY_AFTER));
+        }
+        let mut reader = PartReader::new(log, from, end);
+        let mut parts = Vec::new();
+        while let Some((part, bytes)) = reader.next().await? {
+            self.put(&self.part_key(shard, parts.len()), bytes).await?;
+            parts.push(part);
+        }
+        Ok(ShardBackup { snapshot_bytes, next: from.next.0, end: end.0, log: parts })
+    }
+
+    /// Copies a snapshot of a shard into the store of backups, under the id of the backup.
+    async fn copy(
+        &self,
+        shard: &ShardOfSet<'_>,
+        from: BackupStore,
+        snapshot: BackupId,
+    ) -> Result<BackupList> {
+        let name = shard.key.local_name();
+        let copy = OwnedCopy {
+            from,
+            collection: name.clone(),
+            backup: snapshot,
+            to: self.shards.clone(),
+            name,
+            id: shard.id.clone(),
+        };
+        copy.run(self.pacer.clone(), |_| ()).await
+    }
+
+    /// Writes the data of a new collection of the name `name`. Returns its record, which is not in
+    /// the catalog yet.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; the errors of the
+    /// stores. What was written is removed an hour later.
+    pub async fn restore(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
+        let restored = self.restore_shards(set, name).await;
+        self.count("restore", &restored);
+        restored
+    }
+
+    async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
+        let _turn = self.turn().await?;
+        let (name, id) = (name.to_owned(), new_id());
+        let record = CollectionRecord { name, id, ..set.record.clone() };
+        let sources = set.record.shard_keys().zip(record.shard_keys());
+        for ((from, to), backup) in sources.zip(&set.shards) {
+            let shard = ShardOfSet { key: &from, collection: &set.record.name, id: &set.id };
+            let restored = self.restore_shard(&shard, &to, backup).await;
+            restored.map_err(|error| error.context(format!("backup {}, shard {from}", set.id)))?;
+        }
+        Ok(record)
+    }
+
+    async fn restore_shard(
+        &self,
+        shard: &ShardOfSet<'_>,
+        to: &ShardKey,
+        backup: &ShardBackup,
+    ) -> Result<()> {
+        let log = ShardLog::new(self.cluster.place(), to);
+        let position = backup.position();
+        if backup.snapshot_bytes.is_some() {
+            let copy = OwnedCopy {
+                from: self.shards.clone(),
+                collection: shard.key.local_name(),
+                backup: shard.id.clone(),
+                to: snapshot_store(&self.cluster, &to.collection),
+                name: to.local_name(),
+                id: shard.id.clone(),
+            };
+            let change = move |settings: &mut CollectionSettings| {
+                set_position(&mut settings.extra, position)
+            };
+            copy.run(self.pacer.clone(), change).await?;
+            log.raise_floor(LogFloor { entry: position.next, epoch: position.epoch }).await?;
+        }
+        let mut next = position.next;
+        for (number, part) in backup.log.iter().enumerate() {
+            let bytes = self.read_part(&self.part_key(shard, number), part).await?;
+            let entries = log_parts::entries(part, &bytes)?;
+            next = log_parts::write(&log, next, &entries).await?;
+        }
+        Ok(())
+    }
+
+    async fn read_part(&self, key: &Key, part: &LogPart) -> Result<Bytes> {
+        let missing = || Error::data_loss(format!("object {key}: it is missing"));
+        let bytes = self.read(key, PART_BYTES_MAX).await?.ok_or_else(missing)?;
+        match bytes.len() as u64 == part.bytes {
+            true => Ok(bytes),
+            false => Err(Error::data_loss(format!(
+                "object {key}: it has {} bytes, and the description says {}",
+                bytes.len(),
+                part.bytes
+            ))),
+        }
+    }
+
+    /// Removes a backup of a collection, and objects that no other one needs.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; the store's error.
+    pub async fn delete(&self, collection: &str, id: &BackupId) -> Result<()> {
+        let removed = self.remove(collection, id).await;
+        self.count("delete", &removed);
+        removed
+    }
+
+    async fn remove(&self, collection: &str, id: &BackupId) -> Result<()> {
+        let _turn = self.turn().await?;
+        let set = self.get(collection, id).await?;
+        // First, so that no half of a backup is listed.
+        self.delete_object(&self.set_key(collection, id)).await?;
+        for (key, backup) in set.record.shard_keys().zip(&set.shards) {
+            let shard = ShardOfSet { key: &key, collection, id };
+            for number in 0..backup.log.len() {
+                self.delete_object(&self.part_key(&shard, number)).await?;
+            }
+            if backup.snapshot_bytes.is_some() {
+                self.delete_snapshot(&shard).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete_snapshot(&self, shard: &ShardOfSet<'_>) -> Result<()> {
+        let (store, name, id) = (self.shards.clone(), shard.key.local_name(), shard.id.clone());
+        let removed = blocking(move || {
+            // Removals are not paced.
+            let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+            let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+            backup::block_on(backup::delete(&context, &name, &id, GRACE))
+        });
+        match removed.await {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.map(drop),
+        }
+    }
+
+    /// Waits for the turn of this node's next backup or restore.
+    async fn turn(&self) -> Result<SemaphorePermit<'_>> {
+        let waiting = WaitingCount::begin(&self.waiting)?;
+        let turn = self.turn.acquire().await;
+        drop(waiting);
+        turn.map_err(|_| Error::unavailable("the server is shutting down"))
+    }
+
+    fn count<T>(&self, work: &'static str, result: &Result<T>) {
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        self.metrics.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();
+        if work == "backup" {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            self.metrics.time.get_or_create(&KindLabels { kind: outcome }).set(now.as_secs_f64());
+        }
+    }
+
+    fn set_key(&self, collection: &str, id: &BackupId) -> Key {
+        self.place.key(&format!("sets/{collection}/{id}"))
+    }
+
+    fn part_key(&self, shard: &ShardOfSet<'_>, part: usize) -> Key {
+        let ShardOfSet { key, collection, id } = shard;
+        self.place.key(&format!("logs/{collection}/{id}/{:04}-{part:04}", key.shard.0))
+    }
+
+    /// Creates an object.
+    async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<()> {
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
+        within(put).await?.map(drop).map_err(|error| self.place.failed(&error))
+    }
+
+    /// Reads an object of at most `bytes_max` bytes; `None` if there is none.
+    async fn read(&self, key: &Key, bytes_max: u64) -> Result<Option<Bytes>> {
+        let get = async {
+            let got = self.place.objects().get(key).await?;
+            match got.meta.size <= bytes_max {
+                true => got.bytes().await.map(Some),
+                false => Ok(None),
+            }
+        };
+        match within(get).await? {
+            Ok(Some(bytes)) => Ok(Some(bytes)),
+            Ok(None) => Err(Error::data_loss(format!("object {key}: more than {bytes_max} bytes"))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    async fn delete_object(&self, key: &Key) -> Result<()> {
+        match within(self.place.objects().delete(key)).await? {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+}
+
+/// A [`BackupCopy`] for another thread.
+struct OwnedCopy {
+    from: BackupStore,
+    collection: String,
+    backup: BackupId,
+    to: BackupStore,
+    name: String,
+    id: BackupId,
+}
+
+impl OwnedCopy {
+    /// Copies. If the future is dropped, the thread ends at its next step.
+    async fn run(
+        self,
+        pacer: Arc<Pacer>,
+        change: impl FnOnce(&mut CollectionSettings) + Send + 'static,
+    ) -> Result<BackupList> {
+        let progress = Arc::new(BackupProgress::default());
+        let _stop = StopOnDrop(progress.clone());
+        blocking(move || {
+            let context = BackupContext { store: &self.from, pacer: &pacer, progress: &progress };
+            let copy = BackupCopy {
+                collection: &self.collection,
+                backup: &self.backup,
+                to: &self.to,
+                name: &self.name,
+                id: &self.id,
+            };
+            backup::block_on(backup::copy(&context, &copy, change))
+        })
+        .await
+    }
+}
+
+/// A request that waits for its turn.
+struct WaitingCount<'a>(&'a AtomicUsize);
+
+impl WaitingCount<'_> {
+    fn begin(waiting: &AtomicUsize) -> Result<WaitingCount<'_>> {
+        let count = WaitingCount(waiting);
+        if waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
+            return Err(Error::exhausted(format!("{WAITING_MAX} backups and restores wait"))
+                .with_retry_after(RETRY_AFTER));
+        }
+        Ok(count)
+    }
+}
+
+impl Drop for WaitingCount<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(REQUEST_TIMEOUT, request)
+        .await
+        .map_err(|_| Error::unavailable("the store of backups does not answer"))
+}

@@ -1,0 +1,203 @@
+//! The document of aliases and changes ([`CatalogChanges`]) in the store. Each version is an object
+//! that is created only if it is absent, so of two changes at the same moment one is made again on
+//! top of the other.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+use model_store::StorePlace;
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio_stream::StreamExt;
+
+use super::catalog::within;
+use crate::changes::{CHANGES_BYTES_MAX, CatalogChanges};
+
+/// Directory of the versions.
+const VERSIONS: &str = "catalog-changes";
+/// Maximum versions that are listed. Each change removes those before it.
+const VERSIONS_MAX: usize = 1000;
+/// Maximum attempts of one change, if other nodes change the document at the same time.
+const ATTEMPTS_MAX: usize = 16;
+
+/// A version of the document.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct ChangesVersion {
+    /// Number; 0 for the document without an object.
+    pub(super) number: u64,
+    pub(super) changes: Arc<CatalogChanges>,
+}
+
+/// The versions in the store.
+pub(super) struct ChangeLog {
+    place: StorePlace,
+}
+
+impl ChangeLog {
+    pub(super) fn new(place: StorePlace) -> ChangeLog {
+        ChangeLog { place }
+    }
+
+    /// Returns the newest version. `known` is one that was read before.
+    ///
+    /// # Errors
+    /// The store's error; `DataLoss` for a version that cannot be read.
+    pub(super) async fn newest(&self, known: &ChangesVersion) -> Result<ChangesVersion> {
+        // A version may be removed between the list and the read, because there is a newer one.
+        for _ in 0..ATTEMPTS_MAX {
+            let number = self.numbers().await?.into_iter().max().unwrap_or(0);
+            if number <= known.number {
+                return Ok(known.clone());
+            }
+            if let Some(changes) = self.read(number).await? {
+                return Ok(ChangesVersion { number, changes: Arc::new(changes) });
+            }
+        }
+        Err(contended())
+    }
+
+    /// Makes a change of the newest version. Returns the new one.
+    ///
+    /// # Errors
+    /// Errors of `change`; as [`ChangeLog::newest`]; `Unavailable` with retry advice if other nodes
+    /// change the document all the time.
+    pub(super) async fn change(
+        &self,
+        known: &ChangesVersion,
+        change: &(dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
+    ) -> Result<ChangesVersion> {
+        let mut known = known.clone();
+        for _ in 0..ATTEMPTS_MAX {
+            known = self.newest(&known).await?;
+            let changes = change(&known.changes)?;
+            if changes == *known.changes {
+                return Ok(known);
+            }
+            let number = known.number + 1;
+            if self.create(number, changes.encode()?).await? {
+                self.remove_before(number).await;
+                return Ok(ChangesVersion { number, changes: Arc::new(changes) });
+            }
+        }
+        Err(contended())
+    }
+
+    async fn numbers(&self) -> Result<Vec<u64>> {
+        let prefix = self.place.key(VERSIONS);
+        let list = async {
+            let mut objects = self.place.objects().list(Some(&prefix));
+            let mut numbers = Vec::new();
+            while let Some(object) = objects.next().await {
+                let key = object?.location;
+                numbers.extend(key.filename().and_then(|name| name.parse::<u64>().ok()));
+                if numbers.len() >= VERSIONS_MAX {
+                    break;
+                }
+            }
+            Ok(numbers)
+        };
+        within(list).await?.map_err(|error| self.place.failed(&error))
+    }
+
+    async fn read(&self, number: u64) -> Result<Option<CatalogChanges>> {
+        let key = self.key(number);
+        let get = async {
+            let got = self.place.objects().get(&key).await?;
+            match got.meta.size <= CHANGES_BYTES_MAX as u64 {
+                true => got.bytes().await,
+                // Nothing is no document.
+                false => Ok(bytes::Bytes::new()),
+            }
+        };
+        match within(get).await? {
+            Ok(bytes) => {
+                CatalogChanges::decode(&bytes).map(Some).map_err(|error| error.context(&key))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    /// Creates a version. Returns false if another node has created it.
+    async fn create(&self, number: u64, bytes: Vec<u8>) -> Result<bool> {
+        let key = self.key(number);
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let put = self.place.objects().put_opts(&key, PutPayload::from(bytes), options);
+        match within(put).await? {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    /// Removes the versions before the one before `number`, which another node may be reading.
+    async fn remove_before(&self, number: u64) {
+        let numbers = self.numbers().await.unwrap_or_default();
+        for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
+            // What stays is removed after the next change.
+            let _ = within(self.place.objects().delete(&self.key(old))).await;
+        }
+    }
+
+    fn key(&self, number: u64) -> Key {
+        // With leading zeros, so that lists show the versions in order.
+        self.place.key(&format!("{VERSIONS}/{number:020}"))
+    }
+}
+
+fn contended() -> Error {
+    Error::unavailable("other nodes change aliases at the same time; try again")
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use object_store::memory::InMemory;
+    use search::registry::AliasChange;
+
+    use super::*;
+
+    fn log() -> ChangeLog {
+        ChangeLog::new(StorePlace::new(Arc::new(InMemory::new()), "c", "memory"))
+    }
+
+    fn with_alias(alias: &str) -> impl Fn(&CatalogChanges) -> Result<CatalogChanges> {
+        let change =
+            AliasChange::Create { alias: alias.to_owned(), collection: "there".to_owned() };
+        move |changes| changes.with_aliases(std::slice::from_ref(&change), |name| name == "there")
+    }
+
+    #[tokio::test]
+    async fn no_change_is_lost_to_another_one() {
+        let log = log();
+        let start = ChangesVersion::default();
+        assert_eq!(log.newest(&start).await.unwrap(), start);
+        // Both begin with the first version.
+        log.change(&start, &with_alias("a")).await.unwrap();
+        let second = log.change(&start, &with_alias("b")).await.unwrap();
+        assert_eq!(second.number, 2);
+        assert_eq!(second.changes.aliases.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(log.newest(&start).await.unwrap(), second);
+        let third = log.change(&second, &with_alias("c")).await.unwrap();
+        assert_eq!(third.number, 3);
+        let mut numbers = log.numbers().await.unwrap();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [2, 3], "one version stays for nodes that read it");
+    }
+
+    #[tokio::test]
+    async fn a_change_without_effect_makes_no_version() {
+        let log = log();
+        let first = log.change(&ChangesVersion::default(), &with_alias("a")).await.unwrap();
+        assert_eq!(log.change(&first, &with_alias("a")).await.unwrap(), first);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_version_is_named() {
+        let log = log();
+        log.create(7, b"{".to_vec()).await.unwrap();
+        let error = log.newest(&ChangesVersion::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        assert!(error.message().contains("c/catalog-changes/00000000000000000007"), "{error}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Parts of a shard's log in a backup.
+//!
+//! Entries that do not count, and fences, are left out. The others get epoch 0, so that every owner
+//! of a restored log can write behind them, whatever cluster it belongs to.
+
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, WriterId};
+use cluster_log::{
+    Batch, CreateOutcome, ENTRY_BYTES_MAX, FollowPosition, FollowStep, LogFollower, ShardLog,
+    decode_entry, encode_entry,
+};
+
+use super::backup_set::LogPart;
+
+/// Bytes from which on a part is complete.
+const PART_BYTES: usize = 16 << 20;
+/// Maximum bytes of a part: one of almost [`PART_BYTES`], and one more entry.
+pub(super) const PART_BYTES_MAX: u64 = (PART_BYTES + ENTRY_BYTES_MAX + LENGTH_BYTES) as u64;
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+/// Reader of a log that returns parts for a backup.
+pub(super) struct PartReader {
+    follower: LogFollower,
+    end: EntryNumber,
+}
+
+impl PartReader {
+    /// Creates a reader of the entries from `from` up to `end`.
+    pub(super) fn new(log: ShardLog, from: FollowPosition, end: EntryNumber) -> PartReader {
+        PartReader { follower: LogFollower::new(log, from.next, from.epoch), end }
+    }
+
+    /// Returns the next part; `None` at the end.
+    ///
+    /// # Errors
+    /// `Unavailable` if the log was shortened meanwhile; `DataLoss` for a damaged entry; the
+    /// store's error.
+    pub(super) async fn next(&mut self) -> Result<Option<(LogPart, Vec<u8>)>> {
+        let mut bytes = Vec::new();
+        let mut entries = 0;
+        while self.follower.position().next < self.end && bytes.len() < PART_BYTES {
+            match self.follower.next().await? {
+                FollowStep::Entry { batch: Some(batch), .. } => {
+                    push(&mut bytes, &batch)?;
+                    entries += 1;
+                }
+                FollowStep::Entry { batch: None, .. } => {}
+                FollowStep::End | FollowStep::Removed(_) => {
+                    return Err(Error::unavailable(
+                        "the log of a shard was shortened during the backup; try again",
+                    ));
+                }
+            }
+        }
+        if entries == 0 {
+            return Ok(None);
+        }
+        let blake3 = blake3::hash(&bytes).to_hex().to_string();
+        Ok(Some((LogPart { entries, bytes: bytes.len() as u64, blake3 }, bytes)))
+    }
+}
+
+/// Adds an entry to a part.
+fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
+    let entry = encode_entry(&LogEntry {
+        epoch: Epoch(0),
+        writer: WriterId(0),
+        body: EntryBody::Writes(batch.clone()),
+    })?;
+    // An entry has less than 2^32 bytes.
+    part.extend_from_slice(&(entry.len() as u32).to_le_bytes());
+    part.extend_from_slice(&entry);
+    Ok(())
+}
+
+/// Returns the entries of a part.
+///
+/// # Errors
+/// `DataLoss` if it is not as its description says.
+pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batch>>> {
+    let damaged = || Error::data_loss("a part of the log does not match its checksum");
+    if blake3::hash(bytes).to_hex().as_str() != part.blake3 {
+        return Err(damaged());
+    }
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let length = bytes.get(at..at + LENGTH_BYTES).and_then(|length| length.try_into().ok());
+        let length = u32::from_le_bytes(length.ok_or_else(damaged)?) as usize;
+        at += LENGTH_BYTES;
+        let end = at.checked_add(length).filter(|end| *end <= bytes.len()).ok_or_else(damaged)?;
+        entries.push(decode_entry(&bytes.slice(at..end))?);
+        at = end;
+    }
+    match entries.len() as u64 == part.entries {
+        true => Ok(entries),
+        false => Err(damaged()),
+    }
+}
+
+/// Writes entries to a log that no node knows yet. Returns the number behind the last one.
+///
+/// # Errors
+/// `AlreadyExists` if the log has such an entry; the store's error.
+pub(super) async fn write(
+    log: &ShardLog,
+    from: EntryNumber,
+    entries: &[LogEntry<Batch>],
+) -> Result<EntryNumber> {
+    let mut number = from;
+    for entry in entries {
+        match log.create(number, entry).await {
+            CreateOutcome::Created => number = number.plus(1),
+            CreateOutcome::NotCreated => {
+                return Err(Error::new(
+                    base::ErrorKind::AlreadyExists,
+                    format!("the log of shard {} has an entry {number} already", log.shown()),
+                ));
+            }
+            CreateOutcome::Unknown(error) => return Err(error),
+        }
+    }
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use model_store::StorePlace;
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::types::ShardKey;
+
+    fn log(id: &str) -> ShardLog {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        ShardLog::new(&place, &ShardKey::new(id, 0))
+    }
+
+    fn entry(epoch: u64, text: &'static str) -> LogEntry<Batch> {
+        let batch = Batch::from(vec![Bytes::from_static(text.as_bytes())]);
+        LogEntry { epoch: Epoch(epoch), writer: WriterId(7), body: EntryBody::Writes(batch) }
+    }
+
+    #[tokio::test]
+    async fn entries_that_count_come_back_with_epoch_0() {
+        let log_a = log("a");
+        let fence = LogEntry { body: EntryBody::Fence, ..entry(9, "") };
+        // The third entry is one of an owner that was fenced out.
+        let written = [entry(5, "one"), fence, entry(5, "late"), entry(9, "two"), entry(9, "new")];
+        write(&log_a, EntryNumber(0), &written).await.unwrap();
+        let end = log_a.end().await.unwrap();
+        assert_eq!(end, EntryNumber(5));
+        let mut reader = PartReader::new(log_a, FollowPosition::default(), EntryNumber(4));
+        let (part, bytes) = reader.next().await.unwrap().unwrap();
+        assert!(reader.next().await.unwrap().is_none());
+        let bytes = Bytes::from(bytes);
+        let found = entries(&part, &bytes).unwrap();
+        let restored = |text| LogEntry { writer: WriterId(0), ..entry(0, text) };
+        assert_eq!(found, [restored("one"), restored("two")]);
+        let log_b = log("b");
+        assert_eq!(write(&log_b, EntryNumber(3), &found).await.unwrap(), EntryNumber(5));
+        let error = write(&log_b, EntryNumber(4), &found).await.unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::AlreadyExists);
+
+        let mut damaged = bytes.to_vec();
+        damaged[9] ^= 1;
+        assert!(entries(&part, &damaged.into()).is_err());
+        assert!(entries(&LogPart { entries: 3, ..part }, &bytes).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_log_that_ends_early_is_an_error() {
+        let log = log("a");
+        write(&log, EntryNumber(0), &[entry(1, "one")]).await.unwrap();
+        let mut reader = PartReader::new(log, FollowPosition::default(), EntryNumber(2));
+        assert_eq!(reader.next().await.unwrap_err().kind(), base::ErrorKind::Unavailable);
+    }
+}

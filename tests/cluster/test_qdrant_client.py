@@ -1,0 +1,221 @@
+"""qdrant-client, unmodified, against three nodes: aliases, indexes, groups and snapshots. Its local mode gives answers."""
+
+import pathlib
+import random
+import sys
+
+import numpy as np
+import pytest
+from deployment import Cluster
+from processes import NodePlan, http_call, wait_until
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import UnexpectedResponse
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
+from qdrant_points import DIMS, a_filter, everything, points, vectors
+
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("qdrant")
+    plans = [NodePlan("a", "root,search,ingest"), NodePlan("b", "root,search,ingest"), NodePlan("c", "search")]
+    cluster = Cluster(plans, scratch, scratch / "logs", s3=False, snapshot_entries=4)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def clients(cluster):
+    made = [QdrantClient(url=cluster.nodes[name].url, timeout=60) for name in ("a", "b")]
+    yield made
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(clients):
+    return clients[0]
+
+
+@pytest.fixture
+def collection(client, request):
+    """A name of a collection that is deleted after the test."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    yield name
+    client.delete_collection(name)
+
+
+def create(client: QdrantClient, name: str, distance=models.Distance.DOT) -> None:
+    client.create_collection(name, vectors_config=models.VectorParams(size=DIMS, distance=distance), shard_number=4)
+
+
+def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
+    with pytest.raises(UnexpectedResponse) as caught:
+        call(*arguments, **keywords)
+    return caught.value
+
+
+def aliases(client: QdrantClient) -> dict[str, str]:
+    return {it.alias_name: it.collection_name for it in client.get_aliases().aliases}
+
+
+def to(alias: str, collection: str) -> models.CreateAliasOperation:
+    return models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=alias, collection_name=collection))
+
+
+def test_an_alias_moves_between_collections(clients, collection):
+    client, other = clients
+    names = [collection, f"{collection}-2"]
+    for number, name in enumerate(names):
+        create(client, name)
+        client.upsert(name, points(number, 5 + number))
+    assert client.update_collection_aliases([to("live", names[0])])
+    assert client.count("live").count == 5
+    # Another root sees the alias within a second or two.
+    wait_until("the alias at the other root", lambda: aliases(other) == {"live": names[0]}, timeout_s=10)
+    other.upsert("live", points(9, 12))
+    assert client.count(names[0]).count == 12
+    assert client.collection_exists("live")
+    assert [it.alias_name for it in client.get_collection_aliases(names[0]).aliases] == ["live"]
+
+    taken = refusal(create, client, "live")
+    assert taken.status_code == 400 and "alias" in str(taken.content), taken
+    missing = refusal(client.update_collection_aliases, [to("live", names[1]), to("x", "no-such-collection")])
+    assert missing.status_code == 404
+    assert aliases(client) == {"live": names[0]}, "either all changes are made or none"
+
+    rename = models.RenameAlias(old_alias_name="live", new_alias_name="current")
+    client.update_collection_aliases([to("live", names[1]), models.RenameAliasOperation(rename_alias=rename)])
+    assert aliases(client) == {"current": names[1]}
+    assert client.count("current").count == 6
+    client.delete_collection(names[1])
+    assert aliases(client) == {}
+    assert refusal(client.count, "current").status_code == 404
+
+
+def test_changes_of_aliases_at_two_roots_are_all_kept(clients, collection):
+    create(clients[0], collection)
+    wait_until("the collection at the other root", lambda: clients[1].collection_exists(collection), timeout_s=10)
+    for number in range(6):
+        clients[number % 2].update_collection_aliases([to(f"alias-{number}", collection)])
+    expected = {f"alias-{number}": collection for number in range(6)}
+    for client in clients:
+        wait_until("all aliases", lambda it=client: aliases(it) == expected, timeout_s=10)
+
+
+def test_indexes_and_settings_are_described(client, collection):
+    client.create_collection(
+        collection, vectors_config=models.VectorParams(size=DIMS, distance=models.Distance.COSINE), metadata={"owner": "us"}
+    )
+    client.upsert(collection, points(3, 20))
+    client.create_payload_index(collection, "city", models.PayloadSchemaType.KEYWORD)
+    client.create_payload_index(collection, "tenant", models.KeywordIndexParams(type="keyword", is_tenant=True))
+    client.update_collection(collection, metadata={"since": 2026}, hnsw_config=models.HnswConfigDiff(m=8))
+    info = client.get_collection(collection)
+    assert info.config.metadata == {"owner": "us", "since": 2026}
+    assert any("hnsw_config" in warning.message for warning in info.warnings)
+    having = models.Filter(must_not=[models.IsEmptyCondition(is_empty=models.PayloadField(key="city"))])
+    assert info.payload_schema["city"].points == client.count(collection, count_filter=having).count > 0
+    assert info.payload_schema["tenant"].params.is_tenant
+    client.delete_payload_index(collection, "city")
+    client.update_collection(collection, metadata={"owner": None})
+    info = client.get_collection(collection)
+    assert (list(info.payload_schema), info.config.metadata) == (["tenant"], {"since": 2026})
+    assert refusal(client.create_payload_index, collection, "x", "no-type").status_code == 400
+
+
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
+def test_groups_are_those_of_the_local_mode(client, collection, distance):
+    local = QdrantClient(":memory:")
+    for each in (client, local):
+        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
+        each.upsert(collection, points(1, COUNT))
+    rng = random.Random(13)
+    grouped = 0
+    for number, row in enumerate(vectors(np.random.default_rng(14), 30)):
+        asked = {
+            "group_by": rng.choice(["city", "n", "tags", "deep.k", "price", "nothing"]),
+            "query": rng.choice([row, rng.randrange(1, COUNT)]),
+            "query_filter": a_filter(rng, 1) if number % 2 else None,
+            "limit": rng.choice([1, 2, 10]),
+            "group_size": rng.choice([1, 3, 50]),
+            "with_payload": rng.choice([False, True, ["city"]]),
+        }
+        ours, theirs = (each.query_points_groups(collection, **asked).groups for each in (client, local))
+        assert [group.id for group in ours] == [group.id for group in theirs], f"{number}: {asked}"
+        for mine, their in zip(ours, theirs, strict=True):
+            found, expected = ([(hit.id, hit.payload or {}) for hit in group.hits] for group in (mine, their))
+            assert found == expected, f"{number}: {asked} {mine.id}"
+            scores = [[hit.score for hit in group.hits] for group in (mine, their)]
+            np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
+        grouped += len(theirs)
+    assert grouped > 50, "the filters let hardly anything through, so that nothing was compared"
+    vector = client.query_points_groups(collection, "deep.k", vectors(np.random.default_rng(1), 1)[0], with_vectors=True)
+    assert all(len(hit.vector) == DIMS for group in vector.groups for hit in group.hits)
+
+
+def rows(client: QdrantClient, name: str) -> list[tuple]:
+    """Returns all points, with vectors as texts."""
+    return sorted((str(row[0]), str(row[1]), str(row[2])) for row in everything(client, name))
+
+
+def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection):
+    create(client, collection)
+    client.create_payload_index(collection, "city", models.PayloadSchemaType.KEYWORD)
+    # Many entries, so that snapshots of shards are taken and logs are shortened.
+    for start in range(0, COUNT, 5):
+        client.upsert(collection, points(5, COUNT)[start : start + 5])
+    client.delete(collection, models.PointIdsList(points=[1, 2, 3]))
+    before = rows(client, collection)
+    made = client.create_snapshot(collection)
+    client.upsert(collection, points(6, 50))
+    client.delete(collection, models.PointIdsList(points=[100, 101]))
+    after = rows(client, collection)
+    assert after != before
+
+    copy = f"{collection}-copy"
+    assert client.recover_snapshot(copy, made.name)
+    assert rows(client, copy) == before
+    assert list(client.get_collection(copy).payload_schema) == ["city"]
+    assert rows(client, collection) == after
+    # The copy is a collection like any other: it takes writes, and can be backed up itself.
+    client.upsert(copy, points(7, 30))
+    changed = rows(client, copy)
+    second = client.create_snapshot(copy)
+    assert [it.name for it in client.list_snapshots(copy)] == [second.name]
+    taken = refusal(client.recover_snapshot, copy, made.name)
+    assert taken.status_code == 409 and "alias" in str(taken.content), taken
+    client.delete_collection(copy)
+    # Snapshots stay after their collection.
+    assert client.recover_snapshot(copy, second.name)
+    assert rows(client, copy) == changed
+
+    assert [it.name for it in client.list_snapshots(collection)] == [made.name]
+    assert client.delete_snapshot(collection, made.name)
+    assert client.list_snapshots(collection) == []
+    assert refusal(client.recover_snapshot, f"{collection}-3", made.name).status_code == 404
+    assert not client.collection_exists(f"{collection}-3")
+    assert refusal(client.recover_snapshot, f"{collection}-3", "file:///etc/passwd").status_code == 400
+    client.delete_collection(copy)
+    status, body = http_call(cluster.nodes["a"].address, "GET", f"/collections/{collection}/snapshots/{made.name}")
+    assert status == 501, body
+
+
+def test_a_damaged_snapshot_makes_no_collection(client, cluster, collection):
+    create(client, collection)
+    for start in range(0, COUNT, 5):
+        client.upsert(collection, points(8, COUNT)[start : start + 5])
+    made = client.create_snapshot(collection)
+    store = cluster.scratch / "store" / "backups" / "cluster"
+    damaged = max((path for path in store.rglob("*") if path.is_file() and "sets" not in path.parts), key=lambda it: it.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    copy = f"{collection}-copy"
+    refused = refusal(client.recover_snapshot, copy, made.name)
+    assert refused.status_code == 500 and "checksum" in str(refused.content), refused.content
+    assert not client.collection_exists(copy)
+    assert client.count(collection).count == COUNT
