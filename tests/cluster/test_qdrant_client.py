@@ -124,7 +124,6 @@ def test_indexes_and_settings_are_described(client, collection):
     client.update_collection(collection, metadata={"owner": None})
     info = client.get_collection(collection)
     assert (list(info.payload_schema), info.config.metadata) == (["tenant"], {"since": 2026})
-    assert refusal(client.create_payload_index, collection, "x", "no-type").status_code == 400
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
@@ -208,9 +207,14 @@ def test_a_damaged_snapshot_makes_no_collection(client, cluster, collection):
     create(client, collection)
     for start in range(0, COUNT, 5):
         client.upsert(collection, points(8, COUNT)[start : start + 5])
-    made = client.create_snapshot(collection)
     store = cluster.scratch / "store" / "backups" / "cluster"
-    damaged = max((path for path in store.rglob("*") if path.is_file() and "sets" not in path.parts), key=lambda it: it.stat().st_size)
+
+    def data() -> set[pathlib.Path]:
+        return {path for path in store.rglob("*") if path.is_file() and "sets" not in path.parts}
+
+    before = data()
+    made = client.create_snapshot(collection)
+    damaged = max(data() - before, key=lambda path: path.stat().st_size)
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)

@@ -187,6 +187,14 @@ impl Serialize for Must {
     }
 }
 
+/// Best hit of a group.
+struct BestHit {
+    key: PointKey,
+    /// Place among all hits of the shards. Groups with the same best point keep the order that its
+    /// shard gave them.
+    seen: usize,
+}
+
 /// Returns the values of the best groups, best first.
 ///
 /// # Errors
@@ -210,26 +218,25 @@ fn best_values(
         hits: Vec<&'a RawValue>,
     }
     let mut partial = false;
-    let mut best: Vec<(GroupValue, PointKey)> = Vec::new();
-    let mut positions: HashMap<GroupValue, usize> = HashMap::new();
+    let mut best: HashMap<GroupValue, BestHit> = HashMap::new();
+    let mut seen = 0;
     for result in results {
         let text: GroupsText<'_> = merge::read(result)?;
         partial |= text.partial;
         for group in text.groups {
             let Some(hit) = group.hits.first() else { continue };
-            let key = merge::keyed(hit)?.key;
-            match positions.get(&group.id) {
-                Some(&at) if order.compare(&key, &best[at].1).is_lt() => best[at].1 = key,
-                Some(_) => {}
-                None => {
-                    positions.insert(group.id.clone(), best.len());
-                    best.push((group.id, key));
-                }
+            let hit = BestHit { key: merge::keyed(hit)?.key, seen };
+            seen += 1;
+            let known = best.get(&group.id);
+            if known.is_none_or(|known| order.compare(&hit.key, &known.key).is_lt()) {
+                best.insert(group.id, hit);
             }
         }
     }
-    // Stable: groups with the same best point keep the order that its shard gave them.
-    best.sort_by(|one, other| order.compare(&one.1, &other.1));
+    let mut best: Vec<(GroupValue, BestHit)> = best.into_iter().collect();
+    best.sort_by(|(_, one), (_, other)| {
+        order.compare(&one.key, &other.key).then_with(|| one.seen.cmp(&other.seen))
+    });
     best.truncate(limit);
     Ok(RoundResult { value: best.into_iter().map(|(value, _)| value).collect(), partial })
 }
