@@ -367,15 +367,23 @@ check: lint etcd .venv/ready .venv/torch-ready .venv/tensorflow-ready ## lints, 
 	cargo test --quiet --workspace --locked --lib
 
 .PHONY: lint
-lint: system ## formatting, clippy, the rules of the workspace, generated code
-	$(call say,rustfmt)
-	cargo fmt --all --check
+lint: lint-text ## formatting, clippy, the rules of the workspace, generated code
 	$(call say,clippy)
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: lint-text
+lint-text: system
+	$(call say,rustfmt)
+	cargo fmt --all --check
 	$(call say,workspace rules)
 	cargo xtask tidy
 	$(call say,generated code)
 	cargo xtask codegen --check
+
+# Benches and examples, which no test builds. CI lints them so: see .ci/run.
+.PHONY: extras-built
+extras-built: tests-built
+	cargo build --workspace --locked --benches --examples
 
 .PHONY: bench
 bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmarks of models, JSON in .cache/bench (about an hour)
