@@ -244,8 +244,9 @@ async fn refusals_of_the_request_reach_the_client() {
     assert_eq!(root.count("retried"), 0);
     let local = root.post("points/query", &json!({"query": [1, 2], "prefetch": {}})).await;
     assert_eq!(local.status, 501);
-    let groups = root.post("points/query/groups", &json!({})).await;
-    assert_eq!(groups.status, 501);
+    let groups = root.post("points/query/groups", &json!({"query": [1, 2]})).await;
+    assert_eq!(groups.status, 400, "{}", groups.error());
+    assert!(groups.error().contains("group_by"), "{}", groups.error());
     let unknown = root.send(Method::POST, "/collections/d/points/count", &json!({})).await;
     assert_eq!(unknown.status, 404);
 }
