@@ -9,6 +9,7 @@ use os::{Pacer, Rate};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::progress::{DuplicateProgress, DuplicateState};
 use super::scan::{DuplicateScanner, ScanOutcome, ordered};
 use super::store::{DuplicatePair, DuplicateStore, PairsFile};
 use super::{DuplicateOptions, PAIRS_MAX};
@@ -23,79 +24,12 @@ const CHECKPOINT: Duration = Duration::from_secs(5);
 const OPENING_WAIT: Duration = Duration::from_millis(200);
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// State of a job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DuplicateState {
-    /// It runs, or ran when the server ended. The same request continues it.
-    #[default]
-    Running,
-    /// All points were compared.
-    Done,
-    /// It was cancelled. The same request continues it.
-    Cancelled,
-    /// It ended with an error.
-    Failed,
-}
-
-/// Progress of a job; kept in a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DuplicateProgress {
-    /// Its options.
-    pub options: DuplicateOptions,
-    /// Its state.
-    pub state: DuplicateState,
-    /// Error of a failed job.
-    pub error: Option<String>,
-    /// Points visited. Points that a merge moves are visited again and count again.
-    pub done: u64,
-    /// Live points when the job began or was continued.
-    pub total: u64,
-    /// Pairs with a similarity above the threshold; a pair that the keypoints refuse may count
-    /// twice.
-    pub candidates: u64,
-    /// Candidates that the keypoints refused.
-    pub refused: u64,
-    /// Pairs found.
-    pub pairs: u64,
-    /// Points or records that could not be read.
-    pub unreadable: u64,
-    /// Seconds of work, over all starts.
-    pub seconds: f64,
+/// Progress and position, as the file of the state has them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct StoredJob {
+    #[serde(flatten)]
+    progress: DuplicateProgress,
     position: WalkPosition,
-}
-
-impl DuplicateProgress {
-    fn new(options: DuplicateOptions) -> DuplicateProgress {
-        DuplicateProgress {
-            options,
-            state: DuplicateState::Running,
-            error: None,
-            done: 0,
-            total: 0,
-            candidates: 0,
-            refused: 0,
-            pairs: 0,
-            unreadable: 0,
-            seconds: 0.0,
-            position: WalkPosition::default(),
-        }
-    }
-
-    /// Reads the progress of a collection's job; `None` if there was none.
-    ///
-    /// # Errors
-    /// `DataLoss` for a damaged file; otherwise the error of the file system.
-    pub fn read(store: &DuplicateStore) -> Result<Option<DuplicateProgress>> {
-        store.state()
-    }
-
-    /// Returns true if a job with these options continues this one.
-    fn continues(&self, options: &DuplicateOptions) -> bool {
-        let same =
-            self.options.threshold == options.threshold && self.options.accept == options.accept;
-        same && self.state != DuplicateState::Done
-    }
 }
 
 /// Connection between a running job and its callers.
@@ -130,20 +64,21 @@ pub fn run(
     let metric = named.settings().metric;
     options.check(metric)?;
     let store = DuplicateStore::of(named);
-    let earlier = DuplicateProgress::read(&store)?.filter(|earlier| earlier.continues(&options));
+    let earlier: Option<StoredJob> = store.state()?;
+    let earlier = earlier.filter(|earlier| earlier.progress.continues(&options));
     if earlier.is_none() {
         store.remove()?;
     }
-    let mut progress = earlier.unwrap_or_else(|| DuplicateProgress::new(options));
-    progress.options = options;
-    progress.state = DuplicateState::Running;
-    progress.error = None;
-    progress.total = named.collection().count();
+    let StoredJob { mut progress, position } = earlier.unwrap_or_else(|| StoredJob {
+        progress: DuplicateProgress::new(options),
+        position: WalkPosition::default(),
+    });
+    progress.start(options, named.collection().count());
     let known = store.pairs(progress.pairs)?.iter().map(|pair| (pair.a, pair.b)).collect();
     let pairs = store.append(progress.pairs)?;
-    store.put_state(&progress)?;
     let pacer = Pacer::new(Rate::per_second(options.points_per_second));
-    let mut job = JobRun { named, store, progress, known, pairs, pacer, control };
+    let mut job = JobRun { named, store, progress, position, known, pairs, pacer, control };
+    job.checkpoint()?;
     let ended = job.run();
     job.progress.state = match &ended {
         Ok(true) => DuplicateState::Done,
@@ -162,6 +97,7 @@ struct JobRun<'a> {
     named: &'a NamedCollection,
     store: DuplicateStore,
     progress: DuplicateProgress,
+    position: WalkPosition,
     /// Ids of the pairs found, the lower one first.
     known: HashSet<(u64, u64)>,
     pairs: PairsFile,
@@ -211,7 +147,7 @@ impl JobRun<'_> {
     fn step(&mut self, max: usize) -> Result<Option<WalkStep>> {
         let give_up = Instant::now() + OPENING_WAIT_MAX;
         loop {
-            match self.named.collection().walk(&mut self.progress.position, max) {
+            match self.named.collection().walk(&mut self.position, max) {
                 Ok(step) => return Ok(Some(step)),
                 Err(error)
                     if error.kind() == ErrorKind::Unavailable && Instant::now() < give_up =>
@@ -248,7 +184,8 @@ impl JobRun<'_> {
 
     fn checkpoint(&mut self) -> Result<()> {
         self.pairs.sync()?;
-        self.store.put_state(&self.progress)
+        let (progress, position) = (self.progress.clone(), self.position.clone());
+        self.store.put_state(&StoredJob { progress, position })
     }
 
     fn publish(&self) {

@@ -9,15 +9,24 @@
 //! The job keeps its pairs and its position in the directory `duplicates` of the collection, so it
 //! continues after a restart. It runs at low priority and at a limited rate. Its memory is that of
 //! one step, [`NEIGHBOURS_MAX`] candidates a thread, and the pairs, at most [`PAIRS_MAX`].
+//!
+//! A collection of a cluster has shards on several nodes. A root runs its job there, and uses
+//! [`NeighbourSearch`] and [`PairVerifier`] on the nodes that hold the shards.
 
 mod groups;
 mod job;
+mod near;
+mod progress;
 mod scan;
 mod store;
+mod verify;
 
 pub use groups::{DuplicateGroup, groups};
-pub use job::{DuplicateControl, DuplicateProgress, DuplicateState, run};
+pub use job::{DuplicateControl, run};
+pub use near::{NearPoint, NearPoints, NeighbourSearch};
+pub use progress::{DuplicateProgress, DuplicateState};
 pub use store::{DuplicatePair, DuplicateStore};
+pub use verify::{PairOutcome, PairVerifier};
 
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
