@@ -2,7 +2,8 @@
 //! ([`search::duplicates`]), and returns its groups.
 //!
 //! A collection of images is verified by keypoints. Other collections have none, so similarity
-//! alone decides.
+//! alone decides. A root of a cluster has a job of its own, with the same requests and responses
+//! ([`super::duplicates_wire`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -11,49 +12,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::{Error, ErrorKind, Result};
 use search::collection::PointParts;
 use search::duplicates::{
-    self, DuplicateControl, DuplicateGroup, DuplicateOptions, DuplicatePair, DuplicateProgress,
-    DuplicateState, DuplicateStore,
+    self, DuplicateControl, DuplicateGroup, DuplicatePair, DuplicateProgress, DuplicateStore,
 };
-use search::points::{FetchedPoint, PointId};
+use search::points::PointId;
 use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
 use super::collection::ImageCollection;
-use super::features::BLOCK;
-use super::limits::accept_score;
-use super::settings::ImageKind;
+use super::duplicates_wire::{
+    DuplicatesRequest, begun_json, duplicate_image, duplicates_running, no_duplicates,
+    progress_json,
+};
 use super::state::ImagesState;
 
-/// Default threshold of photographs whose keypoints are compared. Embeddings of a crop or a rotated
-/// copy are less similar than those of two versions of one file.
-const THRESHOLD_PHOTO: f32 = 0.75;
-/// Default threshold of fingerprints, whose embeddings say little: the nearest are always compared.
-const THRESHOLD_FINGERPRINT: f32 = -1.0;
-/// Default threshold without keypoints.
-const THRESHOLD_UNVERIFIED: f32 = 0.95;
-/// Default rate in points per second.
-const RATE_DEFAULT: u64 = 5000;
 /// Ids whose names are read at a time.
 const NAMES: usize = 1000;
-
-/// Body of the request.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DuplicatesRequest {
-    /// Least similarity of embeddings.
-    threshold: Option<f32>,
-    /// True to compare keypoints; `None` is true for images.
-    verify: Option<bool>,
-    /// Least score of a verified pair; `None` is that of an accepted search result.
-    score: Option<f32>,
-    /// Most points per second; 0 is no limit.
-    points_per_second: Option<u64>,
-    /// True to discard an earlier result or an unfinished job.
-    #[serde(default)]
-    restart: bool,
-}
 
 /// Jobs since the start of the server, by the collection's own name.
 #[derive(Default)]
@@ -95,27 +70,21 @@ pub(crate) fn begin(
     request: &DuplicatesRequest,
 ) -> Result<Value> {
     let named = state.services.registry()?.get(name)?;
-    let options = options(&named, request)?;
-    options.check(named.settings().metric)?;
+    let kind = ImageCollection::of(&named).map(|target| target.kind);
+    let options = request.options(kind, named.settings().metric)?;
     let mut all = held(&state.duplicates.all);
     if all.get(named.name()).is_some_and(DuplicateJob::running) {
-        return Err(Error::new(
-            ErrorKind::AlreadyExists,
-            format!("a search for duplicates of \"{name}\" is running; cancel it first"),
-        ));
+        return Err(duplicates_running(name));
     }
     all.retain(|_, job| job.running());
     let permit = state.bulk_permit()?;
-    if request.restart {
+    if request.restart() {
         DuplicateStore::of(&named).remove()?;
     }
     let job = DuplicateJob { control: Arc::default(), ended: Arc::default() };
     all.insert(named.name().to_owned(), job.clone());
     drop(all);
-    let answer = json!({
-        "state": "running", "done": 0, "total": named.collection().count(), "pairs": 0,
-        "options": options_json(&options),
-    });
+    let answer = begun_json(&options, named.collection().count());
     let ended = job.ended.clone();
     let thread = std::thread::Builder::new().name("duplicates".to_owned());
     let spawned = thread.spawn(move || {
@@ -136,41 +105,6 @@ pub(crate) fn begin(
     Ok(answer)
 }
 
-fn options(named: &Arc<NamedCollection>, request: &DuplicatesRequest) -> Result<DuplicateOptions> {
-    let kind = ImageCollection::of(named).map(|target| target.kind);
-    let verify = request.verify.unwrap_or(kind.is_some());
-    let accept = match (verify, kind) {
-        (false, _) if request.score.is_some() => {
-            return Err(Error::invalid("\"score\" has no effect without \"verify\""));
-        }
-        (false, _) => None,
-        (true, Some(kind)) => Some(request.score.unwrap_or_else(|| accept_score(kind))),
-        (true, None) => {
-            return Err(Error::invalid(
-                "\"verify\" needs images with keypoints, and this collection has only vectors",
-            ));
-        }
-    };
-    let usual = match kind {
-        _ if !verify => THRESHOLD_UNVERIFIED,
-        Some(ImageKind::Fingerprint) => THRESHOLD_FINGERPRINT,
-        _ => THRESHOLD_PHOTO,
-    };
-    let cosine = named.settings().metric == search::coarse::Metric::Cosine;
-    if request.threshold.is_none() && !cosine {
-        return Err(Error::invalid(
-            "\"threshold\" is needed: the collection does not compare by cosines; give the least similarity in its metric",
-        ));
-    }
-    Ok(DuplicateOptions {
-        threshold: request.threshold.unwrap_or(usual),
-        accept,
-        points_per_second: request.points_per_second.unwrap_or(RATE_DEFAULT),
-        // Searches keep at least half of the cores.
-        threads: (super::pool::threads() / 2).clamp(1, duplicates::THREADS_MAX),
-    })
-}
-
 /// Returns the progress of a collection's job.
 ///
 /// # Errors
@@ -186,38 +120,8 @@ pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
     match kept {
         Some(progress) => Ok(progress_json(&progress, running.is_some())),
         None if running.is_some() => Ok(json!({ "state": "running", "done": 0, "pairs": 0 })),
-        None => Err(never(name)),
+        None => Err(no_duplicates(name)),
     }
-}
-
-fn never(name: &str) -> Error {
-    Error::not_found(format!(
-        "there was no search for duplicates of \"{name}\"; start one with POST /v1/images/{name}/duplicates"
-    ))
-}
-
-fn options_json(options: &DuplicateOptions) -> Value {
-    json!({
-        "threshold": options.threshold, "verify": options.accept.is_some(), "score": options.accept,
-        "points_per_second": options.points_per_second,
-    })
-}
-
-fn progress_json(progress: &DuplicateProgress, running: bool) -> Value {
-    let state = match progress.state {
-        DuplicateState::Running if running => "running",
-        // The server ended meanwhile.
-        DuplicateState::Running => "interrupted",
-        DuplicateState::Done => "done",
-        DuplicateState::Cancelled => "cancelled",
-        DuplicateState::Failed => "failed",
-    };
-    json!({
-        "state": state, "done": progress.done, "total": progress.total, "candidates": progress.candidates,
-        "refused": progress.refused, "pairs": progress.pairs, "unreadable": progress.unreadable,
-        "seconds": (progress.seconds * 10.0).round() / 10.0, "error": progress.error,
-        "options": options_json(&progress.options),
-    })
 }
 
 /// Cancels a running job, or removes the result of an ended one.
@@ -234,7 +138,7 @@ pub(crate) fn cancel(state: &ImagesState, name: &str) -> Result<Value> {
     }
     let store = DuplicateStore::of(&named);
     if DuplicateProgress::read(&store).is_ok_and(|progress| progress.is_none()) {
-        return Err(never(name));
+        return Err(no_duplicates(name));
     }
     store.remove()?;
     Ok(json!({ "deleted": name }))
@@ -253,7 +157,7 @@ pub(crate) fn write_groups(
 ) -> Result<()> {
     let named = state.services.registry()?.get(name)?;
     let store = DuplicateStore::of(&named);
-    let kept = DuplicateProgress::read(&store)?.ok_or_else(|| never(name))?;
+    let kept = DuplicateProgress::read(&store)?.ok_or_else(|| no_duplicates(name))?;
     let body = move || {
         os::thread::enter_low_priority("writing groups of duplicates");
         let written = store
@@ -312,7 +216,7 @@ impl GroupWriter<'_> {
                     Ok(None) | Err(_) => continue,
                 };
                 known.insert(*id, point.id);
-                images.push(image_json(&point));
+                images.push(duplicate_image(&point));
             }
         }
         if images.len() < 2 {
@@ -330,10 +234,4 @@ impl GroupWriter<'_> {
             .collect();
         Ok(Some(GroupLine { images, pairs }))
     }
-}
-
-fn image_json(point: &FetchedPoint) -> Value {
-    let block = point.payload.get(BLOCK);
-    let of = |key: &str| block.and_then(|block| block.get(key)).cloned().unwrap_or_default();
-    json!({ "id": point.id, "name": of("name"), "width": of("width"), "height": of("height") })
 }

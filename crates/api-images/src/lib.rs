@@ -21,6 +21,7 @@ mod claims;
 mod collection;
 mod config;
 mod duplicates;
+mod duplicates_wire;
 mod embedder;
 mod endpoints;
 mod extraction;
@@ -52,16 +53,23 @@ mod views;
 pub use browse::{ImageRemoval, page_entry};
 pub use collection::originals_space;
 pub use config::ImagesConfig;
+pub use duplicates_wire::{
+    DuplicatesRequest, background_threads, begun_json, duplicates_running, no_duplicates,
+    progress_json,
+};
 pub use endpoints::{OPENAPI, routes};
 pub use features::original_key;
 pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
-    CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest, ExtractedImage,
-    ExtractedQuery, ExtractedView, ImageInput, LoggedPoint, PrintShare, RankAnswer, RankRequest,
-    RankedImage, apply_image_operation, features_operation, image_id, images_operation,
-    is_image_operation, present_answer, read_features, shard_routes,
+    AcceptedNeighbour, CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest,
+    EmbeddingsPage, EmbeddingsRequest, ExtractedImage, ExtractedQuery, ExtractedView, GroupImage,
+    GroupImagesRequest, ImageInput, LoggedPoint, NeighbourProbe, NeighboursAnswer,
+    NeighboursRequest, PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer,
+    RecordsRequest, StoredRecord, VerifyAnswer, VerifyRequest, apply_image_operation,
+    features_operation, image_id, images_operation, is_image_operation, present_answer,
+    read_features, shard_routes,
 };
 pub use state::ImagesState;
 pub use views::{QueryView, view_steps};

@@ -3,15 +3,23 @@
 //! Each shard has an ordinary local collection, which a log of operations fills. [`logged`] turns a
 //! request into operations, and [`apply`] makes them. [`extracted`] extracts the features of images
 //! and of queries on a node that runs models. A search has two rounds ([`rounds`]), which
-//! [`routes`] serves for one shard each.
+//! [`routes`] serves for one shard each. So does [`duplicates_routes`] for the steps of a search
+//! for duplicates ([`duplicates`]).
 
 mod apply;
+mod duplicates;
+mod duplicates_routes;
 mod extracted;
 mod logged;
 mod rounds;
 mod routes;
 
 pub use apply::{apply_image_operation, is_image_operation};
+pub use duplicates::{
+    AcceptedNeighbour, EmbeddingsPage, EmbeddingsRequest, GroupImage, GroupImagesRequest,
+    NeighbourProbe, NeighboursAnswer, NeighboursRequest, RecordsAnswer, RecordsRequest,
+    StoredRecord, VerifyAnswer, VerifyRequest,
+};
 pub use extracted::{
     ExtractedImage, ExtractedQuery, ExtractedView, ImageInput, image_id, present_answer,
 };

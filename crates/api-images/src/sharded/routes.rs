@@ -20,6 +20,7 @@ use serde_json::Value;
 use transport::{Reply, Shared};
 use vision::photo::PhotoView;
 
+use super::duplicates_routes;
 use super::rounds::{
     CoarseAnswer, CoarseCandidates, CoarseSearchRequest, RankAnswer, RankRequest, RankedImage,
 };
@@ -37,9 +38,10 @@ use crate::services::ImageServices;
 use crate::settings::ImageKind;
 use crate::state::ImagesState;
 
-/// Returns the routes of the rounds, below the name of a shard's local collection.
+/// Returns the routes of the rounds and of searches for duplicates, below the name of a shard's
+/// local collection.
 pub fn shard_routes() -> Router<Arc<ImagesState>> {
-    Router::new()
+    duplicates_routes::routes()
         .route("/v1/shards/{collection}/coarse", post(coarse))
         .route("/v1/shards/{collection}/rank", post(rank))
 }
@@ -72,7 +74,8 @@ async fn rank(
     Reply::of(found.await.map(Reply::json))
 }
 
-fn encoded<T: Serialize>(result: &T) -> Result<String> {
+/// Returns the JSON of an answer to a root.
+pub(super) fn encoded<T: Serialize>(result: &T) -> Result<String> {
     #[derive(Serialize)]
     struct ShardReply<'a, T> {
         result: &'a T,
