@@ -12,7 +12,7 @@ pub struct ClusterMetrics {
     /// Requests to holders: "first", "hedged" (a second holder was asked because the first was
     /// slow), "hedge_won" (and it was faster), "retried" (a holder failed), "confirmed" (points
     /// that a holder did not have were read again with a strong read), "partial" (answers that
-    /// lack shards).
+    /// lack shards), "background" (for searches for duplicates).
     pub requests: Family<KindLabels, Counter>,
     /// Operations of the logs: "applied", and "skipped", which change nothing on any holder.
     pub operations: Family<KindLabels, Counter>,

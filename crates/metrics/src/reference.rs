@@ -390,7 +390,9 @@ fn the_reference_is_up_to_date() {
 }
 
 fn fill_cluster(cluster: &ClusterMetrics) {
-    kinds(&cluster.requests, &["first", "hedged", "hedge_won", "retried", "confirmed", "partial"]);
+    let requests =
+        ["first", "hedged", "hedge_won", "retried", "confirmed", "partial", "background"];
+    kinds(&cluster.requests, &requests);
     kinds(&cluster.operations, &["applied", "skipped"]);
     kinds(&cluster.snapshots, &["taken", "failed", "restored"]);
 }

@@ -27,12 +27,17 @@ use cluster_log::was_not_made;
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum shards that a node reads at the same time. More wait.
 pub(super) const READS_RUNNING_MAX: usize = 64;
+/// Start of the routes of background work. Their reads have turns of their own, so that no query
+/// waits for one.
+const BACKGROUND_PATHS: &str = "images/duplicates/";
+/// Maximum shards that a node reads at the same time for background work. More wait.
+pub(super) const BACKGROUND_READS_MAX: usize = 16;
 /// Retry advice for a read of a shard that was opened again.
 const REOPENED_RETRY: Duration = Duration::from_millis(100);
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Routes of a collection that a root may read.
-const READ_PATHS: [&str; 9] = [
+const READ_PATHS: [&str; 14] = [
     "points",
     "points/query",
     "points/query/batch",
@@ -42,6 +47,11 @@ const READ_PATHS: [&str; 9] = [
     "facet",
     "images/coarse",
     "images/rank",
+    "images/duplicates/embeddings",
+    "images/duplicates/neighbours",
+    "images/duplicates/records",
+    "images/duplicates/verify",
+    "images/duplicates/images",
 ];
 
 /// A read of some shards that this node holds.
@@ -168,7 +178,11 @@ async fn read_shard(
         state.wait_applied(EntryNumber(*entry), until).await?;
     }
     // A root that asks for many shards, or many roots together, wait here and are not refused.
-    let turn = node.reads.acquire();
+    let turns = match request.path.starts_with(BACKGROUND_PATHS) {
+        true => &node.background_reads,
+        false => &node.reads,
+    };
+    let turn = turns.acquire();
     let _turn = tokio::time::timeout_at(until.into(), turn)
         .await
         .map_err(|_| Error::exhausted("too many shards are read on this node"))?;

@@ -107,6 +107,8 @@ pub struct ClusterNode {
     tasks: Mutex<JoinSet<()>>,
     /// Turns of reads of shards.
     reads: Semaphore,
+    /// Turns of reads of shards for background work. Each has a thread at low priority.
+    background_reads: Semaphore,
 }
 
 impl ClusterNode {
@@ -183,6 +185,9 @@ impl ClusterNode {
             etcd,
             tasks,
             reads: Semaphore::new(endpoints::READS_RUNNING_MAX),
+            background_reads: Semaphore::new(
+                api_images::background_threads().min(endpoints::BACKGROUND_READS_MAX),
+            ),
         }))
     }
 

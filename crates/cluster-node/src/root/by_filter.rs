@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use super::call::RootContext;
 use super::fan_out::read_shards;
 use super::payload_sizes;
-use super::shard_read::{RETRY_AFTER, ReadBody, ShardRead};
+use super::shard_read::{RETRY_AFTER, ReadBody, ReadPriority, ShardRead};
 use super::split::{FilterChange, raw};
 use super::state::RootState;
 use super::write::{ShardWrite, run_all};
@@ -132,6 +132,7 @@ impl FilterWrite {
             body: ReadBody::Same(raw(&body)?),
             deadline: self.deadline,
             strong: true,
+            priority: ReadPriority::Client,
         };
         let answers = Box::pin(read_shards(&self.state, &read)).await?;
         answers.check(1.0)?;

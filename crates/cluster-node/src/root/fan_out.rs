@@ -14,7 +14,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 
 use super::envelope::ReadCoverage;
 use super::read_memory::ReadMemory;
-use super::shard_read::{ReadBody, ShardAnswers, ShardRead};
+use super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead};
 use super::state::RootState;
 use super::wire::{NodeReadAnswer, NodeReadBody, is_final, read_node, timeout_ms};
 use crate::types::{ClusterView, ShardKey};
@@ -31,11 +31,12 @@ pub(super) async fn read_shards(state: &RootState, read: &ShardRead) -> Result<S
 }
 
 /// Returns the label of the metric.
-fn kind(reason: CallReason) -> &'static str {
-    match reason {
-        CallReason::First => "first",
-        CallReason::Hedge => "hedged",
-        CallReason::Retry => "retried",
+fn kind(priority: ReadPriority, reason: CallReason) -> &'static str {
+    match (priority, reason) {
+        (ReadPriority::Background, _) => "background",
+        (ReadPriority::Client, CallReason::First) => "first",
+        (ReadPriority::Client, CallReason::Hedge) => "hedged",
+        (ReadPriority::Client, CallReason::Retry) => "retried",
     }
 }
 
@@ -114,7 +115,7 @@ impl<'a> ReadRun<'a> {
                 }
                 () = tokio::time::sleep_until(wake.into()) => {
                     let now = Instant::now();
-                    let calls = self.fan_out.timers_fired(&mut self.state.latencies.lock(), now);
+                    let calls = self.fan_out.timers_fired(&mut self.state.latencies_of(self.read.priority).lock(), now);
                     self.send(calls)?;
                 }
             }
@@ -133,7 +134,7 @@ impl<'a> ReadRun<'a> {
             Error::unavailable(format!("no node serves shard {shard}; start more search nodes"))
         };
         let now = Instant::now();
-        let mut latencies = self.state.latencies.lock();
+        let mut latencies = self.state.latencies_of(self.read.priority).lock();
         let calls = self.fan_out.start_round(&holders, unserved, &mut latencies, now);
         drop(latencies);
         self.send(calls)
@@ -168,7 +169,7 @@ impl<'a> ReadRun<'a> {
             };
             let address = info.address.clone();
             let body = self.body(&call.shards)?;
-            self.state.count(kind(call.reason));
+            self.state.count(kind(self.read.priority, call.reason));
             let left = self.read.deadline.saturating_duration_since(Instant::now());
             let (client, requests) = (self.state.client.clone(), self.state.requests.clone());
             let memory = self.memory.answer();
@@ -223,7 +224,12 @@ impl<'a> ReadRun<'a> {
                     let node = self.fan_out.running(id).map(|call| &call.node);
                     tracing::debug!(?node, %error, "a node did not answer a read");
                     let now = Instant::now();
-                    Ok(self.fan_out.failed(id, &error, &mut self.state.latencies.lock(), now))
+                    Ok(self.fan_out.failed(
+                        id,
+                        &error,
+                        &mut self.state.latencies_of(self.read.priority).lock(),
+                        now,
+                    ))
                 }
             },
         };
@@ -252,10 +258,15 @@ impl<'a> ReadRun<'a> {
         }
         let is_hedge = call.reason == CallReason::Hedge;
         let now = Instant::now();
-        let taken = self.fan_out.answered(id, results, &mut self.state.latencies.lock(), now);
+        let taken = self.fan_out.answered(
+            id,
+            results,
+            &mut self.state.latencies_of(self.read.priority).lock(),
+            now,
+        );
         if !taken.counted.is_empty() {
             answer.memory.keep();
-            if is_hedge {
+            if is_hedge && self.read.priority == ReadPriority::Client {
                 self.state.count("hedge_won");
             }
         }
@@ -263,7 +274,9 @@ impl<'a> ReadRun<'a> {
     }
 
     fn finish(self) -> ShardAnswers {
-        let outcomes = self.fan_out.finish(&mut self.state.latencies.lock(), Instant::now());
+        let outcomes = self
+            .fan_out
+            .finish(&mut self.state.latencies_of(self.read.priority).lock(), Instant::now());
         let of = outcomes.len();
         let mut results = BTreeMap::new();
         let mut nodes = BTreeMap::new();

@@ -17,7 +17,7 @@ use super::call::RootContext;
 use super::envelope::RootAnswer;
 use super::fan_out::read_shards;
 use super::merge::{self, ShardResults};
-use super::shard_read::{ReadBody, ShardAnswers, ShardRead};
+use super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead};
 use super::split::{self, IdsBody, RawMembers};
 use crate::types::CollectionRecord;
 
@@ -43,6 +43,7 @@ pub(super) fn of_all(
         body: ReadBody::Same(body),
         deadline: context.deadline,
         strong: context.params.strong,
+        priority: ReadPriority::Client,
     }
 }
 
@@ -64,6 +65,7 @@ pub(super) fn of_ids(
         body: ReadBody::Ids(IdsBody { members, ids }),
         deadline: context.deadline,
         strong: context.params.strong,
+        priority: ReadPriority::Client,
     })
 }
 

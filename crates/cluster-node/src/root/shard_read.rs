@@ -23,6 +23,15 @@ pub(super) enum ReadBody {
     Ids(IdsBody),
 }
 
+/// Work that a read belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadPriority {
+    /// A request of a client, which waits.
+    Client,
+    /// Background work. Nodes answer it at low priority, so its times say nothing about others.
+    Background,
+}
+
 /// A read of some shards of a collection.
 pub(super) struct ShardRead {
     pub(super) record: Arc<CollectionRecord>,
@@ -34,6 +43,7 @@ pub(super) struct ShardRead {
     pub(super) deadline: Instant,
     /// True if holders must have applied the whole log.
     pub(super) strong: bool,
+    pub(super) priority: ReadPriority,
 }
 
 /// Results of the shards that answered.

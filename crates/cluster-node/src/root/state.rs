@@ -13,6 +13,7 @@ use metrics::KindLabels;
 use parking_lot::Mutex;
 use transport::RequestResources;
 
+use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
 use crate::changes::CatalogChanges;
 use crate::node::ClusterBackups;
@@ -70,6 +71,8 @@ pub struct RootState {
     pub(super) view: ViewSource,
     pub(super) catalog: Arc<dyn CollectionCatalog>,
     pub(super) latencies: Mutex<NodeLatencies>,
+    /// Times of nodes that answer at low priority.
+    background_latencies: Mutex<NodeLatencies>,
     pub(super) written: WrittenEntries,
     pub(super) images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
@@ -92,6 +95,7 @@ impl RootState {
             view,
             catalog,
             latencies: Mutex::default(),
+            background_latencies: Mutex::default(),
             written: WrittenEntries::default(),
             images: None,
             backups: None,
@@ -112,6 +116,14 @@ impl RootState {
     #[must_use]
     pub fn with_backups(self, backups: Arc<ClusterBackups>) -> RootState {
         RootState { backups: Some(backups), ..self }
+    }
+
+    /// Returns the times of nodes for reads of this priority.
+    pub(super) fn latencies_of(&self, priority: ReadPriority) -> &Mutex<NodeLatencies> {
+        match priority {
+            ReadPriority::Client => &self.latencies,
+            ReadPriority::Background => &self.background_latencies,
+        }
     }
 
     /// Returns the extraction of this node, if it has the role.

@@ -19,7 +19,7 @@ use super::super::call::RootContext;
 use super::super::envelope::ReadCoverage;
 use super::super::fan_out::read_shards;
 use super::super::read::of_all;
-use super::super::shard_read::{ReadBody, ShardAnswers, ShardRead, check_coverage};
+use super::super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead, check_coverage};
 use super::super::split::raw;
 use super::merge::{self, ImageOrder, ResultTexts};
 use super::target::ImageTarget;
@@ -145,6 +145,7 @@ impl Rounds<'_> {
             body: ReadBody::Same(raw(&request)?),
             deadline: self.context.deadline,
             strong: self.context.params.strong,
+            priority: ReadPriority::Client,
         };
         let answers = Box::pin(read_shards(&self.context.state, &read)).await?;
         // Without any shard of the candidates there is no answer.
