@@ -14,6 +14,7 @@ use cluster_node::node::{BackupSchedule, ClusterNode, LocalCollections, NodeBack
 use cluster_node::root::{self, RootState};
 use cluster_node::{NodeInfo, Roles};
 use http_client::ClientTls;
+use model_store::StorePlace;
 use os::Rate;
 use transport::{Reply, RequestLimits, RequestResources};
 
@@ -63,6 +64,7 @@ impl ClusterServing {
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
         let backups = backups(config, &store)?;
+        let place = store.place().clone();
         let images = server.images.clone();
         let routes = api_qdrant::routes()
             .with_state(local_state(config, server))
@@ -82,7 +84,7 @@ impl ClusterServing {
             requests: server.requests.clone(),
         })
         .await?;
-        let state = root_state(&node, server, cluster.roles);
+        let state = root_state(&node, server, cluster.roles, place);
         let points = match cluster.roles.root {
             true => root::routes().with_state(state.clone()),
             false => refused("/collections", not_a_root),
@@ -148,13 +150,19 @@ fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<Strin
 }
 
 /// Returns the state of the routes of clients.
-fn root_state(node: &ClusterNode, server: &Server, roles: Roles) -> Arc<RootState> {
+fn root_state(
+    node: &ClusterNode,
+    server: &Server,
+    roles: Roles,
+    place: StorePlace,
+) -> Arc<RootState> {
     let state = RootState::new(
         server.requests.clone(),
         node.client().clone(),
         node.view(),
         node.catalog().clone(),
     );
+    let state = state.with_store(node.name(), place);
     let state = state.with_images(server.images.clone(), roles.extract);
     Arc::new(state.with_backups(node.backups().clone()))
 }

@@ -40,6 +40,7 @@ mod query;
 mod read;
 mod read_memory;
 mod routes;
+mod running_duplicates;
 mod shard_read;
 mod snapshots;
 mod split;

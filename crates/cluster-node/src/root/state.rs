@@ -10,9 +10,11 @@ use base::{Error, Result};
 use cluster::NodeLatencies;
 use http_client::HttpClient;
 use metrics::KindLabels;
+use model_store::StorePlace;
 use parking_lot::Mutex;
 use transport::RequestResources;
 
+use super::running_duplicates::RunningDuplicates;
 use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
 use crate::changes::CatalogChanges;
@@ -64,6 +66,14 @@ pub(super) struct NodeImages {
     extracts: bool,
 }
 
+/// Store of the cluster, as a root uses it.
+pub(super) struct RootStore {
+    /// Name of this node.
+    pub(super) node: String,
+    /// Directory of the cluster in the store.
+    pub(super) place: StorePlace,
+}
+
 /// State of the routes.
 pub struct RootState {
     pub(super) requests: Arc<RequestResources>,
@@ -76,6 +86,9 @@ pub struct RootState {
     pub(super) written: WrittenEntries,
     pub(super) images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
+    pub(super) store: Option<RootStore>,
+    /// Searches for duplicates that run on this node.
+    pub(super) duplicates: Arc<RunningDuplicates>,
     query_number: AtomicU64,
     /// End of the time in which requests wait for the collections.
     start_wait_end: Instant,
@@ -99,6 +112,8 @@ impl RootState {
             written: WrittenEntries::default(),
             images: None,
             backups: None,
+            store: None,
+            duplicates: Arc::default(),
             query_number: AtomicU64::new(0),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
@@ -116,6 +131,13 @@ impl RootState {
     #[must_use]
     pub fn with_backups(self, backups: Arc<ClusterBackups>) -> RootState {
         RootState { backups: Some(backups), ..self }
+    }
+
+    /// Sets the directory of the cluster in the store, where a root keeps searches for duplicates.
+    /// `node` is the name of this node.
+    #[must_use]
+    pub fn with_store(self, node: &str, place: StorePlace) -> RootState {
+        RootState { store: Some(RootStore { node: node.to_owned(), place }), ..self }
     }
 
     /// Returns the times of nodes for reads of this priority.

@@ -23,12 +23,15 @@ use http::Method;
 use http_body_util::BodyExt;
 use http_client::HttpClient;
 use metrics::KindLabels;
+use model_store::StorePlace;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::RwLock;
 use tower::ServiceExt;
 
 use super::images::{Expected, Served, picture, served};
+use super::images_duplicates::{bitmap, pixels};
+use crate::loopback::WAIT_MAX;
 
 /// Shards of the collection "spread".
 const SHARDS: u32 = 3;
@@ -161,6 +164,8 @@ struct Spread {
     root: Router,
     runtime: tokio::runtime::Runtime,
     removals: Arc<RwLock<()>>,
+    node: OneNode,
+    store: StorePlace,
 }
 
 impl Spread {
@@ -196,15 +201,32 @@ impl Spread {
             .route("/cluster/v1/shards/{id}/{shard}/{*rest}", any(stored))
             .with_state(node.clone());
         runtime.spawn(async move { axum::serve(listener, between).await.unwrap() });
+        let url = format!("file://{}/store", dir.display());
+        std::fs::create_dir(dir.join("store")).unwrap();
+        let store = StorePlace::open(&url, &[]).unwrap();
+        let root = Router::new();
+        let mut spread = Spread { served, root, runtime, removals, node, store };
+        spread.root = spread.root_named("a");
+        spread
+    }
+
+    /// Returns a root of a node with this name.
+    fn root_named(&self, name: &str) -> Router {
+        let server = &self.served.server;
         let (requests, client) = (server.requests.clone(), HttpClient::new(None));
-        let state = RootState::new(requests, client, node.view.source(), Arc::new(node));
+        let catalog = Arc::new(self.node.clone());
+        let state = RootState::new(requests, client, self.node.view.source(), catalog);
+        let state = state.with_store(name, self.store.clone());
         let state = state.with_images(server.images.clone(), true);
-        let root = image_routes().with_state(Arc::new(state));
-        Spread { served, root, runtime, removals }
+        image_routes().with_state(Arc::new(state))
     }
 
     /// Sends a request to the root. Returns the status and the body.
     fn send(&self, method: &str, path: &str, body: Sent<'_>) -> (u16, Bytes) {
+        self.send_to(&self.root, method, path, body)
+    }
+
+    fn send_to(&self, root: &Router, method: &str, path: &str, body: Sent<'_>) -> (u16, Bytes) {
         let (media, body) = match body {
             Sent::Nothing => ("", Body::empty()),
             Sent::Image(bytes) => ("image/jpeg", Body::from(bytes.to_vec())),
@@ -213,7 +235,7 @@ impl Spread {
         let request = Request::builder().method(method).uri(format!("/v1/images/spread{path}"));
         let request = request.header("content-type", media).body(body).unwrap();
         self.runtime.block_on(async {
-            let Ok(response) = self.root.clone().oneshot(request).await;
+            let Ok(response) = root.clone().oneshot(request).await;
             let status = response.status().as_u16();
             (status, response.into_body().collect().await.unwrap().to_bytes())
         })
@@ -343,4 +365,141 @@ fn a_removal_leaves_the_original_of_a_later_upload() {
     assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
     let originals = dir.path().join("collections/.originals");
     assert_eq!(super::images::files_below(&originals).len(), 1);
+}
+
+/// Groups of a collection: the ids of the images of each, the pairs, and the summary.
+#[derive(Debug, PartialEq)]
+struct ShownGroups {
+    images: BTreeSet<Vec<String>>,
+    pairs: BTreeSet<Vec<String>>,
+    summary: Value,
+}
+
+impl ShownGroups {
+    fn of(lines: &[u8]) -> ShownGroups {
+        let text = std::str::from_utf8(lines).unwrap();
+        let mut shown =
+            ShownGroups { images: BTreeSet::new(), pairs: BTreeSet::new(), summary: Value::Null };
+        for line in text.lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            if let Some(summary) = line.get("summary") {
+                shown.summary = summary.clone();
+                continue;
+            }
+            let sorted = |mut texts: Vec<String>| {
+                texts.sort();
+                texts
+            };
+            let images = line["images"].as_array().unwrap();
+            shown.images.insert(sorted(images.iter().map(Value::to_string).collect()));
+            for pair in line["pairs"].as_array().unwrap() {
+                assert!(pair["score"].as_f64().unwrap() > 100.0, "{pair}");
+                let ids = ["a", "b"].map(|end| pair[end].to_string()).to_vec();
+                shown.pairs.insert(sorted(ids));
+            }
+        }
+        shown
+    }
+}
+
+impl Spread {
+    /// Waits until the search for duplicates is not "running". Returns its progress.
+    fn duplicates_ended(&self) -> Value {
+        let give_up = std::time::Instant::now() + WAIT_MAX;
+        loop {
+            let progress = self.good("GET", "/duplicates", Sent::Nothing);
+            if progress["state"] != "running" {
+                return progress;
+            }
+            assert!(std::time::Instant::now() < give_up, "{progress}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    /// Puts pictures and copies of some into the cluster, and into the collection "photos".
+    fn put_copies(&self) {
+        for seed in 0..9 {
+            let copied = [1, 3, 4].contains(&seed);
+            let copy = copied.then(|| bitmap(&pixels(&picture(seed))));
+            for image in [Some(picture(seed)), copy].into_iter().flatten() {
+                self.served.put(&format!("/v1/images/photos?name={seed}"), &image).good();
+                let path = format!("?name={seed}&shard_number={SHARDS}&replication_factor=1");
+                self.good("PUT", &path, Sent::Image(&image));
+            }
+        }
+    }
+
+    /// Compares the groups of the cluster with those of "photos".
+    fn compare_groups(&self) {
+        let alone = "/v1/images/photos/duplicates";
+        assert_eq!(self.served.json("POST", alone, &json!({})).status, 202);
+        let give_up = std::time::Instant::now() + WAIT_MAX;
+        while self.served.get(alone).good()["state"] == "running" {
+            assert!(std::time::Instant::now() < give_up);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let wanted = ShownGroups::of(&self.served.get(&format!("{alone}/groups")).body);
+        assert_eq!((wanted.images.len(), wanted.pairs.len()), (3, 3), "{wanted:?}");
+        let (status, lines) = self.send("GET", "/duplicates/groups", Sent::Nothing);
+        assert_eq!((status, ShownGroups::of(&lines)), (200, wanted));
+    }
+}
+
+#[test]
+fn duplicates_of_shards_are_those_of_one_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    spread.put_copies();
+    for path in ["/duplicates", "/duplicates/groups"] {
+        let (status, body) = spread.send("GET", path, Sent::Nothing);
+        assert_eq!(status, 404, "{}", String::from_utf8_lossy(&body));
+    }
+    for wrong in [json!({"threshold": 2}), json!({"verify": false, "score": 3}), json!({"x": 1})] {
+        assert_eq!(spread.send("POST", "/duplicates", Sent::Json(&wrong)).0, 400, "{wrong}");
+    }
+    let (status, begun) = spread.send("POST", "/duplicates", Sent::Json(&json!({})));
+    let begun: Value = serde_json::from_slice(&begun).unwrap();
+    assert_eq!((status, &begun["total"], &begun["state"]), (202, &json!(12), &json!("running")));
+    let progress = spread.duplicates_ended();
+    assert_eq!((&progress["state"], &progress["pairs"]), (&json!("done"), &json!(3)), "{progress}");
+    assert_eq!((&progress["done"], &progress["unreadable"]), (&json!(12), &json!(0)));
+    spread.compare_groups();
+    let name = json!("spread");
+    let deleted = spread.good("DELETE", "/duplicates", Sent::Nothing);
+    assert_eq!(deleted, json!({ "deleted": name }));
+    assert_eq!(spread.send("DELETE", "/duplicates", Sent::Nothing).0, 404);
+    assert_eq!(spread.send("GET", "/duplicates/groups", Sent::Nothing).0, 404);
+}
+
+#[test]
+fn another_root_cancels_and_continues_a_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    spread.put_copies();
+    let other = spread.root_named("b");
+    let slow = json!({ "points_per_second": 1 });
+    let begin = |root: &Router| spread.send_to(root, "POST", "/duplicates", Sent::Json(&slow)).0;
+    assert_eq!(begin(&other), 202);
+    // The cluster does not have the node "b": it has ended.
+    let progress = spread.good("GET", "/duplicates", Sent::Nothing);
+    assert_eq!(progress["state"], "interrupted");
+    spread.node.view.update(|view| {
+        let mut node = view.nodes["a"].clone();
+        node.name = "b".to_owned();
+        node.serving = BTreeMap::new();
+        view.nodes.insert("b".to_owned(), node);
+    });
+    let progress = spread.good("GET", "/duplicates", Sent::Nothing);
+    assert_eq!(progress["state"], "running");
+    assert_eq!((begin(&spread.root), begin(&other)), (409, 409));
+    let cancelled = spread.good("DELETE", "/duplicates", Sent::Nothing);
+    assert_eq!(cancelled, json!({ "cancelled": "spread" }));
+    let progress = spread.good("GET", "/duplicates", Sent::Nothing);
+    assert_eq!(progress["state"], "cancelled");
+    // The job at "b" ends once it cannot create its next step.
+    let fast = json!({ "points_per_second": 0 });
+    assert_eq!(spread.send("POST", "/duplicates", Sent::Json(&fast)).0, 202);
+    let progress = spread.duplicates_ended();
+    assert_eq!((&progress["state"], &progress["pairs"]), (&json!("done"), &json!(3)), "{progress}");
+    spread.compare_groups();
 }

@@ -9,13 +9,13 @@ use super::images::{Expected as _, Served, picture, serve, served};
 use crate::loopback::WAIT_MAX;
 
 /// Returns the pixels of a picture.
-fn pixels(file: &[u8]) -> Image {
+pub(super) fn pixels(file: &[u8]) -> Image {
     vision::decode(file, &vision::Limits::default()).unwrap().image
 }
 
 /// Encodes an image as an uncompressed BMP file (24 bits, rows from the bottom): other bytes than
 /// any JPEG file. The width must be a multiple of 4, so that rows need no padding.
-fn bitmap(image: &Image) -> Vec<u8> {
+pub(super) fn bitmap(image: &Image) -> Vec<u8> {
     assert_eq!(image.width % 4, 0);
     let bytes = image.rgb.len() as u32;
     let mut file = b"BM".to_vec();

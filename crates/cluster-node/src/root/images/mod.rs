@@ -11,6 +11,9 @@
 //! An image's original is in the store before its point is in the log. A node without the role
 //! extract passes images on to one that has it. Features go to the log from any root.
 //!
+//! # Duplicates
+//! A job on the root that got the request compares the points of all shards with each other.
+//!
 //! # One image
 //! A holder of its shard answers with its own routes, and the answer is passed back as it is.
 
@@ -18,6 +21,7 @@ mod by_id;
 mod call;
 mod create;
 mod delete;
+mod duplicates;
 mod extraction;
 mod features;
 mod identify;

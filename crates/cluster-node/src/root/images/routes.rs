@@ -10,7 +10,7 @@ use transport::Reply;
 use super::super::state::RootState;
 use super::by_id::{self, ImagePart};
 use super::call::ImageCall;
-use super::{delete, features, identify, list, page, put as put_image, search};
+use super::{delete, duplicates, features, identify, list, page, put as put_image, search};
 
 /// Returns the routes of the cluster's collections of images, which an API key protects. They take
 /// the place of `api_images::routes`.
@@ -36,8 +36,13 @@ pub fn image_routes() -> Router<Arc<RootState>> {
         )
         .route(&at("identify"), post(|call: ImageCall| call.answer(identify::identify)))
         .route(&at("rebuild"), unsupported(REBUILD))
-        .route(&at("duplicates"), unsupported(DUPLICATES))
-        .route(&at("duplicates/groups"), unsupported(DUPLICATES))
+        .route(
+            &at("duplicates"),
+            post(|call: ImageCall| call.answer(duplicates::begin))
+                .get(|call: ImageCall| call.answer(duplicates::progress))
+                .delete(|call: ImageCall| call.answer(duplicates::cancel)),
+        )
+        .route(&at("duplicates/groups"), get(duplicates::groups))
         .route(
             &at("{id}"),
             stored(ImagePart::Original).delete(|call: ImageCall| call.answer(delete::image)),
@@ -50,8 +55,6 @@ pub fn image_routes() -> Router<Arc<RootState>> {
 
 const REBUILD: &str = "a collection of a cluster is not rebuilt with another model: put its images into a new \
                        collection, which model= creates, and remove the old one";
-const DUPLICATES: &str = "a cluster does not search for duplicates: search by the id of each image with \
-                          POST /v1/images/NAME/search and {\"id\": ID}";
 
 /// Returns a route of one stored image.
 fn stored(part: ImagePart) -> MethodRouter<Arc<RootState>> {
