@@ -369,9 +369,6 @@ def test_requests_that_a_cluster_does_not_carry_out(setting, tmp_path):
         ("POST", "fingers/verify", {"first": first, "second": first}, {}),
         ("POST", "photos/rebuild", {"model": "patches"}, {}),
         ("GET", "photos/rebuild", None, {}),
-        ("POST", "photos/duplicates", {}, {}),
-        ("GET", "photos/duplicates", None, {}),
-        ("GET", "photos/duplicates/groups", None, {}),
     ]
     for client in (setting.a, setting.c):
         for answer in (
