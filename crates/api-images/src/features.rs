@@ -12,7 +12,6 @@ use transport::{ByteBudget, Reservation};
 use vision::{Decoded, Format, Header, Limits, decode};
 
 use super::embedder::Embedder;
-use super::job::IngestJob;
 use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.
@@ -136,21 +135,21 @@ pub(crate) fn reserve(
 }
 
 /// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the
-/// memory.
+/// memory, and at most until `stopped` returns true.
 ///
 /// # Errors
 /// Returns the errors of [`reserve`], after having waited.
 pub(crate) fn reserve_or_wait(
-    job: &IngestJob,
+    budget: &Arc<ByteBudget>,
     kind: ImageKind,
     bytes: &[u8],
     name: &str,
+    stopped: impl Fn() -> bool,
 ) -> Result<Reservation> {
     let needed = memory(kind, bytes).map_err(|error| of_image(error, name))?;
-    let budget = &job.services.requests.memory;
     let give_up = Instant::now() + MEMORY_WAIT_MAX;
     loop {
-        let waits = Instant::now() < give_up && !job.stopped();
+        let waits = Instant::now() < give_up && !stopped();
         // Checked first, so that waiting does not count refusals.
         let full = needed > budget.max().saturating_sub(budget.used()) && needed <= budget.max();
         if !(full && waits) {

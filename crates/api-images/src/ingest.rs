@@ -225,17 +225,21 @@ impl Batch<'_> {
         for at in new {
             let Some(item) = items.get(at) else { continue };
             let kind = kind.unwrap_or(ImageKind::Photo);
-            let extracted = features::reserve_or_wait(self.job, kind, &item.bytes, &item.name)
-                .and_then(|memory| {
-                    features::extract(
-                        &memory,
-                        kind,
-                        &item.bytes,
-                        &item.name,
-                        &self.embedder,
-                        self.job.wanted.quality_min,
-                    )
-                });
+            let budget = &self.job.services.requests.memory;
+            let stopped = || self.job.stopped();
+            let extracted =
+                features::reserve_or_wait(budget, kind, &item.bytes, &item.name, stopped).and_then(
+                    |memory| {
+                        features::extract(
+                            &memory,
+                            kind,
+                            &item.bytes,
+                            &item.name,
+                            &self.embedder,
+                            self.job.wanted.quality_min,
+                        )
+                    },
+                );
             match extracted {
                 Ok(features) => ready.push((at, item, features)),
                 Err(error) => set(&mut outcomes, at, Err(error)),

@@ -58,6 +58,7 @@ pub use duplicates_wire::{
     progress_json,
 };
 pub use endpoints::{OPENAPI, routes};
+pub use extraction::ExtractionPriority;
 pub use features::original_key;
 pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};

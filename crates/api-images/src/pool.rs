@@ -1,4 +1,5 @@
 //! Threads for work that would block a connection thread: decoding, keypoints, thumbnails, writes.
+//! Work that no caller waits for urgently has threads of its own, at idle priority.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -17,15 +18,43 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads "images-N", started with the first work.
+/// Priority of the threads of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolKind {
+    /// Threads "images-N" of ordinary priority.
+    Interactive,
+    /// Threads "extract-N" of idle priority.
+    Background,
+}
+
+impl PoolKind {
+    /// Returns the common start of the names of the threads.
+    fn thread_name(self) -> &'static str {
+        match self {
+            PoolKind::Interactive => "images",
+            PoolKind::Background => "extract",
+        }
+    }
+
+    /// Returns the limit's name in the metric of refusals.
+    fn limit_name(self) -> &'static str {
+        match self {
+            PoolKind::Interactive => "images_queue_max",
+            PoolKind::Background => "ingest_queue_max",
+        }
+    }
+}
+
+/// Threads, started with the first work.
 pub(crate) struct Pool {
+    kind: PoolKind,
     metrics: Arc<Metrics>,
     queue: OnceLock<Result<Sender<Work>>>,
 }
 
 impl Pool {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Pool {
-        Pool { metrics, queue: OnceLock::new() }
+    pub(crate) fn new(kind: PoolKind, metrics: Arc<Metrics>) -> Pool {
+        Pool { kind, metrics, queue: OnceLock::new() }
     }
 
     /// Runs `work` on one of the threads.
@@ -37,19 +66,24 @@ impl Pool {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
-        // The send fails only if the caller has disconnected, and wants no result.
-        let account = CpuAccount::current();
+        // Bulk work is not charged to a key.
+        let account = match self.kind {
+            PoolKind::Interactive => CpuAccount::current(),
+            PoolKind::Background => None,
+        };
         let work: Work = Box::new(move || {
             let done = match account {
                 Some(account) => account.measure(work),
                 None => work(),
             };
+            // The send fails only if the caller has disconnected, and wants no result.
             drop(sender.send(done));
         });
-        let queue = self.queue.get_or_init(start).clone()?;
+        let queue = self.queue.get_or_init(|| start(self.kind)).clone()?;
         queue.try_send(work).map_err(|error| match error {
             TrySendError::Full(_) => {
-                self.metrics.refused.get_or_create(&KindLabels { kind: "images_queue_max" }).inc();
+                let refused = KindLabels { kind: self.kind.limit_name() };
+                self.metrics.refused.get_or_create(&refused).inc();
                 Error::exhausted(format!("{QUEUE_MAX} images are queued already; try again later"))
                     .with_retry_after(RETRY_AFTER)
             }
@@ -66,10 +100,10 @@ impl Pool {
     }
 }
 
-fn start() -> Result<Sender<Work>> {
+fn start(kind: PoolKind) -> Result<Sender<Work>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {
-        spawn(format!("images-{number}"), receiver.clone())?;
+        spawn(kind, number, receiver.clone())?;
     }
     Ok(sender)
 }
@@ -79,11 +113,15 @@ pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn spawn(name: String, queue: Receiver<Work>) -> Result<()> {
+fn spawn(kind: PoolKind, number: usize, queue: Receiver<Work>) -> Result<()> {
     let body = move || {
+        if kind == PoolKind::Background {
+            os::thread::enter_background("extracting features");
+        }
         // A panic fails only its own image, because it drops the channel to the caller.
         queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
     };
+    let name = format!("{}-{number}", kind.thread_name());
     let spawned = std::thread::Builder::new().name(name).spawn(body);
     spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for images: {error}")))
 }

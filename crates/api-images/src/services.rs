@@ -25,6 +25,8 @@ pub(crate) struct ImageServices {
     pub(crate) inference: Arc<InferenceService>,
     pub(crate) registry: Arc<dyn RegistrySource>,
     pub(crate) pool: Pool,
+    /// Threads for extraction at idle priority.
+    pub(crate) background: Pool,
     /// Ids of the images whose points are being written.
     pub(crate) writes: Claims,
     pub(crate) originals: Originals,

@@ -14,7 +14,7 @@ use super::config::ImagesConfig;
 use super::duplicates::DuplicateJobs;
 use super::ingest::Ingest;
 use super::originals::Originals;
-use super::pool::Pool;
+use super::pool::{Pool, PoolKind};
 use super::progress::Rebuilds;
 use super::services::ImageServices;
 
@@ -44,7 +44,8 @@ impl ImagesState {
         registry: Arc<dyn RegistrySource>,
     ) -> ImagesState {
         let services = ImageServices {
-            pool: Pool::new(requests.metrics.clone()),
+            pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
+            background: Pool::new(PoolKind::Background, requests.metrics.clone()),
             writes: Claims::default(),
             directory: config.directory.clone(),
             embedding_model: config.embedding_model.clone(),
@@ -70,7 +71,7 @@ impl ImagesState {
 
     /// Returns the number of queued images of bulk work.
     pub fn bulk_waiting(&self) -> usize {
-        self.ingest.waiting()
+        self.ingest.waiting() + self.services.background.waiting()
     }
 
     /// Returns the bytes of the files that bulk work holds in memory.

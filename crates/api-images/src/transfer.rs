@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::browse;
 use super::collection::{CollectionSpec, ImageCollection};
-use super::extraction::{self, EmbeddedFeatures, ImageFile};
+use super::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
 use super::point_features::{CheckedFeatures, ExpectedFeatures, PointFeatures, of_point, parse};
 use super::services::ImageServices;
 use super::settings::ImageKind;
@@ -47,7 +47,7 @@ pub(crate) async fn extract(
     let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
     let file = ImageFile { kind, name, bytes, quality_min: wanted.quality_min };
     let EmbeddedFeatures { features, embedding } =
-        extraction::extract(services, &embedder, file).await?;
+        extraction::extract(services, &embedder, file, ExtractionPriority::Ordinary).await?;
     if let Some(target) = &existing {
         target.check_dims(embedding.len())?;
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::browse;
-use crate::extraction::{self, EmbeddedFeatures, ImageFile};
+use crate::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
 use crate::features::{
     Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
 };
@@ -47,6 +47,8 @@ pub struct ImageInput {
     pub bytes: Bytes,
     /// Least quality of a fingerprint, 0 to 100.
     pub quality_min: u8,
+    /// Priority of the extraction.
+    pub priority: ExtractionPriority,
 }
 
 impl ImageInput {
@@ -62,7 +64,9 @@ impl ImageInput {
     ) -> Result<ImageInput> {
         let name = checked_name(name.unwrap_or_default())?;
         let payload = checked_payload(payload)?;
-        let input = ImageInput { name, payload, bytes, quality_min: checked_quality(quality_min)? };
+        let quality_min = checked_quality(quality_min)?;
+        let priority = ExtractionPriority::Ordinary;
+        let input = ImageInput { name, payload, bytes, quality_min, priority };
         input.check()?;
         Ok(input)
     }
@@ -228,10 +232,10 @@ impl ImagesState {
         let model = own.map(|settings| &settings.model).or(wanted.model.as_ref());
         let kind = own.map(|settings| settings.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
         let embedder = self.services.embedder(None, model.map(String::as_str))?;
-        let ImageInput { name, payload, bytes, quality_min } = image;
+        let ImageInput { name, payload, bytes, quality_min, priority } = image;
         let file = ImageFile { kind, name, bytes, quality_min };
         let EmbeddedFeatures { features, embedding } =
-            extraction::extract(&self.services, &embedder, file).await?;
+            extraction::extract(&self.services, &embedder, file, priority).await?;
         let settings = ImageSettings { kind, model: embedder.name().to_owned() };
         if let Some((_, dims)) = existing {
             settings.check_dims(dims, embedding.len())?;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use api_images::{
-    ExtractedQuery, ImageInput, ImageKind, ImageSettings, WantedImages, accept_score,
-    candidates_max, default_candidates, image_id,
+    ExtractedQuery, ExtractionPriority, ImageInput, ImageKind, ImageSettings, WantedImages,
+    accept_score, candidates_max, default_candidates, image_id,
 };
 use base::ErrorKind;
 use http::Method;
@@ -44,6 +44,23 @@ fn an_image_is_extracted_as_one_server_puts_it_in() {
     let path = "/v1/images/c/features?name=a.jpg";
     let (_, features) = world.send(Method::POST, path, "image/jpeg", file);
     assert_eq!(extracted.features().unwrap().into_bytes(), features);
+}
+
+#[test]
+fn the_priority_does_not_change_the_features() {
+    let world = World::start();
+    let wanted = WantedImages::default();
+    let extract = |priority, file: &[u8]| {
+        let image = ImageInput { priority, ..input(file) };
+        world.run(world.images.extract_image(image, &wanted, None))
+    };
+    let file = picture(4);
+    let [ordinary, idle] = [ExtractionPriority::Ordinary, ExtractionPriority::Idle]
+        .map(|priority| extract(priority, &file).unwrap().logged("c").unwrap());
+    assert_eq!((ordinary.id, ordinary.text), (idle.id, idle.text));
+    let error = extract(ExtractionPriority::Idle, b"no picture").err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert_eq!(world.images.bulk_waiting(), 0);
 }
 
 #[test]
