@@ -9,7 +9,7 @@ use bytes::Bytes;
 use transport::upload::UploadReader;
 use vision::Format;
 
-use super::bulk::{Source, SourceEntry};
+use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
 /// Most bytes of an archive.
@@ -123,7 +123,7 @@ impl Archive {
                 Error::too_large(format!("an image has at most {IMAGE_BYTES_MAX} bytes")),
             );
         }
-        SourceEntry::Image(name, Bytes::from(bytes))
+        SourceEntry::Image(BulkImage { name, bytes: Bytes::from(bytes) })
     }
 }
 

@@ -1,27 +1,66 @@
-//! Puts in the images of an archive or a folder, and reports each as a line once it is done.
+//! Puts in the images of an archive or a folder, and reports each as a line once it is done. A
+//! [`BulkTarget`] says where they go: the collections of this server, or those of a cluster.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use search::points::PointId;
 use serde_json::{Map, Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::collection::CollectionSpec;
+use super::bulk_requests::{BulkResources, HeldBytes};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::state::ImagesState;
 use super::store::PutOutcome;
 
-/// Most images of one request in flight.
+/// Most images of one request in flight on one server.
 const IN_FLIGHT_MAX: usize = 64;
 
+/// An image of an archive or a folder.
+#[derive(Clone, Debug)]
+pub struct BulkImage {
+    /// Name in the archive or the folder.
+    pub name: String,
+    /// Its file.
+    pub bytes: Bytes,
+}
+
+/// Outcome of an image of an archive or a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BulkOutcome {
+    /// Id of its point.
+    pub id: PointId,
+    /// True if the collection did not have it before.
+    pub added: bool,
+}
+
+impl BulkOutcome {
+    /// Returns the line of the response. `name` is the image's name in the request.
+    fn line(&self, name: &str) -> Value {
+        let status = if self.added { "added" } else { "present" };
+        json!({ "name": name, "id": self.id, "status": status })
+    }
+}
+
+/// Destination of the images of an archive or a folder.
+pub trait BulkTarget: Send + 'static {
+    /// Returns the most images of one request in flight.
+    fn in_flight_max(&self) -> usize;
+
+    /// Begins to put an image in. Waits first if there is no room for it.
+    ///
+    /// # Errors
+    /// An error that ends the request.
+    fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()>;
+}
+
 pub(crate) enum SourceEntry {
-    /// Name and bytes of an image.
-    Image(String, Bytes),
+    Image(BulkImage),
     /// Name and error of an image that cannot be read.
     Failed(String, Error),
     /// A file that is no image.
@@ -35,6 +74,29 @@ pub(crate) trait Source {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
+/// Puts images into a collection of this server by the threads of bulk work.
+pub(crate) struct IngestTarget {
+    pub(crate) state: Arc<ImagesState>,
+    pub(crate) job: Arc<IngestJob>,
+    /// Payload of each image.
+    pub(crate) payload: Map<String, Value>,
+}
+
+impl BulkTarget for IngestTarget {
+    fn in_flight_max(&self) -> usize {
+        IN_FLIGHT_MAX
+    }
+
+    fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()> {
+        let BulkImage { name, bytes } = image;
+        let done = Box::new(move |outcome: Result<PutOutcome>| {
+            report.send(outcome.map(|outcome| outcome.of_bulk()));
+        });
+        let payload = self.payload.clone();
+        self.state.ingest.send(IngestImage { job: self.job.clone(), name, bytes, payload, done })
+    }
+}
+
 #[derive(Default)]
 struct Summary {
     added: u64,
@@ -43,24 +105,31 @@ struct Summary {
     ignored: u64,
 }
 
-/// Starts a thread that puts in the images of a source, and writes lines to `writer`.
+/// The ends of a response to a request with many images.
+pub(crate) struct BulkResponse {
+    pub(crate) permit: UploadPermit,
+    pub(crate) writer: ResultWriter,
+    /// Set once the remaining images are not wanted.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// Starts a thread that puts the images of a source into `target`, and writes lines.
 ///
 /// # Errors
 /// `ResourceExhausted` if no thread can be started.
 pub(crate) fn start<S: Source>(
-    state: &Arc<ImagesState>,
-    wanted: CollectionSpec,
-    permit: UploadPermit,
-    writer: ResultWriter,
-    stop: Arc<AtomicBool>,
+    resources: &Arc<BulkResources>,
+    target: impl BulkTarget,
+    response: BulkResponse,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<()> {
-    let job = IngestJob::new(&state.services, wanted, stop);
-    let state = state.clone();
+    let BulkResponse { permit, writer, stop } = response;
+    let resources = resources.clone();
     let name = format!("ingest-in-{}", permit.number);
     let body = move || {
         os::thread::enter_background("reading images");
-        let ended = open().map(|mut source| Bulk::new(state, job, &writer).run(&mut source));
+        let ended = open()
+            .map(|mut source| Bulk::new(&resources, &target, &writer, &stop).run(&mut source));
         // The status is sent already, so an error is a line too.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });
@@ -77,38 +146,45 @@ pub(crate) fn start<S: Source>(
 
 struct ImageReport {
     name: String,
-    outcome: Result<PutOutcome>,
+    outcome: Result<BulkOutcome>,
 }
 
-struct Bulk<'a> {
-    state: Arc<ImagesState>,
-    job: Arc<IngestJob>,
+struct Bulk<'a, T> {
+    resources: &'a BulkResources,
+    target: &'a T,
     writer: &'a ResultWriter,
+    stop: &'a AtomicBool,
     sender: Sender<ImageReport>,
     reports: Receiver<ImageReport>,
     in_flight: usize,
     summary: Summary,
 }
 
-impl<'a> Bulk<'a> {
-    fn new(state: Arc<ImagesState>, job: Arc<IngestJob>, writer: &'a ResultWriter) -> Bulk<'a> {
-        // At most IN_FLIGHT_MAX reports are in the channel.
+impl<'a, T: BulkTarget> Bulk<'a, T> {
+    fn new(
+        resources: &'a BulkResources,
+        target: &'a T,
+        writer: &'a ResultWriter,
+        stop: &'a AtomicBool,
+    ) -> Bulk<'a, T> {
+        // At most `in_flight_max` reports are in the channel.
         let (sender, reports) = unbounded();
-        Bulk { state, job, writer, sender, reports, in_flight: 0, summary: Summary::default() }
+        let summary = Summary::default();
+        Bulk { resources, target, writer, stop, sender, reports, in_flight: 0, summary }
     }
 
     fn run(mut self, source: &mut impl Source) -> Result<()> {
-        while !self.job.stopped() {
+        while !self.stop.load(Ordering::Relaxed) {
             let Some(found) = source.next() else { break };
             match found {
-                SourceEntry::Image(name, bytes) => self.send(name, bytes)?,
+                SourceEntry::Image(image) => self.send(image)?,
                 SourceEntry::Failed(name, error) => {
                     self.report(ImageReport { name, outcome: Err(error) })?
                 }
                 SourceEntry::Ignored => self.summary.ignored += 1,
                 SourceEntry::Nothing => {}
             }
-            while self.in_flight >= IN_FLIGHT_MAX {
+            while self.in_flight >= self.target.in_flight_max() {
                 self.wait_report()?;
             }
             while let Ok(report) = self.reports.try_recv() {
@@ -125,17 +201,11 @@ impl<'a> Bulk<'a> {
         self.writer.send(format!("{}\n", json!({ "summary": summary })).into())
     }
 
-    fn send(&mut self, name: String, bytes: Bytes) -> Result<()> {
-        let reporter = Reporter { target: Some((self.sender.clone(), name.clone())) };
-        let done = Box::new(move |outcome| reporter.send(outcome));
+    fn send(&mut self, image: BulkImage) -> Result<()> {
+        let held = self.resources.hold(image.bytes.len() as u64);
+        let target = Some((self.sender.clone(), image.name.clone()));
         self.in_flight += 1;
-        self.state.ingest.send(IngestImage {
-            job: self.job.clone(),
-            name,
-            bytes,
-            payload: Map::new(),
-            done,
-        })
+        self.target.put(image, BulkReporter { target, held: Some(held) })
     }
 
     fn wait_report(&mut self) -> Result<()> {
@@ -164,17 +234,22 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// Reports the result of an image exactly once, even if its thread panics.
-struct Reporter {
+/// Reports the outcome of an image exactly once, even if its thread or its task panics.
+pub struct BulkReporter {
     target: Option<(Sender<ImageReport>, String)>,
+    /// Bytes of the image's file.
+    held: Option<HeldBytes>,
 }
 
-impl Reporter {
-    fn send(mut self, outcome: Result<PutOutcome>) {
+impl BulkReporter {
+    /// Reports the outcome.
+    pub fn send(mut self, outcome: Result<BulkOutcome>) {
         self.send_once(outcome);
     }
 
-    fn send_once(&mut self, outcome: Result<PutOutcome>) {
+    fn send_once(&mut self, outcome: Result<BulkOutcome>) {
+        // The bytes are free before the client reads that the image is done.
+        drop(self.held.take());
         if let Some((sender, name)) = self.target.take() {
             // The send fails only if the client has disconnected and the thread has ended.
             let _ = sender.send(ImageReport { name, outcome });
@@ -182,7 +257,7 @@ impl Reporter {
     }
 }
 
-impl Drop for Reporter {
+impl Drop for BulkReporter {
     fn drop(&mut self) {
         self.send_once(Err(Error::internal("a panic ended the work on this image")));
     }

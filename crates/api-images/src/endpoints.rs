@@ -12,26 +12,24 @@ use base::{Error, Result};
 use http::{HeaderMap, HeaderValue, header};
 use matching::template::TemplateFormat;
 use search::points::PointId;
-use serde_json::{Value, json};
-use transport::access::{AdminRequest, Caller, KeyGrant};
-use transport::result_stream::{ResultStream, result_channel};
-use transport::upload::{UploadLimits, UploadPieces, upload_channel};
-use transport::{
-    HeaderTimeout, Peer, QueryResult, Reply, Shared, UploadPermit, query_flag, query_parameters,
-};
+use serde_json::{Map, Value, json};
+use transport::access::KeyGrant;
+use transport::result_stream::result_channel;
+use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
 
 use super::add::{self, NewImage};
-use super::archive::{ARCHIVE_BYTES_MAX, Archive};
+use super::bulk::IngestTarget;
+use super::bulk_requests::{BulkRequest, line_response};
 use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
-use super::folder::Folder;
+use super::job::IngestJob;
 use super::persons::{self, FingersRequest, print_file};
 use super::prints::{self, PrintSource};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
-use super::{browse, bulk, duplicates, feature_endpoints, rebuild};
+use super::{browse, duplicates, feature_endpoints, rebuild};
 
 /// Description of the routes as OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -110,11 +108,11 @@ async fn put_in(
     Path(collection): Path<String>,
     query: QueryResult<PutParameters>,
     Extension(peer): Extension<Peer>,
-    Extension(watch): Extension<HeaderTimeout>,
+    Extension(header_timeout): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let sent = PutRequest { collection, peer, watch, headers, body };
+    let sent = PutRequest { collection, peer, header_timeout, headers, body };
     match sent.answered(&state, query).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
@@ -124,7 +122,7 @@ async fn put_in(
 struct PutRequest {
     collection: String,
     peer: Peer,
-    watch: HeaderTimeout,
+    header_timeout: HeaderTimeout,
     headers: HeaderMap,
     body: Body,
 }
@@ -144,8 +142,12 @@ impl PutRequest {
             quality_min: checked_quality(parameters.quality_min)?,
         };
         match media(&self.headers).as_str() {
-            "application/zip" | "application/x-zip-compressed" => self.archive(state, wanted).await,
-            "application/json" => self.folder(state, wanted).await,
+            "application/zip" | "application/x-zip-compressed" => {
+                self.archive(state, ManyImages { wanted, payload: Map::new() }).await
+            }
+            "application/json" => {
+                self.folder(state, ManyImages { wanted, payload: Map::new() }).await
+            }
             "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
                 self.image(state, wanted, parameters).await
             }
@@ -178,75 +180,36 @@ impl PutRequest {
         Ok(Reply::json(outcome?.to_json().to_string()).into_response())
     }
 
-    async fn archive(self, state: &Arc<ImagesState>, wanted: CollectionSpec) -> Result<Response> {
+    async fn archive(self, state: &Arc<ImagesState>, new: ManyImages) -> Result<Response> {
         state.services.registry()?;
-        let permit = state.bulk_permit()?;
-        let limits = UploadLimits {
-            noun: "archive",
-            bytes_max: ARCHIVE_BYTES_MAX,
-            piece_timeout: state.services.requests.limits.client_timeout,
-        };
-        // Until the body is complete, its bytes do not belong to a next request.
-        let receiving = self.watch.complete();
-        let (sender, reader, failure) = upload_channel(None);
-        let pieces = UploadPieces::raw(self.body);
-        tokio::spawn(async move {
-            sender.feed(pieces, limits).await;
-            drop(receiving);
-        });
-        let directory = state.services.directory.clone().filter(|directory| directory.is_dir());
-        lines(state, wanted, permit, move || {
-            Archive::receive(reader, directory.as_deref())
-                .map_err(|error| failure.get().unwrap_or(error))
-        })
-        .await
+        state.bulk.archive(self.bulk(), |stop| Ok(new.target(state, stop))).await
     }
 
-    async fn folder(self, state: &Arc<ImagesState>, wanted: CollectionSpec) -> Result<Response> {
-        #[derive(serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Named {
-            folder: String,
-        }
-        let request = AdminRequest {
-            calls: "folders of the server are read",
-            action: "add a folder of the server",
-            subject: &wanted.name.clone(),
-            caller: Caller { peer: Some(self.peer), headers: &self.headers },
-        };
-        let begun = async {
-            state.access.check_admin_page(&self.headers)?;
+    async fn folder(self, state: &Arc<ImagesState>, new: ManyImages) -> Result<Response> {
+        let target = |stop| {
             state.services.registry()?;
-            let named: Named = parsed(&state.services, &self.headers, self.body).await?;
-            let permit = state.bulk_permit()?;
-            lines(state, wanted, permit, move || Folder::open(&named.folder)).await
+            Ok(new.target(state, stop))
         };
-        state.access.admin(request, begun).await
+        state.bulk.folder(self.bulk(), target).await
+    }
+
+    fn bulk(self) -> BulkRequest {
+        let PutRequest { collection, peer, header_timeout, headers, body } = self;
+        BulkRequest { collection, peer: Some(peer), header_timeout, headers, body }
     }
 }
 
-/// Returns a response of lines that a thread writes. The thread opens the source first, whose error
-/// becomes the status of the response.
-async fn lines<S: bulk::Source>(
-    state: &Arc<ImagesState>,
+/// Properties that the images of an archive or a folder share.
+struct ManyImages {
     wanted: CollectionSpec,
-    permit: UploadPermit,
-    open: impl FnOnce() -> Result<S> + Send + 'static,
-) -> Result<Response> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (writer, results) = result_channel(stop.clone());
-    bulk::start(state, wanted, permit, writer, stop, open)?;
-    line_response(results).await
+    payload: Map<String, Value>,
 }
 
-/// Returns a response of lines of JSON. An error before the first line becomes the status.
-async fn line_response(results: ResultStream) -> Result<Response> {
-    results.begun().await?;
-    let mut response = Response::new(Body::from_stream(results));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+impl ManyImages {
+    fn target(self, state: &Arc<ImagesState>, stop: Arc<AtomicBool>) -> IngestTarget {
+        let job = IngestJob::new(&state.services, self.wanted, stop);
+        IngestTarget { state: state.clone(), job, payload: self.payload }
+    }
 }
 
 /// Reads a body of JSON.

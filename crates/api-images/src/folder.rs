@@ -9,7 +9,7 @@ use bytes::Bytes;
 use vision::Format;
 
 use super::archive::looks_like_an_image;
-use super::bulk::{Source, SourceEntry};
+use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
 /// Most levels of directories.
@@ -70,7 +70,7 @@ impl Folder {
             };
         }
         match read(path) {
-            Ok(Some(bytes)) => SourceEntry::Image(name, bytes),
+            Ok(Some(bytes)) => SourceEntry::Image(BulkImage { name, bytes }),
             Ok(None) => SourceEntry::Ignored,
             Err(error) => SourceEntry::Failed(name, error),
         }

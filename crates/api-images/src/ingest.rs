@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -26,11 +25,6 @@ use super::store::{self, PutOutcome, ReadyImage};
 
 /// Most queued images, with their bytes.
 const QUEUE_MAX: usize = 16;
-/// The files of bulk work may take, besides the budget of request memory, that budget divided by
-/// this number.
-const FILES_SHARE: u64 = 8;
-/// Time between two checks if the next file fits.
-const FILES_RETRY: Duration = Duration::from_millis(20);
 /// Most images that one thread handles together.
 const BATCH_MAX: usize = 8;
 /// Retry advice to a refused client.
@@ -45,28 +39,11 @@ pub(crate) struct IngestImage {
     pub(crate) done: Box<dyn FnOnce(Result<PutOutcome>) + Send>,
 }
 
-/// Bytes of a file in bulk work, counted until this is dropped.
-struct HeldBytes {
-    all: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// An image in the queue. The bytes of an image from a request of its own count in that request.
-type Queued = (IngestImage, Option<HeldBytes>);
-
 /// The threads and their queue, started with the first image.
 #[derive(Default)]
 pub(crate) struct Ingest {
     claims: Arc<Claims>,
-    queue: OnceLock<Result<Sender<Queued>>>,
-    /// Bytes of the files of archives, folders and rebuilds that are queued or processed.
-    held: Arc<AtomicU64>,
+    queue: OnceLock<Result<Sender<IngestImage>>>,
 }
 
 impl Ingest {
@@ -75,28 +52,13 @@ impl Ingest {
     /// # Errors
     /// `ResourceExhausted` if no thread can be started.
     pub(crate) fn send(&self, item: IngestImage) -> Result<()> {
-        let queue = self.queue()?;
-        let held = self.hold(&item);
-        queue
-            .send((item, Some(held)))
+        self.queue()?
+            .send(item)
             .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
-    fn queue(&self) -> Result<Sender<Queued>> {
+    fn queue(&self) -> Result<Sender<IngestImage>> {
         self.queue.get_or_init(|| start(&self.claims)).clone()
-    }
-
-    /// Waits until the files in bulk work leave room for one more. A single file always fits.
-    fn hold(&self, item: &IngestImage) -> HeldBytes {
-        let (bytes, most) =
-            (item.bytes.len() as u64, item.job.services.requests.memory.max() / FILES_SHARE);
-        let room =
-            |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
-        // The threads that process the other files do not wait for this thread.
-        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
-            std::thread::sleep(FILES_RETRY);
-        }
-        HeldBytes { all: self.held.clone(), bytes }
     }
 
     /// Queues an image without waiting.
@@ -106,7 +68,7 @@ impl Ingest {
     pub(crate) fn try_send(&self, item: IngestImage) -> Result<()> {
         let services = item.job.services.clone();
         let queue = self.queue()?;
-        queue.try_send((item, None)).map_err(|error| match error {
+        queue.try_send(item).map_err(|error| match error {
             TrySendError::Full(_) => {
                 services.count_refusal("ingest_queue_max");
                 Error::exhausted(format!(
@@ -120,29 +82,23 @@ impl Ingest {
         })
     }
 
-    /// Returns the bytes of the files of archives, folders and rebuilds in bulk work.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
 }
 
-fn start(claims: &Arc<Claims>) -> Result<Sender<Queued>> {
+fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {
-        let queue: Receiver<Queued> = receiver.clone();
+        let queue: Receiver<IngestImage> = receiver.clone();
         let claims = claims.clone();
         let body = move || {
             os::thread::enter_background("putting images in");
             while let Ok(first) = queue.recv() {
-                let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
+                let rest = queue.try_iter().take(BATCH_MAX - 1);
+                let batch = std::iter::once(first).chain(rest).collect();
                 // A panic fails only the images of this batch: it drops their callbacks.
-                let (batch, held): (Vec<IngestImage>, Vec<Option<HeldBytes>>) = batch.unzip();
                 drop(catch_unwind(AssertUnwindSafe(|| by_job(batch, &claims))));
-                drop(held);
             }
         };
         let spawned = std::thread::Builder::new().name(format!("ingest-{number}")).spawn(body);

@@ -17,6 +17,7 @@ mod archive;
 mod base64_text;
 mod browse;
 mod bulk;
+mod bulk_requests;
 mod claims;
 mod collection;
 mod config;
@@ -51,6 +52,8 @@ mod transfer;
 mod views;
 
 pub use browse::{ImageRemoval, page_entry};
+pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget};
+pub use bulk_requests::{BulkRequest, BulkResources};
 pub use collection::originals_space;
 pub use config::ImagesConfig;
 pub use duplicates_wire::{

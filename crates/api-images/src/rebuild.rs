@@ -251,9 +251,11 @@ impl RebuildWork<'_> {
             match read(job, point) {
                 Ok(ImageFile { name, bytes, payload }) => {
                     let sender = sender.clone();
+                    let bytes_held = self.state.bulk.hold(bytes.len() as u64);
                     // The channel has room for a page. If a thread panics, the next pass tries
                     // again.
                     let done = Box::new(move |outcome: Result<_>| {
+                        drop(bytes_held);
                         drop(sender.try_send((id, outcome.map(drop))))
                     });
                     self.state.ingest.send(IngestImage {

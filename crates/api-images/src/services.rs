@@ -1,6 +1,5 @@
 //! Services and settings that all endpoints of images use.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +29,6 @@ pub(crate) struct ImageServices {
     /// Ids of the images whose points are being written.
     pub(crate) writes: Claims,
     pub(crate) originals: Originals,
-    /// Directory of the collections.
-    pub(crate) directory: Option<PathBuf>,
     /// Model of collections that name none.
     pub(crate) embedding_model: Option<String>,
 }

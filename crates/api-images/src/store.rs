@@ -10,6 +10,7 @@ use search::points::{FetchedPoint, NewPoint, PointId};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
 
+use super::bulk::BulkOutcome;
 use super::collection::ImageCollection;
 use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
@@ -63,9 +64,9 @@ impl PutOutcome {
         })
     }
 
-    /// Returns the line in a response to many images. `name` is its name in the request.
-    pub(crate) fn line(&self, name: &str) -> Value {
-        json!({ "name": name, "id": self.id, "status": self.status() })
+    /// Returns the outcome as requests with many images report it.
+    pub(crate) fn of_bulk(&self) -> BulkOutcome {
+        BulkOutcome { id: self.id, added: self.added }
     }
 }
 

@@ -1,0 +1,206 @@
+//! Requests with many images: how an archive arrives, which folders are read, and the permits and
+//! the memory that all of them share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use base::{Error, Result};
+use http::{HeaderMap, HeaderValue, header};
+use metrics::KindLabels;
+use transport::access::{AccessPolicy, AdminRequest, Caller};
+use transport::result_stream::{ResultStream, result_channel};
+use transport::upload::{UploadLimits, UploadPieces, upload_channel};
+use transport::{HeaderTimeout, Peer, RequestResources, UploadPermit, UploadPermits, query_flag};
+
+use super::archive::{ARCHIVE_BYTES_MAX, Archive};
+use super::bulk::{self, BulkResponse, BulkTarget, Source};
+use super::folder::Folder;
+
+/// Most archives, folders, rebuilds and searches for duplicates at the same time. A further one is
+/// refused.
+const BULKS_MAX: usize = 4;
+/// Retry advice to a refused client.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// The files of bulk work may take, besides the budget of request memory, that budget divided by
+/// this number.
+const FILES_SHARE: u64 = 8;
+/// Time between two checks if the next file fits.
+const FILES_RETRY: Duration = Duration::from_millis(20);
+
+/// Limits that the requests with many images of a server share.
+pub struct BulkResources {
+    requests: Arc<RequestResources>,
+    access: Arc<AccessPolicy>,
+    /// Directory of archives that are read. If it does not exist, the system's for temporary files.
+    directory: Option<PathBuf>,
+    permits: Arc<UploadPermits>,
+    /// Bytes of the files of archives, folders and rebuilds that are queued or processed.
+    held: Arc<AtomicU64>,
+}
+
+/// Bytes of a file in bulk work, counted until this is dropped.
+pub(crate) struct HeldBytes {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A request with an archive, or with the name of a folder.
+pub struct BulkRequest {
+    /// Name of the collection.
+    pub collection: String,
+    /// Client of the connection.
+    pub peer: Option<Peer>,
+    /// Time limit of the connection's heads.
+    pub header_timeout: HeaderTimeout,
+    /// Headers.
+    pub headers: HeaderMap,
+    /// Body, not read yet.
+    pub body: Body,
+}
+
+impl BulkResources {
+    /// Creates the resources. Archives are kept in `directory` while they are read.
+    pub fn new(
+        requests: Arc<RequestResources>,
+        access: Arc<AccessPolicy>,
+        directory: Option<PathBuf>,
+    ) -> BulkResources {
+        let permits = UploadPermits::new(BULKS_MAX);
+        BulkResources { requests, access, directory, permits, held: Arc::default() }
+    }
+
+    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice if all are taken.
+    pub(crate) fn permit(&self) -> Result<UploadPermit> {
+        self.permits.try_acquire().ok_or_else(|| {
+            let refused = KindLabels { kind: "images_bulk_max" };
+            self.requests.metrics.refused.get_or_create(&refused).inc();
+            Error::exhausted(
+                "several archives, folders, rebuilds or searches for duplicates are worked on already; try again later",
+            )
+            .with_retry_after(RETRY_AFTER)
+        })
+    }
+
+    /// Waits until the files in bulk work leave room for one more. A single file always fits.
+    pub(crate) fn hold(&self, bytes: u64) -> HeldBytes {
+        let most = self.requests.memory.max() / FILES_SHARE;
+        let room =
+            |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
+        // The work on the other files does not wait for this thread.
+        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+            std::thread::sleep(FILES_RETRY);
+        }
+        HeldBytes { all: self.held.clone(), bytes }
+    }
+
+    /// Returns the bytes of the files of archives, folders and rebuilds in bulk work.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Puts the images of an archive, which is the body, into the target that `make` returns. The
+    /// argument of `make` is set once the remaining images are not wanted.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice if too many requests with many images are worked on;
+    /// the error that ended the upload; `InvalidArgument` for a body that is no archive; the error
+    /// of `make`.
+    pub async fn archive<T: BulkTarget>(
+        self: &Arc<Self>,
+        request: BulkRequest,
+        make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,
+    ) -> Result<Response> {
+        let permit = self.permit()?;
+        let limits = UploadLimits {
+            noun: "archive",
+            bytes_max: ARCHIVE_BYTES_MAX,
+            piece_timeout: self.requests.limits.client_timeout,
+        };
+        // Until the body is complete, its bytes do not belong to a next request.
+        let receiving = request.header_timeout.complete();
+        let (sender, reader, failure) = upload_channel(None);
+        let pieces = UploadPieces::raw(request.body);
+        tokio::spawn(async move {
+            sender.feed(pieces, limits).await;
+            drop(receiving);
+        });
+        let directory = self.directory.clone().filter(|directory| directory.is_dir());
+        let open = move || {
+            Archive::receive(reader, directory.as_deref())
+                .map_err(|error| failure.get().unwrap_or(error))
+        };
+        self.lines(permit, make, open).await
+    }
+
+    /// Puts the images of a folder of this machine, which the body names, into the target that
+    /// `make` returns, as [`BulkResources::archive`]. Only administrators may.
+    ///
+    /// # Errors
+    /// `PermissionDenied`; the errors of the body; `InvalidArgument` for a path that is no folder;
+    /// `ResourceExhausted` with retry advice if too many requests with many images are worked on;
+    /// the error of `make`.
+    pub async fn folder<T: BulkTarget>(
+        self: &Arc<Self>,
+        request: BulkRequest,
+        make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,
+    ) -> Result<Response> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Named {
+            folder: String,
+        }
+        let BulkRequest { collection, peer, headers, body, .. } = request;
+        let admin = AdminRequest {
+            calls: "folders of the server are read",
+            action: "add a folder of the server",
+            subject: &collection,
+            caller: Caller { peer, headers: &headers },
+        };
+        let begun = async {
+            self.access.check_admin_page(&headers)?;
+            let body = self.requests.read_json_body(&headers, body).await?;
+            let named: Named = self.requests.parse_json(body).await?;
+            let permit = self.permit()?;
+            self.lines(permit, make, move || Folder::open(&named.folder)).await
+        };
+        self.access.admin(admin, begun).await
+    }
+
+    /// Returns a response of lines that a thread writes. The thread opens the source first, whose
+    /// error becomes the status of the response.
+    async fn lines<S: Source, T: BulkTarget>(
+        self: &Arc<Self>,
+        permit: UploadPermit,
+        make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,
+        open: impl FnOnce() -> Result<S> + Send + 'static,
+    ) -> Result<Response> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writer, results) = result_channel(stop.clone());
+        let target = make(stop.clone())?;
+        bulk::start(self, target, BulkResponse { permit, writer, stop }, open)?;
+        line_response(results).await
+    }
+}
+
+/// Returns a response of lines of JSON. An error before the first line becomes the status.
+pub(crate) async fn line_response(results: ResultStream) -> Result<Response> {
+    results.begun().await?;
+    let mut response = Response::new(Body::from_stream(results));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
