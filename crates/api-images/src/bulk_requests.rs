@@ -68,6 +68,24 @@ pub struct BulkRequest {
     pub body: Body,
 }
 
+/// Checks parameters of a request with many images that are for one image.
+///
+/// # Errors
+/// `InvalidArgument` for a parameter that can have no effect.
+pub fn check_bulk_params(name: Option<&str>, background: Option<&str>) -> Result<()> {
+    if name.is_some() {
+        return Err(Error::invalid(
+            "name= is for one image; the images of an archive or a folder have the names of their files",
+        ));
+    }
+    if background.is_some() && !query_flag("background", background)? {
+        return Err(Error::invalid(
+            "background=0 is for one image; those of an archive or a folder are put in at idle priority: leave it out",
+        ));
+    }
+    Ok(())
+}
+
 impl BulkResources {
     /// Creates the resources. Archives are kept in `directory` while they are read.
     pub fn new(
@@ -203,4 +221,22 @@ pub(crate) async fn line_response(results: ResultStream) -> Result<Response> {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_one_image_are_refused() {
+        assert!(
+            check_bulk_params(None, None).is_ok() && check_bulk_params(None, Some("1")).is_ok()
+        );
+        for (name, background, word) in
+            [(Some("a"), None, "name="), (None, Some("0"), "background=0"), (None, Some("x"), "=x")]
+        {
+            let error = check_bulk_params(name, background).unwrap_err();
+            assert!(error.message().contains(word), "{error}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, que
 
 use super::add::{self, NewImage};
 use super::bulk::IngestTarget;
-use super::bulk_requests::{BulkRequest, line_response};
+use super::bulk_requests::{BulkRequest, check_bulk_params, line_response};
 use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
 use super::job::IngestJob;
@@ -143,11 +143,9 @@ impl PutRequest {
         };
         match media(&self.headers).as_str() {
             "application/zip" | "application/x-zip-compressed" => {
-                self.archive(state, ManyImages { wanted, payload: Map::new() }).await
+                self.archive(state, ManyImages::new(wanted, &parameters)?).await
             }
-            "application/json" => {
-                self.folder(state, ManyImages { wanted, payload: Map::new() }).await
-            }
+            "application/json" => self.folder(state, ManyImages::new(wanted, &parameters)?).await,
             "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
                 self.image(state, wanted, parameters).await
             }
@@ -206,6 +204,11 @@ struct ManyImages {
 }
 
 impl ManyImages {
+    fn new(wanted: CollectionSpec, parameters: &PutParameters) -> Result<ManyImages> {
+        check_bulk_params(parameters.name.as_deref(), parameters.background.as_deref())?;
+        Ok(ManyImages { wanted, payload: checked_payload(parameters.payload.as_deref())? })
+    }
+
     fn target(self, state: &Arc<ImagesState>, stop: Arc<AtomicBool>) -> IngestTarget {
         let job = IngestJob::new(&state.services, self.wanted, stop);
         IngestTarget { state: state.clone(), job, payload: self.payload }

@@ -53,7 +53,7 @@ mod views;
 
 pub use browse::{ImageRemoval, page_entry};
 pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget};
-pub use bulk_requests::{BulkRequest, BulkResources};
+pub use bulk_requests::{BulkRequest, BulkResources, check_bulk_params};
 pub use collection::originals_space;
 pub use config::ImagesConfig;
 pub use duplicates_wire::{

@@ -104,7 +104,7 @@ impl Served {
         self.ask("PUT", path, "Content-Type: image/jpeg\r\n", body)
     }
 
-    fn zip(&self, path: &str, body: &[u8]) -> Answer {
+    pub(super) fn zip(&self, path: &str, body: &[u8]) -> Answer {
         self.ask("PUT", path, "Content-Type: application/zip\r\n", body)
     }
 
@@ -151,7 +151,7 @@ pub(super) fn picture(seed: u64) -> Vec<u8> {
     thumbnail(&Image { width, height, rgb }, width).unwrap()
 }
 
-fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+pub(super) fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = ::zip::ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in entries {
         writer.start_file(*name, ::zip::write::SimpleFileOptions::default()).unwrap();
@@ -414,6 +414,24 @@ fn an_archive_is_reported_line_by_line() {
         .json("PUT", "/v1/images/photos", &json!({ "folder": "relative" }))
         .bad(400, "whole path");
     assert_eq!(served.count("photos"), 4);
+}
+
+#[test]
+fn a_payload_belongs_to_all_images_of_an_archive() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let body = archive(&[("one.jpg", &picture(1)), ("two.jpg", &picture(2))]);
+    let path = "/v1/images/photos?payload=%7B%22album%22%3A%22summer%22%7D";
+    assert_eq!(served.zip(path, &body).lines().1["added"], 2);
+    let page = served.get("/v1/images/photos").good();
+    let payloads = page["images"].as_array().unwrap().iter().map(|image| image["payload"].clone());
+    assert_eq!(
+        payloads.collect::<Vec<_>>(),
+        [json!({"album": "summer"}), json!({"album": "summer"})]
+    );
+    served.zip("/v1/images/photos?name=one.jpg", &body).bad(400, "name=");
+    served.zip("/v1/images/photos?payload=1", &body).bad(400, "payload=");
+    served.zip("/v1/images/photos?background=x", &body).bad(400, "background");
 }
 
 #[test]
