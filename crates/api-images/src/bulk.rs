@@ -8,18 +8,11 @@ use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use search::points::PointId;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::bulk_requests::{BulkResources, HeldBytes};
-use super::ingest::IngestImage;
-use super::job::IngestJob;
-use super::state::ImagesState;
-use super::store::PutOutcome;
-
-/// Most images of one request in flight on one server.
-const IN_FLIGHT_MAX: usize = 64;
+use super::held_files::{HeldBytes, HeldFiles};
 
 /// An image of an archive or a folder.
 #[derive(Clone, Debug)]
@@ -74,29 +67,6 @@ pub(crate) trait Source {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
-/// Puts images into a collection of this server by the threads of bulk work.
-pub(crate) struct IngestTarget {
-    pub(crate) state: Arc<ImagesState>,
-    pub(crate) job: Arc<IngestJob>,
-    /// Payload of each image.
-    pub(crate) payload: Map<String, Value>,
-}
-
-impl BulkTarget for IngestTarget {
-    fn in_flight_max(&self) -> usize {
-        IN_FLIGHT_MAX
-    }
-
-    fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()> {
-        let BulkImage { name, bytes } = image;
-        let done = Box::new(move |outcome: Result<PutOutcome>| {
-            report.send(outcome.map(|outcome| outcome.of_bulk()));
-        });
-        let payload = self.payload.clone();
-        self.state.ingest.send(IngestImage { job: self.job.clone(), name, bytes, payload, done })
-    }
-}
-
 #[derive(Default)]
 struct Summary {
     added: u64,
@@ -118,18 +88,18 @@ pub(crate) struct BulkResponse {
 /// # Errors
 /// `ResourceExhausted` if no thread can be started.
 pub(crate) fn start<S: Source>(
-    resources: &Arc<BulkResources>,
+    files: &Arc<HeldFiles>,
     target: impl BulkTarget,
     response: BulkResponse,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<()> {
     let BulkResponse { permit, writer, stop } = response;
-    let resources = resources.clone();
+    let files = files.clone();
     let name = format!("ingest-in-{}", permit.number);
     let body = move || {
         os::thread::enter_background("reading images");
-        let ended = open()
-            .map(|mut source| Bulk::new(&resources, &target, &writer, &stop).run(&mut source));
+        let ended =
+            open().map(|mut source| Bulk::new(&files, &target, &writer, &stop).run(&mut source));
         // The status is sent already, so an error is a line too.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });
@@ -150,7 +120,7 @@ struct ImageReport {
 }
 
 struct Bulk<'a, T> {
-    resources: &'a BulkResources,
+    files: &'a HeldFiles,
     target: &'a T,
     writer: &'a ResultWriter,
     stop: &'a AtomicBool,
@@ -162,7 +132,7 @@ struct Bulk<'a, T> {
 
 impl<'a, T: BulkTarget> Bulk<'a, T> {
     fn new(
-        resources: &'a BulkResources,
+        files: &'a HeldFiles,
         target: &'a T,
         writer: &'a ResultWriter,
         stop: &'a AtomicBool,
@@ -170,7 +140,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         // At most `in_flight_max` reports are in the channel.
         let (sender, reports) = unbounded();
         let summary = Summary::default();
-        Bulk { resources, target, writer, stop, sender, reports, in_flight: 0, summary }
+        Bulk { files, target, writer, stop, sender, reports, in_flight: 0, summary }
     }
 
     fn run(mut self, source: &mut impl Source) -> Result<()> {
@@ -202,7 +172,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     }
 
     fn send(&mut self, image: BulkImage) -> Result<()> {
-        let held = self.resources.hold(image.bytes.len() as u64);
+        let held = self.files.hold(image.bytes.len() as u64);
         let target = Some((self.sender.clone(), image.name.clone()));
         self.in_flight += 1;
         self.target.put(image, BulkReporter { target, held: Some(held) })

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -19,17 +19,13 @@ use transport::{HeaderTimeout, Peer, RequestResources, UploadPermit, UploadPermi
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
 use super::bulk::{self, BulkResponse, BulkTarget, Source};
 use super::folder::Folder;
+use super::held_files::HeldFiles;
 
 /// Most archives, folders, rebuilds and searches for duplicates at the same time. A further one is
 /// refused.
 const BULKS_MAX: usize = 4;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-/// The files of bulk work may take, besides the budget of request memory, that budget divided by
-/// this number.
-const FILES_SHARE: u64 = 8;
-/// Time between two checks if the next file fits.
-const FILES_RETRY: Duration = Duration::from_millis(20);
 
 /// Limits that the requests with many images of a server share.
 pub struct BulkResources {
@@ -38,20 +34,7 @@ pub struct BulkResources {
     /// Directory of archives that are read. If it does not exist, the system's for temporary files.
     directory: Option<PathBuf>,
     permits: Arc<UploadPermits>,
-    /// Bytes of the files of archives, folders and rebuilds that are queued or processed.
-    held: Arc<AtomicU64>,
-}
-
-/// Bytes of a file in bulk work, counted until this is dropped.
-pub(crate) struct HeldBytes {
-    all: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    files: Arc<HeldFiles>,
 }
 
 /// A request with an archive, or with the name of a folder.
@@ -94,7 +77,13 @@ impl BulkResources {
         directory: Option<PathBuf>,
     ) -> BulkResources {
         let permits = UploadPermits::new(BULKS_MAX);
-        BulkResources { requests, access, directory, permits, held: Arc::default() }
+        let files = Arc::new(HeldFiles::new(requests.memory.clone()));
+        BulkResources { requests, access, directory, permits, files }
+    }
+
+    /// Returns the files of bulk work in memory.
+    pub(crate) fn files(&self) -> &HeldFiles {
+        &self.files
     }
 
     /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates.
@@ -110,23 +99,6 @@ impl BulkResources {
             )
             .with_retry_after(RETRY_AFTER)
         })
-    }
-
-    /// Waits until the files in bulk work leave room for one more. A single file always fits.
-    pub(crate) fn hold(&self, bytes: u64) -> HeldBytes {
-        let most = self.requests.memory.max() / FILES_SHARE;
-        let room =
-            |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
-        // The work on the other files does not wait for this thread.
-        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
-            std::thread::sleep(FILES_RETRY);
-        }
-        HeldBytes { all: self.held.clone(), bytes }
-    }
-
-    /// Returns the bytes of the files of archives, folders and rebuilds in bulk work.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
     }
 
     /// Puts the images of an archive, which is the body, into the target that `make` returns. The
@@ -208,7 +180,7 @@ impl BulkResources {
         let stop = Arc::new(AtomicBool::new(false));
         let (writer, results) = result_channel(stop.clone());
         let target = make(stop.clone())?;
-        bulk::start(self, target, BulkResponse { permit, writer, stop }, open)?;
+        bulk::start(&self.files, target, BulkResponse { permit, writer, stop }, open)?;
         line_response(results).await
     }
 }

@@ -18,10 +18,10 @@ use transport::result_stream::result_channel;
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
 
 use super::add::{self, NewImage};
-use super::bulk::IngestTarget;
 use super::bulk_requests::{BulkRequest, check_bulk_params, line_response};
 use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
+use super::ingest_target::IngestTarget;
 use super::job::IngestJob;
 use super::persons::{self, FingersRequest, print_file};
 use super::prints::{self, PrintSource};

@@ -251,7 +251,7 @@ impl RebuildWork<'_> {
             match read(job, point) {
                 Ok(ImageFile { name, bytes, payload }) => {
                     let sender = sender.clone();
-                    let bytes_held = self.state.bulk.hold(bytes.len() as u64);
+                    let bytes_held = self.state.bulk.files().hold(bytes.len() as u64);
                     // The channel has room for a page. If a thread panics, the next pass tries
                     // again.
                     let done = Box::new(move |outcome: Result<_>| {

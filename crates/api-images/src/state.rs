@@ -69,7 +69,7 @@ impl ImagesState {
 
     /// Returns the bytes of the files that bulk work holds in memory.
     pub fn bulk_bytes(&self) -> u64 {
-        self.bulk.held_bytes()
+        self.bulk.files().bytes()
     }
 
     /// Returns the limits of requests with many images.

@@ -1,0 +1,55 @@
+//! Files of bulk work in memory, which are counted apart from the bytes of requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use transport::ByteBudget;
+
+/// The files of bulk work may take, besides the budget of request memory, that budget divided by
+/// this number.
+const FILES_SHARE: u64 = 8;
+/// Time between two checks if the next file fits.
+const FILES_RETRY: Duration = Duration::from_millis(20);
+
+/// Counts the bytes of the files of archives, folders and rebuilds that are queued or processed.
+pub(crate) struct HeldFiles {
+    /// The budget of request memory.
+    memory: Arc<ByteBudget>,
+    held: Arc<AtomicU64>,
+}
+
+/// Bytes of a file in bulk work, counted until this is dropped.
+pub(crate) struct HeldBytes {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl HeldFiles {
+    pub(crate) fn new(memory: Arc<ByteBudget>) -> HeldFiles {
+        HeldFiles { memory, held: Arc::default() }
+    }
+
+    /// Waits until the files in bulk work leave room for one more. A single file always fits.
+    pub(crate) fn hold(&self, bytes: u64) -> HeldBytes {
+        let most = self.memory.max() / FILES_SHARE;
+        let room =
+            |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
+        // The work on the other files does not wait for this thread.
+        while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+            std::thread::sleep(FILES_RETRY);
+        }
+        HeldBytes { all: self.held.clone(), bytes }
+    }
+
+    /// Returns the bytes of all files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+}
