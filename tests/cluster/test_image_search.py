@@ -8,16 +8,18 @@ import concurrent.futures
 import hashlib
 import json
 import pathlib
+import re
+import subprocess
 
 import pytest
 import requests
 from deployment import Cluster
 from PIL import Image, ImageOps
-from processes import Node, NodePlan, wait_until
+from processes import Node, NodePlan, http_call, wait_until
 from qdrant_client import QdrantClient, models
 
 # Modules of tests/clients, which `processes` makes importable.
-from millpond import drop_in
+from millpond import BINARY, drop_in
 from test_fingerprints import again, impression, png
 from test_image_features import UNKNOWN, FeatureClient, changed_copy
 from test_images import archive, encoded, patches, picture, pixels
@@ -30,6 +32,8 @@ PLANS = [
 PHOTOS, FINGERS, SHARDS = 24, 4, 4
 # Fields of an answer that differ from run to run.
 TIMES = "stages"
+# Time for an archive, while all tests share two cores.
+MANY_TIMEOUT_S = 500
 
 
 class Setting:
@@ -69,6 +73,14 @@ class Setting:
             found.pop(TIMES, None)
             assert found == wanted
         return wanted
+
+    def wait_seen(self, collection: str) -> None:
+        """Waits until both nodes read all shards of a new collection."""
+
+        def seen() -> bool:
+            return all(client.send("GET", collection, min_coverage=1).status_code == 200 for client in (self.a, self.c))
+
+        wait_until(f"all shards of {collection} are read", seen)
 
     def same_bytes(self, path: str, **query) -> None:
         wanted = self.ordinary.send("GET", path, **query)
@@ -290,6 +302,120 @@ def test_a_deleted_collection_is_gone(setting):
     assert [entry["height"] for entry in setting.a.good("GET", "gone")["images"]] == [240]
 
 
+def many(client: FeatureClient, collection: str, body: bytes | dict, **query) -> tuple[list[dict], dict]:
+    """Puts the images of an archive or a folder in. Returns the lines by name, and the summary."""
+    content = {"json": body} if isinstance(body, dict) else {"data": body, "headers": {"content-type": "application/zip"}}
+    answer = requests.put(f"{client.url}/{collection}", params=query, timeout=MANY_TIMEOUT_S, **content)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    *lines, last = [json.loads(line) for line in answer.text.splitlines()]
+    return sorted(lines, key=lambda line: line["name"]), last["summary"]
+
+
+def without(lines: list[dict], *names: str) -> list[dict]:
+    return [line for line in lines if line["name"] not in names]
+
+
+def added_by(node: Node) -> float:
+    """Returns the number of images that a node has put in."""
+    _, body = http_call(node.address, "GET", "/metrics")
+    found = re.search(r'^millpond_images_total\{kind="added"\} (\S+)$', body.decode(), re.MULTILINE)
+    return float(found[1]) if found else 0
+
+
+def test_an_archive_is_put_in_as_on_one_server(setting):
+    entries = {f"album/{seed}.jpg": picture(seed) for seed in range(200, 206)}
+    entries |= {"again.jpg": picture(203), "half.jpg": picture(207)[:2000], "notes.txt": b"no image"}
+    entries["inner.zip"] = archive({"1.jpg": picture(1)})
+    whole = archive(entries)
+    for name, client in (("zipped-a", setting.a), ("zipped-c", setting.c)):
+        query = {"payload": json.dumps({"album": name})}
+        wanted = many(setting.ordinary, name, whole, **query)
+        assert wanted[1] == {"added": 6, "present": 1, "failed": 2, "ignored": 1}
+        found = many(client, name, whole, **query, shard_number=3)
+        # Of two files of one image, the first to end is the added one.
+        assert (found[1], without(found[0], "203.jpg", "again.jpg")) == (wanted[1], without(wanted[0], "203.jpg", "again.jpg"))
+        # The node that took the archive reads its own writes.
+        assert client.count(name) == 6
+        setting.wait_seen(name)
+        setting.same("GET", name, limit=20)
+        one = wanted[0][0]["id"]
+        setting.same("POST", f"{name}/search", {"id": one}, explain=1)
+        setting.same_bytes(f"{name}/{one}")
+        assert many(client, name, whole)[1] == {"added": 0, "present": 7, "failed": 2, "ignored": 1}
+
+
+def test_a_folder_is_put_in_as_on_one_server(setting, tmp_path):
+    (tmp_path / "deep").mkdir()
+    for seed in range(220, 223):
+        (tmp_path / "deep" / f"{seed}.jpg").write_bytes(picture(seed))
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "link.jpg").symlink_to("/etc/passwd")
+    for name, client in (("folder-a", setting.a), ("folder-c", setting.c)):
+        wanted = many(setting.ordinary, name, {"folder": str(tmp_path)})
+        assert wanted[1] == {"added": 3, "present": 0, "failed": 0, "ignored": 1}
+        assert many(client, name, {"folder": str(tmp_path)}) == wanted
+        setting.wait_seen(name)
+        setting.same("GET", name)
+    proxied = {"x-forwarded-for": "10.0.0.1"}
+    for client in (setting.a, setting.ordinary):
+        refused = requests.put(f"{client.url}/folder-a", json={"folder": str(tmp_path)}, headers=proxied, timeout=60)
+        assert refused.status_code == 403, refused.text
+
+
+def test_an_archive_of_fingerprints(setting):
+    whole = archive({f"{finger}.png": png(impression(finger)) for finger in range(30, 34)})
+    wanted = many(setting.ordinary, "scans", whole, kind="fingerprint", quality_min=1)
+    assert wanted[1]["added"] == 4
+    assert many(setting.a, "scans", whole, kind="fingerprint", quality_min=1) == wanted
+    setting.wait_seen("scans")
+    assert setting.same("POST", "scans/search", png(again(32)))["results"][0]["name"] == "32.png"
+    assert many(setting.a, "scans", archive({"poor.png": png(impression(1, noise=250))}), quality_min=100)[1]["failed"] == 1
+
+
+def test_background_images_are_put_in_as_any_other(setting):
+    def put(seed: int) -> None:
+        setting.put_everywhere(seed, "slowly", picture(seed), name=f"{seed}.jpg", background=1)
+
+    put(230)
+    setting.wait_seen("slowly")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(put, range(231, 238)))
+    assert setting.same("GET", "slowly", limit=20)["count"] == 8
+
+
+def test_the_command_line_fills_a_cluster(setting, tmp_path):
+    for seed in range(250, 266):
+        (tmp_path / f"{seed}.jpg").write_bytes(picture(seed))
+    for added in (16, 0):
+        command = [str(BINARY), "images", "index", str(tmp_path), "--collection", "walked", "--url", setting.a.server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MANY_TIMEOUT_S)
+        assert done.returncode == 0 and f"walked: {added} added" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_killed_extraction_node_costs_no_image(setting):
+    second = setting.cluster.node(NodePlan("d", "extract"))
+    drop_in(setting.cluster.scratch / "source/patches.onnx", second.directory / "models/patches", 1)
+    second.start()
+    second.wait_ready()
+    wait_until("d takes part", lambda: "d" in setting.cluster.members().nodes)
+    seeds = range(300, 330)
+    whole = archive({f"{seed}.jpg": picture(seed) for seed in seeds})
+    with requests.put(
+        f"{setting.a.url}/shared", data=whole, headers={"content-type": "application/zip"}, stream=True, timeout=MANY_TIMEOUT_S
+    ) as answer:
+        assert answer.status_code == 200, answer.text
+        lines = answer.iter_lines()
+        first = [json.loads(next(lines)) for _ in range(5)]
+        wait_until("d extracts images too", lambda: added_by(second) > 0)
+        second.kill()
+        *rest, last = [json.loads(line) for line in lines]
+    assert {line["name"] for line in first + rest} == {f"{seed}.jpg" for seed in seeds}
+    assert all(line["status"] in ("added", "present") for line in first + rest), rest
+    assert last["summary"]["failed"] == 0
+    assert setting.a.count("shared") == len(seeds)
+
+
 WRONG = {
     "unknown parameter of a search": ("POST", "photos/search", picture(1), {"nonsense": 1}),
     "unknown parameter of a page": ("GET", "photos", None, {"nonsense": 1}),
@@ -313,6 +439,7 @@ WRONG = {
     "many candidates": ("POST", "photos/search", picture(1), {"candidates": 16_385}),
     "many candidates of fingerprints": ("POST", "fingers/search", png(again(1)), {"candidates": (1 << 16) + 1}),
     "wrong filter": ("POST", "photos/search", picture(1), {"filter": '{"must": [{"key": 1}]}'}),
+    "wrong flag of an upload": ("PUT", "photos", picture(61), {"background": "maybe"}),
     "wrong flag": ("POST", "photos/search", picture(1), {"explain": "maybe"}),
     "search of an unknown image": ("POST", "photos/search", {"id": UNKNOWN}, {}),
     "search of an unknown collection": ("POST", "nothing/search", picture(1), {}),
@@ -359,24 +486,14 @@ def test_limits_of_parameters(setting):
     assert setting.a.good("POST", "photos/search", picture(500), views=0)["views"] == 0
 
 
-def test_requests_that_a_cluster_does_not_carry_out(setting, tmp_path):
-    def put(client: FeatureClient, body: bytes, media: str) -> requests.Response:
-        return requests.put(f"{client.url}/photos", data=body, headers={"content-type": media}, timeout=60)
-
+def test_requests_that_a_cluster_does_not_carry_out(setting):
     first = {"id": setting.fingers[0]}
     unsupported = [
-        ("PUT", "photos", picture(1), {"background": 1}),
         ("POST", "fingers/verify", {"first": first, "second": first}, {}),
         ("POST", "photos/rebuild", {"model": "patches"}, {}),
         ("GET", "photos/rebuild", None, {}),
     ]
     for client in (setting.a, setting.c):
-        for answer in (
-            put(client, archive({"1.jpg": picture(1)}), "application/zip"),
-            put(client, json.dumps({"folder": str(tmp_path)}).encode(), "application/json"),
-        ):
-            assert answer.status_code == 501, answer.text
-            assert "/features" in answer.json()["error"] and "examples/bulk" in answer.json()["error"], answer.text
         for method, path, body, query in unsupported:
             client.refused(501, "cluster", method, path, body, **query)
     # A node that has no role for clients names the roles.

@@ -99,6 +99,11 @@ impl NodeLatencies {
         order.into_iter().map(str::to_owned).collect()
     }
 
+    /// Returns true if `node` failed a moment ago.
+    pub fn is_down(&self, node: &str, now: Instant) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.is_down(now))
+    }
+
     /// Returns the timers of a request to `node`, whose shards `others` hold too.
     pub fn timers(&self, node: &str, others: &[&str]) -> CallTimers {
         let nodes = &self.nodes;
@@ -226,6 +231,7 @@ mod tests {
         let mut latencies = known();
         let now = Instant::now();
         latencies.record_failure("a", now);
+        assert_eq!([latencies.is_down("a", now), latencies.is_down("b", now)], [true, false]);
         assert_eq!(latencies.order(&["a", "b"], 2, now), ["b", "a"]);
         assert_eq!(latencies.order(&["a", "b"], 2, now + DOWN_TIME), ["a", "b"]);
         latencies.record("a", FAST);

@@ -163,7 +163,7 @@ fn root_state(
         node.catalog().clone(),
     );
     let state = state.with_store(node.name(), place);
-    let state = state.with_images(server.images.clone(), roles.extract);
+    let state = state.with_images(node.name(), server.images.clone(), roles.extract);
     Arc::new(state.with_backups(node.backups().clone()))
 }
 

@@ -26,6 +26,7 @@ pub(super) struct RootCall {
 }
 
 /// Parts of a request that its handler uses besides the body.
+#[derive(Clone)]
 pub(super) struct RootContext {
     pub(super) state: Arc<RootState>,
     /// The collection's name; empty if the path has none.
@@ -43,6 +44,12 @@ impl RootContext {
     /// Returns true if the request's key may use the collection `name`.
     pub(super) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
+
+    /// Gives the request as much as `time` from now, if the client named no other time.
+    pub(super) fn with_time(self, time: Duration) -> RootContext {
+        let time = self.params.timeout.map_or(time, |timeout| timeout.min(time));
+        RootContext { deadline: Instant::now() + time, ..self }
     }
 
     /// Runs `work` on a codec thread if a text of `bytes` bytes is large, and otherwise at once.

@@ -28,6 +28,7 @@ mod collection_changes;
 mod collections;
 mod describe;
 mod envelope;
+mod extraction_slots;
 mod fan_out;
 pub(crate) mod fuzzing;
 mod groups;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use api_images::ImagesState;
+use api_images::{BulkResources, ImagesState};
 use api_qdrant::BoxFuture;
 use base::{Error, Result};
 use cluster::NodeLatencies;
@@ -14,6 +14,7 @@ use model_store::StorePlace;
 use parking_lot::Mutex;
 use transport::RequestResources;
 
+use super::extraction_slots::ExtractionSlots;
 use super::running_duplicates::RunningDuplicates;
 use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
@@ -60,6 +61,8 @@ pub trait CollectionCatalog: Send + Sync {
 
 /// Images of this node.
 pub(super) struct NodeImages {
+    /// Name of this node.
+    pub(super) node: String,
     /// Extraction, and the store of originals.
     pub(super) state: Arc<ImagesState>,
     /// True if this node has the role extract.
@@ -89,6 +92,9 @@ pub struct RootState {
     pub(super) store: Option<RootStore>,
     /// Searches for duplicates that run on this node.
     pub(super) duplicates: Arc<RunningDuplicates>,
+    /// Limits of archives and folders; `None` without images.
+    pub(super) bulk: Option<Arc<BulkResources>>,
+    pub(super) extraction_slots: Arc<ExtractionSlots>,
     query_number: AtomicU64,
     /// End of the time in which requests wait for the collections.
     start_wait_end: Instant,
@@ -114,17 +120,30 @@ impl RootState {
             backups: None,
             store: None,
             duplicates: Arc::default(),
+            bulk: None,
+            extraction_slots: Arc::default(),
             query_number: AtomicU64::new(0),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
     }
 
-    /// Sets the images of this node, whose store of originals is that of the cluster. `extracts` is
-    /// true if the node has the role extract. Without images, requests that extract go to other
-    /// nodes.
+    /// Sets the images of this node, which is called `node` and whose store of originals is that of
+    /// the cluster. `extracts` is true if the node has the role extract. Without images, requests
+    /// that extract go to other nodes, and archives and folders are refused.
     #[must_use]
-    pub fn with_images(self, state: Arc<ImagesState>, extracts: bool) -> RootState {
-        RootState { images: Some(NodeImages { state, extracts }), ..self }
+    pub fn with_images(self, node: &str, state: Arc<ImagesState>, extracts: bool) -> RootState {
+        let bulk = Some(state.bulk().clone());
+        RootState {
+            images: Some(NodeImages { node: node.to_owned(), state, extracts }),
+            bulk,
+            ..self
+        }
+    }
+
+    /// Sets the limits of archives and folders of a root without images.
+    #[must_use]
+    pub fn with_bulk(self, bulk: Arc<BulkResources>) -> RootState {
+        RootState { bulk: Some(bulk), ..self }
     }
 
     /// Sets the backups of the cluster's collections.

@@ -220,10 +220,11 @@ async fn requests_that_a_cluster_does_not_offer_are_refused() {
         request.body(Body::from("{}")).unwrap()
     };
     for (request, status, word) in [
-        (put("application/zip", ""), 501, "PUT /v1/images/NAME/features"),
-        (put("application/json", ""), 501, "PUT /v1/images/NAME/features"),
-        (put("text/plain", ""), 400, "text/plain"),
-        (put("image/png", "?background=1"), 501, "background"),
+        (put("application/zip", ""), 400, "no zip archive"),
+        // This request shows no client of this machine.
+        (put("application/json", ""), 403, "folders"),
+        (put("text/plain", ""), 400, "application/zip"),
+        (put("image/png", "?background=2"), 400, "background"),
         (put("image/png", "?nmae=a"), 400, "nmae"),
         (put("image/png", "?quality_min=101"), 400, "quality_min"),
         (put("image/png", "?payload=1"), 400, "payload"),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use api_images::BulkResources;
 use api_qdrant::BoxFuture;
 use axum::Router;
 use axum::body::Body;
@@ -25,6 +26,7 @@ use metrics::{KindLabels, Metrics};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tower::ServiceExt;
+use transport::access::{AccessPolicy, CorsPolicy};
 use transport::{RequestLimits, RequestResources};
 
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
@@ -296,7 +298,17 @@ impl TestRoot {
         let view = ViewUpdater::new();
         let loaded = Arc::new(AtomicBool::new(true));
         let catalog = Arc::new(MemoryCatalog { view: view.clone(), loaded: loaded.clone() });
+        let access = AccessPolicy {
+            host: [127, 0, 0, 1].into(),
+            allowed_hosts: Vec::new(),
+            allow_remote_admin: false,
+            keys: None,
+            cors: CorsPolicy::default(),
+            metrics: metrics.clone(),
+        };
+        let bulk = BulkResources::new(requests.clone(), Arc::new(access), None);
         let state = RootState::new(requests, HttpClient::new(None), view.source(), catalog);
+        let state = state.with_bulk(Arc::new(bulk));
         let router = routes().merge(image_routes()).with_state(Arc::new(state));
         TestRoot { view, metrics, loaded, router }
     }

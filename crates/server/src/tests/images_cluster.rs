@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use tokio::sync::RwLock;
 use tower::ServiceExt;
 
-use super::images::{Expected, Served, picture, served};
+use super::images::{Expected, Served, archive, picture, served};
 use super::images_duplicates::{bitmap, pixels};
 use crate::loopback::WAIT_MAX;
 
@@ -155,6 +155,7 @@ async fn stored(
 enum Sent<'a> {
     Nothing,
     Image(&'a [u8]),
+    Archive(&'a [u8]),
     Json(&'a Value),
 }
 
@@ -217,7 +218,7 @@ impl Spread {
         let catalog = Arc::new(self.node.clone());
         let state = RootState::new(requests, client, self.node.view.source(), catalog);
         let state = state.with_store(name, self.store.clone());
-        let state = state.with_images(server.images.clone(), true);
+        let state = state.with_images(name, server.images.clone(), true);
         image_routes().with_state(Arc::new(state))
     }
 
@@ -230,10 +231,12 @@ impl Spread {
         let (media, body) = match body {
             Sent::Nothing => ("", Body::empty()),
             Sent::Image(bytes) => ("image/jpeg", Body::from(bytes.to_vec())),
+            Sent::Archive(bytes) => ("application/zip", Body::from(bytes.to_vec())),
             Sent::Json(json) => ("application/json", Body::from(json.to_string())),
         };
         let request = Request::builder().method(method).uri(format!("/v1/images/spread{path}"));
-        let request = request.header("content-type", media).body(body).unwrap();
+        let mut request = request.header("content-type", media).body(body).unwrap();
+        request.extensions_mut().insert(transport::Peer::Unix(None));
         self.runtime.block_on(async {
             let Ok(response) = root.clone().oneshot(request).await;
             let status = response.status().as_u16();
@@ -246,6 +249,19 @@ impl Spread {
         let (status, body) = self.send(method, path, body);
         assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
         serde_json::from_slice(&body).unwrap()
+    }
+
+    /// Returns the lines of an answer to many images by their names, and the summary.
+    #[track_caller]
+    fn lines(&self, path: &str, body: Sent<'_>) -> (Vec<Value>, Value) {
+        let (status, body) = self.send("PUT", path, body);
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert_eq!(status, 200, "{text}");
+        let mut lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let summary = lines.pop().unwrap()["summary"].clone();
+        lines.sort_by_key(|line| line["name"].to_string());
+        (lines, summary)
     }
 
     fn puts(&self, kind: &'static str) -> u64 {
@@ -502,4 +518,57 @@ fn another_root_cancels_and_continues_a_job() {
     let progress = spread.duplicates_ended();
     assert_eq!((&progress["state"], &progress["pairs"]), (&json!("done"), &json!(3)), "{progress}");
     spread.compare_groups();
+}
+
+#[test]
+fn archives_and_folders_are_put_in_as_on_one_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let pictures: Vec<Vec<u8>> = (0..6).map(picture).collect();
+    let inner = archive(&[("a.jpg", &pictures[0])]);
+    let body = archive(&[
+        ("broken.jpg", &pictures[3][..200]),
+        ("deep/one.jpg", &pictures[0]),
+        ("two.jpg", &pictures[1]),
+        ("notes.txt", b"not a picture"),
+        ("nested.zip", &inner),
+        ("one-again.jpg", &pictures[0]),
+    ]);
+    let payload = "payload=%7B%22album%22%3A7%7D";
+    let query = format!("?{payload}&shard_number={SHARDS}&replication_factor=1");
+    let alone = spread.served.zip(&format!("/v1/images/photos?{payload}"), &body).lines();
+    assert_eq!(alone.1, json!({"added": 2, "present": 1, "failed": 2, "ignored": 1}));
+    assert_eq!(spread.lines(&query, Sent::Archive(&body)), alone);
+    // Those of the collection of this server are counted too.
+    let counted = ["added", "present", "invalid_argument"].map(|kind| spread.puts(kind));
+    assert_eq!(counted, [4, 2, 2]);
+    let folder = dir.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    for (name, at) in [("four.jpg", 4), ("two.jpg", 1)] {
+        std::fs::write(folder.join(name), &pictures[at]).unwrap();
+    }
+    let named = json!({ "folder": folder });
+    let alone = spread.served.json("PUT", "/v1/images/photos", &named).lines();
+    assert_eq!(alone.1, json!({"added": 1, "present": 1, "failed": 0, "ignored": 0}));
+    assert_eq!(spread.lines("", Sent::Json(&named)), alone);
+    let path = "/v1/images/photos?background=1&name=five.jpg";
+    let alone = spread.served.put(path, &pictures[5]).good();
+    let path = "?background=1&name=five.jpg";
+    assert_eq!(spread.good("PUT", path, Sent::Image(&pictures[5])), alone);
+    let page = spread.good("GET", "", Sent::Nothing);
+    assert_eq!(page, spread.served.get("/v1/images/photos").good());
+    assert_eq!((&page["count"], spread.served.server.images.bulk_bytes()), (&json!(4), 0));
+    let half = &body[..body.len() / 2];
+    for (path, body, word) in [
+        ("", Sent::Archive(half), "zip"),
+        ("", Sent::Archive(b""), "zip"),
+        ("?name=a.jpg", Sent::Archive(&body), "name="),
+        ("?quality_min=101", Sent::Archive(&body), "quality_min"),
+        ("", Sent::Json(&json!({ "folder": "relative" })), "whole path"),
+        ("", Sent::Json(&json!({ "directory": "/" })), "directory"),
+    ] {
+        let (status, answer) = spread.send("PUT", path, body);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(status == 400 && answer.contains(word), "{path}: {answer}");
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use api_images::BulkRequest;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, Result};
@@ -11,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
-use transport::Reply;
+use transport::{HeaderTimeout, Peer, Reply};
 
 use super::super::call::{self, RootContext};
 use super::super::params::RouteQuery;
@@ -22,6 +23,8 @@ pub(super) struct ImageCall {
     pub(super) context: RootContext,
     pub(super) query: RouteQuery,
     pub(super) head: CallHead,
+    peer: Option<Peer>,
+    header_timeout: HeaderTimeout,
     body: Body,
 }
 
@@ -46,8 +49,10 @@ impl FromRequest<Arc<RootState>> for ImageCall {
                 let context = call::context(state, path, query.params, started, grant)?;
                 let target =
                     parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+                let peer = parts.extensions.remove();
+                let header_timeout = parts.extensions.remove().unwrap_or_default();
                 let head = CallHead { headers: parts.headers, target };
-                Ok(ImageCall { context, query, head, body })
+                Ok(ImageCall { context, query, head, peer, header_timeout, body })
             });
         let call = call.map_err(|error| Reply::error(&error))?;
         state.wait_loaded(call.context.deadline).await;
@@ -100,6 +105,17 @@ impl ImageCall {
     pub(super) async fn json<T: DeserializeOwned + Send + 'static>(&mut self) -> Result<T> {
         let body = self.json_bytes().await?;
         self.context.state.requests.parse_json(body).await
+    }
+
+    /// Returns the request as one with many images, whose body is not read yet.
+    pub(super) fn into_bulk(self) -> BulkRequest {
+        BulkRequest {
+            collection: self.context.collection,
+            peer: self.peer,
+            header_timeout: self.header_timeout,
+            headers: self.head.headers,
+            body: self.body,
+        }
     }
 
     /// Admits the request, whose body is complete, until the permit is dropped.

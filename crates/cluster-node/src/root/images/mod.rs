@@ -9,7 +9,8 @@
 //!
 //! # Writes
 //! An image's original is in the store before its point is in the log. A node without the role
-//! extract passes images on to one that has it. Features go to the log from any root.
+//! extract passes images on to one that has it. Features go to the log from any root. The images of
+//! an archive or a folder go to all nodes that have it.
 //!
 //! # Duplicates
 //! A job on the root that got the request compares the points of all shards with each other.
@@ -17,12 +18,14 @@
 //! # One image
 //! A holder of its shard answers with its own routes, and the answer is passed back as it is.
 
+mod bulk;
 mod by_id;
 mod call;
 mod create;
 mod delete;
 mod duplicates;
 mod extraction;
+mod extraction_nodes;
 mod features;
 mod identify;
 mod list;
@@ -31,6 +34,7 @@ mod page;
 mod pass_on;
 mod points;
 mod put;
+mod repeats;
 mod reply;
 mod rounds;
 mod routes;

@@ -32,7 +32,7 @@ const NO_COLLECTION: &str = "none";
 const KEPT_HEADERS: [HeaderName; 2] =
     [header::CONTENT_TYPE, HeaderName::from_static("x-min-coverage")];
 /// Maximum nodes that are asked for one request.
-const NODES_ASKED_MAX: usize = 4;
+pub(super) const NODES_ASKED_MAX: usize = 4;
 /// Retry advice if no node extracts.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait until this node sees a collection that another one has created.
@@ -66,16 +66,42 @@ pub(super) async fn whole(
             headers.insert(name, value.clone());
         }
     }
-    headers.insert(PASSED_ON, HeaderValue::from_static("1"));
+    headers.extend(passed_headers(context));
+    let request = HttpRequest { method, path: &head.target, headers, body };
+    let answer = to_extraction(context, request).await?;
+    remember_answer(context, &answer).await;
+    reply::passed_back(answer, &context.state.requests)
+}
+
+/// Returns the headers of a request that this node passes on.
+fn passed_headers(context: &RootContext) -> HeaderMap {
+    let mut headers = HeaderMap::from_iter([(PASSED_ON, HeaderValue::from_static("1"))]);
     if let Ok(seen) = HeaderValue::try_from(seen_collection(context).as_str()) {
         headers.insert(SEEN_COLLECTION, seen);
     }
-    let request = HttpRequest { method, path: &head.target, headers, body };
-    let answer = to_extraction(context, request).await?;
-    if let Some(written) = answer.headers.get(WRITTEN).and_then(|it| it.to_str().ok()) {
-        remember(context, written).await;
-    }
-    reply::passed_back(answer, &context.state.requests)
+    headers
+}
+
+/// Lets one node put an image in, and remembers its write. `path` has the query.
+///
+/// # Errors
+/// `Unavailable` if the node cannot be reached, leaves the cluster or does not answer in time.
+pub(super) async fn image(
+    context: &RootContext,
+    node: &str,
+    path: &str,
+    bytes: Bytes,
+) -> Result<HttpAnswer> {
+    let view = context.state.view.current();
+    let node = view.nodes.get(node).ok_or_else(|| left(node))?;
+    let mut headers = passed_headers(context);
+    let media = HeaderValue::from_static("application/octet-stream");
+    headers.insert(header::CONTENT_TYPE, media);
+    let request = HttpRequest { method: Method::PUT, path, headers, body: bytes };
+    let time = context.deadline.saturating_duration_since(Instant::now());
+    let answer = to_node(&context.state, node, request, time).await?;
+    remember_answer(context, &answer).await;
+    Ok(answer)
 }
 
 /// Returns the id of the collection that this node sees, or [`NO_COLLECTION`].
@@ -128,11 +154,7 @@ pub(super) async fn to_extraction(
     request: HttpRequest<'_>,
 ) -> Result<HttpAnswer> {
     let mut refusal = None;
-    let mut failure = Error::unavailable(
-        "no node with the role extract is alive, which finds the features of images; start one with --cluster-roles \
-         extract,..., or extract the features elsewhere and send them with PUT /v1/images/NAME/features",
-    )
-    .with_retry_after(RETRY_AFTER);
+    let mut failure = no_extraction();
     let nodes = extraction_nodes(&context.state);
     for (at, node) in nodes.iter().enumerate() {
         let mut left = context.deadline.saturating_duration_since(Instant::now());
@@ -142,17 +164,57 @@ pub(super) async fn to_extraction(
         if at + 1 < nodes.len() {
             left /= 2;
         }
-        match context.state.client.send(&node.address, request.clone(), left).await {
+        match to_node(&context.state, node, request.clone(), left).await {
             Ok(answer) if matches!(answer.status, 429 | 503) => refusal = Some(answer),
             Ok(answer) => return Ok(answer),
-            Err(error) => {
-                tracing::debug!(node = node.name, %error, "a node took no image");
-                context.state.latencies.lock().record_failure(&node.name, Instant::now());
-                failure = error;
-            }
+            Err(error) => failure = error,
         }
     }
     refusal.ok_or(failure)
+}
+
+/// Returns the error if no node extracts.
+pub(super) fn no_extraction() -> Error {
+    Error::unavailable(
+        "no node with the role extract is alive, which finds the features of images; start one with --cluster-roles \
+         extract,..., or extract the features elsewhere and send them with PUT /v1/images/NAME/features",
+    )
+    .with_retry_after(RETRY_AFTER)
+}
+
+/// Sends a request to one node, for at most `time`. A node that leaves the cluster meanwhile is not
+/// waited for.
+///
+/// # Errors
+/// `Unavailable` if the node cannot be reached, leaves or does not answer.
+async fn to_node(
+    state: &RootState,
+    node: &NodeInfo,
+    request: HttpRequest<'_>,
+    time: Duration,
+) -> Result<HttpAnswer> {
+    let answer = tokio::select! {
+        answer = state.client.send(&node.address, request, time) => answer,
+        () = left_cluster(state, &node.name) => {
+            Err(left(&node.name))
+        }
+    };
+    answer.inspect_err(|error| {
+        tracing::debug!(node = node.name, %error, "a node took no image");
+        state.latencies.lock().record_failure(&node.name, Instant::now());
+    })
+}
+
+fn left(node: &str) -> Error {
+    Error::unavailable(format!("node {node} has left the cluster"))
+}
+
+/// Waits until the view does not have the node.
+async fn left_cluster(state: &RootState, name: &str) {
+    let mut view = state.view.clone();
+    while view.current().nodes.contains_key(name) {
+        view.changed().await;
+    }
 }
 
 /// Returns the nodes with the role extract, in the order in which this request asks them.
@@ -185,9 +247,10 @@ pub(super) fn with_written(
     }
 }
 
-/// Remembers the write of another node, once this root sees its collection.
-async fn remember(context: &RootContext, written: &str) {
-    let Some(written) = WrittenEntry::parse(written) else { return };
+/// Remembers the write of another node, which its answer names, once this root sees its collection.
+async fn remember_answer(context: &RootContext, answer: &HttpAnswer) {
+    let written = answer.headers.get(WRITTEN).and_then(|value| value.to_str().ok());
+    let Some(written) = written.and_then(WrittenEntry::parse) else { return };
     let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
     let collection = &written.key.collection;
     wait_for(context, until, |view| view.by_id(collection).is_some()).await;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api_images::{
-    ExtractedImage, ImageInput, ImageKind, ImagesState, WantedImages, image_id, images_operation,
-    present_answer,
+    ExtractedImage, ExtractionPriority, ImageInput, ImageKind, ImagesState, WantedImages,
+    check_bulk_params, image_id, images_operation, present_answer,
 };
 use base::{Error, Result};
 use bytes::Bytes;
@@ -27,10 +28,13 @@ use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
 use super::{delete, pass_on};
 
-/// Parameters of a request with an image.
+/// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
+pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Parameters of a request with one image, or with many.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RootPutParams {
+pub(super) struct RootPutParams {
     name: Option<String>,
     kind: Option<String>,
     model: Option<String>,
@@ -43,18 +47,44 @@ struct RootPutParams {
 
 impl RootPutParams {
     /// Returns the wanted properties of the collection.
-    fn wanted(&self) -> Result<WantedImages> {
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown kind.
+    pub(super) fn wanted(&self) -> Result<WantedImages> {
         let kind = self.kind.as_deref().map(ImageKind::parse).transpose()?;
         Ok(WantedImages { kind, model: self.model.clone() })
     }
 
-    fn check_background(&self) -> Result<()> {
-        if query_flag("background", self.background.as_deref())? {
-            return Err(Error::unimplemented(
-                "background=1 is not offered by a cluster: leave it out, and send fewer images at the same time",
-            ));
-        }
-        Ok(())
+    /// Returns the shards of the collection, if the request creates it.
+    ///
+    /// # Errors
+    /// As [`NewShards::checked`].
+    pub(super) fn new_shards(&self) -> Result<NewShards> {
+        NewShards::checked(self.shard_number, self.replication_factor)
+    }
+
+    /// Returns the image to put in.
+    ///
+    /// # Errors
+    /// As [`ImageInput::new`].
+    pub(super) fn input(&self, bytes: Bytes) -> Result<ImageInput> {
+        ImageInput::new(self.name.as_deref(), self.payload.as_deref(), self.quality_min, bytes)
+    }
+
+    /// Checks the parameters of a request with many images.
+    ///
+    /// # Errors
+    /// As [`check_bulk_params`].
+    pub(super) fn check_bulk(&self) -> Result<()> {
+        check_bulk_params(self.name.as_deref(), self.background.as_deref())
+    }
+
+    /// Returns true if the image is to be put in at idle priority.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a value that is no flag.
+    fn is_background(&self) -> Result<bool> {
+        query_flag("background", self.background.as_deref())
     }
 }
 
@@ -62,24 +92,21 @@ impl RootPutParams {
 pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     check_media(&call.media())?;
     let parameters: RootPutParams = call.query.own()?;
-    parameters.check_background()?;
-    let wanted = parameters.wanted()?;
-    let new = NewShards::checked(parameters.shard_number, parameters.replication_factor)?;
+    let is_background = parameters.is_background()?;
+    let (wanted, new) = (parameters.wanted()?, parameters.new_shards()?);
     let body = call.bytes().await?;
-    let (name, payload) = (parameters.name.as_deref(), parameters.payload.as_deref());
-    let input = ImageInput::new(name, payload, parameters.quality_min, body.clone())?;
+    let mut input = parameters.input(body.clone())?;
+    if is_background {
+        input.priority = ExtractionPriority::Idle;
+        call.context = call.context.with_time(BACKGROUND_TIME_MAX);
+    }
     let _admitted = call.admit()?;
     let Some(images) = call.context.state.extraction().cloned() else {
         return pass_on::whole(&call.context, &call.head, Method::PUT, body).await;
     };
     pass_on::see_same_collection(&call.context, &call.head).await?;
     let put = ImagePut { context: &call.context, images, wanted, new };
-    let outcome = put.run(input, body).await;
-    count(
-        &call.context.state,
-        outcome.as_ref().map_or_else(|error| error.kind().name(), |it| it.status),
-    );
-    let PutAnswer { json, entry, .. } = outcome?;
+    let PutAnswer { json, entry, .. } = put.run(input, body).await?;
     let reply = Reply::json(json.to_string());
     Ok(match entry {
         Some(at) => pass_on::with_written(reply, &call.head, &at.target.record, at.shard, at.entry),
@@ -87,21 +114,14 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     })
 }
 
-/// Checks the type of the body.
+/// Checks the type of the body with one image.
 fn check_media(media: &str) -> Result<()> {
     match media {
-        "application/zip" | "application/x-zip-compressed" => Err(Error::unimplemented(
-            "a cluster takes no archives: send each image on its own, or extract the features elsewhere and send them \
-             with PUT /v1/images/NAME/features, as examples/bulk does",
-        )),
-        "application/json" => Err(Error::unimplemented(
-            "a cluster reads no folders: send each image on its own, or extract the features elsewhere and send them \
-             with PUT /v1/images/NAME/features, as examples/bulk does",
-        )),
         "" | "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(()),
         image if image.starts_with("image/") => Ok(()),
         other => Err(Error::invalid(format!(
-            "the body's type is \"{other}\"; send an image as image/* or application/octet-stream"
+            "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \
+             application/zip, or {{\"folder\": PATH}} as application/json"
         ))),
     }
 }
@@ -120,7 +140,7 @@ struct ImageEntry {
 }
 
 /// Outcome of an image.
-struct PutAnswer {
+pub(super) struct PutAnswer {
     json: Value,
     /// "added" or "present".
     status: &'static str,
@@ -128,16 +148,35 @@ struct PutAnswer {
     entry: Option<ImageEntry>,
 }
 
+impl PutAnswer {
+    /// Returns true if the collection did not have the image before.
+    pub(super) fn is_added(&self) -> bool {
+        self.entry.is_some()
+    }
+}
+
 /// An image on its way into the collection of a request, on a node that extracts.
-struct ImagePut<'a> {
-    context: &'a RootContext,
-    images: Arc<ImagesState>,
-    wanted: WantedImages,
-    new: NewShards,
+pub(super) struct ImagePut<'a> {
+    pub(super) context: &'a RootContext,
+    pub(super) images: Arc<ImagesState>,
+    pub(super) wanted: WantedImages,
+    pub(super) new: NewShards,
 }
 
 impl ImagePut<'_> {
-    async fn run(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+    /// Puts the image in, and counts it.
+    ///
+    /// # Errors
+    /// The errors of the image and the model; `FailedPrecondition` if the collection has another
+    /// kind or model; the errors of the store and of the log's owner.
+    pub(super) async fn run(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+        let outcome = self.put(input, bytes).await;
+        let kind = outcome.as_ref().map_or_else(|error| error.kind().name(), |it| it.status);
+        count(&self.context.state, kind);
+        outcome
+    }
+
+    async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
         let existing = ImageTarget::existing(self.context, &self.wanted)?;
         if let Some(target) = &existing
             && let Some(json) = self.present(target, &bytes).await?
@@ -212,15 +251,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn archives_and_folders_are_refused_with_a_remedy() {
-        for media in ["application/zip", "application/x-zip-compressed", "application/json"] {
-            let error = check_media(media).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unimplemented, "{media}");
-            assert!(error.message().contains("PUT /v1/images/NAME/features"), "{error}");
-        }
+    fn other_bodies_are_refused_with_a_remedy() {
         for media in ["", "image/png", "application/octet-stream"] {
             assert!(check_media(media).is_ok(), "{media}");
         }
-        assert_eq!(check_media("text/plain").unwrap_err().kind(), ErrorKind::InvalidArgument);
+        let error = check_media("text/plain").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("application/zip"), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post, put};
 use base::Error;
 use transport::Reply;
@@ -10,7 +11,7 @@ use transport::Reply;
 use super::super::state::RootState;
 use super::by_id::{self, ImagePart};
 use super::call::ImageCall;
-use super::{delete, duplicates, features, identify, list, page, put as put_image, search};
+use super::{bulk, delete, duplicates, features, identify, list, page, put as put_image, search};
 
 /// Returns the routes of the cluster's collections of images, which an API key protects. They take
 /// the place of `api_images::routes`.
@@ -22,7 +23,7 @@ pub fn image_routes() -> Router<Arc<RootState>> {
         .route("/v1/images/openapi.json", get(|call: ImageCall| call.answer(list::openapi)))
         .route(
             COLLECTION,
-            put(|call: ImageCall| call.answer(put_image::put))
+            put(put_images)
                 .get(|call: ImageCall| call.answer(page::page))
                 .delete(|call: ImageCall| call.answer(delete::collection)),
         )
@@ -51,6 +52,17 @@ pub fn image_routes() -> Router<Arc<RootState>> {
         .route(&at("{id}/keypoints"), stored(ImagePart::Keypoints))
         .route(&at("{id}/template"), stored(ImagePart::Template))
         .route(&at("{id}/features"), stored(ImagePart::Features))
+}
+
+/// Answers a request with an image, an archive, or the name of a folder. If the client disconnects,
+/// the work stops at its next wait; that on an archive or a folder before its next image.
+async fn put_images(call: ImageCall) -> Response {
+    let answered = match call.media().as_str() {
+        "application/zip" | "application/x-zip-compressed" => Box::pin(bulk::archive(call)).await,
+        "application/json" => Box::pin(bulk::folder(call)).await,
+        _ => return call.answer(put_image::put).await.into_response(),
+    };
+    answered.unwrap_or_else(|error| Reply::error(&error).into_response())
 }
 
 const REBUILD: &str = "a collection of a cluster is not rebuilt with another model: put its images into a new \

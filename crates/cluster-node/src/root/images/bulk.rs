@@ -1,0 +1,368 @@
+//! Archives and folders. The root reads the images and lets all nodes with the role extract put
+//! them in, itself included if it has the role. They work on them at idle priority.
+//!
+//! If all asked nodes are overloaded, or none can be reached, the image is sent again until
+//! [`BUSY_WAIT_MAX`] has passed. That is safe: an image that was put in before is there already.
+//! Any other error fails that image alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use api_images::{
+    BulkImage, BulkOutcome, BulkReporter, BulkRequest, BulkResources, BulkTarget,
+    ExtractionPriority, ImageInput, WantedImages, image_id,
+};
+use axum::response::Response;
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use http::header;
+use http_client::HttpAnswer;
+use search::points::PointId;
+use serde::Deserialize;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use super::super::call::RootContext;
+use super::super::extraction_slots::{ExtractionPlace, ExtractionSlot};
+use super::call::ImageCall;
+use super::create::NewShards;
+use super::extraction_nodes::take_slot;
+use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
+use super::repeats::{ImageRepeats, RunningImage};
+use super::{pass_on, reply};
+
+/// Most images of one request in flight, with those waiting to be sent again.
+const IN_FLIGHT_MAX: usize = 256;
+/// Longest time in which an image that no node takes is sent again.
+const BUSY_WAIT_MAX: Duration = Duration::from_secs(120);
+/// Pause before an image is sent again, if no node advises one.
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause that a node may advise.
+const BUSY_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Puts the images of the archive in the body in.
+pub(super) async fn archive(call: ImageCall) -> Result<Response> {
+    let BulkCall { resources, request, upload } = BulkCall::new(call)?;
+    resources.archive(request, |stop| Ok(ClusterTarget::new(upload, stop))).await
+}
+
+/// Puts the images of a folder of this machine in, which the body names.
+pub(super) async fn folder(call: ImageCall) -> Result<Response> {
+    let BulkCall { resources, request, upload } = BulkCall::new(call)?;
+    resources.folder(request, |stop| Ok(ClusterTarget::new(upload, stop))).await
+}
+
+/// A request with many images, whose parameters are checked.
+struct BulkCall {
+    resources: Arc<BulkResources>,
+    request: BulkRequest,
+    upload: BulkUpload,
+}
+
+impl BulkCall {
+    fn new(call: ImageCall) -> Result<BulkCall> {
+        let parameters: RootPutParams = call.query.own()?;
+        parameters.check_bulk()?;
+        let resources = call.context.state.bulk.clone().ok_or_else(|| {
+            Error::precondition("this node takes no archives and no folders; send them to a root")
+        })?;
+        let upload = BulkUpload {
+            wanted: parameters.wanted()?,
+            new: parameters.new_shards()?,
+            // No image has bytes yet.
+            input: ImageInput {
+                priority: ExtractionPriority::Idle,
+                ..parameters.input(Bytes::new())?
+            },
+            path: call.head.target.split('?').next().unwrap_or_default().to_owned(),
+            query: passed_query(&call),
+            context: call.context.clone(),
+        };
+        Ok(BulkCall { resources, request: call.into_bulk(), upload })
+    }
+}
+
+/// Returns the query string of the request of each image, without its name.
+fn passed_query(call: &ImageCall) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    for (name, value) in form_urlencoded::parse(call.query.own.as_bytes()) {
+        if name != "background" {
+            query.append_pair(&name, &value);
+        }
+    }
+    query.append_pair("background", "1");
+    if call.context.params.strong {
+        query.append_pair("consistency", "strong");
+    }
+    if let Some(timeout) = call.context.params.timeout {
+        query.append_pair("timeout", &timeout.as_secs().to_string());
+    }
+    query.finish()
+}
+
+/// Properties of the request that all of its images share.
+struct BulkUpload {
+    context: RootContext,
+    /// Path of the collection.
+    path: String,
+    /// Query string of each image's request, without its name.
+    query: String,
+    wanted: WantedImages,
+    new: NewShards,
+    /// Properties of each image, without its name and its bytes.
+    input: ImageInput,
+}
+
+/// Lets the nodes of the cluster put images in.
+struct ClusterTarget {
+    images: Arc<ClusterImages>,
+    runtime: Handle,
+}
+
+impl ClusterTarget {
+    /// Creates the target of a request, on whose runtime this is called.
+    fn new(upload: BulkUpload, stop: Arc<AtomicBool>) -> ClusterTarget {
+        let images = ClusterImages {
+            upload,
+            stop,
+            repeats: Arc::default(),
+            creating: Arc::default(),
+            is_stalled: AtomicBool::new(false),
+        };
+        ClusterTarget { images: Arc::new(images), runtime: Handle::current() }
+    }
+}
+
+impl BulkTarget for ClusterTarget {
+    fn in_flight_max(&self) -> usize {
+        IN_FLIGHT_MAX
+    }
+
+    fn put(&self, image: BulkImage, report: BulkReporter) -> Result<()> {
+        let images = self.images.clone();
+        let id = image_id(&image.bytes);
+        // This thread has idle priority, and beginning takes locks of queries.
+        let begun = self.runtime.spawn(async move { images.begin(id).await });
+        let begun = self.runtime.block_on(begun).map_err(|error| {
+            Error::internal(format!("the work on an image ended early: {error}"))
+        })?;
+        let images = self.images.clone();
+        match begun {
+            Some(begun) => drop(self.runtime.spawn(async move {
+                report.send(images.put(&image, begun).await);
+            })),
+            None => report.send(Ok(BulkOutcome { id, added: false })),
+        }
+        Ok(())
+    }
+}
+
+/// An image that there is room for.
+struct BegunImage {
+    running: RunningImage,
+    /// Held by the image that may create the collection.
+    turn: Option<OwnedMutexGuard<()>>,
+    /// Slot of the first node that is asked; `None` if no node extracts now.
+    slot: Option<ExtractionSlot>,
+}
+
+/// The images of one request.
+struct ClusterImages {
+    upload: BulkUpload,
+    /// Set once the remaining images are not wanted.
+    stop: Arc<AtomicBool>,
+    repeats: Arc<ImageRepeats>,
+    /// Held by the image that may create the collection.
+    creating: Arc<Mutex<()>>,
+    /// True after an image was not taken in time, until the next one is. Images are then not sent
+    /// again, so that a cluster that extracts nothing does not keep the client waiting.
+    is_stalled: AtomicBool,
+}
+
+impl ClusterImages {
+    /// Waits until the collection exists, or no other image of the request can create it. Images
+    /// that create it side by side would only wait for each other, or for another node's view.
+    async fn turn_to_create(&self) -> Option<OwnedMutexGuard<()>> {
+        let exists = || self.upload.context.state.record(&self.upload.context.collection).is_ok();
+        if exists() {
+            return None;
+        }
+        let turn = self.creating.clone().lock_owned().await;
+        (!exists()).then_some(turn)
+    }
+
+    /// Waits until there is room for an image. Returns `None` if the request has put it in already.
+    async fn begin(&self, id: PointId) -> Option<BegunImage> {
+        let state = &self.upload.context.state;
+        let Some(running) = self.repeats.begin(id).await else {
+            count(state, "present");
+            return None;
+        };
+        let turn = self.turn_to_create().await;
+        let slot = take_slot(state, &[]).await;
+        Some(BegunImage { running, turn, slot })
+    }
+
+    /// Puts an image in, and sends it again while no node takes it.
+    async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<BulkOutcome> {
+        let BegunImage { running, turn: _turn, mut slot } = begun;
+        let give_up = Instant::now() + BUSY_WAIT_MAX;
+        loop {
+            let error = match self.ask_nodes(image, slot.take()).await {
+                Err(error) if error.is_overload() => error,
+                outcome => {
+                    self.is_stalled.store(false, Ordering::Relaxed);
+                    if outcome.is_ok() {
+                        running.succeeded();
+                    }
+                    return outcome;
+                }
+            };
+            let pause = error.retry_after().unwrap_or(BUSY_PAUSE).min(BUSY_PAUSE_MAX);
+            if Instant::now() + pause > give_up {
+                self.is_stalled.store(true, Ordering::Relaxed);
+            }
+            if self.is_stalled.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
+                return Err(error);
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Asks up to [`pass_on::NODES_ASKED_MAX`] nodes that extract, each once, until one of them is
+    /// not overloaded.
+    async fn ask_nodes(
+        &self,
+        image: &BulkImage,
+        mut slot: Option<ExtractionSlot>,
+    ) -> Result<BulkOutcome> {
+        let state = &self.upload.context.state;
+        let mut tried: Vec<String> = Vec::new();
+        let mut refusal = pass_on::no_extraction();
+        loop {
+            let taken = match slot.take() {
+                Some(slot) => Some(slot),
+                None => take_slot(state, &tried).await,
+            };
+            let Some(taken) = taken else { return Err(refusal) };
+            match self.put_at(&taken.place, image).await {
+                Err(error) if error.is_overload() => refusal = error,
+                outcome => return outcome,
+            }
+            tried.push(taken.place.name().to_owned());
+            if tried.len() >= pass_on::NODES_ASKED_MAX {
+                return Err(refusal);
+            }
+        }
+    }
+
+    async fn put_at(&self, place: &ExtractionPlace, image: &BulkImage) -> Result<BulkOutcome> {
+        let context = self.upload.context.clone().with_time(BACKGROUND_TIME_MAX);
+        match place {
+            ExtractionPlace::Here => self.put_here(&context, image).await,
+            ExtractionPlace::Node(name) => self.put_elsewhere(&context, name, image).await,
+        }
+    }
+
+    async fn put_here(&self, context: &RootContext, image: &BulkImage) -> Result<BulkOutcome> {
+        let Some(images) = context.state.extraction().cloned() else {
+            return Err(pass_on::no_extraction());
+        };
+        let BulkImage { name, bytes } = image.clone();
+        let input = ImageInput { name, bytes: bytes.clone(), ..self.upload.input.clone() };
+        let BulkUpload { wanted, new, .. } = &self.upload;
+        let put = ImagePut { context, images, wanted: wanted.clone(), new: *new };
+        let answer = put.run(input, bytes).await?;
+        Ok(BulkOutcome { id: image_id(&image.bytes), added: answer.is_added() })
+    }
+
+    async fn put_elsewhere(
+        &self,
+        context: &RootContext,
+        node: &str,
+        image: &BulkImage,
+    ) -> Result<BulkOutcome> {
+        let BulkUpload { path, query, .. } = &self.upload;
+        let name: String = form_urlencoded::byte_serialize(image.name.as_bytes()).collect();
+        let path = format!("{path}?name={name}&{query}");
+        let answer = pass_on::image(context, node, &path, image.bytes.clone()).await?;
+        outcome_of(&answer, node)
+    }
+}
+
+/// Reads a node's answer to an image.
+///
+/// # Errors
+/// `ResourceExhausted` or `Unavailable` with the node's retry advice if the image can be sent
+/// again; the node's error.
+fn outcome_of(answer: &HttpAnswer, node: &str) -> Result<BulkOutcome> {
+    #[derive(Deserialize)]
+    struct PutReply {
+        id: PointId,
+        status: String,
+    }
+    if answer.status != 200 {
+        return Err(refusal_of(answer, node));
+    }
+    let reply: PutReply = serde_json::from_slice(&answer.body)
+        .map_err(|error| Error::internal(format!("the answer of node {node}: {error}")))?;
+    Ok(BulkOutcome { id: reply.id, added: reply.status == "added" })
+}
+
+fn refusal_of(answer: &HttpAnswer, node: &str) -> Error {
+    let error = reply::error_of(answer);
+    let advice = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+    match answer.status {
+        429 | 503 => match advice.and_then(|text| text.parse().ok()) {
+            Some(seconds) => error.with_retry_after(Duration::from_secs(seconds)),
+            None => error,
+        },
+        // An earlier version has no background work in a cluster. Other nodes may be of this one.
+        501 => Error::unavailable(error.message().to_owned()).context(format_args!("node {node}")),
+        // Sending this image again would end in the same way.
+        _ if error.is_overload() => Error::new(ErrorKind::Internal, error.message().to_owned())
+            .context(format_args!("node {node} answers with status {}", answer.status)),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+
+    use super::*;
+
+    fn answer(status: u16, body: &'static str) -> HttpAnswer {
+        HttpAnswer { status, headers: HeaderMap::new(), body: body.into() }
+    }
+
+    #[test]
+    fn answers_of_nodes_become_outcomes() {
+        for (status, added) in [("added", true), ("present", false)] {
+            let body = format!(r#"{{"id":7,"status":"{status}","name":"x"}}"#);
+            let found = HttpAnswer { body: body.into(), ..answer(200, "") };
+            let wanted = BulkOutcome { id: PointId::Number(7), added };
+            assert_eq!(outcome_of(&found, "a").unwrap(), wanted);
+        }
+        let other = outcome_of(&answer(200, "{}"), "a").unwrap_err();
+        assert_eq!(other.kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn only_overloads_are_sent_again() {
+        let error = r#"{"error":"why"}"#;
+        for status in [429, 503] {
+            let mut busy = answer(status, error);
+            busy.headers.insert(header::RETRY_AFTER, HeaderValue::from_static("3"));
+            let refusal = outcome_of(&busy, "a").unwrap_err();
+            assert_eq!(refusal.kind().http_status(), status);
+            assert_eq!(refusal.retry_after(), Some(Duration::from_secs(3)));
+        }
+        for (status, overload) in [(400, false), (413, false), (500, false), (501, true)] {
+            let refusal = outcome_of(&answer(status, error), "a").unwrap_err();
+            assert_eq!(refusal.is_overload(), overload, "{status}: {refusal}");
+            assert!(refusal.message().ends_with("why"), "{refusal}");
+        }
+    }
+}
