@@ -24,9 +24,9 @@ pub struct BackupCopy<'a> {
     pub id: &'a BackupId,
 }
 
-/// Copies a backup of the store of `context`: objects that the other store lacks, and then the list.
-/// `change` changes the settings that a collection restored from the copy has. Returns the list of
-/// the copy.
+/// Copies a backup of the store of `context`: objects that the other store lacks, and then the
+/// list. `change` changes the settings that a collection restored from the copy has. Returns the
+/// list of the copy.
 ///
 /// # Errors
 /// `NotFound` if there is no such backup, `DataLoss` that names an object that is missing,

@@ -184,8 +184,8 @@ impl ShardLog {
         Ok(floors)
     }
 
-    /// Returns the number behind the last entry: every entry that was acknowledged before the call is
-    /// below it.
+    /// Returns the number behind the last entry: every entry that was acknowledged before the call
+    /// is below it.
     ///
     /// # Errors
     /// The store's error, with a remedy.

@@ -14,6 +14,7 @@
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it. Nothing else decides whether a write exists: neither etcd nor a local disk.
 
+pub mod backups;
 mod changes;
 pub mod membership;
 pub mod node;

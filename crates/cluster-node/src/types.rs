@@ -1,8 +1,10 @@
 //! Types that the parts of a node share: nodes, shards, and the view of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use api_images::ImageSettings;
 use base::Error;
@@ -48,6 +50,14 @@ impl CollectionRecord {
     pub fn originals_space(&self) -> String {
         format!("{}/originals", self.id)
     }
+}
+
+/// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
+pub(crate) fn new_id() -> String {
+    let now = SystemTime::now();
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let random = RandomState::new().hash_one((std::process::id(), now));
+    format!("{:012x}{random:016x}", since.as_millis())
 }
 
 /// Work that a node does.

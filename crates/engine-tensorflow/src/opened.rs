@@ -104,8 +104,8 @@ impl OpenedModel {
         let count =
             c_int::try_from(tags.len()).map_err(|_| Error::invalid("too many tags of a graph"))?;
         let load = |status| {
-            // SAFETY: all objects are alive, the path and the tags NUL-terminated; no description of
-            // the graph is wanted.
+            // SAFETY: all objects are alive, the path and the tags NUL-terminated; no description
+            // of the graph is wanted.
             unsafe {
                 (self.library.call.TF_LoadSessionFromSavedModel)(
                     options.raw,

@@ -52,8 +52,8 @@ pub struct SavedModelGraph<'a> {
     pub tags: &'a [String],
 }
 
-/// Publishes a graph of a SavedModel, or copies a published one and checks every hash. Renames the finished
-/// version into place in one step. An error leaves nothing behind.
+/// Publishes a graph of a SavedModel, or copies a published one and checks every hash. Renames the
+/// finished version into place in one step. An error leaves nothing behind.
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the

@@ -10,7 +10,8 @@ use axum::handler::Handler;
 use axum::routing::any;
 use backup::BackupStore;
 use base::{Error, Result};
-use cluster_node::node::{BackupSchedule, ClusterNode, LocalCollections, NodeBackups, NodeOptions};
+use cluster_node::backups::{BackupSchedule, ClusterBackupSettings};
+use cluster_node::node::{ClusterNode, LocalCollections, NodeOptions};
 use cluster_node::root::{self, RootState};
 use cluster_node::{NodeInfo, Roles};
 use http_client::ClientTls;
@@ -167,16 +168,16 @@ fn root_state(
     Arc::new(state.with_backups(node.backups().clone()))
 }
 
-/// Returns the settings of backups: in the directory or store that the settings name, or else in the
-/// cluster's store.
-fn backups(config: &Config, cluster: &BackupStore) -> Result<NodeBackups> {
+/// Returns the settings of backups: in the directory or store that the settings name, or else in
+/// the cluster's store.
+fn backups(config: &Config, cluster: &BackupStore) -> Result<ClusterBackupSettings> {
     let BackupSettings { place, options, rate, every, keep_newest } = &config.search.backups;
     let store = match place {
         Some(place) => BackupStore::open(place, options)?,
         None => cluster.below(BACKUPS),
     };
     let schedule = every.map(|every| BackupSchedule { every, keep_newest: *keep_newest });
-    Ok(NodeBackups { store, rate: *rate, schedule })
+    Ok(ClusterBackupSettings { store, rate: *rate, schedule })
 }
 
 /// Returns routes that refuse every request below `path`.

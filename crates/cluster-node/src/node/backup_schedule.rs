@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use base::Result;
 
-use super::backups::{BackupSchedule, ClusterBackups};
 use super::catalog::StoreCatalog;
 use super::garbage::is_collector;
 use super::services::NodeServices;
+use crate::backups::{BackupSchedule, ClusterBackups};
 use crate::types::CollectionRecord;
 
 /// Time between two looks for a collection whose backup is due.

@@ -190,7 +190,7 @@ pub(super) fn store_position(named: &NamedCollection, position: FollowPosition) 
 }
 
 /// Sets the position in the extra data of a collection.
-pub(super) fn set_position(extra: &mut Value, position: FollowPosition) {
+pub(crate) fn set_position(extra: &mut Value, position: FollowPosition) {
     if !extra.is_object() {
         *extra = json!({});
     }
@@ -201,7 +201,7 @@ pub(super) fn set_position(extra: &mut Value, position: FollowPosition) {
 ///
 /// # Errors
 /// The error of `work`; `Internal` if it panicked.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;

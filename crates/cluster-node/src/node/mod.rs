@@ -3,8 +3,6 @@
 
 mod apply;
 mod backup_schedule;
-mod backup_set;
-mod backups;
 pub(crate) mod catalog;
 mod change_log;
 mod endpoints;
@@ -12,13 +10,12 @@ mod garbage;
 mod hints;
 mod holder;
 pub(crate) mod image_endpoints;
-mod local;
-mod log_parts;
+pub(crate) mod local;
 mod offered;
 mod ownership;
 mod placement;
 mod services;
-mod snapshot;
+pub(crate) mod snapshot;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,15 +32,13 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use transport::RequestResources;
 
-pub use self::backup_set::BackupSet;
-use self::backups::ClusterBackupOptions;
-pub use self::backups::{BackupSchedule, ClusterBackups};
 pub use self::catalog::StoreCatalog;
 use self::hints::EntryHints;
 pub use self::local::{LocalAnswer, LocalCollections};
 use self::ownership::OwnedShards;
 use self::placement::HeldShards;
 use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
+use crate::backups::{ClusterBackupSettings, ClusterBackupOptions, ClusterBackups};
 use crate::membership::Membership;
 use crate::root::CollectionCatalog;
 use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
@@ -66,7 +61,7 @@ pub struct NodeOptions {
     /// Entries of a shard's log between two snapshots.
     pub snapshot_entries: u64,
     /// Backups of collections.
-    pub backups: NodeBackups,
+    pub backups: ClusterBackupSettings,
     /// Limit of the bytes per second of snapshots.
     pub background_rate: Rate,
     /// Client of other nodes, with the key that this node shows to them.
@@ -77,16 +72,6 @@ pub struct NodeOptions {
     pub images: Arc<ImagesState>,
     /// Limits of requests.
     pub requests: Arc<RequestResources>,
-}
-
-/// Settings of the backups of collections.
-pub struct NodeBackups {
-    /// Store of the backups.
-    pub store: BackupStore,
-    /// Limit of the bytes per second that are copied.
-    pub rate: Rate,
-    /// Backups that are made without a request; `None` makes none.
-    pub schedule: Option<BackupSchedule>,
 }
 
 /// A node of a cluster.
@@ -129,10 +114,8 @@ impl ClusterNode {
         let backups = ClusterBackups::new(ClusterBackupOptions {
             view: view.source(),
             cluster: store.clone(),
-            store: backups.store,
-            rate: backups.rate,
+            settings: backups,
             metrics: requests.metrics.backups.clone(),
-            schedule: backups.schedule,
         });
         let services = Arc::new(NodeServices {
             name: name.clone(),
@@ -154,9 +137,8 @@ impl ClusterNode {
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
         let held = HeldShards::new(services.clone(), membership.clone(), catalog.clone());
-        let held = Arc::new(held);
         let owned = OwnedShards::new(services.clone(), membership.clone(), hints.clone());
-        let owned = Arc::new(owned);
+        let (held, owned) = (Arc::new(held), Arc::new(owned));
         let mut tasks = JoinSet::new();
         let reading = catalog.clone();
         tasks.spawn(async move { reading.run().await });

@@ -99,9 +99,9 @@ impl SnapshotState {
 
 /// A snapshot in the store.
 #[derive(Clone)]
-pub(super) struct StoredSnapshot {
-    pub(super) id: BackupId,
-    pub(super) position: FollowPosition,
+pub(crate) struct StoredSnapshot {
+    pub(crate) id: BackupId,
+    pub(crate) position: FollowPosition,
 }
 
 /// Takes a snapshot, unless the store has a newer one, then raises the floor of the log to the
@@ -147,7 +147,7 @@ async fn take(
 }
 
 /// Returns the snapshots of a shard that can be read.
-pub(super) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot>> {
+pub(crate) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<StoredSnapshot>> {
     let mut found = Vec::new();
     for id in store.ids(name).await? {
         match store.list(name, &id).await {
@@ -165,7 +165,7 @@ pub(super) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<Sto
 }
 
 /// Stops the transfer when it is dropped: the follower that waits for it may be gone.
-pub(super) struct StopOnDrop(pub(super) Arc<BackupProgress>);
+pub(crate) struct StopOnDrop(pub(crate) Arc<BackupProgress>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
@@ -216,6 +216,6 @@ fn store_of(services: &NodeServices, id: &str) -> BackupStore {
 }
 
 /// Returns the store of the snapshots of the collection `id`. `cluster` is the cluster's store.
-pub(super) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
+pub(crate) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
     cluster.below(&format!("data/{id}/snapshots"))
 }

@@ -1,7 +1,6 @@
 //! Collections: list, create and remove them.
 
-use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use api_qdrant::json;
 use base::{Error, Result};
@@ -15,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::call::RootContext;
 use super::check;
 use super::envelope::RootAnswer;
-use crate::types::{ClusterView, CollectionRecord};
+use crate::types::{ClusterView, CollectionRecord, new_id};
 
 /// Shards of a collection without `shard_number`.
 pub(super) const SHARDS_DEFAULT: u32 = 8;
@@ -136,14 +135,6 @@ fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -
     let number = number.and_then(|number| u32::try_from(number).ok());
     number
         .ok_or_else(|| json::out_of_limits(name, format_args!("{value} is not within 1 and {max}")))
-}
-
-/// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
-pub(crate) fn new_id() -> String {
-    let now = SystemTime::now();
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let random = RandomState::new().hash_one((std::process::id(), now));
-    format!("{:012x}{random:016x}", since.as_millis())
 }
 
 /// Returns the number of shards without a holder that follows the end of the log.

@@ -1,7 +1,7 @@
 //! Queries whose hits are grouped by a payload field, in three rounds.
 //!
 //! 1. Each shard returns its best groups with one hit each. A group that is among the best of the
-//!    collection is among the best of the shard that has its best hit, so the root knows the groups.
+//!    collection is among the best of the shard with its best hit. So the root knows the groups.
 //! 2. Each shard returns its best hits of these groups.
 //! 3. The holders of the best hits return the parts of the points that the client wants.
 

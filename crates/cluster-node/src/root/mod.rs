@@ -50,7 +50,6 @@ mod wire;
 mod write;
 mod written;
 
-pub(crate) use collections::new_id;
 pub use images::image_routes;
 pub use routes::routes;
 pub use state::{CollectionCatalog, RootState};

@@ -1,5 +1,5 @@
-//! Qdrant's routes of snapshots over the backups of a cluster's collections. A snapshot stays in the
-//! store of backups; it is not downloaded as one file.
+//! Qdrant's routes of snapshots over the backups of a cluster's collections. A snapshot stays in
+//! the store of backups; it is not downloaded as one file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::call::RootContext;
 use super::collections;
 use super::envelope::RootAnswer;
-use crate::node::{BackupSet, ClusterBackups};
+use crate::backups::{BackupSet, ClusterBackups};
 use crate::types::CollectionRecord;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that.

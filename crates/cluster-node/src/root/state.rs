@@ -18,8 +18,8 @@ use super::extraction_slots::ExtractionSlots;
 use super::running_duplicates::RunningDuplicates;
 use super::shard_read::ReadPriority;
 use super::written::WrittenEntries;
+use crate::backups::ClusterBackups;
 use crate::changes::CatalogChanges;
-use crate::node::ClusterBackups;
 use crate::types::{ClusterView, CollectionRecord, ViewSource};
 
 /// Retry advice before the collections are known.

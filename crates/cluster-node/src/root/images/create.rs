@@ -10,11 +10,9 @@ use search::registry::check_name;
 use serde_json::json;
 
 use super::super::call::RootContext;
-use super::super::collections::{
-    COPIES_DEFAULT, SHARDS_DEFAULT, new_id, wait_for, wait_for_holders,
-};
+use super::super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT, wait_for, wait_for_holders};
 use super::target::ImageTarget;
-use crate::types::CollectionRecord;
+use crate::types::{CollectionRecord, new_id};
 
 /// Longest wait for the record of a collection that another node has just created.
 const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);

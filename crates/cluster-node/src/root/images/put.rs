@@ -18,7 +18,6 @@ use tokio::time::timeout_at;
 use transport::{Reply, query_flag};
 
 use super::super::call::RootContext;
-use super::super::collections::new_id;
 use super::super::split::shard_of_id;
 use super::super::state::RootState;
 use super::super::write::{deliver, was_not_written};
@@ -27,6 +26,7 @@ use super::create::{NewShards, create};
 use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
 use super::{delete, pass_on};
+use crate::types::new_id;
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);

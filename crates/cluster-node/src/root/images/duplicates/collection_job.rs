@@ -8,13 +8,12 @@ use base::{Error, Result};
 use metrics::KindLabels;
 use transport::UploadPermit;
 
-use super::super::super::collections;
 use super::super::super::running_duplicates::JobControl;
 use super::super::super::state::RootState;
 use super::super::call::ImageCall;
 use super::observer::RunObserver;
 use super::steps::{JobStep, JobSteps, StoredStep, now_ms};
-use crate::types::CollectionRecord;
+use crate::types::{CollectionRecord, new_id};
 
 /// Retry advice to a client that is refused.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -73,7 +72,7 @@ impl CollectionJob {
     /// Makes this node the one that creates the step.
     pub(super) fn sign(&self, step: &mut JobStep) {
         step.node.clone_from(&self.node);
-        step.run = collections::new_id();
+        step.run = new_id();
         step.written_ms = now_ms();
     }
 

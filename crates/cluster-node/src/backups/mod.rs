@@ -2,9 +2,9 @@
 //! search is slower.
 //!
 //! A backup has the newest snapshot of each shard and the log from there on. Before anything is
-//! copied, the ends of all logs are read. So the backup has every write that was acknowledged before
-//! it began. Snapshots that the backup names stay for an hour in the store, and so does the log
-//! behind them.
+//! copied, the ends of all logs are read. So the backup has every write that was acknowledged
+//! before it began. Snapshots that the backup names stay for an hour in the store, and so does the
+//! log behind them.
 //!
 //! # Objects
 //! Below `cluster` in the store of backups:
@@ -14,6 +14,9 @@
 //! | `sets/COLLECTION/ID` | description of a backup; a backup exists once it is there |
 //! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
 //! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
+
+mod log_parts;
+mod set;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,12 +36,12 @@ use search::registry::CollectionSettings;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_stream::StreamExt;
 
-use super::backup_set::{BackupSet, LogPart, SET_BYTES_MAX, ShardBackup};
-use super::local::{blocking, set_position};
-use super::log_parts::{self, PART_BYTES_MAX, PartReader};
-use super::snapshot::{StopOnDrop, snapshot_store, snapshots};
-use crate::root::new_id;
-use crate::types::{CollectionRecord, ShardKey, ViewSource};
+use self::log_parts::{PART_BYTES_MAX, PartReader};
+pub use self::set::BackupSet;
+use self::set::{LogPart, SET_BYTES_MAX, ShardBackup};
+use crate::node::local::{blocking, set_position};
+use crate::node::snapshot::{StopOnDrop, snapshot_store, snapshots};
+use crate::types::{CollectionRecord, ShardKey, ViewSource, new_id};
 
 /// Directory of the backups of clusters in the store of backups.
 const DIRECTORY: &str = "cluster";
@@ -55,20 +58,23 @@ const GRACE: Duration = Duration::from_secs(24 * 3600);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Settings of the backups.
-pub struct ClusterBackupOptions {
-    /// View of the cluster.
-    pub view: ViewSource,
-    /// The cluster's store.
-    pub cluster: BackupStore,
+/// Settings of the backups of collections.
+pub struct ClusterBackupSettings {
     /// Store of the backups.
     pub store: BackupStore,
     /// Limit of the bytes per second that are copied.
     pub rate: Rate,
-    /// Metrics.
-    pub metrics: BackupMetrics,
     /// Backups that are made without a request; `None` makes none.
     pub schedule: Option<BackupSchedule>,
+}
+
+/// The cluster whose collections are backed up, and the settings.
+pub(crate) struct ClusterBackupOptions {
+    pub(crate) view: ViewSource,
+    /// The cluster's store.
+    pub(crate) cluster: BackupStore,
+    pub(crate) settings: ClusterBackupSettings,
+    pub(crate) metrics: BackupMetrics,
 }
 
 /// Backups of all collections that are made without a request.
@@ -104,16 +110,17 @@ struct ShardOfSet<'a> {
 
 impl ClusterBackups {
     /// Creates the backups of a cluster. Does not connect.
-    pub fn new(options: ClusterBackupOptions) -> Arc<ClusterBackups> {
-        let store = options.store.below(DIRECTORY);
+    pub(crate) fn new(options: ClusterBackupOptions) -> Arc<ClusterBackups> {
+        let ClusterBackupSettings { store, rate, schedule } = options.settings;
+        let store = store.below(DIRECTORY);
         Arc::new(ClusterBackups {
             view: options.view,
             cluster: options.cluster,
             place: store.place().clone(),
             shards: store.below("shards"),
-            pacer: Arc::new(Pacer::new(options.rate)),
+            pacer: Arc::new(Pacer::new(rate)),
             metrics: options.metrics,
-            schedule: options.schedule,
+            schedule,
             turn: Semaphore::new(1),
             waiting: AtomicUsize::new(0),
         })
@@ -198,7 +205,7 @@ impl ClusterBackups {
     }
 
     /// Returns the schedule.
-    pub(super) fn schedule(&self) -> Option<BackupSchedule> {
+    pub(crate) fn schedule(&self) -> Option<BackupSchedule> {
         self.schedule
     }
 
@@ -206,7 +213,7 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// The store's error.
-    pub(super) async fn has_changed(
+    pub(crate) async fn has_changed(
         &self,
         record: &CollectionRecord,
         set: &BackupSet,

@@ -1,7 +1,7 @@
 //! Parts of a shard's log in a backup.
 //!
-//! Entries that do not count, and fences, are left out. The others get epoch 0, so that every owner
-//! of a restored log can write behind them, whatever cluster it belongs to.
+//! Entries that do not count, and fences, are left out. The others get epoch 0, which is below that
+//! of every owner of a restored log, also in a cluster with another etcd.
 
 use base::{Error, Result};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use cluster_log::{
     decode_entry, encode_entry,
 };
 
-use super::backup_set::LogPart;
+use super::set::LogPart;
 
 /// Bytes from which on a part is complete.
 const PART_BYTES: usize = 16 << 20;
