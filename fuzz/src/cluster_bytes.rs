@@ -93,9 +93,9 @@ fn view(data: &[u8], entries: &[EtcdEntry]) {
 pub fn cluster_answer(data: &[u8]) {
     let Some((&choice, rest)) = data.split_first() else { return };
     let status = STATUSES[usize::from(choice) % STATUSES.len()];
-    let written = bounded(data, 0, || fuzzing::write_answer(status, rest));
+    let written = bounded(data, 0, || cluster_root::fuzzing::write_answer(status, rest));
     assert!(status == 200 || !matches!(written, Ok(Some(_))), "{status} {written:?}");
-    let Ok(shards) = bounded(data, 0, || fuzzing::read_answer(rest)) else { return };
+    let Ok(shards) = bounded(data, 0, || cluster_root::fuzzing::read_answer(rest)) else { return };
     for result in shards.into_values() {
         match result {
             Ok(text) => {

@@ -70,7 +70,7 @@ impl CatalogChanges {
     ///
     /// # Errors
     /// As [`changed_aliases`].
-    pub(crate) fn with_aliases(
+    pub fn with_aliases(
         &self,
         changes: &[AliasChange],
         is_collection: impl Fn(&str) -> bool,
@@ -83,7 +83,7 @@ impl CatalogChanges {
     ///
     /// # Errors
     /// Errors of `change`.
-    pub(crate) fn with_collection(
+    pub fn with_collection(
         &self,
         id: &str,
         change: impl FnOnce(&mut CollectionChanges) -> Result<()>,
@@ -111,7 +111,7 @@ impl CollectionChanges {
     ///
     /// # Errors
     /// `ResourceExhausted` for more than [`INDEXES_MAX`] fields.
-    pub(crate) fn declare(&mut self, field: &str, schema: Value) -> Result<()> {
+    pub fn declare(&mut self, field: &str, schema: Value) -> Result<()> {
         self.payload_schema.insert(field.to_owned(), schema);
         if self.payload_schema.len() > INDEXES_MAX {
             return Err(Error::exhausted(format!(
@@ -122,7 +122,7 @@ impl CollectionChanges {
     }
 
     /// Returns the metadata of a collection whose request of creation had `created`.
-    pub(crate) fn metadata_over(&self, created: Option<Map<String, Value>>) -> Map<String, Value> {
+    pub fn metadata_over(&self, created: Option<Map<String, Value>>) -> Map<String, Value> {
         let mut metadata = created.unwrap_or_default();
         json::merge_metadata(&mut metadata, self.metadata.clone());
         metadata

@@ -8,7 +8,8 @@
 //! # Modules
 //! The crate `cluster-log` is the log in the store, its writer and its followers. `membership`
 //! registers this node in etcd, and reads the other nodes and the owners. `node` follows logs,
-//! takes snapshots and answers roots. `root` answers clients.
+//! takes snapshots and answers roots. `backups` copies collections. The crate `cluster-root`
+//! answers clients.
 //!
 //! # Invariant
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
@@ -16,9 +17,9 @@
 
 pub mod backups;
 mod changes;
+mod collection_catalog;
 pub mod membership;
 pub mod node;
-pub mod root;
 mod types;
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
@@ -28,7 +29,6 @@ pub mod fuzzing {
 
     use crate::changes::CatalogChanges;
     pub use crate::membership::fuzzing::cluster_view;
-    pub use crate::root::fuzzing::{read_answer, write_answer};
     use crate::types::CollectionRecord;
 
     /// Reads the record of a collection.
@@ -49,6 +49,8 @@ pub mod fuzzing {
 }
 
 pub use changes::{CatalogChanges, CollectionChanges};
+pub use collection_catalog::CollectionCatalog;
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
+    new_id,
 };

@@ -53,7 +53,7 @@ impl CollectionRecord {
 }
 
 /// Returns an id that no other collection has: the time in milliseconds, and 64 random bits.
-pub(crate) fn new_id() -> String {
+pub fn new_id() -> String {
     let now = SystemTime::now();
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let random = RandomState::new().hash_one((std::process::id(), now));

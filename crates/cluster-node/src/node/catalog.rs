@@ -17,7 +17,7 @@ use tokio_stream::StreamExt;
 
 use super::change_log::{ChangeLog, ChangesVersion};
 use crate::changes::CatalogChanges;
-use crate::root::CollectionCatalog;
+use crate::collection_catalog::CollectionCatalog;
 use crate::types::{CollectionRecord, ShardKey, ViewUpdater};
 
 /// Directory of the records.

@@ -17,9 +17,9 @@ use super::ClusterNode;
 use crate::types::ShardKey;
 
 /// Path of the extraction of a query.
-pub(crate) const EXTRACT_PATH: &str = "/cluster/v1/extract";
+pub const EXTRACT_PATH: &str = "/cluster/v1/extract";
 /// Header of an extraction: [`ExtractionWish`] as JSON.
-pub(crate) const EXTRACT_HEADER: &str = "x-extract";
+pub const EXTRACT_HEADER: &str = "x-extract";
 /// Parts of a stored image that another node may ask for.
 const IMAGE_PARTS: [&str; 4] = ["thumbnail", "keypoints", "template", "features"];
 /// Route that compares a file with a stored fingerprint.
@@ -27,18 +27,18 @@ const VERIFY: &str = "verify";
 
 /// Properties of the features that a root wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ExtractionWish {
+pub struct ExtractionWish {
     /// Kind and model of the collection.
-    pub(crate) settings: ImageSettings,
+    pub settings: ImageSettings,
     /// Values of an embedding.
-    pub(crate) dims: usize,
+    pub dims: usize,
     /// The step whose views are wanted; `None` for the whole image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) views: Option<usize>,
+    pub views: Option<usize>,
 }
 
 /// Returns the path below which another node has the stored images of a shard.
-pub(crate) fn images_path(key: &ShardKey) -> String {
+pub fn images_path(key: &ShardKey) -> String {
     format!("/cluster/v1/shards/{}/{}", key.collection, key.shard.0)
 }
 

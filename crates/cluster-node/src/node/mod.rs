@@ -9,7 +9,7 @@ mod endpoints;
 mod garbage;
 mod hints;
 mod holder;
-pub(crate) mod image_endpoints;
+pub mod image_endpoints;
 pub(crate) mod local;
 mod offered;
 mod ownership;
@@ -38,9 +38,9 @@ pub use self::local::{LocalAnswer, LocalCollections};
 use self::ownership::OwnedShards;
 use self::placement::HeldShards;
 use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
-use crate::backups::{ClusterBackupSettings, ClusterBackupOptions, ClusterBackups};
+use crate::backups::{ClusterBackupOptions, ClusterBackupSettings, ClusterBackups};
+use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
-use crate::root::CollectionCatalog;
 use crate::types::{NodeInfo, Roles, ViewSource, ViewUpdater};
 
 /// Longest wait for etcd when a node leaves.
@@ -131,9 +131,8 @@ impl ClusterNode {
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
-        let membership =
-            Membership::start(etcd.clone(), &options.cluster, info, view.clone()).await?;
-        let membership = Arc::new(membership);
+        let joined = Membership::start(etcd.clone(), &options.cluster, info, view.clone());
+        let membership = Arc::new(joined.await?);
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
         let held = HeldShards::new(services.clone(), membership.clone(), catalog.clone());

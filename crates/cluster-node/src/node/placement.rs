@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::catalog::StoreCatalog;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
+use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
-use crate::root::CollectionCatalog;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
 /// Time between two looks at the placement, beside those after a change of the view.

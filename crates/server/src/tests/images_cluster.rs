@@ -15,10 +15,11 @@ use axum::routing::{any, post};
 use base::Result;
 use bytes::Bytes;
 use cluster_node::node::LocalCollections;
-use cluster_node::root::{CollectionCatalog, RootState, image_routes};
 use cluster_node::{
-    CatalogChanges, ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewUpdater,
+    CatalogChanges, ClusterView, CollectionCatalog, CollectionRecord, NodeInfo, Owner, Roles,
+    ShardKey, ViewUpdater,
 };
+use cluster_root::{RootState, image_routes};
 use http::Method;
 use http_body_util::BodyExt;
 use http_client::HttpClient;

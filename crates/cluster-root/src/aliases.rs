@@ -1,0 +1,37 @@
+//! Aliases of collections: list and change them.
+
+use api_qdrant::json;
+use base::Result;
+use bytes::Bytes;
+
+use super::call::RootContext;
+use super::envelope::RootAnswer;
+
+/// Lists the aliases by which the request's key may use a collection.
+pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    let view = context.state.loaded_view()?;
+    let seen = view.changes.aliases.iter().filter(|(alias, _)| context.sees(alias));
+    let seen = seen.map(|(alias, collection)| (alias.clone(), collection.clone()));
+    RootAnswer::of(&json::listed_aliases(seen))
+}
+
+/// Lists the aliases of a collection.
+pub(super) async fn of_collection(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    let name = context.state.record(&context.collection)?.name.clone();
+    let view = context.state.loaded_view()?;
+    let aliases = view.changes.aliases.iter().filter(|(_, collection)| **collection == name);
+    let aliases = aliases.map(|(alias, collection)| (alias.clone(), collection.clone()));
+    RootAnswer::of(&json::listed_aliases(aliases))
+}
+
+/// Changes aliases, all or none. Other roots see the change within a second.
+pub(super) async fn change(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    let request: json::ChangeAliases = json::parse(&body)?;
+    let view = context.state.loaded_view()?;
+    let actions = request.changes();
+    let change = |changes: &cluster_node::CatalogChanges| {
+        changes.with_aliases(&actions, |name| view.collections.contains_key(name))
+    };
+    context.state.catalog.change(&change).await?;
+    RootAnswer::of(&true)
+}

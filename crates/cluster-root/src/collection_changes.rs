@@ -1,0 +1,61 @@
+//! Changes of a collection's settings: declared indexes, metadata and hints.
+//!
+//! Segments index the fields of payloads by themselves, so a declared index only shows in the
+//! collection's description, as on one server.
+
+use api_qdrant::json;
+use base::Result;
+use bytes::Bytes;
+use cluster_node::{CatalogChanges, CollectionChanges};
+use serde_json::{Value, json};
+
+use super::call::RootContext;
+use super::envelope::RootAnswer;
+
+/// Declares an index on a field.
+pub(super) async fn declare_index(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    let request: json::CreateIndex = json::parse(&body)?;
+    let (data_type, params) = request.schema()?;
+    let schema = json!({ "data_type": data_type, "params": params });
+    let number =
+        change(&context, |changes| changes.declare(&request.field_name, schema.clone())).await?;
+    RootAnswer::of(&completed(number))
+}
+
+/// Removes the declaration of an index.
+pub(super) async fn drop_index(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    let number = change(&context, |changes| {
+        changes.payload_schema.remove(&context.item);
+        Ok(())
+    });
+    RootAnswer::of(&completed(number.await?))
+}
+
+/// Merges metadata. All other settings are hints without effect, which `warnings` name.
+pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    let request: json::UpdateCollection =
+        if body.is_empty() { Default::default() } else { json::parse(&body)? };
+    let hints = request.hints()?;
+    let metadata = request.metadata.unwrap_or_default();
+    change(&context, |changes| {
+        changes.hints.extend(hints.clone());
+        changes.metadata.extend(metadata.clone());
+        Ok(())
+    })
+    .await?;
+    RootAnswer::of(&true)
+}
+
+/// Changes the collection of the request. Returns the number of the change.
+async fn change(
+    context: &RootContext,
+    change: impl Fn(&mut CollectionChanges) -> Result<()> + Send + Sync,
+) -> Result<u64> {
+    let record = context.state.record(&context.collection)?;
+    let make = |all: &CatalogChanges| all.with_collection(&record.id, &change);
+    context.state.catalog.change(&make).await
+}
+
+fn completed(number: u64) -> Value {
+    json!({ "operation_id": number, "status": "completed" })
+}

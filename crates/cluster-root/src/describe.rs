@@ -1,0 +1,235 @@
+//! Descriptions of collections and of the cluster.
+
+use std::sync::Arc;
+
+use api_qdrant::json::{CreateCollection, distance_name};
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster_node::{ClusterView, CollectionChanges, CollectionRecord, ShardKey};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::call::RootContext;
+use super::collections::{settings, unserved};
+use super::envelope::RootAnswer;
+use super::read;
+
+/// Describes a collection. The configuration is Qdrant's default, because clients require one.
+pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    let record = context.state.record(&context.collection)?;
+    let counted = read::count_points(&context, &record, &json!({})).await;
+    let view = context.state.view.current();
+    let (points, error) = match counted {
+        Ok((points, false)) => (Value::from(points), None),
+        Ok((points, true)) => {
+            (Value::from(points), Some("points of some shards are not counted".to_owned()))
+        }
+        Err(error) => (Value::Null, Some(error.message().to_owned())),
+    };
+    let mut described = description(&record, &view, &points, error.as_deref())?;
+    described["payload_schema"] = payload_schema(&context, &record, &view).await?;
+    RootAnswer::of(&described)
+}
+
+/// Returns the declared indexes, each with the number of points that have a value of the field.
+async fn payload_schema(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    view: &ClusterView,
+) -> Result<Value> {
+    let declared = view.changes.collections.get(&record.id).map(|it| &it.payload_schema);
+    let mut fields = Map::new();
+    for (field, schema) in declared.into_iter().flatten() {
+        let filled = json!({ "filter": { "must_not": [{ "is_empty": { "key": field } }] } });
+        let (points, _) = read::count_points(context, record, &filled).await?;
+        let mut described = json!({ "data_type": schema["data_type"], "points": points });
+        if !schema["params"].is_null() {
+            described["params"] = schema["params"].clone();
+        }
+        fields.insert(field.clone(), described);
+    }
+    Ok(Value::Object(fields))
+}
+
+fn description(
+    record: &CollectionRecord,
+    view: &ClusterView,
+    points: &Value,
+    error: Option<&str>,
+) -> Result<Value> {
+    let settings = settings(record)?;
+    let create = CreateCollection::deserialize(&record.create)
+        .map_err(|error| Error::internal(error.to_string()))?;
+    let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
+    if !settings.vector_name.is_empty() {
+        vector = json!({ settings.vector_name.as_str(): vector });
+    }
+    let none = CollectionChanges::default();
+    let changes = view.changes.collections.get(&record.id).unwrap_or(&none);
+    let mut hints = create.hints()?;
+    hints.extend(changes.hints.clone());
+    let hints =
+        hints.keys().map(|name| format!("{name} was asked for and has no effect on this server"));
+    let warnings: Vec<Value> =
+        hints.chain(missing(record, view)).map(|message| json!({ "message": message })).collect();
+    let metadata = changes.metadata_over(create.metadata);
+    let metadata = Some(metadata).filter(|metadata| !metadata.is_empty());
+    Ok(json!({
+        "warnings": warnings,
+        "status": status(record, view),
+        "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
+        "points_count": points,
+        "indexed_vectors_count": points,
+        "segments_count": record.shards,
+        "config": {
+            "params": { "vectors": vector, "shard_number": record.shards,
+                        "replication_factor": record.copies, "write_consistency_factor": 1,
+                        "on_disk_payload": true },
+            "hnsw_config": { "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 },
+            "optimizer_config": { "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
+                                  "default_segment_number": 0, "flush_interval_sec": 0 },
+            "wal_config": { "wal_capacity_mb": 32, "wal_segments_ahead": 0 },
+            "quantization_config": Value::Null,
+            "metadata": metadata.map_or(Value::Null, Value::Object),
+        },
+    }))
+}
+
+/// Returns the state of a collection: red if shards cannot be read, yellow if some have fewer
+/// holders than they should.
+fn status(record: &CollectionRecord, view: &ClusterView) -> &'static str {
+    if unserved(view, record) > 0 {
+        return "red";
+    }
+    let is_short = |key: ShardKey| {
+        let serving = view.serving_holders(&key, record.copies).len();
+        serving < view.wanted_holders(&key, record.copies).len()
+    };
+    if record.shard_keys().any(is_short) { "yellow" } else { "green" }
+}
+
+fn missing(record: &CollectionRecord, view: &ClusterView) -> Option<String> {
+    let unserved = unserved(view, record);
+    let shards = record.shards;
+    (unserved > 0).then(|| format!("{unserved} of {shards} shards have no holder"))
+}
+
+/// Describes the cluster: nodes, and the shards of the collections that the request's key may use.
+pub(super) async fn cluster(context: RootContext, _: Bytes) -> Result<RootAnswer> {
+    let view = context.state.loaded_view()?;
+    let nodes = view.nodes.values().map(|node| {
+        let shards: usize = node.serving.values().map(std::collections::BTreeSet::len).sum();
+        json!({ "name": node.name, "address": node.address, "roles": node.roles,
+                "weight": node.weight, "build": node.build, "serving": shards })
+    });
+    let nodes: Vec<Value> = nodes.collect();
+    let seen = view.collections.values().filter(|record| context.sees(&record.name));
+    let collections: Vec<Value> = seen.map(|record| collection(record, &view)).collect();
+    RootAnswer::of(&json!({ "nodes": nodes, "collections": collections }))
+}
+
+fn collection(record: &CollectionRecord, view: &ClusterView) -> Value {
+    let shards: Vec<Value> = record.shard_keys().map(|key| shard(&key, record, view)).collect();
+    json!({
+        "name": record.name,
+        "id": record.id,
+        "copies": record.copies,
+        "status": status(record, view),
+        "coverage": { "shards": record.shards - unserved(view, record), "of": record.shards },
+        "shards": shards,
+    })
+}
+
+fn shard(key: &ShardKey, record: &CollectionRecord, view: &ClusterView) -> Value {
+    let serving: Vec<&str> =
+        view.serving_holders(key, record.copies).iter().map(|node| node.name.as_str()).collect();
+    let mut described = Map::new();
+    described.insert("shard".to_owned(), json!(key.shard.0));
+    described.insert("wanted".to_owned(), json!(view.wanted_holders(key, record.copies)));
+    described.insert("serving".to_owned(), json!(serving));
+    if let Some(owner) = view.owners.get(key) {
+        described.insert("owner".to_owned(), json!(owner.node));
+        described.insert("epoch".to_owned(), json!(owner.epoch.0));
+    }
+    Value::Object(described)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use cluster::Epoch;
+
+    use super::*;
+    use cluster_node::{NodeInfo, Owner, Roles};
+
+    fn record() -> CollectionRecord {
+        CollectionRecord {
+            name: "c".to_owned(),
+            id: "1".to_owned(),
+            shards: 2,
+            copies: 2,
+            create: json!({"vectors": {"v": {"size": 4, "distance": "Cosine"}},
+                           "hnsw_config": {"m": 4}, "metadata": {"a": 1}}),
+            images: None,
+        }
+    }
+
+    fn view(serving: &[(&str, &[u32])]) -> ClusterView {
+        let mut view = ClusterView::default();
+        for (name, shards) in serving {
+            let shards: BTreeSet<u32> = shards.iter().copied().collect();
+            let node = NodeInfo {
+                name: (*name).to_owned(),
+                address: "127.0.0.1:1".to_owned(),
+                roles: Roles::ALL,
+                weight: 1,
+                build: "1".to_owned(),
+                serving: BTreeMap::from([("1".to_owned(), shards)]),
+            };
+            view.nodes.insert(node.name.clone(), node);
+        }
+        view.owners.insert(ShardKey::new("1", 0), Owner { node: "a".to_owned(), epoch: Epoch(7) });
+        view.collections.insert("c".to_owned(), record());
+        view
+    }
+
+    #[test]
+    fn the_status_follows_the_holders() {
+        for (serving, expected) in [
+            (view(&[("a", &[0, 1]), ("b", &[0, 1])]), "green"),
+            (view(&[("a", &[0, 1])]), "green"),
+            (view(&[("a", &[0, 1]), ("b", &[0])]), "yellow"),
+            (view(&[("a", &[0]), ("b", &[0])]), "red"),
+        ] {
+            assert_eq!(status(&record(), &serving), expected);
+        }
+    }
+
+    #[test]
+    fn descriptions_name_settings_and_what_is_missing() {
+        let view = view(&[("a", &[0])]);
+        let described = description(&record(), &view, &json!(5), None).unwrap();
+        assert_eq!(described["points_count"], 5);
+        let params = &described["config"]["params"];
+        assert_eq!(params["vectors"]["v"], json!({"size": 4, "distance": "Cosine"}));
+        assert_eq!(
+            (&params["shard_number"], &params["replication_factor"]),
+            (&json!(2), &json!(2))
+        );
+        assert_eq!(described["config"]["metadata"], json!({"a": 1}));
+        let warnings = described["warnings"].to_string();
+        assert!(
+            warnings.contains("hnsw_config") && warnings.contains("1 of 2 shards"),
+            "{warnings}"
+        );
+        let shown = collection(&record(), &view);
+        assert_eq!(shown["coverage"], json!({"shards": 1, "of": 2}));
+        assert_eq!(shown["shards"][0]["owner"], "a");
+        assert_eq!(shown["shards"][0]["serving"], json!(["a"]));
+        assert_eq!(
+            (&shown["shards"][0]["epoch"], &shown["shards"][1]["owner"]),
+            (&json!(7), &Value::Null)
+        );
+    }
+}

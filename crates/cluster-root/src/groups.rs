@@ -1,0 +1,410 @@
+//! Queries whose hits are grouped by a payload field, in three rounds.
+//!
+//! 1. Each shard returns its best groups with one hit each. A group that is among the best of the
+//!    collection is among the best of the shard with its best hit. So the root knows the groups.
+//! 2. Each shard returns its best hits of these groups.
+//! 3. The holders of the best hits return the parts of the points that the client wants.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use api_qdrant::json::{self, QueryGroupsRequest};
+use api_qdrant::{GroupValue, group_values};
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster_node::CollectionRecord;
+use search::points::PointId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::call::RootContext;
+use super::collections;
+use super::envelope::{ReadCoverage, RootAnswer};
+use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
+use super::query::{RootQuery, point_vectors};
+use super::read::{answers, of_all, of_ids};
+use super::shard_read::{ShardAnswers, ShardRead};
+use super::split::{self, RawMembers};
+
+/// Members of a request that choose the parts of points in the answer.
+const PARTS: [&str; 2] = ["with_payload", "with_vector"];
+/// Members of a request for groups that a plain query does not have.
+const GROUP_MEMBERS: [&str; 3] = ["group_by", "group_size", "with_lookup"];
+
+/// Answers a query with groups of hits, the group with the best hit first.
+pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    let record = context.state.record(&context.collection)?;
+    let settings = collections::settings(&record)?;
+    let request: QueryGroupsRequest = json::parse(&body)?;
+    request.check()?;
+    let query = RootQuery { request: request.query.clone(), members: split::members(&body)? };
+    let order = query.order(settings.metric)?;
+    let vectors = point_vectors(&context, &record, &settings, &query.ids()).await?;
+    let members = query.for_shards(&vectors)?;
+    let run = GroupsRun { context: &context, record: &record, request: &request, order, members };
+    run.answer().await
+}
+
+/// A query for groups that is being answered.
+struct GroupsRun<'a> {
+    context: &'a RootContext,
+    record: &'a Arc<CollectionRecord>,
+    request: &'a QueryGroupsRequest,
+    order: HitOrder,
+    /// The query for a shard, by member.
+    members: RawMembers,
+}
+
+/// A group and its best hits.
+struct MergedGroup {
+    value: GroupValue,
+    hits: Vec<GroupHit>,
+}
+
+/// A hit of a group, without payload and vector.
+struct GroupHit {
+    id: PointId,
+    members: RawMembers,
+}
+
+/// Result of a round.
+struct RoundResult<T> {
+    value: T,
+    /// True if points may be missing.
+    partial: bool,
+}
+
+impl GroupsRun<'_> {
+    async fn answer(&self) -> Result<RootAnswer> {
+        let best = self.read(self.best_groups()?).await?;
+        let mut coverage = best.coverage;
+        let (order, limit) = (self.order, self.request.limit);
+        let best = self.compute(best, move |results| best_values(results, order, limit)).await?;
+        let values = best.value;
+        if values.is_empty() {
+            return whole_answer(&[], coverage, best.partial);
+        }
+        let hits = self.read(self.hits_of(&values)?).await?;
+        coverage = worse(coverage, hits.coverage);
+        let (size, field) = (self.request.group_size, self.request.group_by.clone());
+        let merge = move |results: &[&RawValue]| {
+            merged_groups(results, values, order, GroupHits { size, field: &field })
+        };
+        let merged = self.compute(hits, merge).await?;
+        let partial = best.partial || merged.partial;
+        let mut groups = merged.value;
+        let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
+        let Some(read) = self.parts_of(ids)? else {
+            return whole_answer(&groups, coverage, partial);
+        };
+        let mut parts = self.read(read).await?;
+        coverage = worse(coverage, parts.coverage);
+        add_parts(&mut groups, &parts)?;
+        let answer = whole_answer(&groups, coverage, partial)?;
+        parts.reservation.shrink_to(answer.result.len() as u64);
+        Ok(RootAnswer { reservation: Some(parts.reservation), ..answer })
+    }
+
+    async fn read(&self, read: ShardRead) -> Result<ShardAnswers> {
+        answers(self.context, &read).await
+    }
+
+    /// Runs `work` on the results of the shards.
+    async fn compute<T: Send + 'static>(
+        &self,
+        answers: ShardAnswers,
+        work: impl FnOnce(&[&RawValue]) -> Result<RoundResult<T>> + Send + 'static,
+    ) -> Result<RoundResult<T>> {
+        let ShardAnswers { results, reservation: _reservation, .. } = answers;
+        let bytes = results.values().map(|result| result.get().len()).sum();
+        let work = move || work(&results.values().map(|result| &**result).collect::<Vec<_>>());
+        self.context.compute(bytes, work).await
+    }
+
+    /// Returns the read of the first round.
+    fn best_groups(&self) -> Result<ShardRead> {
+        let mut members = self.members.clone();
+        PARTS.iter().for_each(|part| drop(members.remove(*part)));
+        members.insert("group_size".to_owned(), split::raw(&1)?);
+        members.insert("limit".to_owned(), split::raw(&self.request.limit)?);
+        let body = split::raw(&members)?;
+        Ok(of_all(self.context, self.record, "points/query/groups", body))
+    }
+
+    /// Returns the read of the second round: a query for each group.
+    fn hits_of(&self, values: &[GroupValue]) -> Result<ShardRead> {
+        let mut members = self.members.clone();
+        GROUP_MEMBERS.iter().for_each(|name| drop(members.remove(*name)));
+        members.insert("limit".to_owned(), split::raw(&self.request.group_size)?);
+        members.insert("with_payload".to_owned(), split::raw(&[&self.request.group_by])?);
+        members.remove("with_vector");
+        let filter = members.remove("filter").filter(|filter| filter.get() != "null");
+        let searches = values
+            .iter()
+            .map(|value| {
+                let key = &self.request.group_by;
+                let is_in = json!({ "key": key, "match": { "value": value.to_value() } });
+                let filter = Must { must: [filter.clone(), Some(split::raw(&is_in)?)] };
+                let mut members = members.clone();
+                members.insert("filter".to_owned(), split::raw(&filter)?);
+                Ok(members)
+            })
+            .collect::<Result<Vec<RawMembers>>>()?;
+        let body = split::raw(&HashMap::from([("searches", searches)]))?;
+        Ok(of_all(self.context, self.record, "points/query/batch", body))
+    }
+
+    /// Returns the read of the third round, or `None` if the client wants neither payloads nor
+    /// vectors.
+    fn parts_of(&self, mut ids: Vec<PointId>) -> Result<Option<ShardRead>> {
+        let is_wanted = |part: &&str| {
+            let text = self.members.get(*part);
+            text.is_some_and(|text| !matches!(text.get(), "false" | "null"))
+        };
+        if ids.is_empty() || !PARTS.iter().any(is_wanted) {
+            return Ok(None);
+        }
+        let none = split::raw(&false)?;
+        let part = |part: &str| self.members.get(part).cloned().unwrap_or_else(|| none.clone());
+        let members = PARTS.iter().map(|name| ((*name).to_owned(), part(name))).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        of_ids(self.context, self.record, members, &ids).map(Some)
+    }
+}
+
+/// Filter of which both parts must hold. A missing part holds.
+struct Must {
+    must: [Option<Box<RawValue>>; 2],
+}
+
+impl Serialize for Must {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let must: Vec<&RawValue> = self.must.iter().flatten().map(|part| &**part).collect();
+        BTreeMap::from([("must", must)]).serialize(serializer)
+    }
+}
+
+/// Best hit of a group.
+struct BestHit {
+    key: PointKey,
+    /// Place among all hits of the shards. Groups with the same best point keep the order that its
+    /// shard gave them.
+    seen: usize,
+}
+
+/// Returns the values of the best groups, best first.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+fn best_values(
+    results: &[&RawValue],
+    order: HitOrder,
+    limit: usize,
+) -> Result<RoundResult<Vec<GroupValue>>> {
+    #[derive(Deserialize)]
+    struct GroupsText<'a> {
+        #[serde(borrow)]
+        groups: Vec<GroupText<'a>>,
+        #[serde(default)]
+        partial: bool,
+    }
+    #[derive(Deserialize)]
+    struct GroupText<'a> {
+        id: GroupValue,
+        #[serde(borrow)]
+        hits: Vec<&'a RawValue>,
+    }
+    let mut partial = false;
+    let mut best: HashMap<GroupValue, BestHit> = HashMap::new();
+    let mut seen = 0;
+    for result in results {
+        let text: GroupsText<'_> = merge::read(result)?;
+        partial |= text.partial;
+        for group in text.groups {
+            let Some(hit) = group.hits.first() else { continue };
+            let hit = BestHit { key: merge::keyed(hit)?.key, seen };
+            seen += 1;
+            let known = best.get(&group.id);
+            if known.is_none_or(|known| order.compare(&hit.key, &known.key).is_lt()) {
+                best.insert(group.id, hit);
+            }
+        }
+    }
+    let mut best: Vec<(GroupValue, BestHit)> = best.into_iter().collect();
+    best.sort_by(|(_, one), (_, other)| {
+        order.compare(&one.key, &other.key).then_with(|| one.seen.cmp(&other.seen))
+    });
+    best.truncate(limit);
+    Ok(RoundResult { value: best.into_iter().map(|(value, _)| value).collect(), partial })
+}
+
+/// Hits of each group.
+#[derive(Clone, Copy)]
+struct GroupHits<'a> {
+    /// Most hits of a group.
+    size: usize,
+    /// Path of the field by which points are grouped.
+    field: &'a str,
+}
+
+/// Returns the groups with their best hits.
+///
+/// # Errors
+/// As [`best_values`]; `Internal` if a shard answered another number of queries.
+fn merged_groups(
+    results: &[&RawValue],
+    values: Vec<GroupValue>,
+    order: HitOrder,
+    wanted: GroupHits<'_>,
+) -> Result<RoundResult<Vec<MergedGroup>>> {
+    let mut partial = false;
+    let mut columns: Vec<Vec<KeyedPoint<'_>>> = values.iter().map(|_| Vec::new()).collect();
+    for result in results {
+        let found: Vec<PointsText<'_>> = merge::read(result)?;
+        if found.len() != values.len() {
+            return Err(Error::internal(format!(
+                "a shard answered {} of {} queries",
+                found.len(),
+                values.len()
+            )));
+        }
+        for (column, text) in columns.iter_mut().zip(found) {
+            partial |= text.partial;
+            for point in text.points {
+                column.push(merge::keyed(point)?);
+            }
+        }
+    }
+    let mut groups = Vec::with_capacity(values.len());
+    for (value, mut column) in values.into_iter().zip(columns) {
+        column.sort_by(|one, other| order.compare(&one.key, &other.key));
+        let mut hits = Vec::with_capacity(wanted.size.min(column.len()));
+        for point in column {
+            let mut members: RawMembers = merge::read(point.text)?;
+            // A point with a value that makes no group belongs to none.
+            let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
+            let payload = payload.transpose()?.unwrap_or_default();
+            if hits.len() < wanted.size && group_values(&payload, wanted.field).contains(&value) {
+                hits.push(GroupHit { id: point.key.point(), members });
+            }
+        }
+        groups.push(MergedGroup { value, hits });
+    }
+    // All points of a group may have been removed between the rounds.
+    groups.retain(|group| !group.hits.is_empty());
+    Ok(RoundResult { value: groups, partial })
+}
+
+/// Adds payloads and vectors to the hits.
+///
+/// # Errors
+/// As [`best_values`].
+fn add_parts(groups: &mut [MergedGroup], answers: &ShardAnswers) -> Result<()> {
+    #[derive(Deserialize)]
+    struct IdText {
+        id: PointId,
+    }
+    let mut parts: HashMap<PointId, RawMembers> = HashMap::new();
+    for result in answers.results.values() {
+        let points: Vec<&RawValue> = merge::read(result)?;
+        for point in points {
+            let IdText { id } = merge::read(point)?;
+            parts.insert(id, merge::read(point)?);
+        }
+    }
+    for hit in groups.iter_mut().flat_map(|group| &mut group.hits) {
+        let Some(found) = parts.get(&hit.id) else { continue };
+        let wanted = found.iter().filter(|(name, _)| *name != "id");
+        hit.members.extend(wanted.map(|(name, text)| (name.clone(), text.clone())));
+    }
+    Ok(())
+}
+
+fn worse(one: ReadCoverage, other: ReadCoverage) -> ReadCoverage {
+    if other.is_whole() { one } else { other }
+}
+
+fn whole_answer(
+    groups: &[MergedGroup],
+    coverage: ReadCoverage,
+    partial: bool,
+) -> Result<RootAnswer> {
+    let list: Vec<GroupMembers<'_>> = groups
+        .iter()
+        .map(|group| GroupMembers {
+            id: &group.value,
+            hits: group.hits.iter().map(|hit| &hit.members).collect(),
+        })
+        .collect();
+    let partial = partial || !coverage.is_whole();
+    let mut answer = RootAnswer::of(&GroupsMembers { groups: list, partial })?;
+    answer.coverage = (!coverage.is_whole()).then_some(coverage);
+    Ok(answer)
+}
+
+/// JSON of the answer.
+#[derive(Serialize)]
+struct GroupsMembers<'a> {
+    groups: Vec<GroupMembers<'a>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
+}
+
+#[derive(Serialize)]
+struct GroupMembers<'a> {
+    id: &'a GroupValue,
+    hits: Vec<&'a RawMembers>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(value: &Value) -> Box<RawValue> {
+        split::raw(value).unwrap()
+    }
+
+    fn group(id: Value, hit: u64, score: f32) -> Value {
+        json!({ "id": id, "hits": [{ "id": hit, "version": 0, "score": score }] })
+    }
+
+    #[test]
+    fn the_best_groups_of_all_shards() {
+        let one = json!({"groups": [group(json!("a"), 1, 9.0), group(json!(7), 2, 5.0)]});
+        let other = json!({"groups": [group(json!(7), 4, 8.0), group(json!("b"), 3, 6.0)],
+                           "partial": true});
+        let texts = [raw(&one), raw(&other)];
+        let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
+        let found = best_values(&texts, HitOrder::HigherScore, 2).unwrap();
+        assert_eq!(found.value, [GroupValue::Text("a".into()), GroupValue::Whole(7)]);
+        assert!(found.partial);
+        let found = best_values(&texts, HitOrder::LowerScore, 9).unwrap();
+        let text = |text: &str| GroupValue::Text(text.to_owned());
+        assert_eq!(found.value, [GroupValue::Whole(7), text("b"), text("a")]);
+    }
+
+    #[test]
+    fn groups_have_the_best_hits_of_all_shards() {
+        let point = |id: u64, score: f32, city: Value| json!({ "id": id, "version": 0, "score": score, "payload": { "city": city } });
+        let one =
+            json!([{"points": [point(1, 3.0, json!(["a", "b"])), point(2, 1.0, json!("a"))]}]);
+        // The second value makes no group, so the point belongs to none.
+        let other =
+            json!([{"points": [point(3, 9.0, json!(["a", 0.5])), point(4, 2.0, json!("a"))]}]);
+        let texts = [raw(&one), raw(&other)];
+        let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
+        let values = vec![GroupValue::Text("a".into())];
+        let order = HitOrder::HigherScore;
+        let wanted = GroupHits { size: 2, field: "city" };
+        let found = merged_groups(&texts, values.clone(), order, wanted).unwrap();
+        let ids: Vec<PointId> = found.value[0].hits.iter().map(|hit| hit.id).collect();
+        assert_eq!(ids, [PointId::Number(1), PointId::Number(4)]);
+        assert!(!found.value[0].hits[0].members.contains_key("payload"));
+        let short = [raw(&json!([]))];
+        let short: Vec<&RawValue> = short.iter().map(|text| &**text).collect();
+        assert!(merged_groups(&short, values, order, wanted).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! New collections of images. The first image or features create the collection.
+
+use std::time::{Duration, Instant};
+
+use api_images::ImageSettings;
+use base::{Error, Result};
+use cluster::{COPIES_MAX, SHARDS_MAX};
+use cluster_node::{CollectionRecord, new_id};
+use search::coarse::DIMS_MAX;
+use search::registry::check_name;
+use serde_json::json;
+
+use super::super::call::RootContext;
+use super::super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT, wait_for, wait_for_holders};
+use super::target::ImageTarget;
+
+/// Longest wait for the record of a collection that another node has just created.
+const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Retry advice if that record does not appear.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Shards of a collection, if the request creates it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NewShards {
+    shards: u32,
+    /// Holders of each shard.
+    copies: u32,
+}
+
+impl NewShards {
+    /// Checks the parameters `shard_number` and `replication_factor`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the parameter out of its limits.
+    pub(super) fn checked(shards: Option<u32>, copies: Option<u32>) -> Result<NewShards> {
+        let within = |name: &str, value: Option<u32>, default: u32, max: u32| match value {
+            None => Ok(default),
+            Some(value) if (1..=max).contains(&value) => Ok(value),
+            Some(_) => Err(Error::invalid(format!("{name}= is 1 to {max}"))),
+        };
+        Ok(NewShards {
+            shards: within("shard_number", shards, SHARDS_DEFAULT, SHARDS_MAX)?,
+            copies: within("replication_factor", copies, COPIES_DEFAULT, COPIES_MAX as u32)?,
+        })
+    }
+}
+
+/// Creates the collection of a request and waits for its holders, or returns the one that another
+/// request has created meanwhile.
+///
+/// # Errors
+/// `InvalidArgument` for a name or a length of embeddings that no collection has;
+/// `FailedPrecondition` if the other collection has another kind, model or length; `Unavailable` if
+/// shards have no holder in time.
+pub(super) async fn create(
+    context: &RootContext,
+    settings: &ImageSettings,
+    dims: usize,
+    new: NewShards,
+) -> Result<ImageTarget> {
+    let record = new_record(&context.collection, settings, dims, new)?;
+    if context.state.catalog.create(&record).await? {
+        wait_for_holders(context, &record).await?;
+    } else {
+        let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
+        let appeared =
+            wait_for(context, until, |view| view.collections.contains_key(&context.collection));
+        if !appeared.await {
+            return Err(Error::unavailable(format!(
+                "another request has just created or removed collection \"{}\"; send it again",
+                context.collection
+            ))
+            .with_retry_after(RETRY_AFTER));
+        }
+    }
+    let target = ImageTarget::open(context)?;
+    target.check_features(settings, dims)?;
+    Ok(target)
+}
+
+fn new_record(
+    name: &str,
+    settings: &ImageSettings,
+    dims: usize,
+    new: NewShards,
+) -> Result<CollectionRecord> {
+    check_name(name)?;
+    if !(1..=DIMS_MAX).contains(&dims) {
+        return Err(Error::invalid(format!(
+            "the embeddings have {dims} values; a collection has 1 to {DIMS_MAX} dimensions"
+        )));
+    }
+    Ok(CollectionRecord {
+        name: name.to_owned(),
+        id: new_id(),
+        shards: new.shards,
+        copies: new.copies,
+        create: json!({ "vectors": { "size": dims, "distance": "Cosine" } }),
+        images: Some(settings.clone()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use api_images::ImageKind;
+
+    use super::*;
+
+    fn photos() -> ImageSettings {
+        ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() }
+    }
+
+    #[test]
+    fn shards_and_copies_have_defaults_and_limits() {
+        let new = NewShards::checked(None, None).unwrap();
+        assert_eq!(new, NewShards { shards: SHARDS_DEFAULT, copies: COPIES_DEFAULT });
+        let own = NewShards::checked(Some(3), Some(1)).unwrap();
+        assert_eq!(own, NewShards { shards: 3, copies: 1 });
+        for (shards, copies, word) in [
+            (Some(0), None, "shard_number"),
+            (Some(SHARDS_MAX + 1), None, "shard_number"),
+            (None, Some(9), "replication_factor"),
+        ] {
+            let error = NewShards::checked(shards, copies).unwrap_err();
+            assert!(error.message().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn records_have_settings_and_a_body_for_vectors() {
+        let new = NewShards { shards: 3, copies: 1 };
+        let record = new_record("c", &photos(), 5, new).unwrap();
+        assert_eq!((record.images.clone(), record.image_dims()), (Some(photos()), Some(5)));
+        assert_eq!(super::super::super::collections::settings(&record).unwrap().dims, 5);
+        assert!(new_record(".c", &photos(), 5, new).is_err());
+        assert!(new_record("c", &photos(), 0, new).is_err());
+        assert!(new_record("c", &photos(), DIMS_MAX + 1, new).is_err());
+    }
+}

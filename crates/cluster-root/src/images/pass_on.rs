@@ -1,0 +1,289 @@
+//! Requests that a node with the role extract answers in place of this one.
+//!
+//! The nodes that are alive are asked by turns. If one cannot be reached, does not answer for half
+//! of the time, or is overloaded, another one is asked: all of these requests can be made twice.
+
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster_node::{CollectionRecord, NodeInfo, ShardKey};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use http_client::{HttpAnswer, HttpRequest};
+use transport::Reply;
+
+use super::super::call::RootContext;
+use super::super::collections::wait_for;
+use super::super::state::RootState;
+use super::call::CallHead;
+use super::reply;
+
+/// Header of a request that another node has passed on. It is never passed on again.
+const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");
+/// Header of the answer to such a request: the entry of the log that has its write, as
+/// `COLLECTION/SHARD/ENTRY`.
+const WRITTEN: HeaderName = HeaderName::from_static("x-millpond-written");
+/// Header of a request that another node has passed on: the id of the collection that it sees, or
+/// [`NO_COLLECTION`].
+const SEEN_COLLECTION: HeaderName = HeaderName::from_static("x-millpond-collection");
+/// Value of [`SEEN_COLLECTION`] if there is no collection of the name.
+const NO_COLLECTION: &str = "none";
+/// Headers of a client's request that go with it.
+const KEPT_HEADERS: [HeaderName; 2] =
+    [header::CONTENT_TYPE, HeaderName::from_static("x-min-coverage")];
+/// Maximum nodes that are asked for one request.
+pub(super) const NODES_ASKED_MAX: usize = 4;
+/// Retry advice if no node extracts.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// Longest wait until this node sees a collection that another one has created.
+const RECORD_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Returns true if another node has passed the request on.
+pub(super) fn is_passed_on(head: &CallHead) -> bool {
+    head.headers.contains_key(PASSED_ON)
+}
+
+/// Passes a client's request on, and returns the answer as a response. The node's writes are seen
+/// by later reads of this root.
+///
+/// # Errors
+/// `Unavailable` if no node takes it, or if it was passed on already.
+pub(super) async fn whole(
+    context: &RootContext,
+    head: &CallHead,
+    method: Method,
+    body: Bytes,
+) -> Result<Reply> {
+    if is_passed_on(head) {
+        return Err(Error::unavailable(
+            "another node has passed this request on to this one, which does not have the role extract any more",
+        )
+        .with_retry_after(RETRY_AFTER));
+    }
+    let mut headers = HeaderMap::new();
+    for name in KEPT_HEADERS {
+        if let Some(value) = head.headers.get(&name) {
+            headers.insert(name, value.clone());
+        }
+    }
+    headers.extend(passed_headers(context));
+    let request = HttpRequest { method, path: &head.target, headers, body };
+    let answer = to_extraction(context, request).await?;
+    remember_answer(context, &answer).await;
+    reply::passed_back(answer, &context.state.requests)
+}
+
+/// Returns the headers of a request that this node passes on.
+fn passed_headers(context: &RootContext) -> HeaderMap {
+    let mut headers = HeaderMap::from_iter([(PASSED_ON, HeaderValue::from_static("1"))]);
+    if let Ok(seen) = HeaderValue::try_from(seen_collection(context).as_str()) {
+        headers.insert(SEEN_COLLECTION, seen);
+    }
+    headers
+}
+
+/// Lets one node put an image in, and remembers its write. `path` has the query.
+///
+/// # Errors
+/// `Unavailable` if the node cannot be reached, leaves the cluster or does not answer in time.
+pub(super) async fn image(
+    context: &RootContext,
+    node: &str,
+    path: &str,
+    bytes: Bytes,
+) -> Result<HttpAnswer> {
+    let view = context.state.view.current();
+    let node = view.nodes.get(node).ok_or_else(|| left(node))?;
+    let mut headers = passed_headers(context);
+    let media = HeaderValue::from_static("application/octet-stream");
+    headers.insert(header::CONTENT_TYPE, media);
+    let request = HttpRequest { method: Method::PUT, path, headers, body: bytes };
+    let time = context.deadline.saturating_duration_since(Instant::now());
+    let answer = to_node(&context.state, node, request, time).await?;
+    remember_answer(context, &answer).await;
+    Ok(answer)
+}
+
+/// Returns the id of the collection that this node sees, or [`NO_COLLECTION`].
+fn seen_collection(context: &RootContext) -> String {
+    let view = context.state.view.current();
+    let record = view.collection(&context.collection);
+    record.map_or_else(|| NO_COLLECTION.to_owned(), |record| record.id.clone())
+}
+
+/// Waits until this node sees the collection that the node sees which passed the request on. A
+/// collection may have been removed, and made anew, a moment ago.
+///
+/// # Errors
+/// `Unavailable` with retry advice if this node does not see it in time.
+pub(super) async fn see_same_collection(context: &RootContext, head: &CallHead) -> Result<()> {
+    let seen = head.headers.get(SEEN_COLLECTION).and_then(|value| value.to_str().ok());
+    let Some(seen) = seen else { return Ok(()) };
+    let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
+    let is_same = wait_for(context, until, |view| {
+        let record = view.collection(&context.collection);
+        record.map_or(NO_COLLECTION, |record| record.id.as_str()) == seen
+    });
+    // Another client may create the collection meanwhile.
+    if is_same.await || seen == NO_COLLECTION {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "collection \"{}\" was just removed or made anew; send the image again",
+        context.collection
+    ))
+    .with_retry_after(RETRY_AFTER))
+}
+
+/// Asks a node with the role extract for the part of a list that depends on its models.
+///
+/// # Errors
+/// As [`to_extraction`].
+pub(super) async fn list(context: &RootContext) -> Result<HttpAnswer> {
+    let headers = HeaderMap::from_iter([(PASSED_ON, HeaderValue::from_static("1"))]);
+    let (method, body) = (Method::GET, Bytes::new());
+    to_extraction(context, HttpRequest { method, path: "/v1/images", headers, body }).await
+}
+
+/// Sends a request to a node with the role extract.
+///
+/// # Errors
+/// `Unavailable` with retry advice if there is none, or none can be reached.
+pub(super) async fn to_extraction(
+    context: &RootContext,
+    request: HttpRequest<'_>,
+) -> Result<HttpAnswer> {
+    let mut refusal = None;
+    let mut failure = no_extraction();
+    let nodes = extraction_nodes(&context.state);
+    for (at, node) in nodes.iter().enumerate() {
+        let mut left = context.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        if at + 1 < nodes.len() {
+            left /= 2;
+        }
+        match to_node(&context.state, node, request.clone(), left).await {
+            Ok(answer) if matches!(answer.status, 429 | 503) => refusal = Some(answer),
+            Ok(answer) => return Ok(answer),
+            Err(error) => failure = error,
+        }
+    }
+    refusal.ok_or(failure)
+}
+
+/// Returns the error if no node extracts.
+pub(super) fn no_extraction() -> Error {
+    Error::unavailable(
+        "no node with the role extract is alive, which finds the features of images; start one with --cluster-roles \
+         extract,..., or extract the features elsewhere and send them with PUT /v1/images/NAME/features",
+    )
+    .with_retry_after(RETRY_AFTER)
+}
+
+/// Sends a request to one node, for at most `time`. A node that leaves the cluster meanwhile is not
+/// waited for.
+///
+/// # Errors
+/// `Unavailable` if the node cannot be reached, leaves or does not answer.
+async fn to_node(
+    state: &RootState,
+    node: &NodeInfo,
+    request: HttpRequest<'_>,
+    time: Duration,
+) -> Result<HttpAnswer> {
+    let answer = tokio::select! {
+        answer = state.client.send(&node.address, request, time) => answer,
+        () = left_cluster(state, &node.name) => {
+            Err(left(&node.name))
+        }
+    };
+    answer.inspect_err(|error| {
+        tracing::debug!(node = node.name, %error, "a node took no image");
+        state.latencies.lock().record_failure(&node.name, Instant::now());
+    })
+}
+
+fn left(node: &str) -> Error {
+    Error::unavailable(format!("node {node} has left the cluster"))
+}
+
+/// Waits until the view does not have the node.
+async fn left_cluster(state: &RootState, name: &str) {
+    let mut view = state.view.clone();
+    while view.current().nodes.contains_key(name) {
+        view.changed().await;
+    }
+}
+
+/// Returns the nodes with the role extract, in the order in which this request asks them.
+fn extraction_nodes(state: &RootState) -> Vec<NodeInfo> {
+    let view = state.view.current();
+    let names: Vec<&str> = view
+        .nodes
+        .values()
+        .filter(|node| node.roles.extract)
+        .map(|node| node.name.as_str())
+        .collect();
+    let order = state.latencies.lock().order(&names, state.next_query(), Instant::now());
+    let nodes = order.iter().filter_map(|name| view.nodes.get(name));
+    nodes.take(NODES_ASKED_MAX).cloned().collect()
+}
+
+/// Adds the entry of the log that has the write to the answer, if another node has passed the
+/// request on.
+pub(super) fn with_written(
+    reply: Reply,
+    head: &CallHead,
+    record: &CollectionRecord,
+    shard: u32,
+    entry: u64,
+) -> Reply {
+    let text = format!("{}/{shard}/{entry}", record.id);
+    match HeaderValue::try_from(text) {
+        Ok(value) if is_passed_on(head) => reply.with_header(WRITTEN, value),
+        _ => reply,
+    }
+}
+
+/// Remembers the write of another node, which its answer names, once this root sees its collection.
+async fn remember_answer(context: &RootContext, answer: &HttpAnswer) {
+    let written = answer.headers.get(WRITTEN).and_then(|value| value.to_str().ok());
+    let Some(written) = written.and_then(WrittenEntry::parse) else { return };
+    let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
+    let collection = &written.key.collection;
+    wait_for(context, until, |view| view.by_id(collection).is_some()).await;
+    let view = context.state.view.current();
+    context.state.written.record(&written.key, written.entry, &view);
+}
+
+/// Entry of a shard's log.
+#[derive(Debug, PartialEq)]
+struct WrittenEntry {
+    key: ShardKey,
+    entry: u64,
+}
+
+impl WrittenEntry {
+    fn parse(text: &str) -> Option<WrittenEntry> {
+        let (rest, entry) = text.rsplit_once('/')?;
+        let (collection, shard) = rest.rsplit_once('/')?;
+        let key = ShardKey::new(collection, shard.parse().ok()?);
+        Some(WrittenEntry { key, entry: entry.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_entries_are_read() {
+        let expected = WrittenEntry { key: ShardKey::new("a-b", 3), entry: 70 };
+        assert_eq!(WrittenEntry::parse("a-b/3/70"), Some(expected));
+        for wrong in ["", "a", "a/3", "a/x/1", "a/1/x"] {
+            assert_eq!(WrittenEntry::parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Puts one image in: its original into the store, and then its point into the log.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api_images::{
+    ExtractedImage, ExtractionPriority, ImageInput, ImageKind, ImagesState, WantedImages,
+    check_bulk_params, image_id, images_operation, present_answer,
+};
+use base::{Error, Result};
+use bytes::Bytes;
+use cluster_node::new_id;
+use http::Method;
+use metrics::KindLabels;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::timeout_at;
+use transport::{Reply, query_flag};
+
+use super::super::call::RootContext;
+use super::super::split::shard_of_id;
+use super::super::state::RootState;
+use super::super::write::{deliver, was_not_written};
+use super::call::ImageCall;
+use super::create::{NewShards, create};
+use super::points::{self, LookupConsistency, PointWish};
+use super::target::ImageTarget;
+use super::{delete, pass_on};
+
+/// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
+pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Parameters of a request with one image, or with many.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RootPutParams {
+    name: Option<String>,
+    kind: Option<String>,
+    model: Option<String>,
+    background: Option<String>,
+    payload: Option<String>,
+    quality_min: Option<u8>,
+    shard_number: Option<u32>,
+    replication_factor: Option<u32>,
+}
+
+impl RootPutParams {
+    /// Returns the wanted properties of the collection.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown kind.
+    pub(super) fn wanted(&self) -> Result<WantedImages> {
+        let kind = self.kind.as_deref().map(ImageKind::parse).transpose()?;
+        Ok(WantedImages { kind, model: self.model.clone() })
+    }
+
+    /// Returns the shards of the collection, if the request creates it.
+    ///
+    /// # Errors
+    /// As [`NewShards::checked`].
+    pub(super) fn new_shards(&self) -> Result<NewShards> {
+        NewShards::checked(self.shard_number, self.replication_factor)
+    }
+
+    /// Returns the image to put in.
+    ///
+    /// # Errors
+    /// As [`ImageInput::new`].
+    pub(super) fn input(&self, bytes: Bytes) -> Result<ImageInput> {
+        ImageInput::new(self.name.as_deref(), self.payload.as_deref(), self.quality_min, bytes)
+    }
+
+    /// Checks the parameters of a request with many images.
+    ///
+    /// # Errors
+    /// As [`check_bulk_params`].
+    pub(super) fn check_bulk(&self) -> Result<()> {
+        check_bulk_params(self.name.as_deref(), self.background.as_deref())
+    }
+
+    /// Returns true if the image is to be put in at idle priority.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a value that is no flag.
+    fn is_background(&self) -> Result<bool> {
+        query_flag("background", self.background.as_deref())
+    }
+}
+
+/// Puts the image in the body in.
+pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
+    check_media(&call.media())?;
+    let parameters: RootPutParams = call.query.own()?;
+    let is_background = parameters.is_background()?;
+    let (wanted, new) = (parameters.wanted()?, parameters.new_shards()?);
+    let body = call.bytes().await?;
+    let mut input = parameters.input(body.clone())?;
+    if is_background {
+        input.priority = ExtractionPriority::Idle;
+        call.context = call.context.with_time(BACKGROUND_TIME_MAX);
+    }
+    let _admitted = call.admit()?;
+    let Some(images) = call.context.state.extraction().cloned() else {
+        return pass_on::whole(&call.context, &call.head, Method::PUT, body).await;
+    };
+    pass_on::see_same_collection(&call.context, &call.head).await?;
+    let put = ImagePut { context: &call.context, images, wanted, new };
+    let PutAnswer { json, entry, .. } = put.run(input, body).await?;
+    let reply = Reply::json(json.to_string());
+    Ok(match entry {
+        Some(at) => pass_on::with_written(reply, &call.head, &at.target.record, at.shard, at.entry),
+        None => reply,
+    })
+}
+
+/// Checks the type of the body with one image.
+fn check_media(media: &str) -> Result<()> {
+    match media {
+        "" | "application/octet-stream" | "application/x-www-form-urlencoded" => Ok(()),
+        image if image.starts_with("image/") => Ok(()),
+        other => Err(Error::invalid(format!(
+            "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \
+             application/zip, or {{\"folder\": PATH}} as application/json"
+        ))),
+    }
+}
+
+/// Counts an image, or features of one, that was to be put in. `kind` is "added", "present" or the
+/// kind of error.
+pub(super) fn count(state: &RootState, kind: &'static str) {
+    state.requests.metrics.images.put.get_or_create(&KindLabels { kind }).inc();
+}
+
+/// Entry of the log that has an image.
+struct ImageEntry {
+    target: ImageTarget,
+    shard: u32,
+    entry: u64,
+}
+
+/// Outcome of an image.
+pub(super) struct PutAnswer {
+    json: Value,
+    /// "added" or "present".
+    status: &'static str,
+    /// `None` if the image was there before.
+    entry: Option<ImageEntry>,
+}
+
+impl PutAnswer {
+    /// Returns true if the collection did not have the image before.
+    pub(super) fn is_added(&self) -> bool {
+        self.entry.is_some()
+    }
+}
+
+/// An image on its way into the collection of a request, on a node that extracts.
+pub(super) struct ImagePut<'a> {
+    pub(super) context: &'a RootContext,
+    pub(super) images: Arc<ImagesState>,
+    pub(super) wanted: WantedImages,
+    pub(super) new: NewShards,
+}
+
+impl ImagePut<'_> {
+    /// Puts the image in, and counts it.
+    ///
+    /// # Errors
+    /// The errors of the image and the model; `FailedPrecondition` if the collection has another
+    /// kind or model; the errors of the store and of the log's owner.
+    pub(super) async fn run(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+        let outcome = self.put(input, bytes).await;
+        let kind = outcome.as_ref().map_or_else(|error| error.kind().name(), |it| it.status);
+        count(&self.context.state, kind);
+        outcome
+    }
+
+    async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+        let existing = ImageTarget::existing(self.context, &self.wanted)?;
+        if let Some(target) = &existing
+            && let Some(json) = self.present(target, &bytes).await?
+        {
+            return Ok(PutAnswer { json, status: "present", entry: None });
+        }
+        let properties = existing.as_ref().map(ImageTarget::properties);
+        let extracted = self.images.extract_image(input, &self.wanted, properties);
+        let extracted =
+            timeout_at(self.context.deadline.into(), extracted).await.map_err(|_| {
+                Error::deadline("the time was up before the image's features were found")
+            })??;
+        let (settings, dims) = (extracted.settings(), extracted.dims());
+        let target = match existing {
+            Some(target) => target,
+            None => create(self.context, settings, dims, self.new).await?,
+        };
+        target.check_features(settings, dims)?;
+        let entry = self.write(target, &extracted, bytes).await?;
+        Ok(PutAnswer { json: extracted.added(), status: "added", entry: Some(entry) })
+    }
+
+    /// Returns the answer for an image that the collection has with its original. A holder that
+    /// lags may still have an image whose removal was acknowledged, so a second look is strong.
+    async fn present(&self, target: &ImageTarget, bytes: &Bytes) -> Result<Option<Value>> {
+        let id = image_id(bytes);
+        let first = LookupConsistency::Default.or_strong(self.context.params.strong);
+        let mut present = None;
+        for consistency in [first, LookupConsistency::Strong] {
+            let wish = PointWish { payload: true, consistency };
+            let point = points::find(self.context, &target.record, id, wish).await?;
+            present = point.and_then(|point| present_answer(&id, &point.payload));
+            if consistency == LookupConsistency::Strong || present.is_none() {
+                break;
+            }
+        }
+        Ok(present)
+    }
+
+    /// Writes the original, and then the point. The original has a key of its own, so that a
+    /// removal of the same image at this moment does not remove it.
+    async fn write(
+        &self,
+        target: ImageTarget,
+        extracted: &ExtractedImage,
+        bytes: Bytes,
+    ) -> Result<ImageEntry> {
+        let space = target.record.originals_space();
+        let original = extracted.original_key(&space, &new_id());
+        // A payload that is too large leaves no original.
+        let point = extracted.logged(&original)?;
+        self.images.put_original(&original, bytes).await?;
+        let shard = shard_of_id(&point.id, target.record.shards)?;
+        let operation = images_operation(&[&point.text]);
+        let operations = BTreeMap::from([(shard, vec![operation])]);
+        match deliver(self.context, &target.record, operations).await {
+            Ok(entry) => Ok(ImageEntry { target, shard, entry }),
+            Err(error) => {
+                if was_not_written(&error) {
+                    delete::original(&self.images, &original).await;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn other_bodies_are_refused_with_a_remedy() {
+        for media in ["", "image/png", "application/octet-stream"] {
+            assert!(check_media(media).is_ok(), "{media}");
+        }
+        let error = check_media("text/plain").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("application/zip"), "{error}");
+    }
+}

@@ -1,0 +1,56 @@
+//! Answers to clients: Qdrant's REST interface over the collections of a cluster, and `/v1/images`
+//! over its collections of images (`images`).
+//!
+//! A read goes to one holder of each shard, grouped by node, and the answers are merged. A write is
+//! split by shard and goes to the owners. The root keeps no data: any node can be one.
+//!
+//! # Reads
+//! A holder that fails is replaced at once by another one. A holder that is slower than usual gets
+//! a second request beside it, within the budget of `cluster::HedgeBudget`. If shards stay without
+//! an answer, the answer is partial and names its coverage, or fails below `min_coverage`.
+//!
+//! # Writes
+//! All points and filters are checked before anything is sent, because holders cannot refuse an
+//! operation of the log. A request is sent again only if it is certain that the owner did not write
+//! it: a write that is made twice could undo the write of another client in between.
+//!
+//! # Consistency
+//! A root remembers the last entry that it wrote to each shard, and reads carry its number. So a
+//! client of one root reads its own writes. A read by id at any root finds a point whose write was
+//! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes
+//! of other roots.
+
+mod aliases;
+mod by_filter;
+mod call;
+mod check;
+mod collection_changes;
+mod collections;
+mod describe;
+mod envelope;
+mod extraction_slots;
+mod fan_out;
+#[doc(hidden)]
+pub mod fuzzing;
+mod groups;
+mod images;
+mod merge;
+mod params;
+mod payload_sizes;
+mod plan;
+mod query;
+mod read;
+mod read_memory;
+mod routes;
+mod running_duplicates;
+mod shard_read;
+mod snapshots;
+mod split;
+mod state;
+mod wire;
+mod write;
+mod written;
+
+pub use images::image_routes;
+pub use routes::routes;
+pub use state::RootState;

@@ -1,0 +1,286 @@
+//! Checks of the sizes of payloads that a `set_payload` would make. Holders skip it if a payload
+//! becomes too large, so the stored payloads are read first, with a strong read.
+//!
+//! If another client makes the same payload larger at this moment, both changes can fit and their
+//! sum not. The later one in the log is skipped then.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api_qdrant::json::{self, UpdateOperation};
+use base::{Error, Result};
+use cluster_node::CollectionRecord;
+use search::points::{PayloadChange, PointId, PointSelection};
+use search::registry::CollectionSettings;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::call::RootContext;
+use super::check::{PAYLOAD_BYTES_MAX, stored_bytes};
+use super::collections;
+use super::fan_out::read_shards;
+use super::read::of_ids;
+use super::split::{self, ShardOperations};
+
+/// Start of the text of an operation that merges members into payloads.
+const SET_PAYLOAD: &str = "{\"set_payload\"";
+/// Points whose payloads are read at the same time: 32 MiB at most.
+const POINTS_AT_ONCE_MAX: usize = 512;
+
+type Payload = Map<String, Value>;
+
+/// A change of one point.
+#[derive(Clone, Debug)]
+enum PointStep {
+    /// Writes the point with a payload.
+    Write(Payload),
+    Delete,
+    Change(Arc<PayloadChange>),
+}
+
+/// Steps of the points that have a `set_payload`, in their order.
+type PointSteps = BTreeMap<PointId, Vec<PointStep>>;
+
+/// A stored point, as a holder returns it.
+#[derive(Deserialize)]
+struct StoredPayload {
+    id: PointId,
+    payload: Option<Payload>,
+}
+
+/// Checks that operations, which are made in order, make no payload too large.
+///
+/// # Errors
+/// `TooLarge` if one would; `Unavailable` if the payloads cannot be read.
+pub(super) async fn check(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    split: &ShardOperations,
+) -> Result<()> {
+    let sets = |operations: &&Vec<String>| operations.iter().any(|it| it.starts_with(SET_PAYLOAD));
+    let texts: Vec<String> = split.values().filter(sets).flatten().cloned().collect();
+    if texts.is_empty() {
+        return Ok(());
+    }
+    let settings = collections::settings(record)?;
+    let bytes = texts.iter().map(String::len).sum();
+    let steps = context.compute(bytes, move || point_steps(&texts, &settings)).await?;
+    let ids: Vec<PointId> = steps.keys().copied().collect();
+    let steps = Arc::new(steps);
+    for ids in ids.chunks(POINTS_AT_ONCE_MAX) {
+        let mut stored = stored(context, record, ids).await?;
+        let (ids, steps) = (ids.to_vec(), steps.clone());
+        let work = move || ids.iter().try_for_each(|id| run(*id, stored.remove(id), &steps[id]));
+        context.compute(bytes.max(PAYLOAD_BYTES_MAX), work).await?;
+    }
+    Ok(())
+}
+
+/// Returns the steps of the points that have a `set_payload`.
+fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointSteps> {
+    let mut steps = PointSteps::new();
+    for text in texts.iter().filter(|text| text.starts_with(SET_PAYLOAD)) {
+        let (ids, _) = parsed_set(text)?;
+        steps.extend(ids.into_iter().map(|id| (id, Vec::new())));
+    }
+    for text in texts {
+        let mut add = |ids: Vec<PointId>, step: PointStep| {
+            for id in ids {
+                if let Some(steps) = steps.get_mut(&id) {
+                    steps.push(step.clone());
+                }
+            }
+        };
+        let change = |change| PointStep::Change(Arc::new(change));
+        match json::parse(text.as_bytes())? {
+            UpdateOperation::Upsert(request) => {
+                for point in request.points(&settings.vector_name)? {
+                    add(vec![point.id], PointStep::Write(point.payload));
+                }
+            }
+            UpdateOperation::Delete(request) => add(ids(request.selection()?), PointStep::Delete),
+            UpdateOperation::ClearPayload(request) => {
+                add(ids(request.selection()?), change(PayloadChange::Clear));
+            }
+            UpdateOperation::SetPayload(_) => {
+                let (ids, set) = parsed_set(text)?;
+                add(ids, change(set));
+            }
+            UpdateOperation::OverwritePayload(mut request) => {
+                let ids = ids(request.selection()?);
+                add(ids, change(PayloadChange::Overwrite(request.payload)));
+            }
+            UpdateOperation::DeletePayload(mut request) => {
+                let ids = ids(request.selection()?);
+                add(ids, change(PayloadChange::DeleteKeys(request.keys)));
+            }
+            UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
+                match never {}
+            }
+        }
+    }
+    Ok(steps)
+}
+
+/// Returns the ids of a selection. Operations of the log have no filters.
+fn ids(selection: PointSelection) -> Vec<PointId> {
+    match selection {
+        PointSelection::Ids(ids) => ids,
+        PointSelection::Filter(_) => Vec::new(),
+    }
+}
+
+/// Returns the points and the change of the text of a `set_payload`.
+///
+/// # Errors
+/// `InvalidArgument` for another text.
+fn parsed_set(text: &str) -> Result<(Vec<PointId>, PayloadChange)> {
+    match json::parse(text.as_bytes())? {
+        UpdateOperation::SetPayload(mut request) => {
+            let ids = ids(request.selection()?);
+            Ok((ids, PayloadChange::Set { payload: request.payload, key: request.key }))
+        }
+        _ => Err(Error::internal("an operation sets no payload")),
+    }
+}
+
+/// Reads the payloads of points with a strong read.
+///
+/// # Errors
+/// `Unavailable` if a shard does not answer.
+async fn stored(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    ids: &[PointId],
+) -> Result<BTreeMap<PointId, Payload>> {
+    let members = split::members(br#"{"with_payload":true,"with_vector":false}"#)?;
+    let mut read = of_ids(context, record, members, ids)?;
+    read.strong = true;
+    let answers = Box::pin(read_shards(&context.state, &read)).await?;
+    answers.check(1.0).map_err(|error| {
+        error.context("the payloads to change cannot be read, so their new size is not known")
+    })?;
+    let bytes = answers.results.values().map(|result| result.get().len()).sum();
+    let work = move || {
+        let mut stored = BTreeMap::new();
+        for result in answers.results.values() {
+            let points: Vec<StoredPayload> = serde_json::from_str(result.get())
+                .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
+            let points = points.into_iter();
+            stored.extend(points.map(|point| (point.id, point.payload.unwrap_or_default())));
+        }
+        Ok(stored)
+    };
+    context.compute(bytes, work).await
+}
+
+/// Makes the steps of a point and checks the size after each `set_payload`. `stored` is its
+/// payload; `None` if there is no such point.
+fn run(id: PointId, stored: Option<Payload>, steps: &[PointStep]) -> Result<()> {
+    let mut now = stored;
+    for step in steps {
+        match step {
+            PointStep::Write(payload) => now = Some(payload.clone()),
+            PointStep::Delete => now = None,
+            PointStep::Change(change) => {
+                let Some(payload) = now.as_mut() else { continue };
+                check_change(id, payload, change)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes a change of a payload.
+///
+/// # Errors
+/// `TooLarge` if it sets members and the payload becomes too large.
+fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
+    change.apply(payload)?;
+    if !matches!(change, PayloadChange::Set { .. }) {
+        return Ok(());
+    }
+    let bytes = stored_bytes(id, payload)?;
+    if bytes > PAYLOAD_BYTES_MAX {
+        return Err(Error::too_large(format!(
+            "point {id}: its payload would have {bytes} bytes, {PAYLOAD_BYTES_MAX} at most; remove members first, or \
+             replace the payload"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that an operation of the log, which is made of `points`, makes no payload too large.
+///
+/// # Errors
+/// `TooLarge` if it would.
+pub(super) fn check_page(operation: &str, points: Vec<(PointId, Payload)>) -> Result<()> {
+    if !operation.starts_with(SET_PAYLOAD) {
+        return Ok(());
+    }
+    let (_, change) = parsed_set(operation)?;
+    points.into_iter().try_for_each(|(id, mut payload)| check_change(id, &mut payload, &change))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use serde_json::json;
+
+    use super::*;
+
+    fn payload(bytes: usize) -> Payload {
+        Map::from_iter([("old".to_owned(), json!("x".repeat(bytes)))])
+    }
+
+    fn steps(operations: &[Value]) -> PointSteps {
+        let texts: Vec<String> = operations.iter().map(Value::to_string).collect();
+        let record = CollectionRecord {
+            name: "c".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: json!({"vectors": {"size": 1, "distance": "Dot"}}),
+            images: None,
+        };
+        point_steps(&texts, &collections::settings(&record).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn sizes_follow_the_operations_before() {
+        let id = PointId::Number(1);
+        let large = "y".repeat(40 << 10);
+        let set = json!({"set_payload": {"payload": {"new": large}, "points": [1]}});
+        let outcome = |before: &[Value], stored: Option<Payload>| {
+            let operations: Vec<Value> = before.iter().cloned().chain([set.clone()]).collect();
+            run(id, stored, &steps(&operations)[&id]).map_err(|error| error.kind())
+        };
+        assert_eq!(outcome(&[], Some(payload(20 << 10))), Ok(()));
+        assert_eq!(outcome(&[], Some(payload(30 << 10))), Err(ErrorKind::TooLarge));
+        assert_eq!(outcome(&[], None), Ok(()), "there is no point to change");
+        for smaller in [
+            json!({"clear_payload": {"points": [1]}}),
+            json!({"delete_payload": {"keys": ["old"], "points": [1]}}),
+            json!({"overwrite_payload": {"payload": {}, "points": [1]}}),
+            json!({"upsert": {"points": [{"id": 1, "vector": [1]}]}}),
+            json!({"delete": {"points": [1]}}),
+        ] {
+            assert_eq!(
+                outcome(std::slice::from_ref(&smaller), Some(payload(30 << 10))),
+                Ok(()),
+                "{smaller}"
+            );
+        }
+        let other = json!({"set_payload": {"payload": {"other": large}, "points": [1, 2]}});
+        assert_eq!(outcome(&[other], Some(Map::new())), Err(ErrorKind::TooLarge));
+    }
+
+    #[test]
+    fn points_without_a_set_are_not_read() {
+        let operations = [
+            json!({"clear_payload": {"points": [1]}}),
+            json!({"set_payload": {"payload": {"a": 1}, "key": "b", "points": [2]}}),
+        ];
+        assert!(steps(&operations).keys().eq([&PointId::Number(2)]));
+    }
+}

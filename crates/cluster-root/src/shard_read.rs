@@ -1,0 +1,105 @@
+//! A read of some shards of a collection, and the results of the shards that answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use cluster_node::CollectionRecord;
+use serde_json::value::RawValue;
+use transport::Reservation;
+
+use super::envelope::ReadCoverage;
+use super::split::IdsBody;
+
+/// Retry advice for a read that too few shards answered.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Body of a read.
+pub(super) enum ReadBody {
+    /// The same for all shards.
+    Same(Box<RawValue>),
+    /// With the ids of the asked shards only.
+    Ids(IdsBody),
+}
+
+/// Work that a read belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadPriority {
+    /// A request of a client, which waits.
+    Client,
+    /// Background work. Nodes answer it at low priority, so its times say nothing about others.
+    Background,
+}
+
+/// A read of some shards of a collection.
+pub(super) struct ShardRead {
+    pub(super) record: Arc<CollectionRecord>,
+    /// Shards to read.
+    pub(super) shards: Vec<u32>,
+    /// Path below the collection.
+    pub(super) path: &'static str,
+    pub(super) body: ReadBody,
+    pub(super) deadline: Instant,
+    /// True if holders must have applied the whole log.
+    pub(super) strong: bool,
+    pub(super) priority: ReadPriority,
+}
+
+/// Results of the shards that answered.
+pub(super) struct ShardAnswers {
+    /// Results as JSON text, by shard.
+    pub(super) results: BTreeMap<u32, Box<RawValue>>,
+    /// Names of the nodes that answered, by shard.
+    pub(super) nodes: BTreeMap<u32, String>,
+    /// Shards that answered.
+    pub(super) coverage: ReadCoverage,
+    /// Error of a shard that did not.
+    pub(super) failure: Option<Error>,
+    /// Bytes of the results, and of answers that came second.
+    pub(super) reservation: Reservation,
+}
+
+impl ShardAnswers {
+    /// Replaces the answers of `shards` by those of a second read.
+    pub(super) fn replace(&mut self, shards: &[u32], again: ShardAnswers) {
+        for shard in shards {
+            self.results.remove(shard);
+            self.nodes.remove(shard);
+        }
+        self.results.extend(again.results);
+        self.nodes.extend(again.nodes);
+        self.coverage.shards = self.results.len();
+        self.failure = self.failure.take().or(again.failure);
+        self.reservation.join(again.reservation);
+    }
+
+    /// Checks that enough shards answered.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice if no shard answered, or less than the part `min_coverage`.
+    pub(super) fn check(&self, min_coverage: f64) -> Result<()> {
+        check_coverage(self.coverage, min_coverage, self.failure.as_ref())
+    }
+}
+
+/// Checks that enough shards answered. `failure` is the error of a shard that did not.
+///
+/// # Errors
+/// As [`ShardAnswers::check`].
+pub(super) fn check_coverage(
+    coverage: ReadCoverage,
+    min_coverage: f64,
+    failure: Option<&Error>,
+) -> Result<()> {
+    let ReadCoverage { shards, of } = coverage;
+    let enough = shards as f64 >= min_coverage * of as f64 && (shards > 0 || of == 0);
+    if enough {
+        return Ok(());
+    }
+    let reason = failure.map_or("no reason is known", Error::message);
+    let message = format!(
+        "{shards} of {of} shards answered, which are too few; one did not because: {reason}"
+    );
+    Err(Error::unavailable(message).with_retry_after(RETRY_AFTER))
+}

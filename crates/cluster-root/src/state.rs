@@ -1,0 +1,195 @@
+//! State that the routes share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use api_images::{BulkResources, ImagesState};
+use base::{Error, Result};
+use cluster::NodeLatencies;
+use cluster_node::backups::ClusterBackups;
+use cluster_node::{ClusterView, CollectionCatalog, CollectionRecord, ViewSource};
+use http_client::HttpClient;
+use metrics::KindLabels;
+use model_store::StorePlace;
+use parking_lot::Mutex;
+use transport::RequestResources;
+
+use super::extraction_slots::ExtractionSlots;
+use super::running_duplicates::RunningDuplicates;
+use super::shard_read::ReadPriority;
+use super::written::WrittenEntries;
+
+/// Retry advice before the collections are known.
+const LOAD_RETRY: Duration = Duration::from_secs(1);
+/// Time after the start of this node in which requests wait for the collections.
+const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Time between two checks of such a request.
+const LOAD_CHECK: Duration = Duration::from_millis(20);
+
+/// Images of this node.
+pub(super) struct NodeImages {
+    /// Name of this node.
+    pub(super) node: String,
+    /// Extraction, and the store of originals.
+    pub(super) state: Arc<ImagesState>,
+    /// True if this node has the role extract.
+    extracts: bool,
+}
+
+/// Store of the cluster, as a root uses it.
+pub(super) struct RootStore {
+    /// Name of this node.
+    pub(super) node: String,
+    /// Directory of the cluster in the store.
+    pub(super) place: StorePlace,
+}
+
+/// State of the routes.
+pub struct RootState {
+    pub(super) requests: Arc<RequestResources>,
+    pub(super) client: HttpClient,
+    pub(super) view: ViewSource,
+    pub(super) catalog: Arc<dyn CollectionCatalog>,
+    pub(super) latencies: Mutex<NodeLatencies>,
+    /// Times of nodes that answer at low priority.
+    background_latencies: Mutex<NodeLatencies>,
+    pub(super) written: WrittenEntries,
+    pub(super) images: Option<NodeImages>,
+    pub(super) backups: Option<Arc<ClusterBackups>>,
+    pub(super) store: Option<RootStore>,
+    /// Searches for duplicates that run on this node.
+    pub(super) duplicates: Arc<RunningDuplicates>,
+    /// Limits of archives and folders; `None` without images.
+    pub(super) bulk: Option<Arc<BulkResources>>,
+    pub(super) extraction_slots: Arc<ExtractionSlots>,
+    query_number: AtomicU64,
+    /// End of the time in which requests wait for the collections.
+    start_wait_end: Instant,
+}
+
+impl RootState {
+    /// Creates the state. `client` must show the key that the other nodes require.
+    pub fn new(
+        requests: Arc<RequestResources>,
+        client: HttpClient,
+        view: ViewSource,
+        catalog: Arc<dyn CollectionCatalog>,
+    ) -> RootState {
+        RootState {
+            requests,
+            client,
+            view,
+            catalog,
+            latencies: Mutex::default(),
+            background_latencies: Mutex::default(),
+            written: WrittenEntries::default(),
+            images: None,
+            backups: None,
+            store: None,
+            duplicates: Arc::default(),
+            bulk: None,
+            extraction_slots: Arc::default(),
+            query_number: AtomicU64::new(0),
+            start_wait_end: Instant::now() + LOAD_WAIT_MAX,
+        }
+    }
+
+    /// Sets the images of this node, which is called `node` and whose store of originals is that of
+    /// the cluster. `extracts` is true if the node has the role extract. Without images, requests
+    /// that extract go to other nodes, and archives and folders are refused.
+    #[must_use]
+    pub fn with_images(self, node: &str, state: Arc<ImagesState>, extracts: bool) -> RootState {
+        let bulk = Some(state.bulk().clone());
+        RootState {
+            images: Some(NodeImages { node: node.to_owned(), state, extracts }),
+            bulk,
+            ..self
+        }
+    }
+
+    /// Sets the limits of archives and folders of a root without images.
+    #[must_use]
+    pub fn with_bulk(self, bulk: Arc<BulkResources>) -> RootState {
+        RootState { bulk: Some(bulk), ..self }
+    }
+
+    /// Sets the backups of the cluster's collections.
+    #[must_use]
+    pub fn with_backups(self, backups: Arc<ClusterBackups>) -> RootState {
+        RootState { backups: Some(backups), ..self }
+    }
+
+    /// Sets the directory of the cluster in the store, where a root keeps searches for duplicates.
+    /// `node` is the name of this node.
+    #[must_use]
+    pub fn with_store(self, node: &str, place: StorePlace) -> RootState {
+        RootState { store: Some(RootStore { node: node.to_owned(), place }), ..self }
+    }
+
+    /// Returns the times of nodes for reads of this priority.
+    pub(super) fn latencies_of(&self, priority: ReadPriority) -> &Mutex<NodeLatencies> {
+        match priority {
+            ReadPriority::Client => &self.latencies,
+            ReadPriority::Background => &self.background_latencies,
+        }
+    }
+
+    /// Returns the extraction of this node, if it has the role.
+    pub(super) fn extraction(&self) -> Option<&Arc<ImagesState>> {
+        self.images.as_ref().filter(|images| images.extracts).map(|images| &images.state)
+    }
+
+    /// Counts a request to nodes, or an answer to a client. `kind` is that of
+    /// [`metrics::ClusterMetrics::requests`].
+    pub(super) fn count(&self, kind: &'static str) {
+        self.requests.metrics.cluster.requests.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Returns the number of the next query. Queries with different numbers begin with different
+    /// holders.
+    pub(super) fn next_query(&self) -> u64 {
+        self.query_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits until the collections were read from the store, at most until `deadline`. A node that
+    /// starts accepts connections a moment before, and clients of a restarted node use it at once.
+    /// If the store does not answer by [`LOAD_WAIT_MAX`] after the start, nothing waits any more.
+    pub(super) async fn wait_loaded(&self, deadline: Instant) {
+        let deadline = deadline.min(self.start_wait_end);
+        if self.catalog.is_loaded() || Instant::now() >= deadline {
+            return;
+        }
+        self.requests.metrics.cluster.start_waits.inc();
+        while !self.catalog.is_loaded() && Instant::now() < deadline {
+            tokio::time::sleep(LOAD_CHECK).await;
+        }
+    }
+
+    /// Returns the view, once it has the collections.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice before.
+    pub(super) fn loaded_view(&self) -> Result<Arc<ClusterView>> {
+        if !self.catalog.is_loaded() {
+            return Err(Error::unavailable(
+                "the collections of the cluster were not read from the store yet; try again",
+            )
+            .with_retry_after(LOAD_RETRY));
+        }
+        Ok(self.view.current())
+    }
+
+    /// Returns the record of the collection that clients call `name`, which may be an alias.
+    ///
+    /// # Errors
+    /// `NotFound` if the view has none; as [`RootState::loaded_view`].
+    pub(super) fn record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
+        let view = self.loaded_view()?;
+        let record = view.collection(name).cloned().map(Arc::new);
+        record.ok_or_else(|| {
+            let shown: String = name.chars().take(80).collect();
+            Error::not_found(format!("there is no collection {shown:?}"))
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! Writes: checked, split by shard, and sent to the owners.
+//!
+//! Only operations by ids go to the log: a holder may make some of them twice after a restart, and
+//! only those by ids lead to the same points then. `by_filter` looks up the points of a filter.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster_node::{CollectionRecord, Owner, ShardKey};
+use search::registry::CollectionSettings;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::call::RootContext;
+use super::envelope::RootAnswer;
+use super::split::{self, ChangeStep, ChangeSteps, ShardOperations};
+use super::state::RootState;
+use super::wire::{OwnerReply, timeout_ms, write_node};
+use super::{by_filter, check, collections, payload_sizes};
+
+/// Bytes of operations after which another request to the owner begins.
+const WRITE_BYTES_MAX: usize = 4 << 20;
+/// Maximum shards to which one request of a client writes at the same time.
+const SHARDS_AT_ONCE_MAX: usize = 64;
+/// Longest wait for a change of the view before an owner is asked again.
+const OWNER_WAIT: Duration = Duration::from_millis(250);
+/// Shortest time between two requests to an owner.
+const OWNER_PAUSE: Duration = Duration::from_millis(20);
+/// Retry advice for a write that no owner took in time.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Kind of a change, as a batch names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChangeKind {
+    Upsert,
+    Delete,
+    SetPayload,
+    OverwritePayload,
+    DeletePayload,
+    ClearPayload,
+}
+
+impl ChangeKind {
+    fn name(self) -> &'static str {
+        match self {
+            ChangeKind::Upsert => "upsert",
+            ChangeKind::Delete => "delete",
+            ChangeKind::SetPayload => "set_payload",
+            ChangeKind::OverwritePayload => "overwrite_payload",
+            ChangeKind::DeletePayload => "delete_payload",
+            ChangeKind::ClearPayload => "clear_payload",
+        }
+    }
+
+    fn parse(self, body: &[u8]) -> Result<UpdateOperation> {
+        Ok(match self {
+            ChangeKind::Upsert => UpdateOperation::Upsert(json::parse(body)?),
+            ChangeKind::Delete => UpdateOperation::Delete(json::parse(body)?),
+            ChangeKind::SetPayload => UpdateOperation::SetPayload(json::parse(body)?),
+            ChangeKind::OverwritePayload => UpdateOperation::OverwritePayload(json::parse(body)?),
+            ChangeKind::DeletePayload => UpdateOperation::DeletePayload(json::parse(body)?),
+            ChangeKind::ClearPayload => UpdateOperation::ClearPayload(json::parse(body)?),
+        })
+    }
+}
+
+pub(super) async fn upsert(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::Upsert).await
+}
+
+pub(super) async fn delete(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::Delete).await
+}
+
+pub(super) async fn set_payload(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::SetPayload).await
+}
+
+pub(super) async fn overwrite_payload(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::OverwritePayload).await
+}
+
+pub(super) async fn delete_payload(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::DeletePayload).await
+}
+
+pub(super) async fn clear_payload(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::ClearPayload).await
+}
+
+async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<RootAnswer> {
+    let record = context.state.record(&context.collection)?;
+    let settings = collections::settings(&record)?;
+    let shards = record.shards;
+    let bytes = body.len();
+    let prepare = move || split_change(&body, kind, &settings, shards);
+    let steps = context.compute(bytes, prepare).await?;
+    let entry = make(&context, record, steps).await?;
+    RootAnswer::of(&completed(entry))
+}
+
+/// Makes changes in order. All are checked before the first is made.
+pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    let record = context.state.record(&context.collection)?;
+    let settings = collections::settings(&record)?;
+    let shards = record.shards;
+    let bytes = body.len();
+    let prepare = move || split_batch(&body, &settings, shards);
+    let (steps, count) = context.compute(bytes, prepare).await?;
+    let entry = make(&context, record, steps).await?;
+    RootAnswer::of(&vec![completed(entry); count])
+}
+
+/// Returns the outcome of a change. Its number grows with every change of a shard.
+fn completed(entry: u64) -> Value {
+    json!({ "operation_id": entry, "status": "completed" })
+}
+
+fn split_change(
+    body: &[u8],
+    kind: ChangeKind,
+    settings: &CollectionSettings,
+    shards: u32,
+) -> Result<Vec<ChangeStep>> {
+    check::depth(body)?;
+    check::operation(kind.parse(body)?, settings)?;
+    let mut steps = ChangeSteps::default();
+    match kind {
+        ChangeKind::Upsert => split::upsert(text(body)?, shards, steps.by_ids())?,
+        kind => split::selection(kind.name(), text(body)?, shards, &mut steps)?,
+    }
+    Ok(steps.into_list())
+}
+
+fn split_batch(
+    body: &[u8],
+    settings: &CollectionSettings,
+    shards: u32,
+) -> Result<(Vec<ChangeStep>, usize)> {
+    check::depth(body)?;
+    let request: UpdateBatch = json::parse(body)?;
+    for (at, operation) in request.operations.into_iter().enumerate() {
+        check::operation(operation, settings)
+            .map_err(|error| error.context(format_args!("operations[{at}]")))?;
+    }
+    let mut steps = ChangeSteps::default();
+    let count = split::batch(text(body)?, shards, &mut steps)?;
+    Ok((steps.into_list(), count))
+}
+
+fn text(body: &[u8]) -> Result<&str> {
+    std::str::from_utf8(body)
+        .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
+}
+
+/// Makes the steps of a change, one after the other. Returns the largest number of an entry that
+/// has some of it; 0 without operations.
+///
+/// # Errors
+/// `TooLarge` if a payload would become too large; the step is not made then. The first error of a
+/// shard. Other shards may have their operations then.
+async fn make(
+    context: &RootContext,
+    record: Arc<CollectionRecord>,
+    steps: Vec<ChangeStep>,
+) -> Result<u64> {
+    let mut entry = 0;
+    for step in steps {
+        let made = match step {
+            ChangeStep::ByIds(split) => {
+                let fits = payload_sizes::check(context, &record, &split).await;
+                fits.map_err(|error| match entry {
+                    0 => error,
+                    _ => error.context("earlier changes of the batch were made, and then"),
+                })?;
+                deliver(context, &record, split).await?
+            }
+            ChangeStep::ByFilter(change) => by_filter::make(context, &record, change).await?,
+        };
+        entry = made.max(entry);
+    }
+    Ok(entry)
+}
+
+/// Writes operations to their shards, each shard's in order. Returns the largest number of an entry
+/// that has some of them; 0 without operations.
+///
+/// # Errors
+/// The first error of a shard. Other shards may have their operations then.
+pub(super) async fn deliver(
+    context: &RootContext,
+    record: &CollectionRecord,
+    split: ShardOperations,
+) -> Result<u64> {
+    let writes = split.into_iter().map(|(shard, operations)| {
+        let write = ShardWrite {
+            state: context.state.clone(),
+            key: ShardKey::new(&record.id, shard),
+            deadline: context.deadline,
+        };
+        async move { write.run(&operations).await }
+    });
+    run_all(writes).await
+}
+
+/// Runs writes to different shards side by side, at most [`SHARDS_AT_ONCE_MAX`]. Returns the
+/// largest number of an entry; 0 without writes.
+///
+/// # Errors
+/// The first error, after the writes that run have ended.
+pub(super) async fn run_all(
+    mut waiting: impl Iterator<Item = impl Future<Output = Result<u64>> + Send + 'static>,
+) -> Result<u64> {
+    let mut running = JoinSet::new();
+    let mut entry = 0;
+    let mut failure = None;
+    loop {
+        while running.len() < SHARDS_AT_ONCE_MAX && failure.is_none() {
+            let Some(write) = waiting.next() else { break };
+            running.spawn(write);
+        }
+        let Some(ended) = running.join_next().await else { break };
+        match ended {
+            Ok(Ok(written)) => entry = entry.max(written),
+            Ok(Err(error)) => failure = failure.or(Some(error)),
+            Err(error) => {
+                let error = Error::internal(format!("a write ended early: {error}"));
+                failure = failure.or(Some(error));
+            }
+        }
+    }
+    failure.map_or(Ok(entry), Err)
+}
+
+/// Source of the error of a write that no owner took.
+#[derive(Debug)]
+struct NotWritten;
+
+impl fmt::Display for NotWritten {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("no owner took the write")
+    }
+}
+
+impl std::error::Error for NotWritten {}
+
+/// Returns true if the error of a write of one operation says that the operation is in no entry and
+/// never will be.
+pub(super) fn was_not_written(error: &Error) -> bool {
+    use ErrorKind::{InvalidArgument, NotFound, TooLarge};
+    matches!(error.kind(), InvalidArgument | NotFound | TooLarge)
+        || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+}
+
+/// Writes to one shard.
+pub(super) struct ShardWrite {
+    pub(super) state: Arc<RootState>,
+    pub(super) key: ShardKey,
+    pub(super) deadline: Instant,
+}
+
+impl ShardWrite {
+    /// Writes operations in order. Returns the number of the last entry.
+    pub(super) async fn run(&self, operations: &[String]) -> Result<u64> {
+        let mut entry = 0;
+        for chunk in split::chunks(operations, WRITE_BYTES_MAX) {
+            let written = self.write(&chunk.join(",")).await;
+            entry = written.map_err(|error| {
+                let error = match entry {
+                    0 => error,
+                    _ => error.context("a first part was made, and then"),
+                };
+                error.context(format_args!("shard {}", self.key))
+            })?;
+            self.state.written.record(&self.key, entry, &self.state.view.current());
+        }
+        Ok(entry)
+    }
+
+    /// Sends operations to the owner until one has written them or the deadline has passed. They
+    /// are sent again only if no owner wrote them.
+    async fn write(&self, operations: &str) -> Result<u64> {
+        // Owner that a node has named. It is asked at once, unless a named owner named it.
+        let mut hint: Option<String> = None;
+        let mut refusal = Error::unavailable("the time was up before it was sent");
+        while Instant::now() < self.deadline {
+            let view = self.state.view.current();
+            if view.by_id(&self.key.collection).is_none() {
+                return Err(Error::not_found("the collection was removed meanwhile"));
+            }
+            let is_hinted = hint.is_some();
+            let owner =
+                hint.take().or_else(|| view.owners.get(&self.key).map(|it| it.node.clone()));
+            let node = owner.as_ref().and_then(|name| view.nodes.get(name));
+            refusal = match node {
+                None => Error::unavailable("the shard has no owner; start an ingest node"),
+                Some(node) => match self.send(&node.address, operations).await? {
+                    OwnerReply::Made(entry) => return Ok(entry),
+                    OwnerReply::NotMade { owner: named, error } => {
+                        let other = named.filter(|named| *named != node.name && !is_hinted);
+                        hint = other.filter(|named| view.nodes.contains_key(named));
+                        error
+                    }
+                },
+            };
+            if hint.is_none() {
+                self.wait(view.owners.get(&self.key)).await;
+            }
+        }
+        let refusal = refusal.context("the write was not made").with_retry_after(RETRY_AFTER);
+        Err(refusal.with_source(NotWritten))
+    }
+
+    async fn send(&self, address: &str, operations: &str) -> Result<OwnerReply> {
+        let collection = &self.key.collection;
+        let (shard, timeout_ms) = (self.key.shard.0, timeout_ms(self.deadline));
+        let body = format!(
+            "{{\"collection\":\"{collection}\",\"shard\":{shard},\"timeout_ms\":{timeout_ms},\
+             \"operations\":[{operations}]}}"
+        );
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        write_node(&self.state.client, address, body.into(), left).await
+    }
+
+    /// Waits until the view names another owner than `known`, for at most [`OWNER_WAIT`].
+    async fn wait(&self, known: Option<&Owner>) {
+        let mut view = self.state.view.clone();
+        let until = self.deadline.min(Instant::now() + OWNER_WAIT);
+        let changed = async {
+            tokio::time::sleep(OWNER_PAUSE).await;
+            while view.current().owners.get(&self.key) == known {
+                view.changed().await;
+            }
+        };
+        // At the end of the time the same owner is asked again.
+        let _ = tokio::time::timeout_at(until.into(), changed).await;
+    }
+}

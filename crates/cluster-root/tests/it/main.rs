@@ -1,0 +1,15 @@
+//! Roots against nodes that behave as a test says.
+
+#![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
+
+extern crate millpond_cluster_root as cluster_root;
+
+mod root_images;
+mod root_images_bulk;
+mod root_images_stored;
+mod root_images_support;
+mod root_images_writes;
+mod root_keys;
+mod root_reads;
+mod root_support;
+mod root_writes;
