@@ -137,6 +137,30 @@ fn cluster_bytes() {
     seed("cluster_record", "plain", &plain);
     let images = plain.replacen('{', r#"{"images":{"kind":"photo","model":"m"},"#, 1);
     seed("cluster_record", "images", images);
+    cluster_backups(&plain.replace("\"shards\":8", "\"shards\":1"));
+}
+
+/// `record` is that of a collection with one shard.
+fn cluster_backups(record: &str) {
+    let changes =
+        r#"{"payload_schema":{"f":{"data_type":"keyword","params":null}},"metadata":{"a":null}}"#;
+    let part = r#"{"entries":1,"bytes":70,"blake3":"00"}"#;
+    let shard = format!(r#"{{"snapshot_bytes":7,"next":3,"end":4,"log":[{part}]}}"#);
+    let set = format!(
+        r#"{{"version":1,"id":"20260131T235959123Z-0123abcd","record":{record},"changes":{changes},"shards":[{shard}]}}"#
+    );
+    seed("cluster_backup", "set", [b"\0".as_slice(), set.as_bytes()].concat());
+    let entry = cluster_log::codec::encode_entry(&cluster::LogEntry {
+        epoch: cluster::Epoch(0),
+        writer: cluster::WriterId(0),
+        body: cluster::EntryBody::Writes(cluster_log::Batch::from(vec![Bytes::from_static(b"{}")])),
+    });
+    let entry = entry.unwrap();
+    let length = (entry.len() as u32).to_le_bytes();
+    // One entry: the number is a third of the first byte.
+    seed("cluster_backup", "log_part", [&[4], length.as_slice(), &entry].concat());
+    let all = format!(r#"{{"aliases":{{"x":"c"}},"collections":{{"0195a":{changes}}}}}"#);
+    seed("cluster_backup", "changes", [b"\x02".as_slice(), all.as_bytes()].concat());
 }
 
 fn saved_models() {

@@ -1,12 +1,12 @@
-//! Bytes that a cluster's nodes read: entries and records in the object store, keys in etcd, and
-//! answers of other nodes.
+//! Bytes that a cluster's nodes read: entries, records and backups in the object store, keys in
+//! etcd, and answers of other nodes.
 
 use base::ErrorKind;
 use bytes::Bytes;
 use cluster::SHARDS_MAX;
+use cluster_log::codec::{decode, encode_entry};
 use cluster_node::ShardKey;
 use cluster_node::fuzzing;
-use cluster_log::codec::{decode, encode_entry};
 use etcd::fuzzing::{etcd_range, etcd_refusal};
 use etcd::{EtcdEntry, LeaseId};
 use serde_json::value::RawValue;
@@ -120,4 +120,28 @@ pub fn cluster_record(data: &[u8]) {
         (again.name, again.id, again.shards, again.copies),
         (record.name, record.id, record.shards, record.copies)
     );
+}
+
+/// Fuzzes what a cluster keeps of its backups. The first byte selects the description of a backup,
+/// a part of a log, or aliases with other changes.
+///
+/// Asserts that a description names as many shards as it has, and that changes that are written
+/// are read with the same values.
+pub fn cluster_backup(data: &[u8]) {
+    let Some((&choice, rest)) = data.split_first() else { return };
+    match choice % 3 {
+        0 => {
+            let Ok(set) = bounded(data, 0, || fuzzing::backup_set(rest)) else { return };
+            assert_eq!(set.shards.len(), set.record.shard_keys().count());
+            let _ = set.bytes();
+        }
+        1 => {
+            let bytes = Bytes::copy_from_slice(rest);
+            let _ = bounded(data, 0, || fuzzing::log_part(&bytes, u64::from(choice / 3)));
+        }
+        _ => {
+            let Ok(written) = bounded(data, 0, || fuzzing::catalog_changes(rest)) else { return };
+            assert_eq!(fuzzing::catalog_changes(&written).expect("own changes"), written);
+        }
+    }
 }

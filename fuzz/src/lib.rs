@@ -17,7 +17,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 pub use archives::{onnx, saved_model, torch_archive};
-pub use cluster_bytes::{cluster_answer, cluster_etcd, cluster_log_entry, cluster_record};
+pub use cluster_bytes::{
+    cluster_answer, cluster_backup, cluster_etcd, cluster_log_entry, cluster_record,
+};
 pub use media::{audio_decode, image_decode, iso_template, nist_parse, wsq_decode};
 pub use protocols::{
     golden_json, oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf,
@@ -60,6 +62,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("cluster_etcd", cluster_etcd),
     ("cluster_answer", cluster_answer),
     ("cluster_record", cluster_record),
+    ("cluster_backup", cluster_backup),
     ("key_file", key_file),
     ("key_token", key_token),
     ("model_toml", model_toml),

@@ -26,7 +26,9 @@ mod types;
 #[doc(hidden)]
 pub mod fuzzing {
     use base::Result;
+    use bytes::Bytes;
 
+    use crate::backups::{BackupSet, log_parts};
     use crate::changes::CatalogChanges;
     pub use crate::membership::fuzzing::cluster_view;
     use crate::types::CollectionRecord;
@@ -39,12 +41,29 @@ pub mod fuzzing {
         crate::node::catalog::decode_record(bytes)
     }
 
-    /// Reads the changes of the collections.
+    /// Reads the changes of the collections. Returns the bytes that they are written as.
     ///
     /// # Errors
     /// `DataLoss` for other bytes.
-    pub fn catalog_changes(bytes: &[u8]) -> Result<usize> {
-        CatalogChanges::decode(bytes).map(|changes| changes.aliases.len())
+    pub fn catalog_changes(bytes: &[u8]) -> Result<Vec<u8>> {
+        CatalogChanges::decode(bytes)?.encode()
+    }
+
+    /// Reads the description of a backup.
+    ///
+    /// # Errors
+    /// `DataLoss` for other bytes, `FailedPrecondition` for those of a newer program.
+    pub fn backup_set(bytes: &[u8]) -> Result<BackupSet> {
+        BackupSet::decode(bytes)
+    }
+
+    /// Reads a part of a log in a backup, whose description has its checksum. Returns the number of
+    /// entries.
+    ///
+    /// # Errors
+    /// `DataLoss` for other bytes.
+    pub fn log_part(bytes: &Bytes, entries: u64) -> Result<usize> {
+        log_parts::of_bytes(bytes, entries).map(|entries| entries.len())
     }
 }
 

@@ -79,10 +79,18 @@ fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
 /// # Errors
 /// `DataLoss` if it is not as its description says.
 pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batch>>> {
-    let damaged = || Error::data_loss("a part of the log does not match its checksum");
-    if blake3::hash(bytes).to_hex().as_str() != part.blake3 {
-        return Err(damaged());
+    match blake3::hash(bytes).to_hex().as_str() == part.blake3 {
+        true => of_bytes(bytes, part.entries),
+        false => Err(Error::data_loss("a part of the log does not match its checksum")),
     }
+}
+
+/// Returns the entries of a part, of which there are `count`.
+///
+/// # Errors
+/// `DataLoss` for other bytes.
+pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>> {
+    let damaged = || Error::data_loss("a part of the log has not the entries that it should have");
     let mut entries = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
@@ -93,7 +101,7 @@ pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batc
         entries.push(decode_entry(&bytes.slice(at..end))?);
         at = end;
     }
-    match entries.len() as u64 == part.entries {
+    match entries.len() as u64 == count {
         true => Ok(entries),
         false => Err(damaged()),
     }

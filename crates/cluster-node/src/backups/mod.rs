@@ -15,8 +15,10 @@
 //! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
 //! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
 
-mod log_parts;
+pub(crate) mod log_parts;
 mod set;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,6 +57,8 @@ const SETS_MAX: usize = 10_000;
 const ENDS_AT_ONCE_MAX: usize = 16;
 /// Time for which an object that no backup needs is kept after it was written.
 const GRACE: Duration = Duration::from_secs(24 * 3600);
+/// Longest time of a restore. After an hour, data without a record are removed.
+const RESTORE_TIME_MAX: Duration = Duration::from_secs(50 * 60);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -293,16 +297,28 @@ impl ClusterBackups {
     /// the catalog yet.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; the errors of the
-    /// stores. What was written is removed an hour later.
+    /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; `DeadlineExceeded`
+    /// after [`RESTORE_TIME_MAX`]; the errors of the stores. What was written is removed an hour
+    /// later.
     pub async fn restore(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
-        let restored = self.restore_shards(set, name).await;
+        let restored = self.restore_in_time(set, name).await;
         self.count("restore", &restored);
         restored
     }
 
-    async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
+    async fn restore_in_time(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let _turn = self.turn().await?;
+        let restored = tokio::time::timeout(RESTORE_TIME_MAX, self.restore_shards(set, name));
+        restored.await.map_err(|_| {
+            Error::deadline(format!(
+                "a restore ends after {} minutes, before its data count as those of a removed collection; raise \
+                 --backup-rate on this node",
+                RESTORE_TIME_MAX.as_secs() / 60
+            ))
+        })?
+    }
+
+    async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let (name, id) = (name.to_owned(), new_id());
         let record = CollectionRecord { name, id, ..set.record.clone() };
         let sources = set.record.shard_keys().zip(record.shard_keys());

@@ -7,6 +7,7 @@ use cluster_log::FollowPosition;
 use serde::{Deserialize, Serialize};
 
 use crate::changes::CollectionChanges;
+use crate::node::catalog::check_record;
 use crate::types::CollectionRecord;
 
 /// Version of the format.
@@ -72,9 +73,14 @@ impl BackupSet {
 
     /// Returns the bytes of all snapshots and logs.
     pub fn bytes(&self) -> u64 {
-        let log = |shard: &ShardBackup| shard.log.iter().map(|part| part.bytes).sum::<u64>();
+        // A description may name any lengths.
+        let log = |shard: &ShardBackup| {
+            shard.log.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
+        };
         let shards = self.shards.iter();
-        shards.map(|shard| shard.snapshot_bytes.unwrap_or(0) + log(shard)).sum()
+        let bytes =
+            shards.map(|shard| shard.snapshot_bytes.unwrap_or(0).saturating_add(log(shard)));
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Reads a description.
@@ -96,6 +102,7 @@ impl BackupSet {
             )));
         }
         let set: BackupSet = serde_json::from_slice(bytes).map_err(damaged)?;
+        check_record(&set.record)?;
         if set.shards.len() != set.record.shards as usize {
             return Err(Error::data_loss(format!(
                 "the description of the backup has {} of {} shards",

@@ -329,16 +329,24 @@ pub(crate) fn decode_record(bytes: &[u8]) -> Result<CollectionRecord> {
     let lost = |reason: String| Error::data_loss(format!("the record of a collection: {reason}"));
     let record: CollectionRecord =
         serde_json::from_slice(bytes).map_err(|error| lost(error.to_string()))?;
-    let CollectionRecord { shards, copies, .. } = record;
+    check_record(&record)?;
+    Ok(record)
+}
+
+/// Checks the record of a collection, which may come from anywhere.
+///
+/// # Errors
+/// As [`decode_record`].
+pub(crate) fn check_record(record: &CollectionRecord) -> Result<()> {
+    let lost = |reason: String| Error::data_loss(format!("the record of a collection: {reason}"));
+    let &CollectionRecord { shards, copies, .. } = record;
     if !(1..=SHARDS_MAX).contains(&shards) || !(1..=COPIES_MAX as u32).contains(&copies) {
         return Err(lost(format!(
             "{shards} shards with {copies} copies; there are 1 to {SHARDS_MAX} shards with 1 to {COPIES_MAX} copies"
         )));
     }
     check_name(&record.name).map_err(|error| lost(error.to_string()))?;
-    check_name(&ShardKey::new(&record.id, 0).local_name())
-        .map_err(|error| lost(error.to_string()))?;
-    Ok(record)
+    check_name(&ShardKey::new(&record.id, 0).local_name()).map_err(|error| lost(error.to_string()))
 }
 
 /// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.

@@ -1,0 +1,133 @@
+use base::ErrorKind;
+use cluster::{EntryBody, Epoch, LogEntry, WriterId};
+use cluster_log::{Batch, CreateOutcome};
+use serde_json::Value;
+
+use super::*;
+use crate::types::ViewUpdater;
+
+/// A cluster's store in a directory, and its backups.
+struct TestCluster {
+    store: BackupStore,
+    backups: Arc<ClusterBackups>,
+    _directory: tempfile::TempDir,
+}
+
+impl TestCluster {
+    fn new() -> TestCluster {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let rate = Rate::unlimited();
+        let settings =
+            ClusterBackupSettings { store: store.below("backups"), rate, schedule: None };
+        let backups = ClusterBackups::new(ClusterBackupOptions {
+            view: ViewUpdater::new().source(),
+            cluster: store.clone(),
+            settings,
+            metrics: BackupMetrics::default(),
+        });
+        TestCluster { store, backups, _directory: directory }
+    }
+
+    fn log(&self, record: &CollectionRecord, shard: u32) -> ShardLog {
+        ShardLog::new(self.store.place(), &ShardKey::new(&record.id, shard))
+    }
+
+    /// Adds an entry to the log of a shard. Without a text it is a fence.
+    async fn append(&self, record: &CollectionRecord, shard: u32, epoch: u64, text: &'static str) {
+        let log = self.log(record, shard);
+        let number = log.end().await.unwrap();
+        let body = match text {
+            "" => EntryBody::Fence,
+            text => EntryBody::Writes(batch(text)),
+        };
+        let entry = LogEntry { epoch: Epoch(epoch), writer: WriterId(1), body };
+        assert_eq!(log.create(number, &entry).await, CreateOutcome::Created);
+    }
+
+    /// Returns the entries of the log of a shard.
+    async fn entries(&self, record: &CollectionRecord, shard: u32) -> Vec<LogEntry<Batch>> {
+        let log = self.log(record, shard);
+        let mut entries = Vec::new();
+        while let Some(entry) = log.read(EntryNumber(entries.len() as u64)).await.unwrap() {
+            entries.push(entry);
+        }
+        entries
+    }
+}
+
+fn batch(text: &'static str) -> Batch {
+    Batch::from(vec![Bytes::from_static(text.as_bytes())])
+}
+
+fn record(id: &str) -> CollectionRecord {
+    CollectionRecord {
+        name: "docs".to_owned(),
+        id: id.to_owned(),
+        shards: 2,
+        copies: 1,
+        create: Value::Null,
+        images: None,
+    }
+}
+
+#[tokio::test]
+async fn a_backup_has_the_logs_of_its_moment() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    for (epoch, text) in [(7, ""), (7, "one"), (9, ""), (7, "late"), (9, "two")] {
+        cluster.append(&record, 0, epoch, text).await;
+    }
+    let set = cluster.backups.create(&record).await.unwrap();
+    let [first, second] = &set.shards[..] else { panic!("{set:?}") };
+    assert_eq!((first.snapshot_bytes, first.end, first.log[0].entries), (None, 5, 2));
+    assert_eq!((second.end, second.log.len()), (0, 0));
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&set));
+    assert!(!cluster.backups.has_changed(&record, &set).await.unwrap());
+    cluster.append(&record, 1, 3, "three").await;
+    assert!(cluster.backups.has_changed(&record, &set).await.unwrap());
+
+    let restored = cluster.backups.restore(&set, "copy").await.unwrap();
+    assert_eq!((restored.name.as_str(), restored.shards), ("copy", 2));
+    assert_ne!(restored.id, record.id);
+    let entry = |text| LogEntry {
+        epoch: Epoch(0),
+        writer: WriterId(0),
+        body: EntryBody::Writes(batch(text)),
+    };
+    assert_eq!(cluster.entries(&restored, 0).await, [entry("one"), entry("two")]);
+    assert_eq!(cluster.entries(&restored, 1).await, []);
+}
+
+#[tokio::test]
+async fn a_removed_backup_leaves_the_others() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let first = cluster.backups.create(&record).await.unwrap();
+    let second = cluster.backups.create(&record).await.unwrap();
+    assert!(first.id < second.id);
+    cluster.backups.delete("docs", &first.id).await.unwrap();
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&second));
+    for missing in [
+        cluster.backups.get("docs", &first.id).await.map(drop),
+        cluster.backups.get("other", &second.id).await.map(drop),
+        cluster.backups.delete("docs", &first.id).await,
+    ] {
+        assert_eq!(missing.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    let restored = cluster.backups.restore(&second, "copy").await.unwrap();
+    assert_eq!(cluster.entries(&restored, 0).await.len(), 1);
+}
+
+#[tokio::test]
+async fn requests_beyond_the_maximum_do_not_wait() {
+    let cluster = TestCluster::new();
+    let _turn = cluster.backups.turn().await.unwrap();
+    let waiting: Vec<WaitingCount<'_>> =
+        (0..WAITING_MAX).map(|_| WaitingCount::begin(&cluster.backups.waiting).unwrap()).collect();
+    let refused = cluster.backups.create(&record("1")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+    drop(waiting);
+    assert_eq!(cluster.backups.waiting.load(Ordering::Acquire), 0);
+}
