@@ -15,8 +15,9 @@ use crate::changes::{CHANGES_BYTES_MAX, CatalogChanges};
 
 /// Directory of the versions.
 const VERSIONS: &str = "catalog-changes";
-/// Maximum versions that are listed. Each change removes those before it.
-const VERSIONS_MAX: usize = 1000;
+/// Maximum versions that are listed. Each change removes those before it, so there are two or
+/// three.
+const VERSIONS_MAX: usize = 100_000;
 /// Maximum attempts of one change, if other nodes change the document at the same time.
 const ATTEMPTS_MAX: usize = 16;
 
@@ -45,7 +46,7 @@ impl ChangeLog {
     pub(super) async fn newest(&self, known: &ChangesVersion) -> Result<ChangesVersion> {
         // A version may be removed between the list and the read, because there is a newer one.
         for _ in 0..ATTEMPTS_MAX {
-            let number = self.numbers().await?.into_iter().max().unwrap_or(0);
+            let number = self.numbers(known.number).await?.into_iter().max().unwrap_or(0);
             if number <= known.number {
                 return Ok(known.clone());
             }
@@ -82,21 +83,25 @@ impl ChangeLog {
         Err(contended())
     }
 
-    async fn numbers(&self) -> Result<Vec<u64>> {
+    /// Returns the numbers of the versions behind `after`.
+    async fn numbers(&self, after: u64) -> Result<Vec<u64>> {
         let prefix = self.place.key(VERSIONS);
         let list = async {
-            let mut objects = self.place.objects().list(Some(&prefix));
+            let mut objects =
+                self.place.objects().list_with_offset(Some(&prefix), &self.key(after));
             let mut numbers = Vec::new();
             while let Some(object) = objects.next().await {
-                let key = object?.location;
+                let key = object.map_err(|error| self.place.failed(&error))?.location;
                 numbers.extend(key.filename().and_then(|name| name.parse::<u64>().ok()));
-                if numbers.len() >= VERSIONS_MAX {
-                    break;
+                if numbers.len() > VERSIONS_MAX {
+                    return Err(Error::exhausted(format!(
+                        "{prefix} has more than {VERSIONS_MAX} objects; remove all but the last"
+                    )));
                 }
             }
             Ok(numbers)
         };
-        within(list).await?.map_err(|error| self.place.failed(&error))
+        within(list).await?
     }
 
     async fn read(&self, number: u64) -> Result<Option<CatalogChanges>> {
@@ -132,7 +137,7 @@ impl ChangeLog {
 
     /// Removes the versions before the one before `number`, which another node may be reading.
     async fn remove_before(&self, number: u64) {
-        let numbers = self.numbers().await.unwrap_or_default();
+        let numbers = self.numbers(0).await.unwrap_or_default();
         for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
             // What stays is removed after the next change.
             let _ = within(self.place.objects().delete(&self.key(old))).await;
@@ -180,7 +185,7 @@ mod tests {
         assert_eq!(log.newest(&start).await.unwrap(), second);
         let third = log.change(&second, &with_alias("c")).await.unwrap();
         assert_eq!(third.number, 3);
-        let mut numbers = log.numbers().await.unwrap();
+        let mut numbers = log.numbers(0).await.unwrap();
         numbers.sort_unstable();
         assert_eq!(numbers, [2, 3], "one version stays for nodes that read it");
     }
