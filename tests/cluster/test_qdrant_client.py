@@ -1,5 +1,6 @@
 """qdrant-client, unmodified, against three nodes: aliases, indexes, groups and snapshots. Its local mode gives answers."""
 
+import json
 import pathlib
 import random
 import sys
@@ -169,7 +170,13 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
         client.upsert(collection, points(5, COUNT)[start : start + 5])
     client.delete(collection, models.PointIdsList(points=[1, 2, 3]))
     before = rows(client, collection)
+    view = json.loads(http_call(cluster.nodes["a"].address, "GET", "/cluster/v1/view")[1])
+    (known,) = (it for it in view["result"]["collections"] if it["name"] == collection)
+    data = cluster.scratch / "store" / "data" / known["id"]
+    wait_until("snapshots of all shards", lambda: len(list(data.glob("snapshots/*/backups/*"))) >= 4)
     made = client.create_snapshot(collection)
+    copied = cluster.scratch / "store" / "backups" / "cluster" / "shards"
+    assert len(list(copied.glob(f"{known['id']}.*/backups/*"))) == 4
     client.upsert(collection, points(6, 50))
     client.delete(collection, models.PointIdsList(points=[100, 101]))
     after = rows(client, collection)
@@ -223,3 +230,26 @@ def test_a_damaged_snapshot_makes_no_collection(client, cluster, collection):
     assert refused.status_code == 500 and "checksum" in str(refused.content), refused.content
     assert not client.collection_exists(copy)
     assert client.count(collection).count == COUNT
+
+
+def test_a_snapshot_in_an_object_store(tmp_path):
+    plans = [NodePlan("a", "root,search,ingest"), NodePlan("b", "search,ingest")]
+    cluster = Cluster(plans, tmp_path, tmp_path / "logs", s3=True, snapshot_entries=4)
+    try:
+        cluster.start()
+        client = QdrantClient(url=cluster.nodes["a"].url, timeout=60)
+        create(client, "docs")
+        for start in range(0, COUNT, 5):
+            client.upsert("docs", points(9, COUNT)[start : start + 5])
+        before = rows(client, "docs")
+        first, second = client.create_snapshot("docs"), client.create_snapshot("docs")
+        client.delete_collection("docs")
+        client.delete_snapshot("docs", first.name)
+        # The second one shares files with the first.
+        assert client.recover_snapshot("docs", second.name)
+        assert rows(client, "docs") == before
+        client.update_collection_aliases([to("live", "docs")])
+        assert client.count("live").count == COUNT
+        client.close()
+    finally:
+        cluster.close()
