@@ -117,6 +117,7 @@ async fn find(
              /collections/NAME/snapshots lists them",
         ));
     };
+    check_name(collection)?;
     if !context.sees(collection) {
         return Err(Error::not_found(format!("there is no snapshot {location:?}")));
     }
