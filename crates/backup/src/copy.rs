@@ -1,6 +1,6 @@
 //! A copy of a backup in another store, or under another name.
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use search::registry::CollectionSettings;
 
 use crate::list::{BackupFile, BackupId, BackupList};
@@ -71,7 +71,11 @@ async fn copy_object(
     file: &BackupFile,
 ) -> Result<()> {
     let from = context.store.object_key(copy.collection, &file.object);
-    let source = StoredSource::open(context.store, from, file.bytes, STEP_BYTES)?;
+    let source = StoredSource::open(context.store, from, file.bytes, STEP_BYTES);
+    let source = source.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::data_loss(format!("object {}: it is missing", file.object)),
+        _ => error,
+    })?;
     let key = target.store.object_key(copy.name, &file.object);
     let hash = target.upload(&UploadSource::Object(source), &key).await?;
     if hash == file.blake3 {

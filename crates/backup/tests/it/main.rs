@@ -5,6 +5,7 @@
 extern crate millpond_backup as backup;
 
 mod common;
+mod copies;
 mod crash;
 mod faults;
 mod removal;

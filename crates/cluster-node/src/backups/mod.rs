@@ -41,6 +41,7 @@ use tokio_stream::StreamExt;
 use self::log_parts::{PART_BYTES_MAX, PartReader};
 pub use self::set::BackupSet;
 use self::set::{LogPart, SET_BYTES_MAX, ShardBackup};
+use crate::node::catalog::within_time;
 use crate::node::local::{blocking, set_position};
 use crate::node::snapshot::{StopOnDrop, snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey, ViewSource, new_id};
@@ -138,7 +139,7 @@ impl ClusterBackups {
         let prefix = self.place.key(&format!("sets/{collection}"));
         let mut listing = self.place.objects().list(Some(&prefix));
         let mut ids: Vec<BackupId> = Vec::new();
-        while let Some(object) = within(listing.next()).await? {
+        while let Some(object) = within_time(REQUEST_TIMEOUT, listing.next()).await? {
             let key = object.map_err(|error| self.place.failed(&error))?.location;
             ids.extend(key.filename().and_then(|name| name.parse().ok()));
             if ids.len() > SETS_MAX {
@@ -446,7 +447,10 @@ impl ClusterBackups {
     async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<()> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
-        within(put).await?.map(drop).map_err(|error| self.place.failed(&error))
+        within_time(REQUEST_TIMEOUT, put)
+            .await?
+            .map(drop)
+            .map_err(|error| self.place.failed(&error))
     }
 
     /// Reads an object of at most `bytes_max` bytes; `None` if there is none.
@@ -458,7 +462,7 @@ impl ClusterBackups {
                 false => Ok(None),
             }
         };
-        match within(get).await? {
+        match within_time(REQUEST_TIMEOUT, get).await? {
             Ok(Some(bytes)) => Ok(Some(bytes)),
             Ok(None) => Err(Error::data_loss(format!("object {key}: more than {bytes_max} bytes"))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -467,7 +471,7 @@ impl ClusterBackups {
     }
 
     async fn delete_object(&self, key: &Key) -> Result<()> {
-        match within(self.place.objects().delete(key)).await? {
+        match within_time(REQUEST_TIMEOUT, self.place.objects().delete(key)).await? {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.place.failed(&error)),
         }
@@ -526,10 +530,4 @@ impl Drop for WaitingCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(REQUEST_TIMEOUT, request)
-        .await
-        .map_err(|_| Error::unavailable("the store of backups does not answer"))
 }

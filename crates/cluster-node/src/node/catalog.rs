@@ -351,9 +351,18 @@ pub(crate) fn check_record(record: &CollectionRecord) -> Result<()> {
 
 /// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.
 pub(super) async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(REQUEST_TIMEOUT, request)
-        .await
-        .map_err(|_| Error::unavailable("the cluster's store does not answer"))
+    within_time(REQUEST_TIMEOUT, request).await
+}
+
+/// Runs a request to a store for `limit` at most.
+///
+/// # Errors
+/// `Unavailable` after that.
+pub(crate) async fn within_time<T>(limit: Duration, request: impl Future<Output = T>) -> Result<T> {
+    let done = tokio::time::timeout(limit, request).await;
+    done.map_err(|_| {
+        Error::unavailable(format!("the store has not answered for {} s", limit.as_secs()))
+    })
 }
 
 #[cfg(test)]

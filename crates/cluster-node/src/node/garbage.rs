@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::Result;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStoreExt};
 use tokio_stream::StreamExt;
 
-use super::catalog::StoreCatalog;
+use super::catalog::{StoreCatalog, within_time};
 use super::services::NodeServices;
 use crate::types::ClusterView;
 
@@ -92,7 +92,8 @@ async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
     let place = &services.place;
     let prefix = place.key("data");
     let listing = place.objects().list_with_delimiter(Some(&prefix));
-    let listed = within(listing).await?.map_err(|error| place.failed(&error))?;
+    let listed =
+        within_time(REQUEST_TIMEOUT, listing).await?.map_err(|error| place.failed(&error))?;
     let names = listed.common_prefixes.iter().filter_map(Key::filename);
     Ok(names.map(str::to_owned).collect())
 }
@@ -130,12 +131,6 @@ async fn remove(services: &NodeServices, id: &str) {
     if removed > 0 {
         tracing::info!(id, removed, "the data of a removed collection was removed");
     }
-}
-
-async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(REQUEST_TIMEOUT, request)
-        .await
-        .map_err(|_| Error::unavailable("the cluster's store does not answer"))
 }
 
 #[cfg(test)]
