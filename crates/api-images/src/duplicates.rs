@@ -39,6 +39,8 @@ pub(crate) struct DuplicateJobs {
 #[derive(Clone)]
 struct DuplicateJob {
     control: Arc<DuplicateControl>,
+    /// Progress until the job's own is published: the file may still have that of an earlier job.
+    begun: Value,
     /// Set by the thread at its end.
     ended: Arc<Mutex<Option<Result<()>>>>,
 }
@@ -50,6 +52,11 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl DuplicateJob {
     fn running(&self) -> bool {
         held(&self.ended).is_none()
+    }
+
+    fn progress(&self) -> Value {
+        let published = self.control.progress();
+        published.map_or_else(|| self.begun.clone(), |progress| progress_json(&progress, true))
     }
 }
 
@@ -81,10 +88,11 @@ pub(crate) fn begin(
     if request.restart() {
         DuplicateStore::of(&named).remove()?;
     }
-    let job = DuplicateJob { control: Arc::default(), ended: Arc::default() };
+    let begun = begun_json(&options, named.collection().count());
+    let job =
+        DuplicateJob { control: Arc::default(), begun: begun.clone(), ended: Arc::default() };
     all.insert(named.name().to_owned(), job.clone());
     drop(all);
-    let answer = begun_json(&options, named.collection().count());
     let ended = job.ended.clone();
     let thread = std::thread::Builder::new().name("duplicates".to_owned());
     let spawned = thread.spawn(move || {
@@ -102,7 +110,7 @@ pub(crate) fn begin(
         *held(&ended) = Some(Err(error.clone()));
         return Err(error);
     }
-    Ok(answer)
+    Ok(begun)
 }
 
 /// Returns the progress of a collection's job.
@@ -111,17 +119,11 @@ pub(crate) fn begin(
 /// `NotFound` if there was none; `DataLoss` if its file is damaged.
 pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
     let named = state.services.registry()?.get(name)?;
-    let running = state.duplicates.running(named.name());
-    let published = running.as_ref().and_then(|job| job.control.progress());
-    let kept = match published {
-        Some(progress) => Some(progress),
-        None => DuplicateProgress::read(&DuplicateStore::of(&named))?,
-    };
-    match kept {
-        Some(progress) => Ok(progress_json(&progress, running.is_some())),
-        None if running.is_some() => Ok(json!({ "state": "running", "done": 0, "pairs": 0 })),
-        None => Err(no_duplicates(name)),
+    if let Some(job) = state.duplicates.running(named.name()) {
+        return Ok(job.progress());
     }
+    let kept = DuplicateProgress::read(&DuplicateStore::of(&named))?;
+    kept.map(|progress| progress_json(&progress, false)).ok_or_else(|| no_duplicates(name))
 }
 
 /// Cancels a running job, or removes the result of an ended one.
@@ -157,11 +159,14 @@ pub(crate) fn write_groups(
 ) -> Result<()> {
     let named = state.services.registry()?.get(name)?;
     let store = DuplicateStore::of(&named);
-    let kept = DuplicateProgress::read(&store)?.ok_or_else(|| no_duplicates(name))?;
+    let pairs = match state.duplicates.running(named.name()) {
+        Some(job) => job.control.progress().map_or(0, |progress| progress.pairs),
+        None => DuplicateProgress::read(&store)?.ok_or_else(|| no_duplicates(name))?.pairs,
+    };
     let body = move || {
         os::thread::enter_low_priority("writing groups of duplicates");
         let written = store
-            .pairs(kept.pairs)
+            .pairs(pairs)
             .and_then(|pairs| GroupWriter { named: &named, writer: &writer }.write(&pairs));
         writer.end(written);
         drop(permit);
