@@ -16,6 +16,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
 from qdrant_points import DIMS, a_filter, everything, points, vectors
 
 COUNT = 200
+# Names of the client's arguments as fields of a request.
+QUERY_FIELDS = {"query_filter": "filter", "with_vectors": "with_vector"}
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +159,60 @@ def test_groups_are_those_of_the_local_mode(client, collection, distance):
     assert grouped > 50, "the filters let hardly anything through, so that nothing was compared"
     vector = client.query_points_groups(collection, "deep.k", vectors(np.random.default_rng(1), 1)[0], with_vectors=True)
     assert all(len(hit.vector) == DIMS for group in vector.groups for hit in group.hits)
+
+
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
+def test_prefetches_and_mmr_are_those_of_the_local_mode(client, collection, distance):
+    local = QdrantClient(":memory:")
+    for each in (client, local):
+        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
+        each.upsert(collection, points(1, COUNT))
+    rng = random.Random(21)
+
+    def only() -> models.Filter:
+        # The local mode joins the filters of query and prefetch member by member, so one member only.
+        return models.Filter(must=[a_filter(rng, 1)])
+
+    found = 0
+    for number, row in enumerate(vectors(np.random.default_rng(22), 40)):
+        target = rng.choice([row, rng.randrange(1, COUNT)])
+        asked = {
+            "query": target,
+            "query_filter": only() if number % 2 else None,
+            "limit": rng.choice([1, 4, 20]),
+            "offset": rng.choice([None, 3]),
+            "with_payload": rng.choice([False, True, ["city"]]),
+            "with_vectors": number % 5 == 0,
+        }
+        if number % 3 == 0:
+            mmr = models.Mmr(diversity=rng.choice([0.2, 0.7]), candidates_limit=rng.choice([30, 60]))
+            asked["query"] = models.NearestQuery(nearest=target, mmr=mmr)
+        if number % 4 != 1:
+            other = vectors(np.random.default_rng(100 + number), 1)[0]
+            asked["prefetch"] = [
+                models.Prefetch(query=rng.choice([other, 12]), limit=rng.choice([5, 40]), filter=only())
+                for _ in range(rng.choice([1, 3]))
+            ]
+        requests = models.QueryRequest(**{QUERY_FIELDS.get(name, name): value for name, value in asked.items()})
+        plain = models.QueryRequest(query=row, limit=2)
+        batches = [each.query_batch_points(collection, [requests, plain]) for each in (client, local)]
+        ours, theirs = (each.query_points(collection, **asked) for each in (client, local))
+        for mine, their in [(ours, theirs), *zip(*batches, strict=True)]:
+            expected = [(hit.id, hit.payload or {}) for hit in their.points]
+            assert [(hit.id, hit.payload or {}) for hit in mine.points] == expected, f"{number}: {asked}"
+            np.testing.assert_allclose(
+                *([hit.score for hit in each.points] for each in (mine, their)), rtol=1e-4, atol=1e-5
+            )
+            assert all((hit.vector is None) == (it.vector is None) for hit, it in zip(mine.points, their.points))
+        found += len(theirs.points)
+    assert found > 100, "the filters let hardly anything through, so that nothing was compared"
+    nested = models.Prefetch(prefetch=models.Prefetch(query=7), query=8)
+    assert refusal(client.query_points, collection, query=9, prefetch=nested).status_code == 501
+    many = [models.Prefetch(query=8)] * 17
+    assert refusal(client.query_points, collection, query=9, prefetch=many).status_code == 400
+    mmr = models.NearestQuery(nearest=9, mmr=models.Mmr(candidates_limit=1025))
+    assert refusal(client.query_points, collection, query=mmr).status_code == 400
+    assert refusal(client.query_points, collection, query=mmr, prefetch=models.Prefetch(query=mmr)).status_code == 501
 
 
 def rows(client: QdrantClient, name: str) -> list[tuple]:

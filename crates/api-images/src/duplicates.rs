@@ -89,8 +89,7 @@ pub(crate) fn begin(
         DuplicateStore::of(&named).remove()?;
     }
     let begun = begun_json(&options, named.collection().count());
-    let job =
-        DuplicateJob { control: Arc::default(), begun: begun.clone(), ended: Arc::default() };
+    let job = DuplicateJob { control: Arc::default(), begun: begun.clone(), ended: Arc::default() };
     all.insert(named.name().to_owned(), job.clone());
     drop(all);
     let ended = job.ended.clone();

@@ -20,7 +20,7 @@ mod describe;
 mod filters;
 mod groups;
 pub mod json;
-mod mmr;
+pub mod mmr;
 mod params;
 mod query;
 mod retrieve;

@@ -2,14 +2,40 @@
 //! (Carbonell and Goldstein, "The use of MMR, diversity-based reranking for reordering documents
 //! and producing summaries", SIGIR 1998).
 
+use base::{Error, Result};
 use search::coarse::Metric;
 
+use crate::scores;
+
+/// Most candidates of a query: each is compared with each chosen hit.
+const CANDIDATES_MAX: usize = 1024;
+
 /// A hit that may be chosen.
-pub(crate) struct Candidate {
-    /// Its vector; for the cosine, with length one.
-    pub(crate) vector: Vec<f32>,
+pub struct MmrCandidate {
+    vector: Vec<f32>,
     /// Its similarity to the query.
-    pub(crate) similarity: f32,
+    similarity: f32,
+}
+
+impl MmrCandidate {
+    /// Creates a candidate from its vector, for the cosine with length one, and from its score as
+    /// clients see it.
+    pub fn new(metric: Metric, vector: Vec<f32>, score: f32) -> MmrCandidate {
+        MmrCandidate { vector, similarity: scores::similarity(metric, score) }
+    }
+}
+
+/// Returns the number of candidates of a query for `count` hits.
+///
+/// # Errors
+/// `InvalidArgument` for 0 and for more than 1024.
+pub fn candidates(candidates: usize, count: usize) -> Result<usize> {
+    if candidates == 0 || candidates.max(count) > CANDIDATES_MAX {
+        return Err(Error::invalid(format!(
+            "mmr chooses from 1 to {CANDIDATES_MAX} candidates, not from {candidates}"
+        )));
+    }
+    Ok(candidates)
 }
 
 /// A candidate that is not chosen yet.
@@ -32,9 +58,9 @@ fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
 /// similar to the query. Each next one maximises `(1 - diversity) * similarity to the query -
 /// diversity * similarity to the most similar chosen one`. Takes `count * candidates.len()`
 /// comparisons.
-pub(crate) fn choose(
+pub fn choose(
     metric: Metric,
-    candidates: &[Candidate],
+    candidates: &[MmrCandidate],
     diversity: f32,
     count: usize,
 ) -> Vec<usize> {
@@ -76,11 +102,11 @@ mod tests {
         let query = [1.0, 0.0];
         let vectors = [vec![1.0, 0.0], vec![0.99, 0.01], vec![0.6, 0.8], vec![-1.0, 0.0]];
         for metric in [Metric::Cosine, Metric::L2] {
-            let candidate = |vector: &Vec<f32>| Candidate {
+            let candidate = |vector: &Vec<f32>| MmrCandidate {
                 vector: vector.clone(),
                 similarity: similarity(metric, &query, vector),
             };
-            let candidates: Vec<Candidate> = vectors.iter().map(candidate).collect();
+            let candidates: Vec<MmrCandidate> = vectors.iter().map(candidate).collect();
             assert_eq!(choose(metric, &candidates, 0.0, 3), [0, 1, 2]);
             assert_eq!(choose(metric, &candidates, 1.0, 2), [0, 3], "only difference counts");
             assert_ne!(

@@ -19,14 +19,12 @@ use serde_json::Number;
 
 use crate::call::CallContext;
 use crate::filters;
-use crate::mmr;
+use crate::mmr::{self, MmrCandidate};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
 
 /// Most prefetches of one query.
 const PREFETCHES_MAX: usize = 16;
-/// Most candidates of a query with mmr: each is compared with each chosen hit.
-const MMR_CANDIDATES_MAX: usize = 1024;
 /// Most examples of one query, positive and negative together.
 const EXAMPLES_MAX: usize = 1024;
 /// Most queries of one batch.
@@ -219,7 +217,7 @@ impl QueryRun<'_> {
     ) -> Result<RankedHits> {
         let mmr = match &query {
             VectorQuery::Mmr { diversity, candidates, .. } => {
-                Some((*diversity, mmr_candidates(candidates.unwrap_or(request.limit()), count)?))
+                Some((*diversity, mmr::candidates(candidates.unwrap_or(request.limit()), count)?))
             }
             _ => None,
         };
@@ -251,8 +249,7 @@ impl QueryRun<'_> {
         for (point, hit) in points.into_iter().zip(&ranked.hits) {
             match point {
                 Ok(Some(point)) => {
-                    let similarity = scores::similarity(metric, hit.score);
-                    candidates.push(mmr::Candidate { vector: point.embedding, similarity });
+                    candidates.push(MmrCandidate::new(metric, point.embedding, hit.score));
                     hits.push(*hit);
                 }
                 Ok(None) => {}
@@ -558,16 +555,6 @@ impl QueryRun<'_> {
         }
         Ok(QueryResponse { points, partial })
     }
-}
-
-/// Checks the number of candidates of a query with mmr for `count` hits.
-fn mmr_candidates(candidates: usize, count: usize) -> Result<usize> {
-    if candidates == 0 || candidates.max(count) > MMR_CANDIDATES_MAX {
-        return Err(Error::invalid(format!(
-            "mmr chooses from 1 to {MMR_CANDIDATES_MAX} candidates, not from {candidates}"
-        )));
-    }
-    Ok(candidates)
 }
 
 /// Returns `filter` without the points that a query was made from.

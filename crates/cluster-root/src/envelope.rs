@@ -24,6 +24,38 @@ impl ReadCoverage {
     }
 }
 
+/// Says whether points may be missing from the rounds of a read so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Completeness {
+    /// Coverage of the last round in which shards were missing.
+    coverage: Option<ReadCoverage>,
+    /// True if points may be missing.
+    pub(super) partial: bool,
+}
+
+impl Completeness {
+    /// Before the first round.
+    pub(super) const WHOLE: Completeness = Completeness { coverage: None, partial: false };
+
+    /// Returns the completeness after another round.
+    pub(super) fn after(self, round: ReadCoverage) -> Completeness {
+        if round.is_whole() {
+            return self;
+        }
+        Completeness { coverage: Some(round), partial: true }
+    }
+
+    /// Returns the completeness with more points that may be missing, if `partial` is true.
+    pub(super) fn or_partial(self, partial: bool) -> Completeness {
+        Completeness { partial: self.partial || partial, ..self }
+    }
+
+    /// Returns the coverage, if shards were missing.
+    pub(super) fn coverage(self) -> Option<ReadCoverage> {
+        self.coverage
+    }
+}
+
 /// Result of a request.
 pub(super) struct RootAnswer {
     /// JSON text.
@@ -43,6 +75,11 @@ impl RootAnswer {
         let result = serde_json::to_vec(result)
             .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
         Ok(RootAnswer { result, coverage: None, reservation: None })
+    }
+
+    /// Returns the answer with the coverage of earlier rounds, if its own round was whole.
+    pub(super) fn after(self, earlier: Completeness) -> RootAnswer {
+        RootAnswer { coverage: self.coverage.or(earlier.coverage), ..self }
     }
 }
 
@@ -87,6 +124,17 @@ pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_with_missing_shards_makes_the_answer_partial() {
+        let whole = ReadCoverage { shards: 4, of: 4 };
+        let missing = ReadCoverage { shards: 3, of: 4 };
+        assert_eq!(Completeness::WHOLE.after(whole), Completeness::WHOLE);
+        let after = Completeness::WHOLE.after(missing).after(whole);
+        assert_eq!((after.coverage(), after.partial), (Some(missing), true));
+        let damaged = Completeness::WHOLE.or_partial(true).or_partial(false);
+        assert_eq!((damaged.coverage(), damaged.partial), (None, true));
+    }
 
     #[test]
     fn coverage_stands_beside_the_result() {

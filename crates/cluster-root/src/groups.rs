@@ -5,7 +5,7 @@
 //! 2. Each shard returns its best hits of these groups.
 //! 3. The holders of the best hits return the parts of the points that the client wants.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use api_qdrant::json::{self, QueryGroupsRequest};
@@ -13,7 +13,6 @@ use api_qdrant::{GroupValue, group_values};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
-use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::json;
@@ -21,15 +20,15 @@ use serde_json::value::RawValue;
 
 use super::call::RootContext;
 use super::collections;
-use super::envelope::{ReadCoverage, RootAnswer};
+use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
-use super::query::{RootQuery, point_vectors};
-use super::read::{answers, of_all, of_ids};
+use super::parts::{self, MergedHit};
+use super::prefetch;
+use super::query::{QueryRun, RootQuery};
+use super::read::{answers, of_all};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
-/// Members of a request that choose the parts of points in the answer.
-const PARTS: [&str; 2] = ["with_payload", "with_vector"];
 /// Members of a request for groups that a plain query does not have.
 const GROUP_MEMBERS: [&str; 3] = ["group_by", "group_size", "with_lookup"];
 
@@ -39,12 +38,15 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let request: QueryGroupsRequest = json::parse(&body)?;
     request.check()?;
-    let query = RootQuery { request: request.query.clone(), members: split::members(&body)? };
-    let order = query.order(settings.metric)?;
-    let vectors = point_vectors(&context, &record, &settings, &query.ids()).await?;
+    let mut query = [RootQuery::new(request.query.clone(), split::members(&body)?)];
+    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let found = prefetch::resolve(&run, &mut query).await?;
+    let [query] = query;
+    let order = query.order(settings.metric);
+    let vectors = run.point_vectors(&query.ids()).await?;
     let members = query.for_shards(&vectors)?;
     let run = GroupsRun { context: &context, record: &record, request: &request, order, members };
-    run.answer().await
+    run.answer(found).await
 }
 
 /// A query for groups that is being answered.
@@ -60,13 +62,7 @@ struct GroupsRun<'a> {
 /// A group and its best hits.
 struct MergedGroup {
     value: GroupValue,
-    hits: Vec<GroupHit>,
-}
-
-/// A hit of a group, without payload and vector.
-struct GroupHit {
-    id: PointId,
-    members: RawMembers,
+    hits: Vec<MergedHit>,
 }
 
 /// Result of a round.
@@ -77,32 +73,33 @@ struct RoundResult<T> {
 }
 
 impl GroupsRun<'_> {
-    async fn answer(&self) -> Result<RootAnswer> {
+    /// Answers the query. `found` is the completeness of its prefetches' hits.
+    async fn answer(&self, found: Completeness) -> Result<RootAnswer> {
         let best = self.read(self.best_groups()?).await?;
-        let mut coverage = best.coverage;
+        let found = found.after(best.coverage);
         let (order, limit) = (self.order, self.request.limit);
         let best = self.compute(best, move |results| best_values(results, order, limit)).await?;
+        let found = found.or_partial(best.partial);
         let values = best.value;
         if values.is_empty() {
-            return whole_answer(&[], coverage, best.partial);
+            return whole_answer(&[], found);
         }
         let hits = self.read(self.hits_of(&values)?).await?;
-        coverage = worse(coverage, hits.coverage);
+        let found = found.after(hits.coverage);
         let (size, field) = (self.request.group_size, self.request.group_by.clone());
         let merge = move |results: &[&RawValue]| {
             merged_groups(results, values, order, GroupHits { size, field: &field })
         };
         let merged = self.compute(hits, merge).await?;
-        let partial = best.partial || merged.partial;
+        let found = found.or_partial(merged.partial);
         let mut groups = merged.value;
         let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
-        let Some(read) = self.parts_of(ids)? else {
-            return whole_answer(&groups, coverage, partial);
+        let Some(read) = parts::read_of(self.context, self.record, &self.members, ids)? else {
+            return whole_answer(&groups, found);
         };
         let mut parts = self.read(read).await?;
-        coverage = worse(coverage, parts.coverage);
-        add_parts(&mut groups, &parts)?;
-        let answer = whole_answer(&groups, coverage, partial)?;
+        parts::add(groups.iter_mut().flat_map(|group| &mut group.hits), &parts)?;
+        let answer = whole_answer(&groups, found.after(parts.coverage))?;
         parts.reservation.shrink_to(answer.result.len() as u64);
         Ok(RootAnswer { reservation: Some(parts.reservation), ..answer })
     }
@@ -126,7 +123,7 @@ impl GroupsRun<'_> {
     /// Returns the read of the first round.
     fn best_groups(&self) -> Result<ShardRead> {
         let mut members = self.members.clone();
-        PARTS.iter().for_each(|part| drop(members.remove(*part)));
+        parts::remove(&mut members);
         members.insert("group_size".to_owned(), split::raw(&1)?);
         members.insert("limit".to_owned(), split::raw(&self.request.limit)?);
         let body = split::raw(&members)?;
@@ -140,50 +137,20 @@ impl GroupsRun<'_> {
         members.insert("limit".to_owned(), split::raw(&self.request.group_size)?);
         members.insert("with_payload".to_owned(), split::raw(&[&self.request.group_by])?);
         members.remove("with_vector");
-        let filter = members.remove("filter").filter(|filter| filter.get() != "null");
+        let filter = members.remove("filter");
         let searches = values
             .iter()
             .map(|value| {
                 let key = &self.request.group_by;
                 let is_in = json!({ "key": key, "match": { "value": value.to_value() } });
-                let filter = Must { must: [filter.clone(), Some(split::raw(&is_in)?)] };
+                let both = split::all_of([filter.as_deref(), Some(&split::raw(&is_in)?)])?;
                 let mut members = members.clone();
-                members.insert("filter".to_owned(), split::raw(&filter)?);
+                members.insert("filter".to_owned(), both);
                 Ok(members)
             })
             .collect::<Result<Vec<RawMembers>>>()?;
         let body = split::raw(&HashMap::from([("searches", searches)]))?;
         Ok(of_all(self.context, self.record, "points/query/batch", body))
-    }
-
-    /// Returns the read of the third round, or `None` if the client wants neither payloads nor
-    /// vectors.
-    fn parts_of(&self, mut ids: Vec<PointId>) -> Result<Option<ShardRead>> {
-        let is_wanted = |part: &&str| {
-            let text = self.members.get(*part);
-            text.is_some_and(|text| !matches!(text.get(), "false" | "null"))
-        };
-        if ids.is_empty() || !PARTS.iter().any(is_wanted) {
-            return Ok(None);
-        }
-        let none = split::raw(&false)?;
-        let part = |part: &str| self.members.get(part).cloned().unwrap_or_else(|| none.clone());
-        let members = PARTS.iter().map(|name| ((*name).to_owned(), part(name))).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        of_ids(self.context, self.record, members, &ids).map(Some)
-    }
-}
-
-/// Filter of which both parts must hold. A missing part holds.
-struct Must {
-    must: [Option<Box<RawValue>>; 2],
-}
-
-impl Serialize for Must {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let must: Vec<&RawValue> = self.must.iter().flatten().map(|part| &**part).collect();
-        BTreeMap::from([("must", must)]).serialize(serializer)
     }
 }
 
@@ -288,7 +255,7 @@ fn merged_groups(
             let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
             let payload = payload.transpose()?.unwrap_or_default();
             if hits.len() < wanted.size && group_values(&payload, wanted.field).contains(&value) {
-                hits.push(GroupHit { id: point.key.point(), members });
+                hits.push(MergedHit { id: point.key.point(), members });
             }
         }
         groups.push(MergedGroup { value, hits });
@@ -298,40 +265,7 @@ fn merged_groups(
     Ok(RoundResult { value: groups, partial })
 }
 
-/// Adds payloads and vectors to the hits.
-///
-/// # Errors
-/// As [`best_values`].
-fn add_parts(groups: &mut [MergedGroup], answers: &ShardAnswers) -> Result<()> {
-    #[derive(Deserialize)]
-    struct IdText {
-        id: PointId,
-    }
-    let mut parts: HashMap<PointId, RawMembers> = HashMap::new();
-    for result in answers.results.values() {
-        let points: Vec<&RawValue> = merge::read(result)?;
-        for point in points {
-            let IdText { id } = merge::read(point)?;
-            parts.insert(id, merge::read(point)?);
-        }
-    }
-    for hit in groups.iter_mut().flat_map(|group| &mut group.hits) {
-        let Some(found) = parts.get(&hit.id) else { continue };
-        let wanted = found.iter().filter(|(name, _)| *name != "id");
-        hit.members.extend(wanted.map(|(name, text)| (name.clone(), text.clone())));
-    }
-    Ok(())
-}
-
-fn worse(one: ReadCoverage, other: ReadCoverage) -> ReadCoverage {
-    if other.is_whole() { one } else { other }
-}
-
-fn whole_answer(
-    groups: &[MergedGroup],
-    coverage: ReadCoverage,
-    partial: bool,
-) -> Result<RootAnswer> {
+fn whole_answer(groups: &[MergedGroup], found: Completeness) -> Result<RootAnswer> {
     let list: Vec<GroupMembers<'_>> = groups
         .iter()
         .map(|group| GroupMembers {
@@ -339,10 +273,8 @@ fn whole_answer(
             hits: group.hits.iter().map(|hit| &hit.members).collect(),
         })
         .collect();
-    let partial = partial || !coverage.is_whole();
-    let mut answer = RootAnswer::of(&GroupsMembers { groups: list, partial })?;
-    answer.coverage = (!coverage.is_whole()).then_some(coverage);
-    Ok(answer)
+    let answer = RootAnswer::of(&GroupsMembers { groups: list, partial: found.partial })?;
+    Ok(RootAnswer { coverage: found.coverage(), ..answer })
 }
 
 /// JSON of the answer.
@@ -361,6 +293,8 @@ struct GroupMembers<'a> {
 
 #[cfg(test)]
 mod tests {
+    use search::points::PointId;
+
     use super::*;
 
     fn raw(value: &Value) -> Box<RawValue> {

@@ -44,6 +44,13 @@ pub(super) struct ShardResults<'a> {
     pub(super) incomplete: bool,
 }
 
+impl ShardResults<'_> {
+    /// Returns the results, incomplete if `incomplete` or if they are already.
+    pub(super) fn or_incomplete(self, incomplete: bool) -> Self {
+        ShardResults { incomplete: self.incomplete || incomplete, ..self }
+    }
+}
+
 #[derive(Deserialize)]
 pub(super) struct PointsText<'a> {
     #[serde(borrow)]
@@ -80,6 +87,11 @@ impl PointKey {
     /// Returns the point's id.
     pub(super) fn point(&self) -> PointId {
         self.id.1
+    }
+
+    /// Returns the hit's score.
+    pub(super) fn score(&self) -> Option<f32> {
+        self.score
     }
 }
 
@@ -119,23 +131,54 @@ impl HitOrder {
     }
 }
 
-/// Merges the results of a query.
+/// Merged hits of a query, best first.
+pub(super) struct MergedHits<'a> {
+    pub(super) points: Vec<KeyedPoint<'a>>,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+}
+
+/// Returns the merged hits of a query.
 ///
 /// # Errors
 /// `Internal` for a result that is not the expected JSON.
-pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -> Result<Vec<u8>> {
+pub(super) fn merged_hits<'a>(
+    shards: ShardResults<'a>,
+    order: HitOrder,
+    range: HitRange,
+) -> Result<MergedHits<'a>> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
     for result in shards.results {
-        let result: PointsText<'_> = read(result)?;
+        let result: PointsText<'a> = read(result)?;
         partial |= result.partial;
         for point in result.points {
             all.push(keyed(point)?);
         }
     }
     all.sort_by(|one, other| order.compare(&one.key, &other.key));
-    let points = all.iter().skip(range.offset).take(range.limit).map(|point| point.text);
-    Ok(page_text(points, None, partial))
+    all.truncate(range.offset.saturating_add(range.limit));
+    all.drain(..range.offset.min(all.len()));
+    Ok(MergedHits { points: all, partial })
+}
+
+/// Merges the results of a query.
+///
+/// # Errors
+/// As [`merged_hits`].
+pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -> Result<Vec<u8>> {
+    let merged = merged_hits(shards, order, range)?;
+    Ok(page_text(merged.points.iter().map(|point| point.text), None, merged.partial))
+}
+
+/// Returns the JSON text of a merged answer.
+///
+/// # Errors
+/// `Internal` if it is none.
+pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
+    let text = String::from_utf8(result).map_err(|error| error.to_string());
+    text.and_then(|text| RawValue::from_string(text).map_err(|error| error.to_string()))
+        .map_err(|error| Error::internal(format!("a merged answer: {error}")))
 }
 
 /// Returns the JSON of a page of points. `next` is the text of the next page's offset, if the
@@ -169,25 +212,29 @@ fn push_list<'a>(text: &mut Vec<u8>, values: impl Iterator<Item = &'a RawValue>)
     text.push(b']');
 }
 
+/// Returns the results of each query of a batch, by query and shard.
+fn by_query<'a>(shards: ShardResults<'a>, queries: usize) -> Result<Vec<Vec<&'a RawValue>>> {
+    let mut columns: Vec<Vec<&RawValue>> = vec![Vec::new(); queries];
+    for result in shards.results {
+        let answers: Vec<&RawValue> = read(result)?;
+        if answers.len() != queries {
+            return Err(Error::internal(format!(
+                "a shard answered {} of {queries} queries",
+                answers.len()
+            )));
+        }
+        columns.iter_mut().zip(answers).for_each(|(column, answer)| column.push(answer));
+    }
+    Ok(columns)
+}
+
 /// Merges the results of batches of queries, each with its order and range.
 ///
 /// # Errors
 /// As [`hits`]; `Internal` if a shard answered another number of queries.
 pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) -> Result<Vec<u8>> {
-    let mut columns: Vec<Vec<&RawValue>> = vec![Vec::new(); queries.len()];
-    for result in shards.results {
-        let answers: Vec<&RawValue> = read(result)?;
-        if answers.len() != queries.len() {
-            return Err(Error::internal(format!(
-                "a shard answered {} of {} queries",
-                answers.len(),
-                queries.len()
-            )));
-        }
-        columns.iter_mut().zip(answers).for_each(|(column, answer)| column.push(answer));
-    }
     let mut text = b"[".to_vec();
-    for (at, (column, query)) in columns.iter().zip(queries).enumerate() {
+    for (at, (column, query)) in by_query(shards, queries.len())?.iter().zip(queries).enumerate() {
         if at > 0 {
             text.push(b',');
         }
@@ -196,6 +243,32 @@ pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) 
     }
     text.push(b']');
     Ok(text)
+}
+
+/// Ids of the merged hits of a query, best first.
+#[derive(Debug, PartialEq)]
+pub(super) struct MergedIds {
+    pub(super) ids: Vec<PointId>,
+    /// True if hits may be missing.
+    pub(super) partial: bool,
+}
+
+/// Returns the ids of the merged hits of each query of a batch.
+///
+/// # Errors
+/// As [`batch`].
+pub(super) fn batch_ids(
+    shards: ShardResults<'_>,
+    queries: &[(HitOrder, HitRange)],
+) -> Result<Vec<MergedIds>> {
+    let columns = by_query(shards, queries.len())?;
+    let merged = columns.iter().zip(queries).map(|(column, (order, range))| {
+        let one = ShardResults { results: column, incomplete: shards.incomplete };
+        let merged = merged_hits(one, *order, *range)?;
+        let ids = merged.points.iter().map(|point| point.key.point()).collect();
+        Ok(MergedIds { ids, partial: merged.partial })
+    });
+    merged.collect()
 }
 
 /// Merges pages of points in the order of their ids.

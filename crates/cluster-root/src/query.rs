@@ -1,7 +1,7 @@
 //! Queries: nearest points, recommendations, and points in the order of a field.
 //!
-//! Points of a query are replaced by their vectors first, because a shard has its own points only.
-//! Then each shard returns its best `offset + limit` hits.
+//! Prefetches are replaced by the ids of their hits, and points of a query by their vectors, because
+//! a shard has its own points only. Then each shard returns its best `offset + limit` hits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,11 +16,14 @@ use search::registry::CollectionSettings;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
+use transport::Reservation;
 
 use super::call::RootContext;
 use super::collections;
-use super::envelope::RootAnswer;
-use super::merge::{self, HitOrder, HitRange};
+use super::envelope::{Completeness, RootAnswer};
+use super::merge::{self, HitOrder, HitRange, ShardResults};
+use super::mmr::{self, MmrChoice};
+use super::prefetch;
 use super::read::{confirmed, merged, of_all};
 use super::shard_read::RETRY_AFTER;
 use super::split::{self, RawMembers};
@@ -39,8 +42,8 @@ const VALUES_MAX: usize = 4 << 20;
 fn check_named(points: usize, dims: usize) -> Result<()> {
     if points.saturating_mul(dims) > VALUES_MAX {
         return Err(Error::invalid(format!(
-            "query: {points} points are named, whose vectors have more than {VALUES_MAX} values together; send \
-             several requests"
+            "query: the vectors of {points} points have more than {VALUES_MAX} values together; name fewer \
+             points or candidates in one request"
         )));
     }
     Ok(())
@@ -56,15 +59,21 @@ pub(super) struct RootQuery {
 /// Vectors of points of the collection.
 pub(super) type PointVectors = HashMap<PointId, Vec<f32>>;
 
+/// A collection whose queries are answered.
+pub(super) struct QueryRun<'a> {
+    pub(super) context: &'a RootContext,
+    pub(super) record: &'a Arc<CollectionRecord>,
+    pub(super) settings: &'a CollectionSettings,
+}
+
 pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let settings = collections::settings(&record)?;
-    let query = RootQuery::read(&body)?;
-    let (order, range) = (query.order(settings.metric)?, query.range());
-    let vectors = point_vectors(&context, &record, &settings, &query.ids()).await?;
-    let body = split::raw(&query.for_shards(&vectors)?)?;
-    let read = of_all(&context, &record, "points/query", body);
-    merged(&context, &read, move |shards| merge::hits(shards, order, range)).await
+    let mut query = [RootQuery::read(&body)?];
+    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let found = prefetch::resolve(&run, &mut query).await?;
+    let [query] = query;
+    run.one(query, found).await
 }
 
 /// Answers queries in order. If one fails, the batch fails.
@@ -72,27 +81,114 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let record = context.state.record(&context.collection)?;
     let settings = collections::settings(&record)?;
     let bytes = body.len();
-    let queries = context.compute(bytes, move || read_batch(&body)).await?;
+    let mut queries = context.compute(bytes, move || read_batch(&body)).await?;
     if queries.is_empty() {
         return RootAnswer::of(&json!([]));
     }
-    let mut merges = Vec::with_capacity(queries.len());
-    for (at, query) in queries.iter().enumerate() {
-        let order = query.order(settings.metric).map_err(|error| at_search(error, at))?;
-        merges.push((order, query.range()));
+    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let found = prefetch::resolve(&run, &mut queries).await?;
+    if queries.iter().any(|query| query.mmr().is_some()) {
+        return run.one_by_one(queries, found).await;
     }
-    let ids: Vec<PointId> = queries.iter().flat_map(RootQuery::ids).collect();
-    let vectors = point_vectors(&context, &record, &settings, &ids).await?;
-    let build = move || {
-        let mut searches = Vec::with_capacity(queries.len());
-        for (at, query) in queries.iter().enumerate() {
-            searches.push(query.for_shards(&vectors).map_err(|error| at_search(error, at))?);
+    run.together(queries, found, bytes).await
+}
+
+impl QueryRun<'_> {
+    /// Answers a query without prefetches. `found` is the completeness of the hits of prefetches
+    /// that it had.
+    async fn one(&self, query: RootQuery, found: Completeness) -> Result<RootAnswer> {
+        if let Some(choice) = query.mmr() {
+            return mmr::answer(self, &query, choice, found).await;
         }
-        split::raw(&HashMap::from([("searches", searches)]))
-    };
-    let body = context.compute(bytes, build).await?;
-    let read = of_all(&context, &record, "points/query/batch", body);
-    merged(&context, &read, move |shards| merge::batch(shards, &merges)).await
+        let (order, range) = (query.order(self.settings.metric), query.range());
+        let vectors = self.point_vectors(&query.ids()).await?;
+        let body = split::raw(&query.for_shards(&vectors)?)?;
+        let read = of_all(self.context, self.record, "points/query", body);
+        let merge = move |shards: ShardResults<'_>| {
+            merge::hits(shards.or_incomplete(found.partial), order, range)
+        };
+        let answer = merged(self.context, &read, merge).await?;
+        Ok(answer.after(found))
+    }
+
+    async fn one_by_one(&self, queries: Vec<RootQuery>, found: Completeness) -> Result<RootAnswer> {
+        let mut results = Vec::with_capacity(queries.len());
+        let mut coverage = found.coverage();
+        let mut reservation: Option<Reservation> = None;
+        for (at, query) in queries.into_iter().enumerate() {
+            let answer = Box::pin(self.one(query, found)).await;
+            let answer = answer.map_err(|error| at_search(error, at))?;
+            coverage = answer.coverage.or(coverage);
+            results.push(merge::text(answer.result)?);
+            match (&mut reservation, answer.reservation) {
+                (Some(all), Some(more)) => all.join(more),
+                (all, more) => *all = all.take().or(more),
+            }
+        }
+        Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
+    }
+
+    /// Answers queries without mmr in one read. `bytes` are those of the request.
+    async fn together(
+        &self,
+        queries: Vec<RootQuery>,
+        found: Completeness,
+        bytes: usize,
+    ) -> Result<RootAnswer> {
+        let merges: Vec<(HitOrder, HitRange)> = queries
+            .iter()
+            .map(|query| (query.order(self.settings.metric), query.range()))
+            .collect();
+        let ids: Vec<PointId> = queries.iter().flat_map(RootQuery::ids).collect();
+        let vectors = self.point_vectors(&ids).await?;
+        let build = move || {
+            let mut searches = Vec::with_capacity(queries.len());
+            for (at, query) in queries.iter().enumerate() {
+                searches.push(query.for_shards(&vectors).map_err(|error| at_search(error, at))?);
+            }
+            split::raw(&HashMap::from([("searches", searches)]))
+        };
+        let body = self.context.compute(bytes, build).await?;
+        let read = of_all(self.context, self.record, "points/query/batch", body);
+        let merge = move |shards: ShardResults<'_>| {
+            merge::batch(shards.or_incomplete(found.partial), &merges)
+        };
+        let answer = merged(self.context, &read, merge).await?;
+        Ok(answer.after(found))
+    }
+
+    /// Reads the vectors of points of the collection.
+    ///
+    /// # Errors
+    /// As [`check_named`]; `Unavailable` if the shard of a point does not answer.
+    pub(super) async fn point_vectors(&self, ids: &[PointId]) -> Result<PointVectors> {
+        #[derive(Deserialize)]
+        struct VectorText {
+            id: PointId,
+            vector: Vector,
+        }
+        check_named(ids.len(), self.settings.dims)?;
+        let mut vectors = PointVectors::new();
+        if ids.is_empty() {
+            return Ok(vectors);
+        }
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        let members = split::members(br#"{"with_payload":false,"with_vector":true}"#)?;
+        let answers = confirmed(self.context, self.record, members, &ids).await?;
+        if let Some(failure) = answers.failure {
+            let message = format!("query: the vectors of its points cannot be read: {failure}");
+            return Err(Error::unavailable(message).with_retry_after(RETRY_AFTER));
+        }
+        for result in answers.results.values() {
+            let points: Vec<VectorText> = merge::read(result)?;
+            for point in points {
+                vectors.insert(point.id, point.vector.named(&self.settings.vector_name)?);
+            }
+        }
+        Ok(vectors)
+    }
 }
 
 fn at_search(error: Error, at: usize) -> Error {
@@ -113,43 +209,50 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
     let texts: SearchesText = serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
     let queries = request.searches.into_iter().zip(texts.searches);
-    Ok(queries.map(|(request, members)| RootQuery { request, members }).collect())
+    Ok(queries.map(|(request, members)| RootQuery::new(request, members)).collect())
 }
 
 impl RootQuery {
-    fn read(body: &[u8]) -> Result<RootQuery> {
-        Ok(RootQuery { request: json::parse(body)?, members: split::members(body)? })
+    /// Creates a query from a request and its text, by member.
+    pub(super) fn new(request: QueryRequest, mut members: RawMembers) -> RootQuery {
+        // Another name of the same member.
+        if let Some(vectors) = members.remove("with_vectors") {
+            members.insert("with_vector".to_owned(), vectors);
+        }
+        RootQuery { request, members }
     }
 
-    /// Returns the order of the hits.
-    ///
-    /// # Errors
-    /// `Unimplemented` for queries that cannot be answered shard by shard.
-    pub(super) fn order(&self, metric: Metric) -> Result<HitOrder> {
-        if !self.request.prefetch.is_empty() {
-            return Err(Error::unimplemented(
-                "prefetch: not supported by collections of a cluster, because its limit would \
-                 count the points of each shard",
-            ));
-        }
+    pub(super) fn read(body: &[u8]) -> Result<RootQuery> {
+        Ok(RootQuery::new(json::parse(body)?, split::members(body)?))
+    }
+
+    /// Returns how a query with mmr chooses its hits; `None` for another query.
+    pub(super) fn mmr(&self) -> Option<MmrChoice> {
         match &self.request.query {
-            Some(VectorQuery::Mmr { .. }) => Err(Error::unimplemented(
-                "mmr: not supported by collections of a cluster, because its candidates lie on \
-                 several nodes",
-            )),
-            Some(VectorQuery::OrderBy(order)) => {
-                Ok(HitOrder::Value { descending: order.descending })
-            }
-            Some(VectorQuery::Nearest(_) | VectorQuery::Recommend { .. }) => Ok(match metric {
+            Some(VectorQuery::Mmr { diversity, candidates, .. }) => Some(MmrChoice {
+                diversity: *diversity,
+                candidates: candidates.unwrap_or(self.request.limit()),
+            }),
+            _ => None,
+        }
+    }
+
+    /// Returns the order of the hits; for mmr, of the candidates.
+    pub(super) fn order(&self, metric: Metric) -> HitOrder {
+        match &self.request.query {
+            Some(VectorQuery::OrderBy(order)) => HitOrder::Value { descending: order.descending },
+            Some(
+                VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. },
+            ) => match metric {
                 Metric::Cosine | Metric::Dot => HitOrder::HigherScore,
                 Metric::L2 => HitOrder::LowerScore,
-            }),
+            },
             // All scores are equal, so the order is that of the ids.
-            None => Ok(HitOrder::HigherScore),
+            None => HitOrder::HigherScore,
         }
     }
 
-    fn range(&self) -> HitRange {
+    pub(super) fn range(&self) -> HitRange {
         HitRange { offset: self.request.offset(), limit: self.request.limit() }
     }
 
@@ -160,15 +263,17 @@ impl RootQuery {
             VectorInput::Vector(_) => None,
         };
         match &self.request.query {
-            Some(VectorQuery::Nearest(input)) => id(input).into_iter().collect(),
+            Some(VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. }) => {
+                id(target).into_iter().collect()
+            }
             Some(VectorQuery::Recommend { positive, negative }) => {
                 positive.iter().chain(negative).filter_map(id).collect()
             }
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Mmr { .. }) | None => Vec::new(),
+            Some(VectorQuery::OrderBy(_)) | None => Vec::new(),
         }
     }
 
-    /// Returns the query for a shard: with vectors in place of points, and without an offset.
+    /// Returns the query for a shard: with vectors in place of points, and without offset and mmr.
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
@@ -178,7 +283,7 @@ impl RootQuery {
         members.insert("limit".to_owned(), split::raw(&count)?);
         members.remove("offset");
         let ids = self.ids();
-        if ids.is_empty() {
+        if ids.is_empty() && self.mmr().is_none() {
             return Ok(members);
         }
         let vector = |input: &VectorInput| match input {
@@ -189,15 +294,20 @@ impl RootQuery {
         };
         let list = |inputs: &[VectorInput]| inputs.iter().map(vector).collect::<Result<Vec<_>>>();
         let query = match &self.request.query {
-            Some(VectorQuery::Nearest(input)) => split::raw(&vector(input)?)?,
+            Some(VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. }) => {
+                split::raw(&vector(target)?)?
+            }
             Some(VectorQuery::Recommend { positive, negative }) => {
                 let recommend =
                     HashMap::from([("positive", list(positive)?), ("negative", list(negative)?)]);
                 split::raw(&HashMap::from([("recommend", recommend)]))?
             }
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Mmr { .. }) | None => return Ok(members),
+            Some(VectorQuery::OrderBy(_)) | None => return Ok(members),
         };
         members.insert("query".to_owned(), query);
+        if ids.is_empty() {
+            return Ok(members);
+        }
         let filter = members.remove("filter").filter(|filter| filter.get() != "null");
         members.insert("filter".to_owned(), without(filter.as_deref(), &ids)?);
         Ok(members)
@@ -212,45 +322,6 @@ fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> 
     RawValue::from_string(text).map_err(|error| Error::internal(format!("a filter: {error}")))
 }
 
-/// Reads the vectors of the points that a request names.
-///
-/// # Errors
-/// As [`check_named`]; `Unavailable` if the shard of a point does not answer.
-pub(super) async fn point_vectors(
-    context: &RootContext,
-    record: &Arc<CollectionRecord>,
-    settings: &CollectionSettings,
-    ids: &[PointId],
-) -> Result<PointVectors> {
-    #[derive(Deserialize)]
-    struct VectorText {
-        id: PointId,
-        vector: Vector,
-    }
-    check_named(ids.len(), settings.dims)?;
-    let mut vectors = PointVectors::new();
-    if ids.is_empty() {
-        return Ok(vectors);
-    }
-    let mut ids = ids.to_vec();
-    ids.sort_unstable();
-    ids.dedup();
-    let members = split::members(br#"{"with_payload":false,"with_vector":true}"#)?;
-    let answers = confirmed(context, record, members, &ids).await?;
-    if let Some(failure) = answers.failure {
-        let message = format!("query: the vectors of its points cannot be read: {failure}");
-        return Err(Error::unavailable(message).with_retry_after(RETRY_AFTER));
-    }
-    for result in answers.results.values() {
-        let points: Vec<VectorText> = serde_json::from_str(result.get())
-            .map_err(|error| Error::internal(format!("a shard's result: {error}")))?;
-        for point in points {
-            vectors.insert(point.id, point.vector.named(&settings.vector_name)?);
-        }
-    }
-    Ok(vectors)
-}
-
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
@@ -263,7 +334,7 @@ mod tests {
     #[test]
     fn vectors_of_named_points_have_a_maximum() {
         assert!(check_named(1024, 4096).is_ok());
-        assert!(check_named(1025, 4096).unwrap_err().message().contains("several requests"));
+        assert!(check_named(1025, 4096).unwrap_err().message().contains("fewer"));
         assert!(check_named(usize::MAX, 2).is_err());
     }
 
@@ -321,16 +392,24 @@ mod tests {
 
     #[test]
     fn the_order_follows_query_and_distance() {
-        let order = |body: Value, metric| read(&body).order(metric).map_err(|error| error.kind());
-        assert_eq!(order(json!({"query": [1]}), Metric::Cosine), Ok(HitOrder::HigherScore));
-        assert_eq!(order(json!({"query": 7}), Metric::L2), Ok(HitOrder::LowerScore));
+        let order = |body: Value, metric| read(&body).order(metric);
+        assert_eq!(order(json!({"query": [1]}), Metric::Cosine), HitOrder::HigherScore);
+        assert_eq!(order(json!({"query": 7}), Metric::L2), HitOrder::LowerScore);
         let by = json!({"query": {"order_by": {"key": "a", "direction": "desc"}}});
-        assert_eq!(order(by, Metric::Dot), Ok(HitOrder::Value { descending: true }));
-        let unimplemented = Err(ErrorKind::Unimplemented);
+        assert_eq!(order(by, Metric::Dot), HitOrder::Value { descending: true });
         let mmr = json!({"query": {"nearest": [1], "mmr": {}}});
-        assert_eq!(order(mmr, Metric::Dot), unimplemented);
-        let prefetch = json!({"query": [1], "prefetch": {"query": [2]}});
-        assert_eq!(order(prefetch, Metric::Dot), unimplemented);
+        assert_eq!(order(mmr, Metric::L2), HitOrder::LowerScore);
+    }
+
+    #[test]
+    fn shards_know_no_mmr() {
+        let mmr = json!({"diversity": 0.5});
+        let query =
+            shards(&json!({"query": {"nearest": [1, 2], "mmr": mmr}, "with_vectors": true}));
+        assert_eq!(query, json!({"query": [1.0, 2.0], "limit": 10, "with_vector": true}));
+        let query = shards(&json!({"query": {"nearest": 1, "mmr": mmr}, "offset": 3}));
+        let expected = json!({"must_not": [{"has_id": [1]}]});
+        assert_eq!((&query["query"], &query["filter"]), (&json!([0.5, 1.5]), &expected));
     }
 
     #[test]

@@ -58,6 +58,17 @@ pub(super) fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
     to_raw_value(value).map_err(|error| Error::internal(format!("a request's part: {error}")))
 }
 
+/// Returns the text of a filter that asks for all of `filters`. A missing filter holds for all
+/// points, as `null` does.
+///
+/// # Errors
+/// As [`raw`].
+pub(super) fn all_of(filters: [Option<&RawValue>; 2]) -> Result<Box<RawValue>> {
+    let must: Vec<&RawValue> =
+        filters.into_iter().flatten().filter(|filter| filter.get() != "null").collect();
+    raw(&BTreeMap::from([("must", must)]))
+}
+
 /// Body of a request for points by their ids.
 pub(super) struct IdsBody {
     /// Members besides `ids`.

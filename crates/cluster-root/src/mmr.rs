@@ -1,0 +1,138 @@
+//! Queries with mmr, whose hits are similar to the query and different from each other.
+//!
+//! The shards return the best candidates, the root reads their vectors and chooses among them, and
+//! the holders of the chosen points return the parts that the client wants.
+
+use api_qdrant::mmr::{self, MmrCandidate};
+use base::Result;
+use search::points::PointId;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::envelope::{Completeness, RootAnswer};
+use super::merge::{self, HitRange, ShardResults};
+use super::parts::{self, MergedHit};
+use super::query::{QueryRun, RootQuery};
+use super::read::{answers, of_all};
+use super::split::{self, RawMembers};
+
+/// How a query with mmr chooses its hits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MmrChoice {
+    /// From 0, only similarity to the query counts, to 1, only difference of the hits.
+    pub(super) diversity: f32,
+    /// Most hits to choose from.
+    pub(super) candidates: usize,
+}
+
+/// Hit that may be chosen.
+struct ScoredHit {
+    hit: MergedHit,
+    score: f32,
+}
+
+/// Best hits of all shards.
+struct BestHits {
+    hits: Vec<ScoredHit>,
+    found: Completeness,
+}
+
+/// JSON of the answer.
+#[derive(Serialize)]
+struct HitsMembers<'a> {
+    points: Vec<&'a RawMembers>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
+}
+
+/// Answers a query with mmr and without prefetches. `found` is the completeness of the hits of
+/// prefetches that it had.
+///
+/// # Errors
+/// `InvalidArgument` for too many candidates; otherwise as [`answers`].
+pub(super) async fn answer(
+    run: &QueryRun<'_>,
+    query: &RootQuery,
+    choice: MmrChoice,
+    found: Completeness,
+) -> Result<RootAnswer> {
+    let HitRange { offset, limit } = query.range();
+    let count = limit.saturating_add(offset);
+    let depth = mmr::candidates(choice.candidates, count)?;
+    let BestHits { hits, found } = best_hits(run, query, depth, found).await?;
+    let mut hits = choose(run, hits, choice.diversity, count).await?;
+    hits.drain(..offset.min(hits.len()));
+    let ids = hits.iter().map(|hit| hit.id).collect();
+    let Some(read) = parts::read_of(run.context, run.record, &query.members, ids)? else {
+        return whole_answer(&hits, found);
+    };
+    let mut read = answers(run.context, &read).await?;
+    parts::add(hits.iter_mut(), &read)?;
+    let answer = whole_answer(&hits, found.after(read.coverage))?;
+    read.reservation.shrink_to(answer.result.len() as u64);
+    Ok(RootAnswer { reservation: Some(read.reservation), ..answer })
+}
+
+/// Returns the `depth` best hits of all shards, without payloads and vectors.
+async fn best_hits(
+    run: &QueryRun<'_>,
+    query: &RootQuery,
+    depth: usize,
+    found: Completeness,
+) -> Result<BestHits> {
+    let order = query.order(run.settings.metric);
+    let vectors = run.point_vectors(&query.ids()).await?;
+    let mut members = query.for_shards(&vectors)?;
+    parts::remove(&mut members);
+    members.insert("limit".to_owned(), split::raw(&depth)?);
+    let read = of_all(run.context, run.record, "points/query", split::raw(&members)?);
+    let read = answers(run.context, &read).await?;
+    let found = found.after(read.coverage);
+    let bytes = read.results.values().map(|result| result.get().len()).sum();
+    let (results, _reservation) = (read.results, read.reservation);
+    let merge = move || {
+        let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
+        let shards = ShardResults { results: &texts, incomplete: found.partial };
+        let merged = merge::merged_hits(shards, order, HitRange { offset: 0, limit: depth })?;
+        let hits = merged.points.iter().map(|point| {
+            let hit = MergedHit { id: point.key.point(), members: merge::read(point.text)? };
+            // A score that is no number has no JSON.
+            Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
+        });
+        let hits = hits.collect::<Result<Vec<_>>>()?;
+        Ok(BestHits { hits, found: found.or_partial(merged.partial) })
+    };
+    run.context.compute(bytes, merge).await
+}
+
+/// Returns at most `count` of the hits, in the order in which they were chosen.
+async fn choose(
+    run: &QueryRun<'_>,
+    hits: Vec<ScoredHit>,
+    diversity: f32,
+    count: usize,
+) -> Result<Vec<MergedHit>> {
+    let ids: Vec<PointId> = hits.iter().map(|scored| scored.hit.id).collect();
+    let mut vectors = run.point_vectors(&ids).await?;
+    let metric = run.settings.metric;
+    let bytes = vectors.len() * run.settings.dims * size_of::<f32>();
+    let work = move || {
+        let mut known = Vec::with_capacity(hits.len());
+        let mut candidates = Vec::with_capacity(hits.len());
+        for ScoredHit { hit, score } in hits {
+            // A point that was removed meanwhile has no vector.
+            let Some(vector) = vectors.remove(&hit.id) else { continue };
+            candidates.push(MmrCandidate::new(metric, vector, score));
+            known.push(Some(hit));
+        }
+        let chosen = mmr::choose(metric, &candidates, diversity, count);
+        Ok(chosen.into_iter().filter_map(|at| known.get_mut(at)?.take()).collect())
+    };
+    run.context.compute(bytes, work).await
+}
+
+fn whole_answer(hits: &[MergedHit], found: Completeness) -> Result<RootAnswer> {
+    let points = hits.iter().map(|hit| &hit.members).collect();
+    let answer = RootAnswer::of(&HitsMembers { points, partial: found.partial })?;
+    Ok(RootAnswer { coverage: found.coverage(), ..answer })
+}

@@ -1,0 +1,83 @@
+//! Payloads and vectors of the final hits, which a last round reads by their ids.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base::Result;
+use cluster_node::CollectionRecord;
+use search::points::PointId;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::call::RootContext;
+use super::merge;
+use super::read::of_ids;
+use super::shard_read::{ShardAnswers, ShardRead};
+use super::split::{self, RawMembers};
+
+/// Members of a request that choose the parts of points in the answer.
+const PARTS: [&str; 2] = ["with_payload", "with_vector"];
+
+/// A hit. It has no payload and no vector before [`add`].
+pub(super) struct MergedHit {
+    pub(super) id: PointId,
+    pub(super) members: RawMembers,
+}
+
+/// Removes the choice of parts from the members of a request.
+pub(super) fn remove(members: &mut RawMembers) {
+    PARTS.iter().for_each(|part| drop(members.remove(*part)));
+}
+
+/// Returns the read of the parts that `members` choose, or `None` if they choose none.
+///
+/// # Errors
+/// As [`of_ids`].
+pub(super) fn read_of(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    members: &RawMembers,
+    mut ids: Vec<PointId>,
+) -> Result<Option<ShardRead>> {
+    let is_wanted = |part: &&str| {
+        let text = members.get(*part);
+        text.is_some_and(|text| !matches!(text.get(), "false" | "null"))
+    };
+    if ids.is_empty() || !PARTS.iter().any(is_wanted) {
+        return Ok(None);
+    }
+    let none = split::raw(&false)?;
+    let part = |part: &str| members.get(part).cloned().unwrap_or_else(|| none.clone());
+    let members = PARTS.iter().map(|name| ((*name).to_owned(), part(name))).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    of_ids(context, record, members, &ids).map(Some)
+}
+
+/// Adds the parts that were read to the hits.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+pub(super) fn add<'a>(
+    hits: impl Iterator<Item = &'a mut MergedHit>,
+    answers: &ShardAnswers,
+) -> Result<()> {
+    #[derive(Deserialize)]
+    struct IdText {
+        id: PointId,
+    }
+    let mut parts: HashMap<PointId, RawMembers> = HashMap::new();
+    for result in answers.results.values() {
+        let points: Vec<&RawValue> = merge::read(result)?;
+        for point in points {
+            let IdText { id } = merge::read(point)?;
+            parts.insert(id, merge::read(point)?);
+        }
+    }
+    for hit in hits {
+        let Some(found) = parts.get(&hit.id) else { continue };
+        let wanted = found.iter().filter(|(name, _)| *name != "id");
+        hit.members.extend(wanted.map(|(name, text)| (name.clone(), text.clone())));
+    }
+    Ok(())
+}
