@@ -160,12 +160,13 @@ pub(crate) async fn point(
     services.pool.run(work).await
 }
 
-/// Returns the key of a point's original.
+/// Returns the key of a point's original in the directory `space`.
 ///
 /// # Errors
 /// `NotFound` for a point of features alone.
-fn key(point: &FetchedPoint) -> Result<String> {
-    features::original_key(&point.payload).map(str::to_owned).ok_or_else(|| {
+fn key(point: &FetchedPoint, space: &str) -> Result<String> {
+    let key = features::original_key(&point.payload);
+    key.map(|key| features::original_in(space, key)).ok_or_else(|| {
         Error::not_found(format!(
             "point {} has no original image: only its features were put in; put the image in to add it",
             point.id
@@ -185,7 +186,7 @@ pub(crate) async fn original(
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
-    let bytes = services.originals.get(&key(&point)?).await?;
+    let bytes = services.originals.get(&key(&point, &target.space)?).await?;
     let media = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
     Ok((media, bytes))
 }
@@ -252,7 +253,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
-    let name = name.to_owned();
+    let (name, space) = (name.to_owned(), target.space.clone());
     let work = move || {
         target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
@@ -262,7 +263,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
         Ok(others.iter().any(has) || !target.siblings_are_known(&registry))
     };
     let wanted_elsewhere = services.pool.run(work).await?;
-    if !wanted_elsewhere && let Ok(key) = key(&point) {
+    if !wanted_elsewhere && let Ok(key) = key(&point, &space) {
         services.originals.delete(&key).await?;
     }
     Ok(())

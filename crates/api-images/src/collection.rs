@@ -209,6 +209,13 @@ pub(crate) fn image_settings(named: &NamedCollection) -> Option<ImageSettings> {
     Some(ImageSettings { kind, model: text("model")?.to_owned() })
 }
 
+/// Sets the name of the directory of a collection's originals, if it holds images.
+pub fn set_originals_space(settings: &mut CollectionSettings, space: &str) {
+    if let Some(section) = settings.extra.get_mut(SECTION).and_then(Value::as_object_mut) {
+        section.insert("originals".to_owned(), space.into());
+    }
+}
+
 /// Returns the name of the directory of a collection's originals, or `None` if it holds no images.
 pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
     settings.extra.get(SECTION)?.get("originals")?.as_str().map(str::to_owned)

@@ -42,6 +42,21 @@ pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
     payload.get(BLOCK)?.get("original")?.as_str()
 }
 
+/// End of the directory of a cluster's collection.
+const CLUSTER_SPACE: &str = "/originals";
+
+/// Returns the key of an original in `space`. The points of a collection that a cluster restored name
+/// the originals of the collection that was backed up; its own have the same names in its own
+/// directory.
+pub fn original_in(space: &str, key: &str) -> String {
+    match key.split_once(CLUSTER_SPACE) {
+        Some((_, name)) if space.ends_with(CLUSTER_SPACE) && name.starts_with('/') => {
+            format!("{space}{name}")
+        }
+        _ => key.to_owned(),
+    }
+}
+
 /// Returns the common start of the keys of an image's originals in `space`.
 pub(crate) fn originals_of(id: &PointId, space: &str) -> String {
     let id = id.to_string();
@@ -294,6 +309,18 @@ mod tests {
         assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
         let hash = blake3::hash(b"an image").to_hex();
         assert_eq!(text[..8], hash[..8]);
+    }
+
+    #[test]
+    fn originals_of_a_restored_collection_are_its_own() {
+        let key = "1a/originals/5c/5c56/2b.png";
+        assert_eq!(original_in("1a/originals", key), key);
+        assert_eq!(original_in("9f/originals", key), "9f/originals/5c/5c56/2b.png");
+        for other in ["photos/5c/5c56.png", "1a/originals2/5c/5c56.png"] {
+            assert_eq!(original_in("9f/originals", other), other);
+        }
+        // A server without a cluster has one directory for all versions of a collection.
+        assert_eq!(original_in("photos", key), key);
     }
 
     #[test]

@@ -56,7 +56,7 @@ mod views;
 pub use browse::{ImageRemoval, page_entry};
 pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget};
 pub use bulk_requests::{BulkRequest, BulkResources, check_bulk_params};
-pub use collection::originals_space;
+pub use collection::{originals_space, set_originals_space};
 pub use config::ImagesConfig;
 pub use duplicates_wire::{
     DuplicatesRequest, background_threads, begun_json, duplicates_running, no_duplicates,
@@ -64,7 +64,7 @@ pub use duplicates_wire::{
 };
 pub use endpoints::{OPENAPI, routes};
 pub use extraction::ExtractionPriority;
-pub use features::original_key;
+pub use features::{original_in, original_key};
 pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
 pub use settings::{ImageKind, ImageSettings, WantedImages};

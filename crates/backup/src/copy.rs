@@ -1,6 +1,7 @@
 //! A copy of a backup in another store, or under another name.
 
 use base::{Error, ErrorKind, Result};
+use object_store::path::Path as Key;
 use search::registry::CollectionSettings;
 
 use crate::list::{BackupFile, BackupId, BackupList};
@@ -50,7 +51,8 @@ pub async fn copy(
             if is_there {
                 context.progress.add_done(file.bytes);
             } else {
-                copy_object(context, &target, copy, file).await?;
+                let key = to.object_key(name, &file.object);
+                copy_object(context, collection, file, &target, &key).await?;
             }
         }
         list.id = id.clone();
@@ -64,23 +66,28 @@ pub async fn copy(
     outcome.map_err(|error| error.context(format!("backup {backup} of {collection:?}")))
 }
 
-async fn copy_object(
+/// Copies the object of a backup's file from the store of `context` to the key `to` in that of
+/// `target`, and compares its checksum.
+///
+/// # Errors
+/// `DataLoss` that names an object that is missing, shortened or changed; the errors of the stores.
+pub(crate) async fn copy_object(
     context: &BackupContext<'_>,
-    target: &BackupContext<'_>,
-    copy: &BackupCopy<'_>,
+    collection: &str,
     file: &BackupFile,
+    target: &BackupContext<'_>,
+    to: &Key,
 ) -> Result<()> {
-    let from = context.store.object_key(copy.collection, &file.object);
+    let from = context.store.object_key(collection, &file.object);
     let source = StoredSource::open(context.store, from, file.bytes, STEP_BYTES);
     let source = source.map_err(|error| match error.kind() {
         ErrorKind::NotFound => Error::data_loss(format!("object {}: it is missing", file.object)),
         _ => error,
     })?;
-    let key = target.store.object_key(copy.name, &file.object);
-    let hash = target.upload(&UploadSource::Object(source), &key).await?;
+    let hash = target.upload(&UploadSource::Object(source), to).await?;
     if hash == file.blake3 {
         return Ok(());
     }
-    target.store.remove(&key).await?;
+    target.store.remove(to).await?;
     Err(Error::data_loss(format!("object {}: it does not match its checksum", file.object)))
 }

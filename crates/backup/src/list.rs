@@ -20,7 +20,7 @@ const KIND: &str = "backup";
 /// Maximum bytes of a stored list.
 pub(crate) const LIST_BYTES_MAX: u64 = 64 << 20;
 /// Maximum files of a list.
-const FILES_MAX: usize = 1 << 20;
+pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Maximum bytes of all files of a list.
 const BYTES_MAX: u64 = 1 << 60;
 /// Format of the time in an id.

@@ -197,7 +197,15 @@ impl BackupStore {
         collection: &str,
         directory: &str,
     ) -> Result<BTreeMap<String, StoredObject>> {
-        let prefix = self.place.key(&format!("{collection}/{directory}"));
+        self.names_below(&format!("{collection}/{directory}")).await
+    }
+
+    /// Returns the objects in a directory of the store and in those below it, by name.
+    pub(crate) async fn names_below(
+        &self,
+        directory: &str,
+    ) -> Result<BTreeMap<String, StoredObject>> {
+        let prefix = self.place.key(directory);
         let depth = prefix.parts().count();
         let mut listing = self.place.objects().list(Some(&prefix));
         let mut found = BTreeMap::new();

@@ -16,7 +16,7 @@ use super::query::{QueryRun, RootQuery};
 use super::read::{answers, of_all};
 use super::split::{self, RawMembers};
 
-/// How a query with mmr chooses its hits.
+/// Settings of a query with mmr.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MmrChoice {
     /// From 0, only similarity to the query counts, to 1, only difference of the hits.

@@ -1,7 +1,8 @@
 //! Queries: nearest points, recommendations, and points in the order of a field.
 //!
-//! Prefetches are replaced by the ids of their hits, and points of a query by their vectors, because
-//! a shard has its own points only. Then each shard returns its best `offset + limit` hits.
+//! Prefetches are replaced by the ids of their hits, and points of a query by their vectors,
+//! because a shard has its own points only. Then each shard returns its best `offset + limit`
+//! hits.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -8,5 +8,6 @@ mod common;
 mod copies;
 mod crash;
 mod faults;
+mod plain;
 mod removal;
 mod restore;

@@ -14,8 +14,10 @@
 //! | `sets/COLLECTION/ID` | description of a backup; a backup exists once it is there |
 //! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
 //! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
+//! | `originals/COLLECTION-ID/...` | original images of a collection |
 
 pub(crate) mod log_parts;
+mod originals;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -39,6 +41,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_stream::StreamExt;
 
 use self::log_parts::{PART_BYTES_MAX, PartReader};
+pub use self::originals::OriginalsBackup;
 pub use self::set::BackupSet;
 use self::set::{LogPart, SET_BYTES_MAX, ShardBackup};
 use crate::node::catalog::within_time;
@@ -99,6 +102,8 @@ pub struct ClusterBackups {
     place: StorePlace,
     /// Snapshots of shards.
     shards: BackupStore,
+    /// Original images.
+    originals: BackupStore,
     pacer: Arc<Pacer>,
     metrics: BackupMetrics,
     schedule: Option<BackupSchedule>,
@@ -123,6 +128,7 @@ impl ClusterBackups {
             cluster: options.cluster,
             place: store.place().clone(),
             shards: store.below("shards"),
+            originals: store.below("originals"),
             pacer: Arc::new(Pacer::new(rate)),
             metrics: options.metrics,
             schedule,
@@ -177,8 +183,8 @@ impl ClusterBackups {
     /// Backs up a collection.
     ///
     /// # Errors
-    /// `Unimplemented` for a collection of images; `ResourceExhausted` if too many backups wait;
-    /// `Unavailable` if the log moved on meanwhile; the errors of the stores.
+    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log moved on meanwhile; the
+    /// errors of the stores.
     pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let made = self.make(record).await;
         self.count("backup", &made);
@@ -186,12 +192,6 @@ impl ClusterBackups {
     }
 
     async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
-        if record.images.is_some() {
-            return Err(Error::unimplemented(
-                "a cluster backs up no collection of images, because its originals stay in the cluster's store: copy \
-                 the store, or read the features with GET /v1/images/NAME/ID/features",
-            ));
-        }
         let _turn = self.turn().await?;
         let id = BackupId::now();
         let view = self.view.current();
@@ -203,7 +203,12 @@ impl ClusterBackups {
             let backed_up = self.back_up_shard(&shard, end).await;
             shards.push(backed_up.map_err(|error| error.context(format!("shard {key}")))?);
         }
-        let set = BackupSet::new(id, record.clone(), changes, shards);
+        // An original is stored before its point is in the log, so it is there.
+        let originals = match record.images {
+            Some(_) => Some(self.back_up_originals(record, &id).await?),
+            None => None,
+        };
+        let set = BackupSet::new(id, record.clone(), changes, shards, originals);
         self.put(&self.set_key(&record.name, &set.id), set.encode()?).await?;
         tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
         Ok(set)
@@ -325,17 +330,24 @@ impl ClusterBackups {
         let sources = set.record.shard_keys().zip(record.shard_keys());
         for ((from, to), backup) in sources.zip(&set.shards) {
             let shard = ShardOfSet { key: &from, collection: &set.record.name, id: &set.id };
-            let restored = self.restore_shard(&shard, &to, backup).await;
+            let space = record.images.is_some().then(|| record.originals_space());
+            let restored = self.restore_shard(&shard, &to, backup, space).await;
             restored.map_err(|error| error.context(format!("backup {}, shard {from}", set.id)))?;
+        }
+        if let Some(originals) = &set.originals {
+            self.restore_originals(originals, &set.record, &set.id, &record).await?;
         }
         Ok(record)
     }
 
+    /// Writes the data of a shard. `originals` is the space of the originals of a collection of
+    /// images.
     async fn restore_shard(
         &self,
         shard: &ShardOfSet<'_>,
         to: &ShardKey,
         backup: &ShardBackup,
+        originals: Option<String>,
     ) -> Result<()> {
         let log = ShardLog::new(self.cluster.place(), to);
         let position = backup.position();
@@ -349,7 +361,10 @@ impl ClusterBackups {
                 id: shard.id.clone(),
             };
             let change = move |settings: &mut CollectionSettings| {
-                set_position(&mut settings.extra, position)
+                set_position(&mut settings.extra, position);
+                if let Some(space) = originals {
+                    api_images::set_originals_space(settings, &space);
+                }
             };
             copy.run(self.pacer.clone(), change).await?;
             log.raise_floor(LogFloor { entry: position.next, epoch: position.epoch }).await?;
@@ -400,7 +415,10 @@ impl ClusterBackups {
                 self.delete_snapshot(&shard).await?;
             }
         }
-        Ok(())
+        match &set.originals {
+            Some(originals) => self.delete_originals(originals, &set.record.id, id).await,
+            None => Ok(()),
+        }
     }
 
     async fn delete_snapshot(&self, shard: &ShardOfSet<'_>) -> Result<()> {

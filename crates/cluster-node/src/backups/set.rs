@@ -6,12 +6,16 @@ use cluster::{EntryNumber, Epoch};
 use cluster_log::FollowPosition;
 use serde::{Deserialize, Serialize};
 
+use super::originals::OriginalsBackup;
 use crate::changes::CollectionChanges;
 use crate::node::catalog::check_record;
 use crate::types::CollectionRecord;
 
 /// Version of the format.
 const VERSION: u32 = 1;
+/// Version of the format of a backup with original images. Programs that read version 1 only do not
+/// know them.
+const VERSION_ORIGINALS: u32 = 2;
 /// Maximum bytes of a description.
 pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
 
@@ -27,6 +31,9 @@ pub struct BackupSet {
     pub changes: CollectionChanges,
     /// Backups of the shards, by number.
     pub shards: Vec<ShardBackup>,
+    /// Original images of a collection of images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub originals: Option<OriginalsBackup>,
 }
 
 /// Backup of a shard: a snapshot, and the log from there on.
@@ -67,11 +74,13 @@ impl BackupSet {
         record: CollectionRecord,
         changes: CollectionChanges,
         shards: Vec<ShardBackup>,
+        originals: Option<OriginalsBackup>,
     ) -> BackupSet {
-        BackupSet { version: VERSION, id, record, changes, shards }
+        let version = if originals.is_some() { VERSION_ORIGINALS } else { VERSION };
+        BackupSet { version, id, record, changes, shards, originals }
     }
 
-    /// Returns the bytes of all snapshots and logs.
+    /// Returns the bytes of all snapshots, logs and original images.
     pub fn bytes(&self) -> u64 {
         // A description may name any lengths.
         let log = |shard: &ShardBackup| {
@@ -80,7 +89,8 @@ impl BackupSet {
         let shards = self.shards.iter();
         let bytes =
             shards.map(|shard| shard.snapshot_bytes.unwrap_or(0).saturating_add(log(shard)));
-        bytes.fold(0, u64::saturating_add)
+        let originals = self.originals.as_ref().map_or(0, |originals| originals.bytes);
+        bytes.fold(originals, u64::saturating_add)
     }
 
     /// Reads a description.
@@ -96,13 +106,15 @@ impl BackupSet {
             Error::data_loss(format!("the description of the backup: {error}"))
         };
         let SetHead { version } = serde_json::from_slice(bytes).map_err(damaged)?;
-        if version != VERSION {
+        if ![VERSION, VERSION_ORIGINALS].contains(&version) {
             return Err(Error::precondition(format!(
-                "the backup has version {version}, this program reads {VERSION}; use the program that made it"
+                "the backup has version {version}, this program reads {VERSION} and {VERSION_ORIGINALS}; use the \
+                 program that made it"
             )));
         }
         let set: BackupSet = serde_json::from_slice(bytes).map_err(damaged)?;
         check_record(&set.record)?;
+        set.originals.as_ref().map_or(Ok(()), OriginalsBackup::check)?;
         if set.shards.len() != set.record.shards as usize {
             return Err(Error::data_loss(format!(
                 "the description of the backup has {} of {} shards",
@@ -150,15 +162,21 @@ mod tests {
         let part = LogPart { entries: 2, bytes: 30, blake3: "0".to_owned() };
         let shard = ShardBackup { snapshot_bytes: Some(100), next: 7, end: 9, log: vec![part] };
         let changes = CollectionChanges::default();
-        let set = BackupSet::new(BackupId::now(), record, changes, vec![shard]);
-        assert_eq!(set.bytes(), 130);
+        let originals = OriginalsBackup { count: 2, bytes: 20, parts: vec!["0a".to_owned()] };
+        for (originals, bytes) in [(None, 130), (Some(originals), 150)] {
+            let (record, changes) = (record.clone(), changes.clone());
+            let set =
+                BackupSet::new(BackupId::now(), record, changes, vec![shard.clone()], originals);
+            assert_eq!(set.bytes(), bytes);
+            assert_eq!(BackupSet::decode(&set.encode().unwrap()).unwrap(), set);
+        }
+        let set = BackupSet::new(BackupId::now(), record, changes, vec![shard], None);
         let text = set.encode().unwrap();
-        assert_eq!(BackupSet::decode(&text).unwrap(), set);
         let mut value: Value = serde_json::from_slice(&text).unwrap();
         value["shards"] = json!([]);
         let error = BackupSet::decode(value.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DataLoss);
-        value["version"] = json!(2);
+        value["version"] = json!(3);
         let error = BackupSet::decode(value.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     }

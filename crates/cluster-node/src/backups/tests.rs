@@ -100,6 +100,40 @@ async fn a_backup_has_the_logs_of_its_moment() {
 }
 
 #[tokio::test]
+async fn originals_belong_to_the_backup() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    let put = async |key: &str, text: &'static str| {
+        let key = cluster.store.place().key(&format!("data/{key}"));
+        cluster
+            .store
+            .place()
+            .objects()
+            .put(&key, PutPayload::from_static(text.as_bytes()))
+            .await
+            .unwrap();
+    };
+    put("1/originals/0a/0a01/x.png", "one").await;
+    put("1/originals/ff/ff01/y.png", "second").await;
+    let set = cluster.backups.create(&record).await.unwrap();
+    let originals = set.originals.clone().unwrap();
+    assert_eq!(
+        (originals.count, originals.bytes, originals.parts),
+        (2, 9, vec!["0a".to_owned(), "ff".to_owned()])
+    );
+    assert_eq!(cluster.backups.get("docs", &set.id).await.unwrap(), set);
+    let restored = cluster.backups.restore(&set, "copy").await.unwrap();
+    let key = cluster.store.place().key(&format!("data/{}/originals/0a/0a01/x.png", restored.id));
+    let bytes = cluster.store.place().objects().get(&key).await.unwrap().bytes().await.unwrap();
+    assert_eq!(&*bytes, b"one");
+    cluster.backups.delete("docs", &set.id).await.unwrap();
+    let lists = cluster.store.place().below("backups/cluster/originals/1/0a/backups");
+    assert!(lists.list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn a_removed_backup_leaves_the_others() {
     let cluster = TestCluster::new();
     let record = record("1");

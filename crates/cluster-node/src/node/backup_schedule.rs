@@ -27,7 +27,7 @@ pub(super) async fn run(
         if !catalog.is_whole() || !is_collector(&view, &services.name) {
             continue;
         }
-        for record in view.collections.values().filter(|record| record.images.is_none()) {
+        for record in view.collections.values() {
             if let Err(error) = back_up_if_due(&backups, record, schedule).await {
                 tracing::error!(collection = record.name, %error, "a scheduled backup has failed");
             }

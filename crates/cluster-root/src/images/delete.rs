@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api_images::{ImagesState, original_key};
+use api_images::{ImagesState, original_in, original_key};
 use base::Result;
 use cluster_node::CollectionRecord;
 use search::points::PointId;
@@ -60,8 +60,8 @@ async fn delete_originals(
     };
     // A point of features alone never had one.
     let Some(key) = key else { return };
-    original(&images.state, key).await;
     let space = record.originals_space();
+    original(&images.state, &original_in(&space, key)).await;
     let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
     if let Err(error) = images.state.delete_uploads(&space, id, age).await {
         tracing::warn!(%id, %error, "old uploads of a removed image stay");
