@@ -16,6 +16,7 @@ mod listing;
 mod mirror;
 mod place;
 mod plan;
+mod small_objects;
 mod upload;
 
 pub use cache::watched_dir;
@@ -26,4 +27,5 @@ pub use mirror::{
 };
 pub use place::{PlaceContent, StorePlace, StoredManifest, block_on, is_url};
 pub use plan::FetchEstimate;
+pub use small_objects::SmallObjects;
 pub use upload::{UploadProgress, upload};

@@ -32,9 +32,8 @@ use bytes::Bytes;
 use cluster::EntryNumber;
 use cluster_log::{FollowPosition, LogFloor, ShardLog};
 use metrics::{BackupMetrics, BackupWorkLabels, KindLabels};
-use model_store::StorePlace;
+use model_store::SmallObjects;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use os::{Pacer, Rate};
 use search::registry::CollectionSettings;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -44,8 +43,7 @@ use self::log_parts::{PART_BYTES_MAX, PartReader};
 pub use self::originals::OriginalsBackup;
 pub use self::set::BackupSet;
 use self::set::{LogPart, SET_BYTES_MAX, ShardBackup};
-use crate::node::catalog::within_time;
-use crate::node::local::{blocking, set_position};
+use crate::node::local::{at_low_priority, blocking, set_position};
 use crate::node::snapshot::{StopOnDrop, snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey, ViewSource, new_id};
 
@@ -99,7 +97,7 @@ pub struct ClusterBackups {
     view: ViewSource,
     cluster: BackupStore,
     /// Descriptions and logs.
-    place: StorePlace,
+    objects: SmallObjects,
     /// Snapshots of shards.
     shards: BackupStore,
     /// Original images.
@@ -126,7 +124,7 @@ impl ClusterBackups {
         Arc::new(ClusterBackups {
             view: options.view,
             cluster: options.cluster,
-            place: store.place().clone(),
+            objects: SmallObjects::new(store.place().clone(), REQUEST_TIMEOUT),
             shards: store.below("shards"),
             originals: store.below("originals"),
             pacer: Arc::new(Pacer::new(rate)),
@@ -142,11 +140,12 @@ impl ClusterBackups {
     /// # Errors
     /// The store's error, with a remedy.
     pub async fn list(&self, collection: &str) -> Result<Vec<BackupSet>> {
-        let prefix = self.place.key(&format!("sets/{collection}"));
-        let mut listing = self.place.objects().list(Some(&prefix));
+        let prefix = self.objects.key(&format!("sets/{collection}"));
+        let place = self.objects.place();
+        let mut listing = place.objects().list(Some(&prefix));
         let mut ids: Vec<BackupId> = Vec::new();
-        while let Some(object) = within_time(REQUEST_TIMEOUT, listing.next()).await? {
-            let key = object.map_err(|error| self.place.failed(&error))?.location;
+        while let Some(object) = self.objects.within(listing.next()).await? {
+            let key = object.map_err(|error| place.failed(&error))?.location;
             ids.extend(key.filename().and_then(|name| name.parse().ok()));
             if ids.len() > SETS_MAX {
                 return Err(Error::exhausted(format!(
@@ -172,7 +171,7 @@ impl ClusterBackups {
     /// `NotFound` if there is none; as [`BackupSet::decode`]; the store's error.
     pub async fn get(&self, collection: &str, id: &BackupId) -> Result<BackupSet> {
         let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
-        let bytes = self.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
+        let bytes = self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
         let set = BackupSet::decode(&bytes.ok_or_else(missing)?)?;
         match set.id == *id {
             true => Ok(set),
@@ -183,8 +182,8 @@ impl ClusterBackups {
     /// Backs up a collection.
     ///
     /// # Errors
-    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log moved on meanwhile; the
-    /// errors of the stores.
+    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log moved on meanwhile;
+    /// the errors of the stores.
     pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let made = self.make(record).await;
         self.count("backup", &made);
@@ -380,7 +379,7 @@ impl ClusterBackups {
 
     async fn read_part(&self, key: &Key, part: &LogPart) -> Result<Bytes> {
         let missing = || Error::data_loss(format!("object {key}: it is missing"));
-        let bytes = self.read(key, PART_BYTES_MAX).await?.ok_or_else(missing)?;
+        let bytes = self.objects.read(key, PART_BYTES_MAX).await?.ok_or_else(missing)?;
         match bytes.len() as u64 == part.bytes {
             true => Ok(bytes),
             false => Err(Error::data_loss(format!(
@@ -405,11 +404,11 @@ impl ClusterBackups {
         let _turn = self.turn().await?;
         let set = self.get(collection, id).await?;
         // First, so that no half of a backup is listed.
-        self.delete_object(&self.set_key(collection, id)).await?;
+        self.objects.remove(&self.set_key(collection, id)).await?;
         for (key, backup) in set.record.shard_keys().zip(&set.shards) {
             let shard = ShardOfSet { key: &key, collection, id };
             for number in 0..backup.log.len() {
-                self.delete_object(&self.part_key(&shard, number)).await?;
+                self.objects.remove(&self.part_key(&shard, number)).await?;
             }
             if backup.snapshot_bytes.is_some() {
                 self.delete_snapshot(&shard).await?;
@@ -453,45 +452,22 @@ impl ClusterBackups {
     }
 
     fn set_key(&self, collection: &str, id: &BackupId) -> Key {
-        self.place.key(&format!("sets/{collection}/{id}"))
+        self.objects.key(&format!("sets/{collection}/{id}"))
     }
 
     fn part_key(&self, shard: &ShardOfSet<'_>, part: usize) -> Key {
         let ShardOfSet { key, collection, id } = shard;
-        self.place.key(&format!("logs/{collection}/{id}/{:04}-{part:04}", key.shard.0))
+        self.objects.key(&format!("logs/{collection}/{id}/{:04}-{part:04}", key.shard.0))
     }
 
     /// Creates an object.
     async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<()> {
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
-        within_time(REQUEST_TIMEOUT, put)
-            .await?
-            .map(drop)
-            .map_err(|error| self.place.failed(&error))
-    }
-
-    /// Reads an object of at most `bytes_max` bytes; `None` if there is none.
-    async fn read(&self, key: &Key, bytes_max: u64) -> Result<Option<Bytes>> {
-        let get = async {
-            let got = self.place.objects().get(key).await?;
-            match got.meta.size <= bytes_max {
-                true => got.bytes().await.map(Some),
-                false => Ok(None),
-            }
-        };
-        match within_time(REQUEST_TIMEOUT, get).await? {
-            Ok(Some(bytes)) => Ok(Some(bytes)),
-            Ok(None) => Err(Error::data_loss(format!("object {key}: more than {bytes_max} bytes"))),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.place.failed(&error)),
-        }
-    }
-
-    async fn delete_object(&self, key: &Key) -> Result<()> {
-        match within_time(REQUEST_TIMEOUT, self.place.objects().delete(key)).await? {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.place.failed(&error)),
+        match self.objects.create(key, bytes).await? {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("object {key} is in the store of backups already; try again"),
+            )),
         }
     }
 }
@@ -515,7 +491,7 @@ impl OwnedCopy {
     ) -> Result<BackupList> {
         let progress = Arc::new(BackupProgress::default());
         let _stop = StopOnDrop(progress.clone());
-        blocking(move || {
+        at_low_priority("copying a snapshot", move || {
             let context = BackupContext { store: &self.from, pacer: &pacer, progress: &progress };
             let copy = BackupCopy {
                 collection: &self.collection,

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use backup::{BackupContext, BackupId, BackupList, BackupProgress, BackupStore, ObjectDirectory};
 use base::{Error, ErrorKind, Result};
+use model_store::SmallObjects;
 use os::{Pacer, Rate};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::{ClusterBackups, GRACE, REQUEST_TIMEOUT};
-use crate::node::catalog::within_time;
-use crate::node::local::blocking;
+use crate::node::local::{at_low_priority, blocking};
 use crate::node::snapshot::StopOnDrop;
 use crate::types::CollectionRecord;
 
@@ -94,7 +94,7 @@ impl PartCopy {
                 }
             })
         };
-        blocking(work).await
+        at_low_priority("copying original images", work).await
     }
 }
 
@@ -170,13 +170,8 @@ impl ClusterBackups {
 
     /// Returns the names of the parts of a collection's originals.
     async fn parts_of(&self, record: &CollectionRecord) -> Result<Vec<String>> {
-        let place = self.cluster.place();
-        let prefix = place.key(&format!("data/{}", record.originals_space()));
-        let listed = place.objects().list_with_delimiter(Some(&prefix));
-        let listed = within_time(REQUEST_TIMEOUT, listed).await?;
-        let listed = listed.map_err(|error| place.failed(&error))?;
-        let names = listed.common_prefixes.iter().filter_map(|prefix| prefix.filename());
-        let names: Vec<String> = names.map(str::to_owned).collect();
+        let objects = SmallObjects::new(self.cluster.place().clone(), REQUEST_TIMEOUT);
+        let names = objects.directories(&format!("data/{}", record.originals_space())).await?;
         match names.len() <= PARTS_MAX {
             true => Ok(names),
             false => Err(Error::data_loss(format!(

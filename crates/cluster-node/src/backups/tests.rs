@@ -1,6 +1,7 @@
 use base::ErrorKind;
 use cluster::{EntryBody, Epoch, LogEntry, WriterId};
 use cluster_log::{Batch, CreateOutcome};
+use object_store::{ObjectStoreExt, PutPayload};
 use serde_json::Value;
 
 use super::*;

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
-use bytes::Bytes;
 use cluster::{COPIES_MAX, SHARDS_MAX};
-use model_store::StorePlace;
+use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
-use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectMeta, ObjectStoreExt};
 use parking_lot::Mutex;
 use search::registry::check_name;
 use tokio_stream::StreamExt;
@@ -33,7 +32,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The records of the cluster's collections.
 pub struct StoreCatalog {
-    place: StorePlace,
+    objects: SmallObjects,
     view: ViewUpdater,
     /// True once the records were read.
     loaded: AtomicBool,
@@ -65,9 +64,10 @@ type KnownRecords = BTreeMap<Key, KnownRecord>;
 impl StoreCatalog {
     /// Creates the catalog of the cluster in `place`, which keeps the collections of `view`.
     pub fn new(place: StorePlace, view: ViewUpdater) -> StoreCatalog {
+        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
         StoreCatalog {
-            log: ChangeLog::new(place.clone()),
-            place,
+            log: ChangeLog::new(objects.clone()),
+            objects,
             view,
             loaded: AtomicBool::new(false),
             whole: AtomicBool::new(false),
@@ -86,11 +86,11 @@ impl StoreCatalog {
     /// # Errors
     /// The store's error; `DataLoss` for a record that cannot be read.
     pub(super) async fn all_ids(&self) -> Result<BTreeSet<String>> {
-        let prefix = self.place.key(RECORDS);
-        let mut objects = self.place.objects().list(Some(&prefix));
+        let prefix = self.objects.key(RECORDS);
+        let mut listing = self.objects.place().objects().list(Some(&prefix));
         let mut ids = BTreeSet::new();
-        while let Some(object) = within(objects.next()).await? {
-            let key = object.map_err(|error| self.place.failed(&error))?.location;
+        while let Some(object) = self.objects.within(listing.next()).await? {
+            let key = object.map_err(|error| self.objects.place().failed(&error))?.location;
             ids.extend(self.record(&key).await?.map(|record| record.id));
         }
         Ok(ids)
@@ -108,20 +108,14 @@ impl StoreCatalog {
         }
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let key = self.key(&record.name);
-        let put = self.place.objects().put_opts(&key, PutPayload::from(bytes), options);
-        match within(put).await? {
-            Ok(_) => {
-                self.changes.fetch_add(1, Ordering::AcqRel);
-                self.view.update(|view| {
-                    view.collections.insert(record.name.clone(), record.clone());
-                });
-                Ok(true)
-            }
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(self.place.failed(&error)),
+        if !self.objects.create(&self.key(&record.name), bytes).await? {
+            return Ok(false);
         }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.view.update(|view| {
+            view.collections.insert(record.name.clone(), record.clone());
+        });
+        Ok(true)
     }
 
     /// Removes a collection. Its data stays in the store. Returns false if there is none.
@@ -130,20 +124,17 @@ impl StoreCatalog {
     /// The store's error.
     async fn remove_record(&self, name: &str) -> Result<bool> {
         let key = self.key(name);
-        match within(self.place.objects().head(&key)).await? {
+        let place = self.objects.place();
+        match self.objects.within(place.objects().head(&key)).await? {
             Err(object_store::Error::NotFound { .. }) => return Ok(false),
-            found => found.map_err(|error| self.place.failed(&error))?,
+            found => found.map_err(|error| place.failed(&error))?,
         };
-        match within(self.place.objects().delete(&key)).await? {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => {
-                self.changes.fetch_add(1, Ordering::AcqRel);
-                let mut removed = None;
-                self.view.update(|view| removed = view.collections.remove(name));
-                self.forget(name, removed.map(|record| record.id).as_deref()).await;
-                Ok(true)
-            }
-            Err(error) => Err(self.place.failed(&error)),
-        }
+        self.objects.remove(&key).await?;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let mut removed = None;
+        self.view.update(|view| removed = view.collections.remove(name));
+        self.forget(name, removed.map(|record| record.id).as_deref()).await;
+        Ok(true)
     }
 
     /// Removes the aliases and changes of a removed collection.
@@ -240,7 +231,7 @@ impl StoreCatalog {
     /// Reads the records whose objects have changed.
     async fn read(&self, known: &KnownRecords) -> Result<RecordsReading> {
         let mut records = KnownRecords::new();
-        let objects = within(self.list()).await??;
+        let objects = self.objects.within(self.list()).await??;
         let mut whole = objects.len() <= COLLECTIONS_MAX;
         for object in objects.into_iter().take(COLLECTIONS_MAX) {
             let key = object.location.clone();
@@ -267,11 +258,12 @@ impl StoreCatalog {
     }
 
     async fn list(&self) -> Result<Vec<ObjectMeta>> {
-        let prefix = self.place.key(RECORDS);
-        let mut objects = self.place.objects().list(Some(&prefix));
+        let prefix = self.objects.key(RECORDS);
+        let place = self.objects.place();
+        let mut objects = place.objects().list(Some(&prefix));
         let mut found = Vec::new();
         while let Some(object) = objects.next().await {
-            found.push(object.map_err(|error| self.place.failed(&error))?);
+            found.push(object.map_err(|error| place.failed(&error))?);
             if found.len() > COLLECTIONS_MAX {
                 break;
             }
@@ -280,22 +272,13 @@ impl StoreCatalog {
     }
 
     async fn record(&self, key: &Key) -> Result<Option<CollectionRecord>> {
-        let get = async {
-            let got = self.place.objects().get(key).await?;
-            match got.meta.size <= RECORD_BYTES_MAX {
-                true => got.bytes().await,
-                false => Ok(Bytes::new()),
-            }
-        };
-        let bytes = match within(get).await? {
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            bytes => bytes.map_err(|error| self.place.failed(&error))?,
-        };
-        decode_record(&bytes).map(Some).map_err(|error| error.context(key))
+        let bytes = self.objects.read(key, RECORD_BYTES_MAX).await?;
+        let record = bytes.map(|bytes| decode_record(&bytes)).transpose();
+        record.map_err(|error| error.context(key))
     }
 
     fn key(&self, name: &str) -> Key {
-        self.place.key(&format!("{RECORDS}/{name}"))
+        self.objects.key(&format!("{RECORDS}/{name}"))
     }
 }
 
@@ -349,22 +332,6 @@ pub(crate) fn check_record(record: &CollectionRecord) -> Result<()> {
     check_name(&ShardKey::new(&record.id, 0).local_name()).map_err(|error| lost(error.to_string()))
 }
 
-/// Runs a request to the store for [`REQUEST_TIMEOUT`] at most.
-pub(super) async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
-    within_time(REQUEST_TIMEOUT, request).await
-}
-
-/// Runs a request to a store for `limit` at most.
-///
-/// # Errors
-/// `Unavailable` after that.
-pub(crate) async fn within_time<T>(limit: Duration, request: impl Future<Output = T>) -> Result<T> {
-    let done = tokio::time::timeout(limit, request).await;
-    done.map_err(|_| {
-        Error::unavailable(format!("the store has not answered for {} s", limit.as_secs()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -387,7 +354,7 @@ mod tests {
         assert!(catalog.create_record(&record("a")).await.unwrap());
         assert!(!catalog.create_record(&record("a")).await.unwrap());
         let broken = place.key("collections/b");
-        place.objects().put(&broken, PutPayload::from_static(b"{")).await.unwrap();
+        place.objects().put(&broken, object_store::PutPayload::from_static(b"{")).await.unwrap();
         let reading = catalog.read(&KnownRecords::new()).await.unwrap();
         assert_eq!((reading.records.len(), reading.whole), (1, false));
         assert_eq!(catalog.all_ids().await.unwrap_err().kind(), ErrorKind::DataLoss);

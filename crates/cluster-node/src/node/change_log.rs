@@ -5,12 +5,10 @@
 use std::sync::Arc;
 
 use base::{Error, Result};
-use model_store::StorePlace;
+use model_store::SmallObjects;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio_stream::StreamExt;
 
-use super::catalog::within;
 use crate::changes::{CHANGES_BYTES_MAX, CatalogChanges};
 
 /// Directory of the versions.
@@ -31,12 +29,12 @@ pub(super) struct ChangesVersion {
 
 /// The versions in the store.
 pub(super) struct ChangeLog {
-    place: StorePlace,
+    objects: SmallObjects,
 }
 
 impl ChangeLog {
-    pub(super) fn new(place: StorePlace) -> ChangeLog {
-        ChangeLog { place }
+    pub(super) fn new(objects: SmallObjects) -> ChangeLog {
+        ChangeLog { objects }
     }
 
     /// Returns the newest version. `known` is one that was read before.
@@ -75,7 +73,7 @@ impl ChangeLog {
                 return Ok(known);
             }
             let number = known.number + 1;
-            if self.create(number, changes.encode()?).await? {
+            if self.objects.create(&self.key(number), changes.encode()?).await? {
                 self.remove_before(number).await;
                 return Ok(ChangesVersion { number, changes: Arc::new(changes) });
             }
@@ -85,13 +83,13 @@ impl ChangeLog {
 
     /// Returns the numbers of the versions behind `after`.
     async fn numbers(&self, after: u64) -> Result<Vec<u64>> {
-        let prefix = self.place.key(VERSIONS);
+        let prefix = self.objects.key(VERSIONS);
+        let place = self.objects.place();
         let list = async {
-            let mut objects =
-                self.place.objects().list_with_offset(Some(&prefix), &self.key(after));
+            let mut objects = place.objects().list_with_offset(Some(&prefix), &self.key(after));
             let mut numbers = Vec::new();
             while let Some(object) = objects.next().await {
-                let key = object.map_err(|error| self.place.failed(&error))?.location;
+                let key = object.map_err(|error| place.failed(&error))?.location;
                 numbers.extend(key.filename().and_then(|name| name.parse::<u64>().ok()));
                 if numbers.len() > VERSIONS_MAX {
                     return Err(Error::exhausted(format!(
@@ -101,38 +99,14 @@ impl ChangeLog {
             }
             Ok(numbers)
         };
-        within(list).await?
+        self.objects.within(list).await?
     }
 
     async fn read(&self, number: u64) -> Result<Option<CatalogChanges>> {
         let key = self.key(number);
-        let get = async {
-            let got = self.place.objects().get(&key).await?;
-            match got.meta.size <= CHANGES_BYTES_MAX as u64 {
-                true => got.bytes().await,
-                // Nothing is no document.
-                false => Ok(bytes::Bytes::new()),
-            }
-        };
-        match within(get).await? {
-            Ok(bytes) => {
-                CatalogChanges::decode(&bytes).map(Some).map_err(|error| error.context(&key))
-            }
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.place.failed(&error)),
-        }
-    }
-
-    /// Creates a version. Returns false if another node has created it.
-    async fn create(&self, number: u64, bytes: Vec<u8>) -> Result<bool> {
-        let key = self.key(number);
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put = self.place.objects().put_opts(&key, PutPayload::from(bytes), options);
-        match within(put).await? {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(self.place.failed(&error)),
-        }
+        let bytes = self.objects.read(&key, CHANGES_BYTES_MAX as u64).await?;
+        let changes = bytes.map(|bytes| CatalogChanges::decode(&bytes)).transpose();
+        changes.map_err(|error| error.context(&key))
     }
 
     /// Removes the versions before the one before `number`, which another node may be reading.
@@ -140,13 +114,13 @@ impl ChangeLog {
         let numbers = self.numbers(0).await.unwrap_or_default();
         for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
             // What stays is removed after the next change.
-            let _ = within(self.place.objects().delete(&self.key(old))).await;
+            let _ = self.objects.remove(&self.key(old)).await;
         }
     }
 
     fn key(&self, number: u64) -> Key {
         // With leading zeros, so that lists show the versions in order.
-        self.place.key(&format!("{VERSIONS}/{number:020}"))
+        self.objects.key(&format!("{VERSIONS}/{number:020}"))
     }
 }
 
@@ -156,14 +130,18 @@ fn contended() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use base::ErrorKind;
+    use model_store::StorePlace;
     use object_store::memory::InMemory;
     use search::registry::AliasChange;
 
     use super::*;
 
     fn log() -> ChangeLog {
-        ChangeLog::new(StorePlace::new(Arc::new(InMemory::new()), "c", "memory"))
+        let place = StorePlace::new(Arc::new(InMemory::new()), "c", "memory");
+        ChangeLog::new(SmallObjects::new(place, Duration::from_secs(10)))
     }
 
     fn with_alias(alias: &str) -> impl Fn(&CatalogChanges) -> Result<CatalogChanges> {
@@ -200,7 +178,7 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_version_is_named() {
         let log = log();
-        log.create(7, b"{".to_vec()).await.unwrap();
+        log.objects.create(&log.key(7), b"{".to_vec()).await.unwrap();
         let error = log.newest(&ChangesVersion::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DataLoss);
         assert!(error.message().contains("c/catalog-changes/00000000000000000007"), "{error}");

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
-use object_store::path::Path as Key;
+use model_store::SmallObjects;
 use object_store::{ObjectMeta, ObjectStoreExt};
 use tokio_stream::StreamExt;
 
-use super::catalog::{StoreCatalog, within_time};
+use super::catalog::StoreCatalog;
 use super::services::NodeServices;
 use crate::types::ClusterView;
 
@@ -89,13 +89,8 @@ impl OrphanCounts {
 
 /// Returns the ids of the collections that have data in the store.
 async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
-    let place = &services.place;
-    let prefix = place.key("data");
-    let listing = place.objects().list_with_delimiter(Some(&prefix));
-    let listed =
-        within_time(REQUEST_TIMEOUT, listing).await?.map_err(|error| place.failed(&error))?;
-    let names = listed.common_prefixes.iter().filter_map(Key::filename);
-    Ok(names.map(str::to_owned).collect())
+    let objects = SmallObjects::new(services.place.clone(), REQUEST_TIMEOUT);
+    Ok(objects.directories("data").await?.into_iter().collect())
 }
 
 /// Removes all data of a collection. What stays is removed after a later look.

@@ -208,9 +208,39 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::internal(format!("work of the cluster: {error}"))))
 }
 
+/// Runs `work` at low priority on a thread of its own. `doing` ("restoring a snapshot") is for
+/// messages.
+///
+/// # Errors
+/// The error of `work`; `ResourceExhausted` if there is no thread; `Internal` if it panicked.
+pub(crate) async fn at_low_priority<T: Send + 'static>(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, done) = tokio::sync::oneshot::channel();
+    let body = move || {
+        // Not idle priority, because it takes locks of queries.
+        os::thread::enter_low_priority(doing);
+        // The task that waits may be gone.
+        let _ = sender.send(work());
+    };
+    let spawned = std::thread::Builder::new().name("snapshot".to_owned()).spawn(body);
+    spawned.map_err(|error| Error::exhausted(format!("no thread for {doing}: {error}")))?;
+    done.await.unwrap_or_else(|_| Err(Error::internal(format!("{doing}: the thread panicked"))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn work_at_low_priority_returns_its_outcome() {
+        assert_eq!(at_low_priority("counting", || Ok(7)).await.unwrap(), 7);
+        let failed = at_low_priority("counting", || Err::<(), _>(Error::invalid("why"))).await;
+        assert_eq!(failed.unwrap_err().message(), "why");
+        let panicked = at_low_priority("counting", || -> Result<()> { panic!("a test") }).await;
+        assert!(panicked.unwrap_err().message().contains("counting"));
+    }
 
     #[test]
     fn names_of_shards_come_back() {

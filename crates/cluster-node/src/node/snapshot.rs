@@ -16,7 +16,7 @@ use metrics::KindLabels;
 use parking_lot::Mutex;
 use search::registry::NamedCollection;
 
-use super::local::{self, blocking};
+use super::local::{self, at_low_priority};
 use super::services::NodeServices;
 use crate::types::{CollectionRecord, ShardKey};
 use cluster_log::{FollowPosition, LogFloor, ShardLog};
@@ -117,7 +117,7 @@ async fn take(
     let floor = log.floor().await?;
     let (store, pacer) = (store_of(services, id), services.pacer.clone());
     let name = key.local_name();
-    let kept = blocking(move || {
+    let kept = at_low_priority("taking a snapshot", move || {
         let progress = BackupProgress::default();
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(async {
@@ -189,7 +189,7 @@ pub(super) async fn restore(
     let name = key.local_name();
     let progress = Arc::new(BackupProgress::default());
     let _stop = StopOnDrop(progress.clone());
-    let restored = blocking(move || {
+    let restored = at_low_priority("restoring a snapshot", move || {
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         let target = RestoreTarget { name: name.clone(), replaces: true };
         backup::block_on(async {

@@ -12,10 +12,8 @@
 use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
-use bytes::Bytes;
-use model_store::StorePlace;
+use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use search::duplicates::{DuplicateOptions, DuplicateProgress, DuplicateState};
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt;
@@ -122,7 +120,7 @@ pub(super) fn now_ms() -> u64 {
 /// Objects of the job of one collection.
 #[derive(Clone, Debug)]
 pub(super) struct JobSteps {
-    place: StorePlace,
+    objects: SmallObjects,
     /// Path below the directory of the cluster.
     path: String,
 }
@@ -130,20 +128,21 @@ pub(super) struct JobSteps {
 impl JobSteps {
     /// Returns the objects of a collection. Nothing is read.
     pub(super) fn new(place: StorePlace, collection: &str) -> JobSteps {
-        JobSteps { place, path: format!("data/{collection}/duplicates") }
+        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
+        JobSteps { objects, path: format!("data/{collection}/duplicates") }
     }
 
     fn steps(&self) -> Key {
-        self.place.key(&format!("{}/steps", self.path))
+        self.objects.key(&format!("{}/steps", self.path))
     }
 
     fn step(&self, number: u64) -> Key {
         // Names sort as their numbers do.
-        self.place.key(&format!("{}/steps/{number:020}", self.path))
+        self.objects.key(&format!("{}/steps/{number:020}", self.path))
     }
 
     fn part(&self, name: &str) -> Key {
-        self.place.key(&format!("{}/pairs/{name}", self.path))
+        self.objects.key(&format!("{}/pairs/{name}", self.path))
     }
 
     /// Reads the newest step; `None` if there was no job. A step that this program cannot read is
@@ -154,7 +153,7 @@ impl JobSteps {
     pub(super) async fn newest(&self) -> Result<Option<StoredStep>> {
         for _ in 0..READS_MAX {
             let Some(number) = self.numbers().await?.into_iter().max() else { return Ok(None) };
-            if let Some(bytes) = self.read(&self.step(number)).await? {
+            if let Some(bytes) = self.objects.read(&self.step(number), OBJECT_BYTES_MAX).await? {
                 let step = serde_json::from_slice(&bytes).unwrap_or_else(|error| {
                     JobStep::unreadable(format!("step {number} cannot be read: {error}"))
                 });
@@ -167,10 +166,11 @@ impl JobSteps {
     /// Returns the numbers of the steps that are there.
     async fn numbers(&self) -> Result<Vec<u64>> {
         let prefix = self.steps();
-        let mut objects = self.place.objects().list(Some(&prefix));
+        let place = self.objects.place();
+        let mut listing = place.objects().list(Some(&prefix));
         let mut numbers = Vec::new();
-        while let Some(object) = within(objects.next()).await? {
-            let object = object.map_err(|error| self.place.failed(&error))?;
+        while let Some(object) = self.objects.within(listing.next()).await? {
+            let object = object.map_err(|error| place.failed(&error))?;
             let name = object.location.filename().unwrap_or_default();
             numbers.extend(name.parse::<u64>().ok());
         }
@@ -186,9 +186,11 @@ impl JobSteps {
             Error::internal(format!("a step of a search for duplicates: {error}"))
         })?;
         let key = self.step(number);
-        if !self.create(&key, bytes).await? {
+        if !self.objects.create(&key, bytes).await? {
             // An attempt whose answer was lost may have created it.
-            let Some(found) = self.read(&key).await? else { return Ok(false) };
+            let Some(found) = self.objects.read(&key, OBJECT_BYTES_MAX).await? else {
+                return Ok(false);
+            };
             let found: Option<JobStep> = serde_json::from_slice(&found).ok();
             if found.is_none_or(|found| found.run != step.run) {
                 return Ok(false);
@@ -208,7 +210,7 @@ impl JobSteps {
     /// The store's error.
     pub(super) async fn put_part(&self, name: &str, pairs: &[ShardPair]) -> Result<()> {
         // No other run uses the name, and another attempt writes the same pairs.
-        self.create(&self.part(name), encode_pairs(pairs)).await.map(drop)
+        self.objects.create(&self.part(name), encode_pairs(pairs)).await.map(drop)
     }
 
     /// Reads the pairs of an object.
@@ -217,7 +219,7 @@ impl JobSteps {
     /// `DataLoss` if it is damaged or missing; the store's error.
     pub(super) async fn pairs(&self, part: &PairsPart) -> Result<Vec<ShardPair>> {
         let name = &part.name;
-        let bytes = self.read(&self.part(name)).await?;
+        let bytes = self.objects.read(&self.part(name), OBJECT_BYTES_MAX).await?;
         let pairs = bytes.map(|bytes| decode_pairs(&bytes)).transpose()?.unwrap_or_default();
         if pairs.len() as u64 != part.pairs {
             let message = format!(
@@ -255,49 +257,10 @@ impl JobSteps {
     }
 
     async fn remove(&self, key: &Key) {
-        let removed = within(self.place.objects().delete(key)).await;
-        match removed.map(|removed| removed.map_err(|error| self.place.failed(&error))) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) | Err(error) => {
-                tracing::debug!(%key, %error, "an object of a search for duplicates stays");
-            }
+        if let Err(error) = self.objects.remove(key).await {
+            tracing::debug!(%key, %error, "an object of a search for duplicates stays");
         }
     }
-
-    /// Creates an object. Returns false if it is there.
-    async fn create(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
-        match within(put).await? {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(self.place.failed(&error)),
-        }
-    }
-
-    /// Reads an object; `None` if it is not there.
-    async fn read(&self, key: &Key) -> Result<Option<Bytes>> {
-        let read = async {
-            let got = match self.place.objects().get(key).await {
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                got => got.map_err(|error| self.place.failed(&error))?,
-            };
-            if got.meta.size > OBJECT_BYTES_MAX {
-                return Err(Error::data_loss(format!(
-                    "{key}: {} bytes are too many",
-                    got.meta.size
-                )));
-            }
-            got.bytes().await.map(Some).map_err(|error| self.place.failed(&error))
-        };
-        within(read).await?
-    }
-}
-
-async fn within<T>(request: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(REQUEST_TIMEOUT, request)
-        .await
-        .map_err(|_| Error::unavailable("the cluster's store does not answer"))
 }
 
 #[cfg(test)]
@@ -378,7 +341,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn an_unreadable_step_is_a_failed_job() {
         let steps = steps();
-        steps.create(&steps.step(4), b"{}".to_vec()).await.unwrap();
+        steps.objects.create(&steps.step(4), b"{}".to_vec()).await.unwrap();
         let StoredStep { number, step: found } = steps.newest().await.unwrap().unwrap();
         assert_eq!((number, found.progress.state), (4, DuplicateState::Failed));
         assert!(found.progress.error.as_ref().unwrap().contains("step 4"));
