@@ -27,6 +27,16 @@ def cluster(request, tmp_path_factory):
     cluster.close()
 
 
+def wait_count(client: FeatureClient, collection: str, count: int) -> None:
+    """Waits until a root knows the collection and all of its images."""
+
+    def has_all() -> bool:
+        answer = client.send("GET", collection)
+        return answer.status_code == 200 and answer.json()["count"] == count
+
+    wait_until(f"{count} images in {collection}", has_all)
+
+
 def snapshots(client: FeatureClient, collection: str) -> str:
     return f"{client.server.url}/collections/{collection}/snapshots"
 
@@ -49,7 +59,7 @@ def test_a_copy_outlives_its_source(cluster):
         client = (first, second)[number % 2]
         ids[number] = client.good("PUT", "photos", image, name=f"{number}.png", shard_number=4)["id"]
     first.good("DELETE", f"photos/{ids[0]}")
-    wait_until("all images", lambda: first.good("GET", "photos")["count"] == PHOTOS - 1)
+    wait_count(first, "photos", PHOTOS - 1)
     made = requests.post(snapshots(first, "photos"), timeout=120)
     assert made.status_code == 200, made.text
     made = made.json()["result"]
@@ -61,7 +71,7 @@ def test_a_copy_outlives_its_source(cluster):
     # What happens to the source does not concern the copy.
     first.good("DELETE", "photos")
     for client in (first, second):
-        wait_until("the copy", lambda client=client: client.good("GET", "copy")["count"] == PHOTOS - 1)
+        wait_count(client, "copy", PHOTOS - 1)
         for number in (1, 2, PHOTOS - 1):
             original = client.send("GET", f"copy/{ids[number]}")
             assert (original.status_code, original.content) == (200, images[number])
@@ -76,7 +86,7 @@ def test_a_copy_outlives_its_source(cluster):
     again = requests.post(snapshots(second, "copy"), timeout=120).json()["result"]
     second.good("DELETE", "copy")
     assert recover(first, "third", again["name"]).status_code == 200
-    wait_until("the second copy", lambda: first.good("GET", "third")["count"] == PHOTOS - 1)
+    wait_count(first, "third", PHOTOS - 1)
     for number in (0, 1, 3):
         assert first.send("GET", f"third/{ids[number]}").content == images[number]
     first.refused(404, "no image", "GET", f"third/{ids[2]}")

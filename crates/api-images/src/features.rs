@@ -45,8 +45,8 @@ pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
 /// End of the directory of a cluster's collection.
 const CLUSTER_SPACE: &str = "/originals";
 
-/// Returns the key of an original in `space`. The points of a collection that a cluster restored name
-/// the originals of the collection that was backed up; its own have the same names in its own
+/// Returns the key of an original in `space`. The points of a collection that a cluster restored
+/// name the originals of the collection that was backed up; its own have the same names in its own
 /// directory.
 pub fn original_in(space: &str, key: &str) -> String {
     match key.split_once(CLUSTER_SPACE) {

@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStoreExt, PutPayload};
 use tokio_stream::StreamExt;
 
 use super::config::ImagesConfig;
@@ -24,14 +24,7 @@ const DIRECTORY: &str = ".originals";
 /// The store of originals, opened when it is first used.
 pub(crate) struct Originals {
     config: ImagesConfig,
-    store: OnceLock<OriginalStore>,
-}
-
-#[derive(Clone)]
-struct OriginalStore {
-    objects: Arc<dyn ObjectStore>,
-    /// Prefix of all keys.
-    prefix: Path,
+    store: OnceLock<StorePlace>,
 }
 
 impl Originals {
@@ -45,7 +38,7 @@ impl Originals {
     /// Returns the errors of the store.
     pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
         let store = self.store()?;
-        let put = store.objects.put(&store.path(key)?, PutPayload::from_bytes(bytes)).await;
+        let put = store.objects().put(&store.key(key), PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|error| failed(&error))
     }
 
@@ -55,7 +48,7 @@ impl Originals {
     /// `NotFound` if it does not exist; otherwise those of the store.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
         let store = self.store()?;
-        let got = store.objects.get(&store.path(key)?).await.map_err(|error| failed(&error))?;
+        let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;
         got.bytes().await.map_err(|error| failed(&error))
     }
 
@@ -65,7 +58,7 @@ impl Originals {
     /// Returns the errors of the store.
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         let store = self.store()?;
-        match store.objects.delete(&store.path(key)?).await {
+        match store.objects().delete(&store.key(key)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed(&error)),
         }
@@ -85,20 +78,20 @@ impl Originals {
     /// Returns the errors of the store.
     pub(crate) async fn delete_older(&self, prefix: &str, age: Duration) -> Result<()> {
         let store = self.store()?;
-        let prefix = store.path(prefix)?;
-        let mut objects = store.objects.list(Some(&prefix));
+        let prefix = store.key(prefix);
+        let mut objects = store.objects().list(Some(&prefix));
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
             let written = SystemTime::from(object.last_modified);
             let is_old = SystemTime::now().duration_since(written).is_ok_and(|since| since >= age);
             if age.is_zero() || is_old {
-                store.objects.delete(&object.location).await.map_err(|error| failed(&error))?;
+                store.objects().delete(&object.location).await.map_err(|error| failed(&error))?;
             }
         }
         Ok(())
     }
 
-    fn store(&self) -> Result<&OriginalStore> {
+    fn store(&self) -> Result<&StorePlace> {
         if let Some(store) = self.store.get() {
             return Ok(store);
         }
@@ -108,17 +101,12 @@ impl Originals {
     }
 }
 
-impl OriginalStore {
-    fn path(&self, key: &str) -> Result<Path> {
-        let parts = self.prefix.parts().map(|part| part.as_ref().to_owned());
-        let whole: Vec<String> = parts.chain(key.split('/').map(str::to_owned)).collect();
-        Ok(whole.iter().map(String::as_str).collect())
-    }
-}
-
-fn open(config: &ImagesConfig) -> Result<OriginalStore> {
+fn open(config: &ImagesConfig) -> Result<StorePlace> {
     match &config.originals {
-        Some(url) if url.contains("://") => remote(url, config),
+        Some(url) if model_store::is_url(url) => {
+            let place = StorePlace::open(url, &config.originals_options);
+            place.map_err(|error| error.context("--originals"))
+        }
         Some(directory) => local(FilePath::new(directory)),
         None => {
             let directory = config.directory.as_deref().ok_or_else(|| {
@@ -131,33 +119,12 @@ fn open(config: &ImagesConfig) -> Result<OriginalStore> {
     }
 }
 
-fn local(directory: &FilePath) -> Result<OriginalStore> {
+fn local(directory: &FilePath) -> Result<StorePlace> {
     os::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
     let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
     // An acknowledged image survives a power failure.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
-    Ok(OriginalStore { objects: Arc::new(store), prefix: Path::default() })
-}
-
-#[cfg(feature = "object-storage")]
-fn remote(url: &str, config: &ImagesConfig) -> Result<OriginalStore> {
-    let wrong =
-        |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
-    let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
-    // reqwest needs a provider and brings none here. An error means that one is installed already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let options = config.originals_options.iter().cloned();
-    let (store, prefix) =
-        object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
-    Ok(OriginalStore { objects: store.into(), prefix })
-}
-
-#[cfg(not(feature = "object-storage"))]
-fn remote(url: &str, _config: &ImagesConfig) -> Result<OriginalStore> {
-    Err(Error::precondition(format!(
-        "--originals {url}: this program was built without object storage; build it with --features object-storage, or name a \
-         directory"
-    )))
+    Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
 }
 
 fn failed(error: &object_store::Error) -> Error {

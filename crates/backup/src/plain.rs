@@ -1,7 +1,7 @@
 //! Backups of objects that never change, such as original images.
 //!
-//! A directory of objects is backed up as a collection is: each backup has one list, and the backups
-//! share the objects that they have in common. [`crate::delete`] removes such a backup.
+//! A directory of objects is backed up as a collection is: each backup has one list, and the
+//! backups share the objects that they have in common. [`crate::delete`] removes such a backup.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ impl ObjectDirectory<'_> {
     }
 }
 
-/// Backs up the objects of a directory: copies those that the store of `context` lacks, and then
+/// Backs up the objects of a directory: copies objects that the store of `context` lacks, and then
 /// writes the list. An object that is removed meanwhile is left out. Returns the list, which has
 /// neither state nor settings.
 ///

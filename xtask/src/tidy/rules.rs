@@ -85,6 +85,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "inference",
             "api-qdrant",
             "matching",
+            "model-store",
             "search",
             "vision",
             "transport",

@@ -93,7 +93,8 @@ fn backups_share_objects_and_are_restored() {
     let two = contents(&[("2/b.png", "two"), ("3/c.png", "three")]);
     assert_eq!(objects.restore(&second.id, "two").unwrap(), two);
 
-    let delete = backup::delete(&objects.backups.context(), "ab", &first.id, Duration::ZERO);
+    let context = objects.backups.context();
+    let delete = backup::delete(&context, "ab", &first.id, Duration::ZERO);
     assert_eq!(block_on(delete).unwrap().objects, 1);
     assert_eq!(objects.restore(&second.id, "three").unwrap(), two);
     assert_eq!(objects.restore(&first.id, "four").unwrap_err().kind(), ErrorKind::NotFound);
