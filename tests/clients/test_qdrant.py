@@ -263,6 +263,7 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
     cheap = models.Filter(must=[models.FieldCondition(key="price", range=models.Range(lt=1.0))])
     recommend = models.RecommendInput(positive=[3, 5], negative=[9], strategy=models.RecommendStrategy.AVERAGE_VECTOR)
     coarse = models.SearchParams(quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0))
+    both_ways = [models.Prefetch(query=other, limit=20), models.Prefetch(query=12, limit=15, filter=cheap)]
     for asked in (
         {"query": 7},
         {"query": 7, "query_filter": keep},
@@ -273,6 +274,9 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
         {"query": one, "prefetch": models.Prefetch(filter=cheap, limit=30), "offset": 2, "limit": 4},
         {"query": models.NearestQuery(nearest=one, mmr=models.Mmr(diversity=0.7, candidates_limit=40)), "limit": 8},
         {"query": models.NearestQuery(nearest=4, mmr=models.Mmr()), "limit": 8, "offset": 2, "query_filter": keep},
+        {"query": models.FusionQuery(fusion="rrf"), "prefetch": both_ways},
+        {"query": models.FusionQuery(fusion="dbsf"), "prefetch": both_ways, "offset": 1, "query_filter": keep},
+        {"query": models.RrfQuery(rrf=models.Rrf(k=10, weights=[3.0, 1.0])), "prefetch": both_ways, "with_payload": True},
         {"query_filter": keep, "limit": 5},
         {"query": one, "search_params": models.SearchParams(exact=True, hnsw_ef=64)},
     ):
@@ -355,10 +359,8 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
     client.upsert(collection, points(1, 3))
     query, one = client.query_points, vectors(np.random.default_rng(1), 1)[0]
     text = models.FieldCondition(key="city", match=models.MatchText(text="x"))
-    fusion = models.FusionQuery(fusion="rrf")
     two = {"a": params(), "b": params()}
     for call, word in (
-        (lambda: query(collection, query=fusion, prefetch=models.Prefetch(query=one)), "fusion"),
         (lambda: query(collection, query=models.SampleQuery(sample="random")), "sample"),
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
         (lambda: query(collection, query=[one, one]), "multivector"),

@@ -162,7 +162,7 @@ def test_groups_are_those_of_the_local_mode(client, collection, distance):
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
-def test_prefetches_and_mmr_are_those_of_the_local_mode(client, collection, distance):
+def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collection, distance):
     local = QdrantClient(":memory:")
     for each in (client, local):
         each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
@@ -193,6 +193,11 @@ def test_prefetches_and_mmr_are_those_of_the_local_mode(client, collection, dist
                 models.Prefetch(query=rng.choice([other, 12]), limit=rng.choice([5, 40]), filter=only())
                 for _ in range(rng.choice([1, 3]))
             ]
+            if number % 3 == 1:
+                # The local mode takes a large distance for a good score.
+                scores = "rrf" if distance is models.Distance.EUCLID else "dbsf"
+                kinds = [models.FusionQuery(fusion="rrf"), models.FusionQuery(fusion=scores), models.RrfQuery(rrf=models.Rrf(k=20))]
+                asked["query"] = rng.choice(kinds)
         requests = models.QueryRequest(**{QUERY_FIELDS.get(name, name): value for name, value in asked.items()})
         plain = models.QueryRequest(query=row, limit=2)
         batches = [each.query_batch_points(collection, [requests, plain]) for each in (client, local)]
@@ -206,6 +211,7 @@ def test_prefetches_and_mmr_are_those_of_the_local_mode(client, collection, dist
             assert all((hit.vector is None) == (it.vector is None) for hit, it in zip(mine.points, their.points))
         found += len(theirs.points)
     assert found > 100, "the filters let hardly anything through, so that nothing was compared"
+    assert refusal(client.query_points, collection, query=models.FusionQuery(fusion="rrf")).status_code == 400
     nested = models.Prefetch(prefetch=models.Prefetch(query=7), query=8)
     assert refusal(client.query_points, collection, query=9, prefetch=nested).status_code == 501
     many = [models.Prefetch(query=8)] * 17
@@ -264,8 +270,12 @@ def test_a_snapshot_is_recovered_under_another_name(client, cluster, collection)
     assert not client.collection_exists(f"{collection}-3")
     assert refusal(client.recover_snapshot, f"{collection}-3", "file:///etc/passwd").status_code == 400
     client.delete_collection(copy)
-    status, body = http_call(cluster.nodes["a"].address, "GET", f"/collections/{collection}/snapshots/{made.name}")
+    snapshots = f"/collections/{collection}/snapshots"
+    status, body = http_call(cluster.nodes["a"].address, "GET", f"{snapshots}/{made.name}")
     assert status == 501, body
+    status, body = http_call(cluster.nodes["b"].address, "POST", f"{snapshots}?wait=false")
+    assert (status, json.loads(body)["status"]) == (202, "accepted")
+    wait_until("the snapshot without a wait", lambda: len(client.list_snapshots(collection)) == 1)
 
 
 def test_a_damaged_snapshot_makes_no_collection(client, cluster, collection):

@@ -18,6 +18,7 @@ mod call;
 mod collections;
 mod describe;
 mod filters;
+pub mod fusion;
 mod groups;
 pub mod json;
 pub mod mmr;

@@ -19,6 +19,7 @@ use serde_json::Number;
 
 use crate::call::CallContext;
 use crate::filters;
+use crate::fusion::{Fusion, FusionHit};
 use crate::mmr::{self, MmrCandidate};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
@@ -150,7 +151,8 @@ impl QueryRun<'_> {
         let limit = request.limit();
         let offset = request.offset();
         let count = self.hits_to_find(limit, offset)?;
-        self.check_using(&request.using, request.query.is_some())?;
+        let has_vector = request.query.as_ref().is_some_and(VectorQuery::has_vector);
+        self.check_using(&request.using, has_vector)?;
         let projection = Projection::new(
             self.named,
             false,
@@ -183,6 +185,11 @@ impl QueryRun<'_> {
             Some(VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
                 "order_by of what prefetches found is not supported by this server",
             )),
+            Some(VectorQuery::Fuse(fusion)) => {
+                let mut fused = self.fused(&fusion, request, filter.as_ref())?;
+                fused.hits.truncate(count);
+                Ok(fused)
+            }
             Some(query) => self.ranked(query, request, count, filter),
             None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref()),
             None => {
@@ -260,9 +267,9 @@ impl QueryRun<'_> {
         ranked.hits = chosen.into_iter().filter_map(|at| hits.get(at).copied()).collect();
     }
 
-    /// Checks the vector's name. A request without a query may leave it out.
-    pub(crate) fn check_using(&self, using: &str, has_query: bool) -> Result<()> {
-        if !has_query && using.is_empty() {
+    /// Checks the vector's name. A request without a vector may leave it out.
+    pub(crate) fn check_using(&self, using: &str, has_vector: bool) -> Result<()> {
+        if !has_vector && using.is_empty() {
             return Ok(());
         }
         scores::check_using(&self.named.settings(), using)
@@ -298,7 +305,7 @@ impl QueryRun<'_> {
     fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
         let mut examples = Vec::new();
         let embedding = match query {
-            VectorQuery::OrderBy(_) => Vec::new(),
+            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
                 self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
             }
@@ -457,17 +464,9 @@ impl QueryRun<'_> {
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
-        if request.prefetch.len() > PREFETCHES_MAX {
-            return Err(Error::invalid(format!(
-                "prefetch: more than {PREFETCHES_MAX} in one query"
-            )));
-        }
         let mut candidates = BTreeSet::new();
         let mut partial = false;
-        for (at, prefetch) in request.prefetch.iter().enumerate() {
-            let found = self
-                .prefetch(prefetch, filter)
-                .map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
+        for found in self.prefetches(request, filter)? {
             partial |= found.partial;
             candidates.extend(found.hits.iter().map(|hit| hit.id));
         }
@@ -485,9 +484,53 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: self.scored(ranked.into_iter(), request.score_threshold), partial })
     }
 
+    /// Joins the hits of the prefetches.
+    fn fused(
+        &mut self,
+        fusion: &Fusion,
+        request: &QueryRequest,
+        filter: Option<&Filter>,
+    ) -> Result<RankedHits> {
+        fusion.check(request.prefetch.len())?;
+        let metric = self.named.settings().metric;
+        let found = self.prefetches(request, filter)?;
+        let list = |found: &RankedHits| {
+            let hits = found.hits.iter();
+            hits.map(|hit| FusionHit::new(metric, hit.id, hit.score)).collect()
+        };
+        let joined = fusion.join(&found.iter().map(list).collect::<Vec<_>>());
+        let passes =
+            |hit: &FusionHit<u64>| request.score_threshold.is_none_or(|least| hit.score >= least);
+        let hits = joined.into_iter().filter(passes);
+        Ok(RankedHits {
+            hits: hits.map(|hit| RankedHit::scored(hit.id, hit.score)).collect(),
+            partial: found.iter().any(|found| found.partial),
+        })
+    }
+
+    /// Returns the hits of each prefetch.
+    fn prefetches(
+        &mut self,
+        request: &QueryRequest,
+        filter: Option<&Filter>,
+    ) -> Result<Vec<RankedHits>> {
+        if request.prefetch.len() > PREFETCHES_MAX {
+            return Err(Error::invalid(format!(
+                "prefetch: more than {PREFETCHES_MAX} in one query"
+            )));
+        }
+        let mut all = Vec::with_capacity(request.prefetch.len());
+        for (at, prefetch) in request.prefetch.iter().enumerate() {
+            let found = self.prefetch(prefetch, filter);
+            all.push(found.map_err(|error| error.context(format_args!("prefetch[{at}]")))?);
+        }
+        Ok(all)
+    }
+
     fn prefetch(&mut self, prefetch: &Prefetch, outer: Option<&Filter>) -> Result<RankedHits> {
         let count = self.hits_to_find(prefetch.limit(), 0)?;
-        self.check_using(&prefetch.using, prefetch.query.is_some())?;
+        let has_vector = prefetch.query.as_ref().is_some_and(VectorQuery::has_vector);
+        self.check_using(&prefetch.using, has_vector)?;
         let own = prefetch
             .filter
             .clone()
@@ -496,8 +539,8 @@ impl QueryRun<'_> {
         let filter = both(outer.cloned(), own);
         match prefetch.query.clone() {
             None => self.first_points(count, filter.as_ref()),
-            Some(VectorQuery::Mmr { .. }) => Err(Error::unimplemented(
-                "mmr in a prefetch is not supported by this server; use it in the outer query",
+            Some(VectorQuery::Mmr { .. } | VectorQuery::Fuse(_)) => Err(Error::unimplemented(
+                "mmr and fusion in a prefetch are not supported by this server; use them in the outer query",
             )),
             Some(VectorQuery::OrderBy(order)) => self.ordered(&order, count, filter.as_ref()),
             Some(query) => {

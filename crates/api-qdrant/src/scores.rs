@@ -8,7 +8,8 @@ use search::registry::CollectionSettings;
 /// A vector with a norm below this counts as zero and is not normalised.
 const NORM_MIN: f32 = f32::EPSILON;
 
-/// Returns the score that clients see for a similarity, which is higher for nearer points.
+/// Returns the score that clients see for a similarity, which is higher for nearer points. The
+/// score of L2 is the distance.
 pub(crate) fn score(metric: Metric, similarity: f32) -> f32 {
     match metric {
         Metric::Cosine | Metric::Dot => similarity,

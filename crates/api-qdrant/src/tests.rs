@@ -259,7 +259,17 @@ fn errors_name_the_field() {
             ErrorKind::InvalidArgument,
             "prefetch[0]",
         ),
-        (json!({"query": {"fusion": "rrf"}}), ErrorKind::Unimplemented, "fusion"),
+        (json!({"query": {"fusion": "rrf"}}), ErrorKind::InvalidArgument, "needs prefetches"),
+        (
+            json!({"prefetch": {"query": [1, 2]}, "query": {"rrf": {"weights": [1, 2]}}}),
+            ErrorKind::InvalidArgument,
+            "one for each",
+        ),
+        (
+            json!({"prefetch": {"query": {"fusion": "rrf"}}, "query": [1, 2]}),
+            ErrorKind::Unimplemented,
+            "in the outer query",
+        ),
     ] {
         let error = kind(query.clone());
         assert_eq!(error.kind(), expected, "{query}: {error}");

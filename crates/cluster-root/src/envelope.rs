@@ -64,6 +64,8 @@ pub(super) struct RootAnswer {
     pub(super) coverage: Option<ReadCoverage>,
     /// Bytes of memory that the result takes.
     pub(super) reservation: Option<Reservation>,
+    /// True if the work continues after the answer. The status is 202 then.
+    pub(super) continues: bool,
 }
 
 impl RootAnswer {
@@ -74,7 +76,7 @@ impl RootAnswer {
     pub(super) fn of(result: &impl Serialize) -> Result<RootAnswer> {
         let result = serde_json::to_vec(result)
             .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))?;
-        Ok(RootAnswer { result, coverage: None, reservation: None })
+        Ok(RootAnswer { result, coverage: None, reservation: None, continues: false })
     }
 
     /// Returns the answer with the coverage of earlier rounds, if its own round was whole.
@@ -91,6 +93,10 @@ pub(super) fn reply(
 ) -> Reply {
     match result {
         Ok(answer) => {
+            if answer.continues {
+                let body = serde_json::json!({ "status": "accepted", "time": took.as_secs_f64() });
+                return Reply::json(body.to_string()).with_status(StatusCode::ACCEPTED);
+            }
             let reply = Reply::json(envelope(&answer.result, answer.coverage, took));
             match answer.reservation {
                 Some(reservation) => reply.with_reservation(requests, reservation),

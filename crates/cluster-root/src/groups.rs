@@ -24,8 +24,8 @@ use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::{self, MergedHit};
 use super::prefetch;
-use super::query::{QueryRun, RootQuery};
 use super::read::{answers, of_all};
+use super::root_query::{QueryRun, RootQuery};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 

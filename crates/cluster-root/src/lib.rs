@@ -44,6 +44,7 @@ mod prefetch;
 mod query;
 mod read;
 mod read_memory;
+mod root_query;
 mod routes;
 mod running_duplicates;
 mod shard_read;

@@ -245,28 +245,28 @@ pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) 
     Ok(text)
 }
 
-/// Ids of the merged hits of a query, best first.
+/// Ids and scores of the merged hits of a query, best first.
 #[derive(Debug, PartialEq)]
-pub(super) struct MergedIds {
-    pub(super) ids: Vec<PointId>,
+pub(super) struct MergedKeys {
+    pub(super) hits: Vec<PointKey>,
     /// True if hits may be missing.
     pub(super) partial: bool,
 }
 
-/// Returns the ids of the merged hits of each query of a batch.
+/// Returns the ids and scores of the merged hits of each query of a batch.
 ///
 /// # Errors
 /// As [`batch`].
-pub(super) fn batch_ids(
+pub(super) fn batch_keys(
     shards: ShardResults<'_>,
     queries: &[(HitOrder, HitRange)],
-) -> Result<Vec<MergedIds>> {
+) -> Result<Vec<MergedKeys>> {
     let columns = by_query(shards, queries.len())?;
     let merged = columns.iter().zip(queries).map(|(column, (order, range))| {
         let one = ShardResults { results: column, incomplete: shards.incomplete };
         let merged = merged_hits(one, *order, *range)?;
-        let ids = merged.points.iter().map(|point| point.key.point()).collect();
-        Ok(MergedIds { ids, partial: merged.partial })
+        let hits = merged.points.iter().map(|point| point.key).collect();
+        Ok(MergedKeys { hits, partial: merged.partial })
     });
     merged.collect()
 }

@@ -6,24 +6,14 @@
 use api_qdrant::mmr::{self, MmrCandidate};
 use base::Result;
 use search::points::PointId;
-use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitRange, ShardResults};
 use super::parts::{self, MergedHit};
-use super::query::{QueryRun, RootQuery};
 use super::read::{answers, of_all};
-use super::split::{self, RawMembers};
-
-/// Settings of a query with mmr.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MmrChoice {
-    /// From 0, only similarity to the query counts, to 1, only difference of the hits.
-    pub(super) diversity: f32,
-    /// Most hits to choose from.
-    pub(super) candidates: usize,
-}
+use super::root_query::{MmrChoice, QueryRun, RootQuery};
+use super::split;
 
 /// Hit that may be chosen.
 struct ScoredHit {
@@ -35,14 +25,6 @@ struct ScoredHit {
 struct BestHits {
     hits: Vec<ScoredHit>,
     found: Completeness,
-}
-
-/// JSON of the answer.
-#[derive(Serialize)]
-struct HitsMembers<'a> {
-    points: Vec<&'a RawMembers>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    partial: bool,
 }
 
 /// Answers a query with mmr and without prefetches. `found` is the completeness of the hits of
@@ -62,15 +44,7 @@ pub(super) async fn answer(
     let BestHits { hits, found } = best_hits(run, query, depth, found).await?;
     let mut hits = choose(run, hits, choice.diversity, count).await?;
     hits.drain(..offset.min(hits.len()));
-    let ids = hits.iter().map(|hit| hit.id).collect();
-    let Some(read) = parts::read_of(run.context, run.record, &query.members, ids)? else {
-        return whole_answer(&hits, found);
-    };
-    let mut read = answers(run.context, &read).await?;
-    parts::add(hits.iter_mut(), &read)?;
-    let answer = whole_answer(&hits, found.after(read.coverage))?;
-    read.reservation.shrink_to(answer.result.len() as u64);
-    Ok(RootAnswer { reservation: Some(read.reservation), ..answer })
+    parts::answer(run, &query.members, hits, found).await
 }
 
 /// Returns the `depth` best hits of all shards, without payloads and vectors.
@@ -129,10 +103,4 @@ async fn choose(
         Ok(chosen.into_iter().filter_map(|at| known.get_mut(at)?.take()).collect())
     };
     run.context.compute(bytes, work).await
-}
-
-fn whole_answer(hits: &[MergedHit], found: Completeness) -> Result<RootAnswer> {
-    let points = hits.iter().map(|hit| &hit.members).collect();
-    let answer = RootAnswer::of(&HitsMembers { points, partial: found.partial })?;
-    Ok(RootAnswer { coverage: found.coverage(), ..answer })
 }

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use base::Result;
 use cluster_node::CollectionRecord;
 use search::points::PointId;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::call::RootContext;
+use super::envelope::{Completeness, RootAnswer};
 use super::merge;
-use super::read::of_ids;
+use super::read::{answers, of_ids};
+use super::root_query::QueryRun;
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
@@ -22,6 +24,41 @@ const PARTS: [&str; 2] = ["with_payload", "with_vector"];
 pub(super) struct MergedHit {
     pub(super) id: PointId,
     pub(super) members: RawMembers,
+}
+
+/// JSON of the answer to a query.
+#[derive(Serialize)]
+struct HitsMembers<'a> {
+    points: Vec<&'a RawMembers>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
+}
+
+/// Answers a query with its final hits: reads the parts that its `members` choose.
+///
+/// # Errors
+/// As [`answers`].
+pub(super) async fn answer(
+    run: &QueryRun<'_>,
+    members: &RawMembers,
+    mut hits: Vec<MergedHit>,
+    found: Completeness,
+) -> Result<RootAnswer> {
+    let ids = hits.iter().map(|hit| hit.id).collect();
+    let Some(read) = read_of(run.context, run.record, members, ids)? else {
+        return whole_answer(&hits, found);
+    };
+    let mut read = answers(run.context, &read).await?;
+    add(hits.iter_mut(), &read)?;
+    let answer = whole_answer(&hits, found.after(read.coverage))?;
+    read.reservation.shrink_to(answer.result.len() as u64);
+    Ok(RootAnswer { reservation: Some(read.reservation), ..answer })
+}
+
+fn whole_answer(hits: &[MergedHit], found: Completeness) -> Result<RootAnswer> {
+    let points = hits.iter().map(|hit| &hit.members).collect();
+    let answer = RootAnswer::of(&HitsMembers { points, partial: found.partial })?;
+    Ok(RootAnswer { coverage: found.coverage(), ..answer })
 }
 
 /// Removes the choice of parts from the members of a request.

@@ -1,18 +1,21 @@
-//! Prefetches. A round before the query finds their hits, and then the query ranks these points
-//! only. So the limit of a prefetch counts the points of the collection, and not of a shard.
+//! Prefetches. A round before the query finds their hits. Then the query ranks these points only,
+//! or fusion joins them. So the limit of a prefetch counts the points of the collection, and not of
+//! a shard.
 
 use std::collections::{BTreeSet, HashMap};
 
+use api_qdrant::fusion::{Fusion, FusionHit};
 use api_qdrant::json::VectorQuery;
 use base::{Error, Result};
+use search::coarse::Metric;
 use search::points::PointId;
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::envelope::Completeness;
-use super::merge::{self, HitOrder, HitRange, ShardResults};
-use super::query::{QueryRun, RootQuery};
+use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
 use super::read::{answers, of_all};
+use super::root_query::{QueryRun, RootQuery};
 use super::split;
 
 /// Most prefetches of one query.
@@ -28,12 +31,11 @@ struct PrefetchQuery {
     of: usize,
 }
 
-/// Replaces the prefetches of each query by a filter that has their hits, for an exact search.
-/// Returns the completeness of the prefetches' hits.
+/// Replaces the prefetches of each query by their hits. Returns the completeness of these.
 ///
 /// # Errors
 /// `InvalidArgument` for too many prefetches, and for a query that cannot rank their hits;
-/// `Unimplemented` for mmr in a prefetch; otherwise as [`answers`].
+/// `Unimplemented` for mmr or fusion in a prefetch; otherwise as [`answers`].
 pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
     let mut prefetches = Vec::new();
     for (at, query) in queries.iter().enumerate() {
@@ -63,19 +65,19 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
     let (results, _reservation) = (found.results, found.reservation);
     let merge = move || {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
-        merge::batch_ids(ShardResults { results: &texts, incomplete: false }, &ranges)
+        merge::batch_keys(ShardResults { results: &texts, incomplete: false }, &ranges)
     };
     let hits = run.context.compute(bytes, merge).await?;
-    let mut candidates: Vec<BTreeSet<PointId>> = vec![BTreeSet::new(); queries.len()];
-    for (prefetch, found) in prefetches.iter().zip(hits) {
-        completeness = completeness.or_partial(found.partial);
-        if let Some(candidates) = candidates.get_mut(prefetch.of) {
-            candidates.extend(found.ids);
+    let mut found: Vec<Vec<MergedKeys>> = queries.iter().map(|_| Vec::new()).collect();
+    for (prefetch, hits) in prefetches.iter().zip(hits) {
+        completeness = completeness.or_partial(hits.partial);
+        if let Some(found) = found.get_mut(prefetch.of) {
+            found.push(hits);
         }
     }
-    for (query, candidates) in queries.iter_mut().zip(candidates) {
+    for (query, found) in queries.iter_mut().zip(found) {
         if !query.request.prefetch.is_empty() {
-            query.rank_only(&candidates)?;
+            query.replace_prefetches(run.settings.metric, &found)?;
         }
     }
     Ok(completeness)
@@ -84,6 +86,9 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
 /// Returns the prefetches of a query, whose filter holds for them too.
 fn prefetches_of(run: &QueryRun<'_>, query: &RootQuery, of: usize) -> Result<Vec<PrefetchQuery>> {
     let count = query.request.prefetch.len();
+    if let Some(VectorQuery::Fuse(fusion)) = &query.request.query {
+        fusion.check(count)?;
+    }
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -99,9 +104,9 @@ fn prefetches_of(run: &QueryRun<'_>, query: &RootQuery, of: usize) -> Result<Vec
     for (at, text) in texts.into_iter().enumerate() {
         let prefetch = || -> Result<PrefetchQuery> {
             let mut query = RootQuery::read(text.get().as_bytes())?;
-            if let Some(VectorQuery::Mmr { .. }) = query.request.query {
+            if let Some(VectorQuery::Mmr { .. } | VectorQuery::Fuse(_)) = query.request.query {
                 return Err(Error::unimplemented(
-                    "mmr in a prefetch is not supported by this server; use it in the outer query",
+                    "mmr and fusion in a prefetch are not supported by this server; use them in the outer query",
                 ));
             }
             let own = query.members.get("filter").map(|filter| &**filter);
@@ -129,15 +134,107 @@ fn check(query: &RootQuery) -> Result<()> {
 }
 
 impl RootQuery {
-    /// Turns a query with prefetches into an exact one of `candidates`.
-    fn rank_only(&mut self, candidates: &BTreeSet<PointId>) -> Result<()> {
+    /// Replaces the prefetches by their hits.
+    fn replace_prefetches(&mut self, metric: Metric, found: &[MergedKeys]) -> Result<()> {
         self.request.prefetch.clear();
         self.members.remove("prefetch");
+        if let Some(VectorQuery::Fuse(fusion)) = &self.request.query {
+            self.fused = Some(self.fused_hits(fusion, metric, found));
+            return Ok(());
+        }
+        let candidates = found.iter().flat_map(|found| &found.hits).map(PointKey::point).collect();
+        self.rank_only(&candidates)
+    }
+
+    fn fused_hits(
+        &self,
+        fusion: &Fusion,
+        metric: Metric,
+        found: &[MergedKeys],
+    ) -> Vec<FusionHit<PointId>> {
+        // A score that is no number has no JSON.
+        let hit =
+            |key: &PointKey| FusionHit::new(metric, key.point(), key.score().unwrap_or(f32::NAN));
+        let list = |found: &MergedKeys| found.hits.iter().map(hit).collect();
+        let mut joined = fusion.join(&found.iter().map(list).collect::<Vec<_>>());
+        let least = self.request.score_threshold;
+        joined.retain(|hit| least.is_none_or(|least| hit.score >= least));
+        joined
+    }
+
+    /// Makes the query an exact one of `candidates`.
+    fn rank_only(&mut self, candidates: &BTreeSet<PointId>) -> Result<()> {
         self.members.insert("params".to_owned(), split::raw(&json!({ "exact": true }))?);
         let is_candidate = split::raw(&json!({ "must": [{ "has_id": candidates }] }))?;
         let outer = self.members.get("filter").map(|filter| &**filter);
         let both = split::all_of([outer, Some(&is_candidate)])?;
         self.members.insert("filter".to_owned(), both);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn query(body: &Value) -> RootQuery {
+        RootQuery::read(body.to_string().as_bytes()).unwrap()
+    }
+
+    fn found(hits: &[(u64, f32)]) -> MergedKeys {
+        let key = |(id, score): &(u64, f32)| {
+            let text = split::raw(&json!({ "id": id, "score": score })).unwrap();
+            merge::keyed(&text).unwrap().key
+        };
+        MergedKeys { hits: hits.iter().map(key).collect(), partial: false }
+    }
+
+    #[test]
+    fn a_query_ranks_the_hits_of_its_prefetches_only() {
+        let filter = json!({ "must": [] });
+        let mut query = query(&json!({
+            "query": [1, 2], "prefetch": {"query": [2, 1]}, "filter": filter, "params": {"hnsw_ef": 7},
+        }));
+        let hits = [found(&[(3, 0.5), (1, 0.25)]), found(&[(3, 2.0)])];
+        query.replace_prefetches(Metric::Dot, &hits).unwrap();
+        let text = split::raw(&query.members).unwrap();
+        let candidates = json!({ "must": [{ "has_id": [1, 3] }] });
+        let expected = json!({
+            "query": [1, 2], "params": {"exact": true}, "filter": {"must": [filter, candidates]},
+        });
+        assert_eq!(serde_json::from_str::<Value>(text.get()).unwrap(), expected);
+        assert!(query.fused.is_none());
+    }
+
+    #[test]
+    fn fusion_joins_the_hits_of_prefetches() {
+        let fused = |metric, least: f32| {
+            let mut query = query(&json!({
+                "query": {"fusion": "rrf"}, "prefetch": [{"query": [2, 1]}, {"query": [1, 1]}],
+                "score_threshold": least,
+            }));
+            let hits = [found(&[(3, 0.5), (1, 0.25)]), found(&[(1, 2.0)])];
+            query.replace_prefetches(metric, &hits).unwrap();
+            query.fused.unwrap().iter().map(|hit| hit.id).collect::<Vec<_>>()
+        };
+        let [one, three] = [1, 3].map(PointId::Number);
+        assert_eq!(fused(Metric::L2, 0.0), [one, three]);
+        assert_eq!(fused(Metric::Dot, 0.6), [one]);
+    }
+
+    #[test]
+    fn queries_that_rank_nothing_are_refused() {
+        let prefetch = json!({ "query": [1] });
+        let order = json!({ "order_by": { "key": "a" } });
+        for body in [
+            json!({ "prefetch": prefetch }),
+            json!({ "prefetch": prefetch, "query": order }),
+            json!({ "prefetch": vec![prefetch.clone(); PREFETCHES_MAX + 1], "query": [1] }),
+        ] {
+            assert!(check(&query(&body)).is_err(), "{body}");
+        }
+        assert!(check(&query(&json!({ "prefetch": prefetch, "query": [1] }))).is_ok());
     }
 }

@@ -5,67 +5,29 @@
 //! hits.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use api_qdrant::json::{self, QueryBatchRequest, QueryRequest, Vector, VectorInput, VectorQuery};
+use api_qdrant::fusion::FusionHit;
+use api_qdrant::json::{self, QueryBatchRequest};
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::CollectionRecord;
-use search::coarse::Metric;
 use search::points::PointId;
-use search::registry::CollectionSettings;
 use serde::Deserialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 use transport::Reservation;
 
 use super::call::RootContext;
 use super::collections;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, HitRange, ShardResults};
-use super::mmr::{self, MmrChoice};
+use super::mmr;
+use super::parts::{self, MergedHit};
 use super::prefetch;
-use super::read::{confirmed, merged, of_all};
-use super::shard_read::RETRY_AFTER;
+use super::read::{merged, of_all};
+use super::root_query::{QueryRun, RootQuery};
 use super::split::{self, RawMembers};
 
 /// Maximum queries of one batch.
 const SEARCHES_MAX: usize = 1024;
-
-/// Maximum values of the vectors that stand for points in one request. Their JSON takes up to 20
-/// bytes a value.
-const VALUES_MAX: usize = 4 << 20;
-
-/// Checks the size of the vectors that stand for the points of a request.
-///
-/// # Errors
-/// `InvalidArgument` for more than [`VALUES_MAX`] values.
-fn check_named(points: usize, dims: usize) -> Result<()> {
-    if points.saturating_mul(dims) > VALUES_MAX {
-        return Err(Error::invalid(format!(
-            "query: the vectors of {points} points have more than {VALUES_MAX} values together; name fewer \
-             points or candidates in one request"
-        )));
-    }
-    Ok(())
-}
-
-/// One query of a client.
-pub(super) struct RootQuery {
-    pub(super) request: QueryRequest,
-    /// The request's text, by member.
-    pub(super) members: RawMembers,
-}
-
-/// Vectors of points of the collection.
-pub(super) type PointVectors = HashMap<PointId, Vec<f32>>;
-
-/// A collection whose queries are answered.
-pub(super) struct QueryRun<'a> {
-    pub(super) context: &'a RootContext,
-    pub(super) record: &'a Arc<CollectionRecord>,
-    pub(super) settings: &'a CollectionSettings,
-}
 
 pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
@@ -88,7 +50,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     }
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut queries).await?;
-    if queries.iter().any(|query| query.mmr().is_some()) {
+    if queries.iter().any(|query| query.mmr().is_some() || query.fused.is_some()) {
         return run.one_by_one(queries, found).await;
     }
     run.together(queries, found, bytes).await
@@ -98,6 +60,9 @@ impl QueryRun<'_> {
     /// Answers a query without prefetches. `found` is the completeness of the hits of prefetches
     /// that it had.
     async fn one(&self, query: RootQuery, found: Completeness) -> Result<RootAnswer> {
+        if let Some(fused) = &query.fused {
+            return self.fused(&query, fused, found).await;
+        }
         if let Some(choice) = query.mmr() {
             return mmr::answer(self, &query, choice, found).await;
         }
@@ -110,6 +75,26 @@ impl QueryRun<'_> {
         };
         let answer = merged(self.context, &read, merge).await?;
         Ok(answer.after(found))
+    }
+
+    /// Answers a query with the hits of its fusion.
+    async fn fused(
+        &self,
+        query: &RootQuery,
+        fused: &[FusionHit<PointId>],
+        found: Completeness,
+    ) -> Result<RootAnswer> {
+        let HitRange { offset, limit } = query.range();
+        let hits = fused.iter().skip(offset).take(limit).map(|hit| {
+            let members = [
+                ("id", split::raw(&hit.id)?),
+                ("version", split::raw(&0)?),
+                ("score", split::raw(&hit.score)?),
+            ];
+            let members = members.map(|(name, value)| (name.to_owned(), value));
+            Ok(MergedHit { id: hit.id, members: members.into() })
+        });
+        parts::answer(self, &query.members, hits.collect::<Result<_>>()?, found).await
     }
 
     async fn one_by_one(&self, queries: Vec<RootQuery>, found: Completeness) -> Result<RootAnswer> {
@@ -129,7 +114,7 @@ impl QueryRun<'_> {
         Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
     }
 
-    /// Answers queries without mmr in one read. `bytes` are those of the request.
+    /// Answers queries without mmr and fusion in one read. `bytes` are those of the request.
     async fn together(
         &self,
         queries: Vec<RootQuery>,
@@ -157,39 +142,6 @@ impl QueryRun<'_> {
         let answer = merged(self.context, &read, merge).await?;
         Ok(answer.after(found))
     }
-
-    /// Reads the vectors of points of the collection.
-    ///
-    /// # Errors
-    /// As [`check_named`]; `Unavailable` if the shard of a point does not answer.
-    pub(super) async fn point_vectors(&self, ids: &[PointId]) -> Result<PointVectors> {
-        #[derive(Deserialize)]
-        struct VectorText {
-            id: PointId,
-            vector: Vector,
-        }
-        check_named(ids.len(), self.settings.dims)?;
-        let mut vectors = PointVectors::new();
-        if ids.is_empty() {
-            return Ok(vectors);
-        }
-        let mut ids = ids.to_vec();
-        ids.sort_unstable();
-        ids.dedup();
-        let members = split::members(br#"{"with_payload":false,"with_vector":true}"#)?;
-        let answers = confirmed(self.context, self.record, members, &ids).await?;
-        if let Some(failure) = answers.failure {
-            let message = format!("query: the vectors of its points cannot be read: {failure}");
-            return Err(Error::unavailable(message).with_retry_after(RETRY_AFTER));
-        }
-        for result in answers.results.values() {
-            let points: Vec<VectorText> = merge::read(result)?;
-            for point in points {
-                vectors.insert(point.id, point.vector.named(&self.settings.vector_name)?);
-            }
-        }
-        Ok(vectors)
-    }
 }
 
 fn at_search(error: Error, at: usize) -> Error {
@@ -213,205 +165,9 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
     Ok(queries.map(|(request, members)| RootQuery::new(request, members)).collect())
 }
 
-impl RootQuery {
-    /// Creates a query from a request and its text, by member.
-    pub(super) fn new(request: QueryRequest, mut members: RawMembers) -> RootQuery {
-        // Another name of the same member.
-        if let Some(vectors) = members.remove("with_vectors") {
-            members.insert("with_vector".to_owned(), vectors);
-        }
-        RootQuery { request, members }
-    }
-
-    pub(super) fn read(body: &[u8]) -> Result<RootQuery> {
-        Ok(RootQuery::new(json::parse(body)?, split::members(body)?))
-    }
-
-    /// Returns how a query with mmr chooses its hits; `None` for another query.
-    pub(super) fn mmr(&self) -> Option<MmrChoice> {
-        match &self.request.query {
-            Some(VectorQuery::Mmr { diversity, candidates, .. }) => Some(MmrChoice {
-                diversity: *diversity,
-                candidates: candidates.unwrap_or(self.request.limit()),
-            }),
-            _ => None,
-        }
-    }
-
-    /// Returns the order of the hits; for mmr, of the candidates.
-    pub(super) fn order(&self, metric: Metric) -> HitOrder {
-        match &self.request.query {
-            Some(VectorQuery::OrderBy(order)) => HitOrder::Value { descending: order.descending },
-            Some(
-                VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. },
-            ) => match metric {
-                Metric::Cosine | Metric::Dot => HitOrder::HigherScore,
-                Metric::L2 => HitOrder::LowerScore,
-            },
-            // All scores are equal, so the order is that of the ids.
-            None => HitOrder::HigherScore,
-        }
-    }
-
-    pub(super) fn range(&self) -> HitRange {
-        HitRange { offset: self.request.offset(), limit: self.request.limit() }
-    }
-
-    /// Returns the points that the query names. They are no hits.
-    pub(super) fn ids(&self) -> Vec<PointId> {
-        let id = |input: &VectorInput| match input {
-            VectorInput::Id(id) => Some(*id),
-            VectorInput::Vector(_) => None,
-        };
-        match &self.request.query {
-            Some(VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. }) => {
-                id(target).into_iter().collect()
-            }
-            Some(VectorQuery::Recommend { positive, negative }) => {
-                positive.iter().chain(negative).filter_map(id).collect()
-            }
-            Some(VectorQuery::OrderBy(_)) | None => Vec::new(),
-        }
-    }
-
-    /// Returns the query for a shard: with vectors in place of points, and without offset and mmr.
-    ///
-    /// # Errors
-    /// `NotFound` for a point without a vector in `vectors`.
-    pub(super) fn for_shards(&self, vectors: &PointVectors) -> Result<RawMembers> {
-        let mut members = self.members.clone();
-        let count = self.request.limit().saturating_add(self.request.offset());
-        members.insert("limit".to_owned(), split::raw(&count)?);
-        members.remove("offset");
-        let ids = self.ids();
-        if ids.is_empty() && self.mmr().is_none() {
-            return Ok(members);
-        }
-        let vector = |input: &VectorInput| match input {
-            VectorInput::Vector(values) => Ok(values.clone()),
-            VectorInput::Id(id) => vectors.get(id).cloned().ok_or_else(|| {
-                Error::not_found(format!("query: Not found: No point with id {id} found"))
-            }),
-        };
-        let list = |inputs: &[VectorInput]| inputs.iter().map(vector).collect::<Result<Vec<_>>>();
-        let query = match &self.request.query {
-            Some(VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. }) => {
-                split::raw(&vector(target)?)?
-            }
-            Some(VectorQuery::Recommend { positive, negative }) => {
-                let recommend =
-                    HashMap::from([("positive", list(positive)?), ("negative", list(negative)?)]);
-                split::raw(&HashMap::from([("recommend", recommend)]))?
-            }
-            Some(VectorQuery::OrderBy(_)) | None => return Ok(members),
-        };
-        members.insert("query".to_owned(), query);
-        if ids.is_empty() {
-            return Ok(members);
-        }
-        let filter = members.remove("filter").filter(|filter| filter.get() != "null");
-        members.insert("filter".to_owned(), without(filter.as_deref(), &ids)?);
-        Ok(members)
-    }
-}
-
-/// Returns the text of a filter that leaves out the points of `ids`.
-fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> {
-    let ids = split::raw(&ids)?;
-    let must = filter.map_or_else(String::new, |filter| format!("\"must\":[{filter}],"));
-    let text = format!("{{{must}\"must_not\":[{{\"has_id\":{ids}}}]}}");
-    RawValue::from_string(text).map_err(|error| Error::internal(format!("a filter: {error}")))
-}
-
 #[cfg(test)]
 mod tests {
-    use base::ErrorKind;
-    use serde_json::Value;
-
     use super::*;
-
-    const UUID: &str = "5c56c793-69f3-4fbf-87e6-c4bf54c28c26";
-
-    #[test]
-    fn vectors_of_named_points_have_a_maximum() {
-        assert!(check_named(1024, 4096).is_ok());
-        assert!(check_named(1025, 4096).unwrap_err().message().contains("fewer"));
-        assert!(check_named(usize::MAX, 2).is_err());
-    }
-
-    fn read(body: &Value) -> RootQuery {
-        RootQuery::read(body.to_string().as_bytes()).unwrap()
-    }
-
-    /// Returns a shard's query, which must be one for the parser.
-    fn shards(body: &Value) -> Value {
-        let vectors = PointVectors::from([
-            (PointId::Number(1), vec![0.5, 1.5]),
-            (UUID.parse().unwrap(), vec![2.5, 3.5]),
-        ]);
-        let members = read(body).for_shards(&vectors).unwrap();
-        let text = split::raw(&members).unwrap();
-        json::parse::<QueryRequest>(text.get().as_bytes()).unwrap();
-        serde_json::from_str(text.get()).unwrap()
-    }
-
-    #[test]
-    fn shards_return_the_skipped_hits_too() {
-        let query = shards(&json!({"query": [1, 2], "limit": 5, "offset": 7}));
-        assert_eq!(query, json!({"query": [1, 2], "limit": 12}));
-        assert_eq!(shards(&json!({})), json!({"limit": 10}));
-    }
-
-    #[test]
-    fn points_become_vectors_and_are_no_hits() {
-        let filter = json!({"should": [{"key": "a", "match": {"value": 1}}], "must": []});
-        let excluding = |ids: Value| json!({"must_not": [{"has_id": ids}]});
-        let query = shards(&json!({"query": 1}));
-        assert_eq!(
-            (&query["query"], &query["filter"]),
-            (&json!([0.5, 1.5]), &excluding(json!([1])))
-        );
-        let query = shards(&json!({"query": {"nearest": UUID.to_uppercase()}, "filter": filter}));
-        assert_eq!(query["query"], json!([2.5, 3.5]));
-        let mut both = excluding(json!([UUID]));
-        both["must"] = json!([filter]);
-        assert_eq!(query["filter"], both);
-        let recommend = json!({"recommend": {"positive": [1, [7, 8]], "negative": [UUID]}});
-        let query = shards(&json!({"query": recommend, "filter": null}));
-        let expected =
-            json!({"recommend": {"positive": [[0.5, 1.5], [7.0, 8.0]], "negative": [[2.5, 3.5]]}});
-        assert_eq!((&query["query"], &query["filter"]), (&expected, &excluding(json!([1, UUID]))));
-    }
-
-    #[test]
-    fn an_unknown_point_is_not_found() {
-        let query = read(&json!({"query": 3}));
-        assert_eq!(query.ids(), [PointId::Number(3)]);
-        let error = query.for_shards(&PointVectors::new()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotFound);
-    }
-
-    #[test]
-    fn the_order_follows_query_and_distance() {
-        let order = |body: Value, metric| read(&body).order(metric);
-        assert_eq!(order(json!({"query": [1]}), Metric::Cosine), HitOrder::HigherScore);
-        assert_eq!(order(json!({"query": 7}), Metric::L2), HitOrder::LowerScore);
-        let by = json!({"query": {"order_by": {"key": "a", "direction": "desc"}}});
-        assert_eq!(order(by, Metric::Dot), HitOrder::Value { descending: true });
-        let mmr = json!({"query": {"nearest": [1], "mmr": {}}});
-        assert_eq!(order(mmr, Metric::L2), HitOrder::LowerScore);
-    }
-
-    #[test]
-    fn shards_know_no_mmr() {
-        let mmr = json!({"diversity": 0.5});
-        let query =
-            shards(&json!({"query": {"nearest": [1, 2], "mmr": mmr}, "with_vectors": true}));
-        assert_eq!(query, json!({"query": [1.0, 2.0], "limit": 10, "with_vector": true}));
-        let query = shards(&json!({"query": {"nearest": 1, "mmr": mmr}, "offset": 3}));
-        let expected = json!({"must_not": [{"has_id": [1]}]});
-        assert_eq!((&query["query"], &query["filter"]), (&json!([0.5, 1.5]), &expected));
-    }
 
     #[test]
     fn batches_read_each_query() {

@@ -182,7 +182,7 @@ async fn merged_answers(
     };
     let result = context.compute(bytes, work).await?;
     reservation.shrink_to(result.len() as u64);
-    Ok(RootAnswer { result, coverage, reservation: Some(reservation) })
+    Ok(RootAnswer { result, coverage, reservation: Some(reservation), continues: false })
 }
 
 /// Returns points by their ids, in the order of the request.

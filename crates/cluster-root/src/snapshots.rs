@@ -56,7 +56,7 @@ pub(super) async fn create(context: RootContext, _: Bytes) -> Result<RootAnswer>
     let work = async move { backups.create(&record).await };
     match finished(&context, work).await? {
         Some(set) => RootAnswer::of(&describe(&set)),
-        None => Ok(accepted()),
+        None => accepted(),
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
     let work = async move { backups.delete(&name, &id).await };
     match finished(&context, work).await? {
         Some(()) => RootAnswer::of(&true),
-        None => Ok(accepted()),
+        None => accepted(),
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn recover(context: RootContext, body: Bytes) -> Result<RootAns
             collections::wait_for_holders(&context, &record).await?;
             RootAnswer::of(&true)
         }
-        None => Ok(accepted()),
+        None => accepted(),
     }
 }
 
@@ -190,6 +190,6 @@ async fn finished<T: Send + 'static>(
 }
 
 /// Returns the answer to a request whose work continues.
-fn accepted() -> RootAnswer {
-    RootAnswer { result: b"true".to_vec(), coverage: None, reservation: None }
+fn accepted() -> Result<RootAnswer> {
+    RootAnswer::of(&true).map(|answer| RootAnswer { continues: true, ..answer })
 }

@@ -14,6 +14,8 @@ use search::collection::{CANDIDATES_MAX, OrderValue};
 use search::filter::Filter;
 use search::points::PointId;
 
+use crate::fusion::Fusion;
+
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
 
 /// Points in a response if the request has no limit.
@@ -104,9 +106,11 @@ impl QueryGroupsRequest {
             )));
         }
         match self.query.query {
-            Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
-                "groups of a query with mmr or order_by are not supported by this server",
-            )),
+            Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) => {
+                Err(Error::unimplemented(
+                    "groups of a query with mmr, order_by or fusion are not supported by this server",
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -267,6 +271,20 @@ pub enum VectorQuery {
         /// Examples to differ from.
         negative: Vec<VectorInput>,
     },
+    /// The hits of all prefetches as one list.
+    Fuse(Fusion),
+}
+
+impl VectorQuery {
+    /// Returns true if the query compares vectors of the collection with one.
+    pub fn has_vector(&self) -> bool {
+        match self {
+            VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. } => {
+                true
+            }
+            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) => false,
+        }
+    }
 }
 
 /// Order of points by the numbers and dates of a payload field.
@@ -356,7 +374,9 @@ impl<'de> Deserialize<'de> for VectorQuery {
             type Value = VectorQuery;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a query: a vector, a point's id, nearest, recommend or order_by")
+                f.write_str(
+                    "a query: a vector, a point's id, nearest, recommend, order_by or fusion",
+                )
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorQuery, A::Error> {
@@ -406,8 +426,9 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
             "recommend" => query = Some(recommend(map.next_value()?)?),
             "mmr" => mmr = map.next_value::<Option<MmrParams>>()?,
             "order_by" => query = Some(VectorQuery::OrderBy(map.next_value()?)),
-            "discover" | "context" | "fusion" | "rrf" | "formula" | "sample"
-            | "relevance_feedback" | "defaults" => {
+            "fusion" => query = Some(VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?)),
+            "rrf" => query = Some(VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?)),
+            "discover" | "context" | "formula" | "sample" | "relevance_feedback" | "defaults" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
             other => {
@@ -425,8 +446,37 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom(
-            "an empty object is no query; give nearest, recommend or order_by",
+            "an empty object is no query; give nearest, recommend, order_by or fusion",
         )),
+    }
+}
+
+/// Parameters of reciprocal rank fusion.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RrfParams {
+    k: Option<u32>,
+    weights: Option<Vec<f32>>,
+}
+
+impl RrfParams {
+    fn fusion<E: DeError>(self) -> Result<Fusion, E> {
+        if self.k == Some(0) {
+            return Err(E::custom(limits("rrf.k: value 0 invalid, must be 1 or larger")));
+        }
+        let is_weight = |weight: &f32| weight.is_finite() && *weight >= 0.0;
+        if !self.weights.iter().flatten().all(is_weight) {
+            return Err(E::custom("rrf.weights: a weight is a number of at least 0"));
+        }
+        Ok(Fusion::ReciprocalRank { constant: self.k, weights: self.weights })
+    }
+}
+
+fn fusion<E: DeError>(name: &str) -> Result<Fusion, E> {
+    match name {
+        "rrf" => Ok(Fusion::ReciprocalRank { constant: None, weights: None }),
+        "dbsf" => Ok(Fusion::DistributionBased),
+        _ => Err(E::custom("fusion: rrf or dbsf is expected")),
     }
 }
 

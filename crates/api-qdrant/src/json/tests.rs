@@ -6,6 +6,8 @@ use search::points::{PointId, PointSelection};
 use search::registry::{CollectionSettings, MediumChoice};
 use serde_json::{Map, Value, json};
 
+use crate::fusion::Fusion;
+
 use super::*;
 
 fn read<T: for<'a> Deserialize<'a>>(value: &Value) -> Result<T> {
@@ -218,9 +220,22 @@ fn queries_are_read_in_every_form() {
     let diverse = target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 0.25}})).unwrap();
     assert_eq!(diverse, VectorQuery::Mmr { target: vector(), diversity: 0.25, candidates: None });
     assert!(target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 2}})).is_err());
+    let ranks = |constant, weights| VectorQuery::Fuse(Fusion::ReciprocalRank { constant, weights });
+    assert_eq!(target(json!({"fusion": "rrf"})).unwrap(), ranks(None, None));
+    let weighted = target(json!({"rrf": {"k": 60, "weights": [1, 0.5]}})).unwrap();
+    assert_eq!(weighted, ranks(Some(60), Some(vec![1.0, 0.5])));
+    let scores = target(json!({"fusion": "dbsf"})).unwrap();
+    assert_eq!(scores, VectorQuery::Fuse(Fusion::DistributionBased));
+    for wrong in [
+        json!({"fusion": "max"}),
+        json!({"rrf": {"k": 0}}),
+        json!({"rrf": {"weights": [-1]}}),
+        json!({"rrf": {"other": 1}}),
+    ] {
+        assert!(target(wrong).is_err());
+    }
     for unsupported in [
         json!({"discover": {}}),
-        json!({"fusion": "rrf"}),
         json!({"sample": "random"}),
         json!({"formula": {}}),
         json!({"nearest": {"image": "x", "model": "m"}}),
