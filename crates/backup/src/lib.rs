@@ -16,6 +16,9 @@
 //! | `objects/ID-log-N` | changes that no segment has |
 //! | `running/ID`, `pruning/ID` | marks of work in progress |
 //!
+//! Objects that never change, such as original images, are backed up in the same way
+//! ([`back_up_objects`]).
+//!
 //! # Removal
 //! [`prune`] removes lists by a policy, then objects that no list names. It does not remove objects
 //! while a backup runs, even one of another server: both put a mark before they look for the mark
