@@ -94,10 +94,10 @@ impl GroupsRun<'_> {
         let found = found.or_partial(merged.partial);
         let mut groups = merged.value;
         let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
-        let Some(read) = parts::read_of(self.context, self.record, &self.members, ids)? else {
+        let read = parts::read(self.context, self.record, &self.members, ids);
+        let Some(mut parts) = read.await? else {
             return whole_answer(&groups, found);
         };
-        let mut parts = self.read(read).await?;
         parts::add(groups.iter_mut().flat_map(|group| &mut group.hits), &parts)?;
         let answer = whole_answer(&groups, found.after(parts.coverage))?;
         parts.reservation.shrink_to(answer.result.len() as u64);

@@ -12,9 +12,9 @@ use serde_json::value::RawValue;
 use super::call::RootContext;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge;
-use super::read::{answers, of_ids};
+use super::read::confirmed_answers;
 use super::root_query::QueryRun;
-use super::shard_read::{ShardAnswers, ShardRead};
+use super::shard_read::ShardAnswers;
 use super::split::{self, RawMembers};
 
 /// Members of a request that choose the parts of points in the answer.
@@ -37,7 +37,7 @@ struct HitsMembers<'a> {
 /// Answers a query with its final hits: reads the parts that its `members` choose.
 ///
 /// # Errors
-/// As [`answers`].
+/// As [`confirmed_answers`].
 pub(super) async fn answer(
     run: &QueryRun<'_>,
     members: &RawMembers,
@@ -45,10 +45,9 @@ pub(super) async fn answer(
     found: Completeness,
 ) -> Result<RootAnswer> {
     let ids = hits.iter().map(|hit| hit.id).collect();
-    let Some(read) = read_of(run.context, run.record, members, ids)? else {
+    let Some(mut read) = read(run.context, run.record, members, ids).await? else {
         return whole_answer(&hits, found);
     };
-    let mut read = answers(run.context, &read).await?;
     add(hits.iter_mut(), &read)?;
     let answer = whole_answer(&hits, found.after(read.coverage))?;
     read.reservation.shrink_to(answer.result.len() as u64);
@@ -66,16 +65,17 @@ pub(super) fn remove(members: &mut RawMembers) {
     PARTS.iter().for_each(|part| drop(members.remove(*part)));
 }
 
-/// Returns the read of the parts that `members` choose, or `None` if they choose none.
+/// Reads the parts that `members` choose; `None` if they choose none. The holder that found a hit
+/// may be ahead of the one that is asked now, so absent points are read again.
 ///
 /// # Errors
-/// As [`of_ids`].
-pub(super) fn read_of(
+/// As [`confirmed_answers`].
+pub(super) async fn read(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     members: &RawMembers,
     mut ids: Vec<PointId>,
-) -> Result<Option<ShardRead>> {
+) -> Result<Option<ShardAnswers>> {
     let is_wanted = |part: &&str| {
         let text = members.get(*part);
         text.is_some_and(|text| !matches!(text.get(), "false" | "null"))
@@ -88,7 +88,7 @@ pub(super) fn read_of(
     let members = PARTS.iter().map(|name| ((*name).to_owned(), part(name))).collect();
     ids.sort_unstable();
     ids.dedup();
-    of_ids(context, record, members, &ids).map(Some)
+    confirmed_answers(context, record, members, &ids).await.map(Some)
 }
 
 /// Adds the parts that were read to the hits.

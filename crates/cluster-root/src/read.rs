@@ -106,6 +106,21 @@ pub(super) async fn confirmed(
     Ok(answers)
 }
 
+/// Reads points as [`confirmed`] does, and checks that enough shards answered.
+///
+/// # Errors
+/// As [`confirmed`] and [`ShardAnswers::check`].
+pub(super) async fn confirmed_answers(
+    context: &RootContext,
+    record: &Arc<CollectionRecord>,
+    members: RawMembers,
+    ids: &[PointId],
+) -> Result<ShardAnswers> {
+    let answers = confirmed(context, record, members, ids).await?;
+    checked(context, &answers)?;
+    Ok(answers)
+}
+
 /// Returns the shards whose results lack some of their points.
 fn lacking(
     wanted: &BTreeMap<u32, Vec<PointId>>,
@@ -201,8 +216,7 @@ pub(super) async fn fetch(context: RootContext, body: Bytes) -> Result<RootAnswe
         )));
     }
     members.remove("ids");
-    let answers = confirmed(&context, &record, members, &ids).await?;
-    checked(&context, &answers)?;
+    let answers = confirmed_answers(&context, &record, members, &ids).await?;
     merged_answers(&context, answers, move |shards| merge::records(shards.results, &ids)).await
 }
 
@@ -211,8 +225,7 @@ pub(super) async fn one(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let id: PointId = context.item.parse()?;
     let members = split::members(br#"{"with_payload":true,"with_vector":true}"#)?;
-    let answers = confirmed(&context, &record, members, &[id]).await?;
-    checked(&context, &answers)?;
+    let answers = confirmed_answers(&context, &record, members, &[id]).await?;
     merged_answers(&context, answers, move |shards| {
         let list = merge::records(shards.results, &[id])?;
         let found: Vec<&RawValue> = serde_json::from_slice(&list)

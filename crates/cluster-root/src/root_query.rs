@@ -79,7 +79,7 @@ impl RootQuery {
         Ok(RootQuery::new(json::parse(body)?, split::members(body)?))
     }
 
-    /// Returns how a query with mmr chooses its hits; `None` for another query.
+    /// Returns the settings of mmr; `None` for a query without it.
     pub(super) fn mmr(&self) -> Option<MmrChoice> {
         match &self.request.query {
             Some(VectorQuery::Mmr { diversity, candidates, .. }) => Some(MmrChoice {
