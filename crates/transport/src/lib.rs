@@ -47,7 +47,7 @@ pub use codec_threads::{CodecStep, CodecThreads, INLINE_BYTES_MAX, INLINE_WORK_M
 pub use connection_threads::ConnectionThreads;
 pub use header_timeout::HeaderTimeout;
 pub use http_version::HttpVersion;
-pub use listen::{ConnectionLimits, Listener, bind};
+pub use listen::{ConnectionLimits, Listener};
 pub use peer::Peer;
 pub use progress_timeout::ProgressTimeout;
 pub use query::{QueryResult, query_flag, query_parameters};
@@ -56,6 +56,6 @@ pub use reply::Reply;
 pub use request_body::RequestBody;
 pub use resources::{RequestLimits, RequestResources, Shared, json_values_max};
 pub use response_body::{ANSWER_WINDOW, ResponseBody, count_body};
-pub use socket::{ListenSocket, UnixSocket};
+pub use socket::{ListenSocket, UnixSocket, bind};
 pub use tls::{PemSource, TlsFiles, TlsIdentity};
 pub use upload_permits::{UploadPermit, UploadPermits};

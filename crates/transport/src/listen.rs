@@ -1,11 +1,9 @@
 //! Accepts connections within a bound, limits slow clients, and ends gracefully.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, Result};
 use http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -61,25 +59,6 @@ pub struct ConnectionLimits {
     /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its
     /// way.
     pub drain_time: Duration,
-}
-
-/// Binds a socket to `host` and `port`, which the command line sets by `flag`.
-///
-/// # Errors
-/// `Unavailable`, with the address and a remedy.
-pub fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
-    let address = SocketAddr::new(host, port);
-    let listener = std::net::TcpListener::bind(address).map_err(|e| {
-        let remedy = match e.kind() {
-            std::io::ErrorKind::AddrNotAvailable => {
-                "--host must be an address of this machine".to_owned()
-            }
-            _ => format!("choose another with {flag}"),
-        };
-        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
-    })?;
-    listener.set_nonblocking(true).map_err(|e| Error::internal(format!("{address}: {e}")))?;
-    Ok(listener)
 }
 
 /// A listening socket with its service and its limits.

@@ -1,6 +1,7 @@
 //! Listening sockets: TCP ports, and Unix sockets for clients on this machine.
 
 use std::io::{Error as IoError, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,8 +13,30 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::peer::Peer;
 
-/// Connections that wait to be accepted at a Unix socket.
-const BACKLOG: i32 = 1024;
+/// Maximum number of connections that wait to be accepted at a socket; the kernel allows at most
+/// `net.core.somaxconn`, which is 4,096 by default. A client whose connection finds the queue of a
+/// TCP port full tries again after a second.
+const ACCEPT_QUEUE_MAX: i32 = 4096;
+
+/// Binds a socket to `host` and `port`, which the command line sets by `flag`.
+///
+/// # Errors
+/// `Unavailable`, with the address and a remedy.
+pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
+    let address = SocketAddr::new(host, port);
+    let listener = std::net::TcpListener::bind(address).map_err(|e| {
+        let remedy = match e.kind() {
+            ErrorKind::AddrNotAvailable => "--host must be an address of this machine".to_owned(),
+            _ => format!("choose another with {flag}"),
+        };
+        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
+    })?;
+    let failed = |e: IoError| Error::internal(format!("{address}: {e}"));
+    // The standard library listens with a queue of 128 connections. A second call sets its size.
+    rustix::net::listen(&listener, ACCEPT_QUEUE_MAX).map_err(|e| failed(e.into()))?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
 
 /// A bound socket that accepts connections.
 pub enum ListenSocket {
@@ -102,7 +125,7 @@ fn listen(path: &Path, mode: u32) -> std::io::Result<std::os::unix::net::UnixLis
     rustix::net::bind(&socket, &address)?;
     // The umask must not take away what was asked for.
     rustix::fs::chmod(path, Mode::from_bits_truncate(mode))?;
-    rustix::net::listen(&socket, BACKLOG)?;
+    rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
     Ok(socket.into())
 }
 
@@ -140,6 +163,23 @@ mod tests {
 
     fn bind(path: &Path) -> Result<UnixSocket> {
         UnixSocket::bind(path, 0o600)
+    }
+
+    #[test]
+    fn a_burst_of_connections_waits_in_the_queue() {
+        let queue_max: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let listener = super::bind([127, 0, 0, 1].into(), 0, "--http-port").unwrap();
+        let address = listener.local_addr().unwrap();
+        // A full queue drops the attempt, and the next one comes after a second.
+        let limit = std::time::Duration::from_millis(900);
+        let clients: Vec<_> = (0..queue_max.min(400))
+            .map(|_| std::net::TcpStream::connect_timeout(&address, limit).unwrap())
+            .collect();
+        assert_eq!(clients.len(), queue_max.min(400));
     }
 
     #[tokio::test]
