@@ -264,6 +264,10 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
     recommend = models.RecommendInput(positive=[3, 5], negative=[9], strategy=models.RecommendStrategy.AVERAGE_VECTOR)
     coarse = models.SearchParams(quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0))
     both_ways = [models.Prefetch(query=other, limit=20), models.Prefetch(query=12, limit=15, filter=cheap)]
+    # Two levels: the hits of these two are ranked, joined or made diverse, and then ranked again.
+    ranked = models.Prefetch(query=one, prefetch=both_ways, limit=12)
+    joined = models.Prefetch(query=models.FusionQuery(fusion="rrf"), prefetch=[ranked, both_ways[1]], limit=9)
+    diverse = models.Prefetch(query=models.NearestQuery(nearest=one, mmr=models.Mmr(candidates_limit=30)), limit=9)
     for asked in (
         {"query": 7},
         {"query": 7, "query_filter": keep},
@@ -277,6 +281,10 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
         {"query": models.FusionQuery(fusion="rrf"), "prefetch": both_ways},
         {"query": models.FusionQuery(fusion="dbsf"), "prefetch": both_ways, "offset": 1, "query_filter": keep},
         {"query": models.RrfQuery(rrf=models.Rrf(k=10, weights=[3.0, 1.0])), "prefetch": both_ways, "with_payload": True},
+        {"query": other, "prefetch": ranked},
+        {"query": one, "prefetch": joined, "query_filter": keep},
+        {"query": other, "prefetch": [diverse, joined], "limit": 15},
+        {"query": models.FusionQuery(fusion="dbsf"), "prefetch": [diverse, ranked], "limit": 15},
         {"query_filter": keep, "limit": 5},
         {"query": one, "search_params": models.SearchParams(exact=True, hnsw_ef=64)},
     ):

@@ -193,6 +193,10 @@ def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collectio
                 models.Prefetch(query=rng.choice([other, 12]), limit=rng.choice([5, 40]), filter=only())
                 for _ in range(rng.choice([1, 3]))
             ]
+            if number % 8 > 4:
+                first = asked["prefetch"].pop()
+                inner = [models.FusionQuery(fusion="rrf"), models.NearestQuery(nearest=12, mmr=models.Mmr()), row]
+                asked["prefetch"].append(models.Prefetch(prefetch=[first], query=inner[number % 3], limit=rng.choice([3, 25])))
             if number % 3 == 1:
                 # The local mode takes a large distance for a good score.
                 scores = "rrf" if distance is models.Distance.EUCLID else "dbsf"
@@ -212,13 +216,14 @@ def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collectio
         found += len(theirs.points)
     assert found > 100, "the filters let hardly anything through, so that nothing was compared"
     assert refusal(client.query_points, collection, query=models.FusionQuery(fusion="rrf")).status_code == 400
-    nested = models.Prefetch(prefetch=models.Prefetch(query=7), query=8)
-    assert refusal(client.query_points, collection, query=9, prefetch=nested).status_code == 501
-    many = [models.Prefetch(query=8)] * 17
+    unranked = models.Prefetch(prefetch=models.Prefetch(query=7))
+    problem = refusal(client.query_points, collection, query=9, prefetch=[models.Prefetch(query=7), unranked])
+    assert problem.status_code == 400 and b"prefetch[1]" in problem.content
+    many = [models.Prefetch(query=8)] * 65
     assert refusal(client.query_points, collection, query=9, prefetch=many).status_code == 400
     mmr = models.NearestQuery(nearest=9, mmr=models.Mmr(candidates_limit=1025))
     assert refusal(client.query_points, collection, query=mmr).status_code == 400
-    assert refusal(client.query_points, collection, query=mmr, prefetch=models.Prefetch(query=mmr)).status_code == 501
+    assert refusal(client.query_points, collection, query=9, prefetch=models.Prefetch(query=mmr)).status_code == 400
 
 
 def rows(client: QdrantClient, name: str) -> list[tuple]:

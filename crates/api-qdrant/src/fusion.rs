@@ -12,6 +12,8 @@ use std::hash::Hash;
 use base::{Error, Result};
 use search::coarse::Metric;
 
+use crate::json::{QueryRequest, VectorQuery};
+
 /// Constant of reciprocal rank fusion if a query does not set it.
 const RANK_CONSTANT: u32 = 2;
 /// Score of all hits of a list in which all scores are equal.
@@ -42,11 +44,13 @@ pub struct FusionHit<I> {
 }
 
 impl<I> FusionHit<I> {
-    /// Creates a hit from its score as clients see it, which for L2 is a distance.
-    pub fn new(metric: Metric, id: I, score: f32) -> FusionHit<I> {
+    /// Creates a hit of `prefetch` from its score as clients see it, which for L2 is a distance
+    /// unless the prefetch is a fusion itself.
+    pub fn new(prefetch: &QueryRequest, metric: Metric, id: I, score: f32) -> FusionHit<I> {
+        let is_fused = matches!(prefetch.query, Some(VectorQuery::Fuse(_)));
         let score = match metric {
-            Metric::Cosine | Metric::Dot => score,
-            Metric::L2 => -score,
+            Metric::L2 if !is_fused => -score,
+            _ => score,
         };
         FusionHit { id, score }
     }

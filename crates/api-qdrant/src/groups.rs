@@ -142,6 +142,7 @@ pub(crate) fn query(
 ) -> Result<GroupsResponse> {
     let mut request: QueryGroupsRequest = json::parse(body)?;
     request.check()?;
+    request.query.check_prefetches()?;
     let query = &mut request.query;
     let projection =
         Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::json::{
-    self, OrderBy, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery,
+    self, OrderBy, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery,
 };
 use base::{Error, Result};
 use search::coarse::{HITS_MAX, ScanParams};
@@ -24,8 +24,6 @@ use crate::mmr::{self, MmrCandidate};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
 
-/// Most prefetches of one query.
-const PREFETCHES_MAX: usize = 16;
 /// Most examples of one query, positive and negative together.
 const EXAMPLES_MAX: usize = 1024;
 /// Most queries of one batch.
@@ -67,6 +65,12 @@ impl RankedHit {
 pub(crate) struct RankedHits {
     pub(crate) hits: Vec<RankedHit>,
     pub(crate) partial: bool,
+}
+
+/// Points that the prefetches of a query find, in the order of their ids.
+struct PrefetchedPoints {
+    ids: Vec<u64>,
+    partial: bool,
 }
 
 /// A query with its vector.
@@ -148,6 +152,7 @@ impl QueryRun<'_> {
         hits: Option<RankedHits>,
         budget: &mut ResponseBudget,
     ) -> Result<QueryResponse> {
+        request.check_prefetches()?;
         let limit = request.limit();
         let offset = request.offset();
         let count = self.hits_to_find(limit, offset)?;
@@ -169,8 +174,8 @@ impl QueryRun<'_> {
         self.present(ranked, &projection, budget)
     }
 
-    /// Returns at most `count` hits of `query`; without a query, the first points in the order of
-    /// their ids.
+    /// Returns at most `count` hits of `query`, which is that of `request`; without a query, the
+    /// first points in the order of their ids.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,
@@ -182,19 +187,22 @@ impl QueryRun<'_> {
             Some(VectorQuery::OrderBy(order)) if request.prefetch.is_empty() => {
                 self.ordered(&order, count, filter.as_ref())
             }
-            Some(VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
-                "order_by of what prefetches found is not supported by this server",
-            )),
+            Some(VectorQuery::OrderBy(order)) => {
+                let found = self.prefetched(request, filter.as_ref())?;
+                let is_found =
+                    Filter { must: vec![Condition::has_id(found.ids)], ..Filter::default() };
+                let filter = both(filter, Some(is_found));
+                let mut ordered = self.ordered(&order, count, filter.as_ref())?;
+                ordered.partial |= found.partial;
+                Ok(ordered)
+            }
             Some(VectorQuery::Fuse(fusion)) => {
                 let mut fused = self.fused(&fusion, request, filter.as_ref())?;
                 fused.hits.truncate(count);
                 Ok(fused)
             }
             Some(query) => self.ranked(query, request, count, filter),
-            None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref()),
-            None => {
-                Err(Error::invalid("query: a query is needed to rank what the prefetches found"))
-            }
+            None => self.first_points(count, filter.as_ref()),
         }
     }
 
@@ -464,14 +472,9 @@ impl QueryRun<'_> {
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
-        let mut candidates = BTreeSet::new();
-        let mut partial = false;
-        for found in self.prefetches(request, filter)? {
-            partial |= found.partial;
-            candidates.extend(found.hits.iter().map(|hit| hit.id));
-        }
-        let candidates: Vec<u64> =
-            candidates.into_iter().filter(|id| !query.examples.contains(id)).collect();
+        let PrefetchedPoints { ids: mut candidates, mut partial } =
+            self.prefetched(request, filter)?;
+        candidates.retain(|id| !query.examples.contains(id));
         let similarities =
             self.named.collection().scores(self.thread, &query.embedding, &candidates)?;
         partial |= similarities.iter().any(Option::is_none);
@@ -484,6 +487,21 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: self.scored(ranked.into_iter(), request.score_threshold), partial })
     }
 
+    /// Returns the points that the prefetches find.
+    fn prefetched(
+        &mut self,
+        request: &QueryRequest,
+        filter: Option<&Filter>,
+    ) -> Result<PrefetchedPoints> {
+        let mut ids = BTreeSet::new();
+        let mut partial = false;
+        for found in self.prefetches(request, filter)? {
+            partial |= found.partial;
+            ids.extend(found.hits.iter().map(|hit| hit.id));
+        }
+        Ok(PrefetchedPoints { ids: ids.into_iter().collect(), partial })
+    }
+
     /// Joins the hits of the prefetches.
     fn fused(
         &mut self,
@@ -491,14 +509,15 @@ impl QueryRun<'_> {
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
-        fusion.check(request.prefetch.len())?;
         let metric = self.named.settings().metric;
         let found = self.prefetches(request, filter)?;
-        let list = |found: &RankedHits| {
+        let list = |(found, prefetch): (&RankedHits, &QueryRequest)| {
             let hits = found.hits.iter();
-            hits.map(|hit| FusionHit::new(metric, hit.id, hit.score)).collect()
+            hits.map(|hit| FusionHit::new(prefetch, metric, hit.id, hit.score)).collect()
         };
-        let joined = fusion.join(&found.iter().map(list).collect::<Vec<_>>());
+        let lists: Vec<Vec<FusionHit<u64>>> =
+            found.iter().zip(&request.prefetch).map(list).collect();
+        let joined = fusion.join(&lists);
         let passes =
             |hit: &FusionHit<u64>| request.score_threshold.is_none_or(|least| hit.score >= least);
         let hits = joined.into_iter().filter(passes);
@@ -514,11 +533,6 @@ impl QueryRun<'_> {
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<Vec<RankedHits>> {
-        if request.prefetch.len() > PREFETCHES_MAX {
-            return Err(Error::invalid(format!(
-                "prefetch: more than {PREFETCHES_MAX} in one query"
-            )));
-        }
         let mut all = Vec::with_capacity(request.prefetch.len());
         for (at, prefetch) in request.prefetch.iter().enumerate() {
             let found = self.prefetch(prefetch, filter);
@@ -527,7 +541,7 @@ impl QueryRun<'_> {
         Ok(all)
     }
 
-    fn prefetch(&mut self, prefetch: &Prefetch, outer: Option<&Filter>) -> Result<RankedHits> {
+    fn prefetch(&mut self, prefetch: &QueryRequest, outer: Option<&Filter>) -> Result<RankedHits> {
         let count = self.hits_to_find(prefetch.limit(), 0)?;
         let has_vector = prefetch.query.as_ref().is_some_and(VectorQuery::has_vector);
         self.check_using(&prefetch.using, has_vector)?;
@@ -537,20 +551,7 @@ impl QueryRun<'_> {
             .map(|filter| filters::prepare(self.named, filter))
             .transpose()?;
         let filter = both(outer.cloned(), own);
-        match prefetch.query.clone() {
-            None => self.first_points(count, filter.as_ref()),
-            Some(VectorQuery::Mmr { .. } | VectorQuery::Fuse(_)) => Err(Error::unimplemented(
-                "mmr and fusion in a prefetch are not supported by this server; use them in the outer query",
-            )),
-            Some(VectorQuery::OrderBy(order)) => self.ordered(&order, count, filter.as_ref()),
-            Some(query) => {
-                let resolved = self.resolve(query)?;
-                let score_threshold = prefetch.score_threshold;
-                let limits =
-                    SearchLimits { count, params: &prefetch.params, filter, score_threshold };
-                self.nearest(&resolved, limits)
-            }
-        }
+        self.find(prefetch.query.clone(), prefetch, count, filter)
     }
 
     /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the

@@ -239,6 +239,31 @@ fn examples_are_no_hits_and_prefetches_limit_hits() {
 }
 
 #[test]
+fn prefetches_have_prefetches() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let nearest = |values: [i32; 2], limit: usize| json!({"query": values, "limit": limit});
+    let first = nearest([1, 1], 2);
+    assert_eq!(bench.ids("c", &first), [json!(1), json!(2)]);
+    let mut second = nearest([-1, 0], 1);
+    second["prefetch"] = first.clone();
+    // The third point is nearer, but the first prefetch did not find it.
+    let query = json!({"prefetch": second, "query": [1, 0]});
+    assert_eq!(bench.ids("c", &query), [json!(2)]);
+    let fused =
+        json!({"query": {"fusion": "rrf"}, "prefetch": [first, nearest([-1, 0], 1)], "limit": 2});
+    assert_eq!(bench.ids("c", &fused), [json!(1), json!(UUID)]);
+    let query = json!({"prefetch": fused, "query": [-1, 0]});
+    assert_eq!(bench.ids("c", &query), [json!(UUID), json!(1)]);
+    let diverse = json!({"query": {"nearest": [1, 1], "mmr": {"diversity": 1.0, "candidates_limit": 3}},
+                         "limit": 2});
+    assert_eq!(bench.ids("c", &diverse), [json!(1), json!(UUID)]);
+    let query =
+        json!({"prefetch": diverse, "query": {"order_by": {"key": "n", "direction": "desc"}}});
+    assert_eq!(bench.ids("c", &query), [json!(1)], "the other has no number");
+}
+
+#[test]
 fn errors_name_the_field() {
     let bench = Bench::new();
     three(&bench, "Dot");
@@ -266,9 +291,9 @@ fn errors_name_the_field() {
             "one for each",
         ),
         (
-            json!({"prefetch": {"query": {"fusion": "rrf"}}, "query": [1, 2]}),
-            ErrorKind::Unimplemented,
-            "in the outer query",
+            json!({"prefetch": {"query": [1, 2], "prefetch": {"query": [1]}}, "query": [1, 2]}),
+            ErrorKind::InvalidArgument,
+            "prefetch[0]: prefetch[0]",
         ),
     ] {
         let error = kind(query.clone());

@@ -38,6 +38,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let request: QueryGroupsRequest = json::parse(&body)?;
     request.check()?;
+    request.query.check_prefetches()?;
     let mut query = [RootQuery::new(request.query.clone(), split::members(&body)?)];
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;

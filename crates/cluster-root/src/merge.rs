@@ -84,6 +84,11 @@ pub(super) struct KeyedPoint<'a> {
 }
 
 impl PointKey {
+    /// Creates the key of a hit.
+    pub(super) fn scored(id: PointId, score: f32) -> PointKey {
+        PointKey { id: place(id), score: Some(score), value: None }
+    }
+
     /// Returns the point's id.
     pub(super) fn point(&self) -> PointId {
         self.id.1
@@ -246,7 +251,7 @@ pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) 
 }
 
 /// Ids and scores of the merged hits of a query, best first.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct MergedKeys {
     pub(super) hits: Vec<PointKey>,
     /// True if hits may be missing.

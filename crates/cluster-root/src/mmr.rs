@@ -15,36 +15,52 @@ use super::read::{answers, of_all};
 use super::root_query::{MmrChoice, QueryRun, RootQuery};
 use super::split;
 
-/// Hit that may be chosen.
-struct ScoredHit {
-    hit: MergedHit,
-    score: f32,
+/// Hit with its score as clients see it.
+pub(super) struct ScoredHit {
+    pub(super) hit: MergedHit,
+    pub(super) score: f32,
 }
 
-/// Best hits of all shards.
-struct BestHits {
-    hits: Vec<ScoredHit>,
-    found: Completeness,
+/// Hits of a query with their completeness.
+pub(super) struct ScoredHits {
+    pub(super) hits: Vec<ScoredHit>,
+    pub(super) found: Completeness,
 }
 
 /// Answers a query with mmr and without prefetches. `found` is the completeness of the hits of
 /// prefetches that it had.
 ///
 /// # Errors
-/// `InvalidArgument` for too many candidates; otherwise as [`answers`].
+/// As [`hits`].
 pub(super) async fn answer(
     run: &QueryRun<'_>,
     query: &RootQuery,
     choice: MmrChoice,
     found: Completeness,
 ) -> Result<RootAnswer> {
+    let ScoredHits { hits, found } = hits(run, query, choice, found).await?;
+    let hits = hits.into_iter().map(|scored| scored.hit).collect();
+    parts::answer(run, &query.members, hits, found).await
+}
+
+/// Returns the hits of a query with mmr and without prefetches, in the order in which they were
+/// chosen.
+///
+/// # Errors
+/// `InvalidArgument` for too many candidates; otherwise as [`answers`].
+pub(super) async fn hits(
+    run: &QueryRun<'_>,
+    query: &RootQuery,
+    choice: MmrChoice,
+    found: Completeness,
+) -> Result<ScoredHits> {
     let HitRange { offset, limit } = query.range();
     let count = limit.saturating_add(offset);
     let depth = mmr::candidates(choice.candidates, count)?;
-    let BestHits { hits, found } = best_hits(run, query, depth, found).await?;
+    let ScoredHits { hits, found } = best_hits(run, query, depth, found).await?;
     let mut hits = choose(run, hits, choice.diversity, count).await?;
     hits.drain(..offset.min(hits.len()));
-    parts::answer(run, &query.members, hits, found).await
+    Ok(ScoredHits { hits, found })
 }
 
 /// Returns the `depth` best hits of all shards, without payloads and vectors.
@@ -53,7 +69,7 @@ async fn best_hits(
     query: &RootQuery,
     depth: usize,
     found: Completeness,
-) -> Result<BestHits> {
+) -> Result<ScoredHits> {
     let order = query.order(run.settings.metric);
     let vectors = run.point_vectors(&query.ids()).await?;
     let mut members = query.for_shards(&vectors)?;
@@ -74,7 +90,7 @@ async fn best_hits(
             Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
         });
         let hits = hits.collect::<Result<Vec<_>>>()?;
-        Ok(BestHits { hits, found: found.or_partial(merged.partial) })
+        Ok(ScoredHits { hits, found: found.or_partial(merged.partial) })
     };
     run.context.compute(bytes, merge).await
 }
@@ -85,7 +101,7 @@ async fn choose(
     hits: Vec<ScoredHit>,
     diversity: f32,
     count: usize,
-) -> Result<Vec<MergedHit>> {
+) -> Result<Vec<ScoredHit>> {
     let ids: Vec<PointId> = hits.iter().map(|scored| scored.hit.id).collect();
     let mut vectors = run.point_vectors(&ids).await?;
     let metric = run.settings.metric;
@@ -97,7 +113,7 @@ async fn choose(
             // A point that was removed meanwhile has no vector.
             let Some(vector) = vectors.remove(&hit.id) else { continue };
             candidates.push(MmrCandidate::new(metric, vector, score));
-            known.push(Some(hit));
+            known.push(Some(ScoredHit { hit, score }));
         }
         let chosen = mmr::choose(metric, &candidates, diversity, count);
         Ok(chosen.into_iter().filter_map(|at| known.get_mut(at)?.take()).collect())

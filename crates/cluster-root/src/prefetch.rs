@@ -1,10 +1,10 @@
-//! Prefetches. A round before the query finds their hits. Then the query ranks these points only,
-//! or fusion joins them. So the limit of a prefetch counts the points of the collection, and not of
-//! a shard.
+//! Prefetches. A round before the query finds their hits, after another one for the prefetches that
+//! they have. Then the query ranks these points only, or fusion joins them. So the limit of a
+//! prefetch counts the points of the collection, and not of a shard.
 
 use std::collections::{BTreeSet, HashMap};
 
-use api_qdrant::fusion::{Fusion, FusionHit};
+use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::VectorQuery;
 use base::{Error, Result};
 use search::coarse::Metric;
@@ -14,32 +14,26 @@ use serde_json::value::RawValue;
 
 use super::envelope::Completeness;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
+use super::mmr::{self, ScoredHit};
 use super::read::{answers, of_all};
 use super::root_query::{QueryRun, RootQuery};
 use super::split;
 
-/// Most prefetches of one query.
-const PREFETCHES_MAX: usize = 16;
-/// Most prefetches of one batch of queries.
+/// Most prefetches of one batch of queries, at one level.
 const BATCH_MAX: usize = 1024;
-
-/// A prefetch as a query of the collection.
-struct PrefetchQuery {
-    query: RootQuery,
-    order: HitOrder,
-    /// Index of the query that ranks its hits.
-    of: usize,
-}
 
 /// Replaces the prefetches of each query by their hits. Returns the completeness of these.
 ///
 /// # Errors
-/// `InvalidArgument` for too many prefetches, and for a query that cannot rank their hits;
-/// `Unimplemented` for mmr or fusion in a prefetch; otherwise as [`answers`].
+/// `InvalidArgument` for too many prefetches; otherwise as [`answers`].
 pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
     let mut prefetches = Vec::new();
+    // For each prefetch, the index of the query that ranks its hits.
+    let mut owners = Vec::new();
     for (at, query) in queries.iter().enumerate() {
-        prefetches.append(&mut prefetches_of(run, query, at)?);
+        let mut own = query.prefetches()?;
+        owners.extend(own.iter().map(|_| at));
+        prefetches.append(&mut own);
     }
     if prefetches.is_empty() {
         return Ok(Completeness::WHOLE);
@@ -49,117 +43,140 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
             "prefetch: more than {BATCH_MAX} in one batch; send several requests"
         )));
     }
-    let ids: Vec<PointId> = prefetches.iter().flat_map(|prefetch| prefetch.query.ids()).collect();
+    let found = Box::pin(resolve(run, &mut prefetches)).await?;
+    let PrefetchHits { lists, found } = hits(run, &prefetches, found).await?;
+    let mut by_query: Vec<Vec<MergedKeys>> = queries.iter().map(|_| Vec::new()).collect();
+    for (owner, list) in owners.into_iter().zip(lists) {
+        if let Some(lists) = by_query.get_mut(owner) {
+            lists.push(list);
+        }
+    }
+    for (query, lists) in queries.iter_mut().zip(by_query) {
+        if !lists.is_empty() {
+            query.replace_prefetches(run.settings.metric, &lists)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Hits of prefetches.
+struct PrefetchHits {
+    /// The hits of each prefetch.
+    lists: Vec<MergedKeys>,
+    found: Completeness,
+}
+
+/// Returns the hits of prefetches without prefetches of their own. `found` is the completeness of
+/// those that they had.
+async fn hits(
+    run: &QueryRun<'_>,
+    prefetches: &[RootQuery],
+    mut found: Completeness,
+) -> Result<PrefetchHits> {
+    let mut lists = Vec::with_capacity(prefetches.len());
+    // Prefetches that the shards answer in one read.
+    let mut plain = Vec::new();
+    for (at, prefetch) in prefetches.iter().enumerate() {
+        let mut list = MergedKeys::default();
+        if let Some(fused) = &prefetch.fused {
+            let fused = fused.iter().take(prefetch.range().limit);
+            list.hits = fused.map(|hit| PointKey::scored(hit.id, hit.score)).collect();
+        } else if let Some(choice) = prefetch.mmr() {
+            let chosen = mmr::hits(run, prefetch, choice, found).await?;
+            found = chosen.found;
+            let key = |scored: &ScoredHit| PointKey::scored(scored.hit.id, scored.score);
+            list.hits = chosen.hits.iter().map(key).collect();
+        } else {
+            plain.push(at);
+        }
+        lists.push(list);
+    }
+    let queries: Vec<&RootQuery> = plain.iter().filter_map(|at| prefetches.get(*at)).collect();
+    let read = batch_hits(run, &queries, found).await?;
+    for (at, list) in plain.into_iter().zip(read.lists) {
+        if let Some(place) = lists.get_mut(at) {
+            *place = list;
+        }
+    }
+    Ok(PrefetchHits { lists, found: read.found })
+}
+
+/// Returns the hits of queries without mmr and fusion, which the shards answer in one read.
+async fn batch_hits(
+    run: &QueryRun<'_>,
+    queries: &[&RootQuery],
+    found: Completeness,
+) -> Result<PrefetchHits> {
+    if queries.is_empty() {
+        return Ok(PrefetchHits { lists: Vec::new(), found });
+    }
+    let ids: Vec<PointId> = queries.iter().flat_map(|query| query.ids()).collect();
     let vectors = run.point_vectors(&ids).await?;
-    let mut searches = Vec::with_capacity(prefetches.len());
-    for prefetch in &prefetches {
-        searches.push(prefetch.query.for_shards(&vectors)?);
+    let mut searches = Vec::with_capacity(queries.len());
+    for query in queries {
+        searches.push(query.for_shards(&vectors)?);
     }
     let body = split::raw(&HashMap::from([("searches", searches)]))?;
     let read = of_all(run.context, run.record, "points/query/batch", body);
-    let found = answers(run.context, &read).await?;
-    let bytes = found.results.values().map(|result| result.get().len()).sum();
-    let mut completeness = Completeness::WHOLE.after(found.coverage);
+    let read = answers(run.context, &read).await?;
+    let bytes = read.results.values().map(|result| result.get().len()).sum();
+    let mut found = found.after(read.coverage);
+    let metric = run.settings.metric;
     let ranges: Vec<(HitOrder, HitRange)> =
-        prefetches.iter().map(|prefetch| (prefetch.order, prefetch.query.range())).collect();
-    let (results, _reservation) = (found.results, found.reservation);
+        queries.iter().map(|query| (query.order(metric), query.range())).collect();
+    let (results, _reservation) = (read.results, read.reservation);
     let merge = move || {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         merge::batch_keys(ShardResults { results: &texts, incomplete: false }, &ranges)
     };
-    let hits = run.context.compute(bytes, merge).await?;
-    let mut found: Vec<Vec<MergedKeys>> = queries.iter().map(|_| Vec::new()).collect();
-    for (prefetch, hits) in prefetches.iter().zip(hits) {
-        completeness = completeness.or_partial(hits.partial);
-        if let Some(found) = found.get_mut(prefetch.of) {
-            found.push(hits);
-        }
+    let lists = run.context.compute(bytes, merge).await?;
+    for list in &lists {
+        found = found.or_partial(list.partial);
     }
-    for (query, found) in queries.iter_mut().zip(found) {
-        if !query.request.prefetch.is_empty() {
-            query.replace_prefetches(run.settings.metric, &found)?;
-        }
-    }
-    Ok(completeness)
-}
-
-/// Returns the prefetches of a query, whose filter holds for them too.
-fn prefetches_of(run: &QueryRun<'_>, query: &RootQuery, of: usize) -> Result<Vec<PrefetchQuery>> {
-    let count = query.request.prefetch.len();
-    if let Some(VectorQuery::Fuse(fusion)) = &query.request.query {
-        fusion.check(count)?;
-    }
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    check(query)?;
-    let text = query.members.get("prefetch");
-    let texts: Vec<&RawValue> = match text {
-        Some(list) if list.get().trim_start().starts_with('[') => merge::read(list)?,
-        Some(one) => vec![&**one],
-        None => Vec::new(),
-    };
-    let outer = query.members.get("filter").map(|filter| &**filter);
-    let mut prefetches = Vec::with_capacity(count);
-    for (at, text) in texts.into_iter().enumerate() {
-        let prefetch = || -> Result<PrefetchQuery> {
-            let mut query = RootQuery::read(text.get().as_bytes())?;
-            if let Some(VectorQuery::Mmr { .. } | VectorQuery::Fuse(_)) = query.request.query {
-                return Err(Error::unimplemented(
-                    "mmr and fusion in a prefetch are not supported by this server; use them in the outer query",
-                ));
-            }
-            let own = query.members.get("filter").map(|filter| &**filter);
-            let both = split::all_of([outer, own])?;
-            query.members.insert("filter".to_owned(), both);
-            Ok(PrefetchQuery { order: query.order(run.settings.metric), query, of })
-        };
-        let prefetch = prefetch().map_err(|error| error.context(format_args!("prefetch[{at}]")));
-        prefetches.push(prefetch?);
-    }
-    Ok(prefetches)
-}
-
-fn check(query: &RootQuery) -> Result<()> {
-    if query.request.prefetch.len() > PREFETCHES_MAX {
-        return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
-    }
-    match &query.request.query {
-        None => Err(Error::invalid("query: a query is needed to rank what the prefetches found")),
-        Some(VectorQuery::OrderBy(_)) => Err(Error::unimplemented(
-            "order_by of what prefetches found is not supported by this server",
-        )),
-        Some(_) => Ok(()),
-    }
+    Ok(PrefetchHits { lists, found })
 }
 
 impl RootQuery {
+    /// Returns the prefetches as queries of the collection. The filter of the query holds for them
+    /// too.
+    fn prefetches(&self) -> Result<Vec<RootQuery>> {
+        let texts: Vec<&RawValue> = match self.members.get("prefetch") {
+            _ if self.request.prefetch.is_empty() => Vec::new(),
+            Some(list) if list.get().trim_start().starts_with('[') => merge::read(list)?,
+            Some(one) => vec![&**one],
+            None => Vec::new(),
+        };
+        let outer = self.members.get("filter").map(|filter| &**filter);
+        let prefetch = |text: &RawValue| -> Result<RootQuery> {
+            let mut query = RootQuery::read(text.get().as_bytes())?;
+            let own = query.members.get("filter").map(|filter| &**filter);
+            let both = split::all_of([outer, own])?;
+            query.members.insert("filter".to_owned(), both);
+            Ok(query)
+        };
+        texts.into_iter().map(prefetch).collect()
+    }
+
     /// Replaces the prefetches by their hits.
     fn replace_prefetches(&mut self, metric: Metric, found: &[MergedKeys]) -> Result<()> {
-        self.request.prefetch.clear();
         self.members.remove("prefetch");
+        let prefetches = std::mem::take(&mut self.request.prefetch);
         if let Some(VectorQuery::Fuse(fusion)) = &self.request.query {
-            self.fused = Some(self.fused_hits(fusion, metric, found));
+            let lists = prefetches.iter().zip(found).map(|(prefetch, found)| {
+                // A score that is no number has no JSON.
+                let score = |key: &PointKey| key.score().unwrap_or(f32::NAN);
+                let hit =
+                    |key: &PointKey| FusionHit::new(prefetch, metric, key.point(), score(key));
+                found.hits.iter().map(hit).collect()
+            });
+            let mut joined = fusion.join(&lists.collect::<Vec<_>>());
+            let least = self.request.score_threshold;
+            joined.retain(|hit| least.is_none_or(|least| hit.score >= least));
+            self.fused = Some(joined);
             return Ok(());
         }
         let candidates = found.iter().flat_map(|found| &found.hits).map(PointKey::point).collect();
         self.rank_only(&candidates)
-    }
-
-    fn fused_hits(
-        &self,
-        fusion: &Fusion,
-        metric: Metric,
-        found: &[MergedKeys],
-    ) -> Vec<FusionHit<PointId>> {
-        // A score that is no number has no JSON.
-        let hit =
-            |key: &PointKey| FusionHit::new(metric, key.point(), key.score().unwrap_or(f32::NAN));
-        let list = |found: &MergedKeys| found.hits.iter().map(hit).collect();
-        let mut joined = fusion.join(&found.iter().map(list).collect::<Vec<_>>());
-        let least = self.request.score_threshold;
-        joined.retain(|hit| least.is_none_or(|least| hit.score >= least));
-        joined
     }
 
     /// Makes the query an exact one of `candidates`.
@@ -225,16 +242,18 @@ mod tests {
     }
 
     #[test]
-    fn queries_that_rank_nothing_are_refused() {
-        let prefetch = json!({ "query": [1] });
-        let order = json!({ "order_by": { "key": "a" } });
-        for body in [
-            json!({ "prefetch": prefetch }),
-            json!({ "prefetch": prefetch, "query": order }),
-            json!({ "prefetch": vec![prefetch.clone(); PREFETCHES_MAX + 1], "query": [1] }),
-        ] {
-            assert!(check(&query(&body)).is_err(), "{body}");
-        }
-        assert!(check(&query(&json!({ "prefetch": prefetch, "query": [1] }))).is_ok());
+    fn filters_hold_for_prefetches_of_prefetches() {
+        let [outer, own, inner] = ["a", "b", "c"].map(|key| json!({ "is_null": { "key": key } }));
+        let filter = |one: &Value| json!({ "must": [one] });
+        let query = query(&json!({
+            "query": [1], "filter": filter(&outer),
+            "prefetch": {"query": [2], "filter": filter(&own), "prefetch": [{"query": [3], "filter": filter(&inner)}]},
+        }));
+        let first = query.prefetches().unwrap();
+        let second = first[0].prefetches().unwrap();
+        let text: Value = serde_json::from_str(second[0].members["filter"].get()).unwrap();
+        let both = json!({ "must": [filter(&outer), filter(&own)] });
+        assert_eq!(text, json!({ "must": [both, filter(&inner)] }));
+        assert!(second[0].prefetches().unwrap().is_empty());
     }
 }

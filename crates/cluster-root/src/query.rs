@@ -33,6 +33,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let record = context.state.record(&context.collection)?;
     let settings = collections::settings(&record)?;
     let mut query = [RootQuery::read(&body)?];
+    query[0].request.check_prefetches()?;
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
@@ -161,6 +162,9 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
     }
     let texts: SearchesText = serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
+    for (at, query) in request.searches.iter().enumerate() {
+        query.check_prefetches().map_err(|error| at_search(error, at))?;
+    }
     let queries = request.searches.into_iter().zip(texts.searches);
     Ok(queries.map(|(request, members)| RootQuery::new(request, members)).collect())
 }

@@ -28,9 +28,8 @@ pub use collection::{
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
 pub use query::{
-    CountRequest, FacetRequest, OrderBy, Prefetch, QuantizationParams, QueryBatchRequest,
-    QueryGroupsRequest, QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput,
-    VectorQuery,
+    CountRequest, FacetRequest, OrderBy, QuantizationParams, QueryBatchRequest, QueryGroupsRequest,
+    QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
 };
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};

@@ -21,13 +21,16 @@ use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive
 /// Points in a response if the request has no limit.
 const DEFAULT_LIMIT: usize = 10;
 
+/// Most prefetches of one query, with the prefetches of its prefetches.
+const PREFETCHES_MAX: usize = 64;
+
 /// A query, of the collection or of the hits of prefetches.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryRequest {
     /// Queries whose hits the query ranks; empty for a query of the collection.
     #[serde(default, deserialize_with = "prefetches")]
-    pub prefetch: Vec<Prefetch>,
+    pub prefetch: Vec<QueryRequest>,
     /// The query; `None` for all points in the order of their ids.
     pub query: Option<VectorQuery>,
     /// Name of the vector.
@@ -66,6 +69,41 @@ impl QueryRequest {
     /// Returns the number of hits to skip.
     pub fn offset(&self) -> usize {
         self.offset.unwrap_or(0)
+    }
+
+    /// Checks the number of prefetches, and that each query ranks or joins the hits of its
+    /// prefetches.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the place of the prefetch.
+    pub fn check_prefetches(&self) -> Result<()> {
+        if self.prefetch_count() > PREFETCHES_MAX {
+            return Err(Error::invalid(format!(
+                "prefetch: more than {PREFETCHES_MAX} in one query"
+            )));
+        }
+        self.check_stages()
+    }
+
+    fn prefetch_count(&self) -> usize {
+        self.prefetch.iter().map(|prefetch| 1 + prefetch.prefetch_count()).sum()
+    }
+
+    fn check_stages(&self) -> Result<()> {
+        match &self.query {
+            Some(VectorQuery::Fuse(fusion)) => fusion.check(self.prefetch.len())?,
+            None if !self.prefetch.is_empty() => {
+                return Err(Error::invalid(
+                    "query: a query is needed to rank what the prefetches found",
+                ));
+            }
+            _ => {}
+        }
+        for (at, prefetch) in self.prefetch.iter().enumerate() {
+            let checked = prefetch.check_stages();
+            checked.map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
+        }
+        Ok(())
     }
 }
 
@@ -165,40 +203,48 @@ pub struct QueryBatchRequest {
     pub searches: Vec<QueryRequest>,
 }
 
-/// A query whose hits the outer query ranks again.
-#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+/// Members of a prefetch: those of a query that choose its hits.
+#[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prefetch {
-    /// The query; `None` for the first points in the order of their ids.
-    pub query: Option<VectorQuery>,
-    /// Name of the vector.
+struct Prefetch {
+    #[serde(default, deserialize_with = "prefetches")]
+    prefetch: Vec<QueryRequest>,
+    query: Option<VectorQuery>,
     #[serde(default, deserialize_with = "null_is_default")]
-    pub using: String,
-    /// Limits the points that may be found.
+    using: String,
     #[serde(default, deserialize_with = "super::filter::optional")]
-    pub filter: Option<Filter>,
-    /// Effort and accuracy.
+    filter: Option<Filter>,
     #[serde(default, deserialize_with = "null_is_default")]
-    pub params: SearchParams,
-    /// Leaves out hits of a worse score.
-    pub score_threshold: Option<f32>,
-    /// Most points of the response; ten by default.
+    params: SearchParams,
+    score_threshold: Option<f32>,
     #[serde(default, deserialize_with = "positive")]
-    pub limit: Option<usize>,
-    #[serde(default, rename = "prefetch")]
-    _prefetch: AbsentField,
+    limit: Option<usize>,
     #[serde(default, rename = "lookup_from")]
     _lookup_from: AbsentField,
 }
 
-impl Prefetch {
-    /// Returns the most points of the response.
-    pub fn limit(&self) -> usize {
-        self.limit.unwrap_or(DEFAULT_LIMIT)
+impl From<Prefetch> for QueryRequest {
+    fn from(prefetch: Prefetch) -> QueryRequest {
+        let Prefetch { prefetch, query, using, filter, params, score_threshold, limit, .. } =
+            prefetch;
+        QueryRequest {
+            prefetch,
+            query,
+            using,
+            filter,
+            params,
+            score_threshold,
+            limit,
+            offset: None,
+            with_vector: None,
+            with_payload: None,
+            _lookup_from: AbsentField,
+            _shard_key: AbsentField,
+        }
     }
 }
 
-fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefetch>, D::Error> {
+fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<QueryRequest>, D::Error> {
     // Through a value: an untagged enum would hide the messages of errors inside.
     let value = Value::deserialize(deserializer)?;
     let list = match value {
@@ -206,7 +252,8 @@ fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefetch
         Value::Array(list) => list,
         one => vec![one],
     };
-    list.into_iter().map(|one| serde_json::from_value(one).map_err(D::Error::custom)).collect()
+    let prefetch = |one| serde_json::from_value::<Prefetch>(one).map(QueryRequest::from);
+    list.into_iter().map(|one| prefetch(one).map_err(D::Error::custom)).collect()
 }
 
 fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(

@@ -277,8 +277,25 @@ fn queries_have_defaults() {
         (quantization.rescore, quantization.oversampling, params.hnsw_ef),
         (Some(false), Some(2.0), Some(9))
     );
-    let nested = json!({"prefetch": [{"prefetch": {"query": 1}, "query": 2}]});
-    assert_eq!(refused::<QueryRequest>(&nested).0, ErrorKind::Unimplemented);
+    let nested =
+        json!({"prefetch": [{"prefetch": {"query": 1, "limit": 7}, "query": 2}], "query": 3});
+    let request: QueryRequest = read(&nested).unwrap();
+    assert_eq!(request.prefetch[0].prefetch[0].limit(), 7);
+    assert!(request.check_prefetches().is_ok());
+}
+
+#[test]
+fn prefetches_have_a_maximum_and_a_query_that_ranks_them() {
+    let problem = |body: Value| {
+        read::<QueryRequest>(&body).unwrap().check_prefetches().unwrap_err().message().to_owned()
+    };
+    let inner = json!({"query": 1, "prefetch": vec![json!({"query": 2}); 7]});
+    assert!(problem(json!({"prefetch": vec![inner; 9], "query": 3})).contains("more than 64"));
+    let unranked = json!({"prefetch": [{"query": 1}, {"prefetch": {"query": 2}}], "query": 3});
+    let message = problem(unranked);
+    assert!(message.contains("prefetch[1]") && message.contains("query is needed"), "{message}");
+    let message = problem(json!({"prefetch": {"query": {"fusion": "rrf"}}, "query": 3}));
+    assert!(message.contains("prefetch[0]") && message.contains("needs prefetches"), "{message}");
 }
 
 #[test]
