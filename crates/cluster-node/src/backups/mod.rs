@@ -12,10 +12,12 @@
 //! | key | content |
 //! |---|---|
 //! | `sets/COLLECTION/ID` | description of a backup; a backup exists once it is there |
+//! | `begun/COLLECTION/ID` | note of a backup that has no description yet |
 //! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
 //! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
 //! | `originals/COLLECTION-ID/...` | original images of a collection |
 
+mod begun;
 pub(crate) mod log_parts;
 mod originals;
 mod set;
@@ -57,8 +59,11 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 const SETS_MAX: usize = 10_000;
 /// Logs whose ends are read at the same time.
 const ENDS_AT_ONCE_MAX: usize = 16;
-/// Time for which an object that no backup needs is kept after it was written.
+/// Time for which an object that no backup needs is kept after it was written, and the copies of a
+/// backup without a description after it was begun.
 const GRACE: Duration = Duration::from_secs(24 * 3600);
+/// Longest time of a backup. Its copies stay for longer.
+const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
 /// Longest time of a restore. After an hour, data without a record are removed.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(50 * 60);
 /// Longest time of one request to the store.
@@ -140,20 +145,7 @@ impl ClusterBackups {
     /// # Errors
     /// The store's error, with a remedy.
     pub async fn list(&self, collection: &str) -> Result<Vec<BackupSet>> {
-        let prefix = self.objects.key(&format!("sets/{collection}"));
-        let place = self.objects.place();
-        let mut listing = place.objects().list(Some(&prefix));
-        let mut ids: Vec<BackupId> = Vec::new();
-        while let Some(object) = self.objects.within(listing.next()).await? {
-            let key = object.map_err(|error| place.failed(&error))?.location;
-            ids.extend(key.filename().and_then(|name| name.parse().ok()));
-            if ids.len() > SETS_MAX {
-                return Err(Error::exhausted(format!(
-                    "there are more than {SETS_MAX} backups of {collection:?}; remove some of them in the store"
-                )));
-            }
-        }
-        ids.sort();
+        let ids = self.ids(&format!("sets/{collection}")).await?;
         let mut sets = Vec::with_capacity(ids.len());
         for id in ids {
             match self.get(collection, &id).await {
@@ -163,6 +155,25 @@ impl ClusterBackups {
             }
         }
         Ok(sets)
+    }
+
+    /// Returns the ids of the backups that have an object in `directory`, oldest first.
+    async fn ids(&self, directory: &str) -> Result<Vec<BackupId>> {
+        let prefix = self.objects.key(directory);
+        let place = self.objects.place();
+        let mut listing = place.objects().list(Some(&prefix));
+        let mut ids: Vec<BackupId> = Vec::new();
+        while let Some(object) = self.objects.within(listing.next()).await? {
+            let key = object.map_err(|error| place.failed(&error))?.location;
+            ids.extend(key.filename().and_then(|name| name.parse().ok()));
+            if ids.len() > SETS_MAX {
+                return Err(Error::exhausted(format!(
+                    "{prefix} has more than {SETS_MAX} backups; remove some of them in the store"
+                )));
+            }
+        }
+        ids.sort();
+        Ok(ids)
     }
 
     /// Returns a backup of a collection.
@@ -192,24 +203,50 @@ impl ClusterBackups {
 
     async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let _turn = self.turn().await?;
+        if let Err(error) = self.remove_abandoned(&record.name, GRACE).await {
+            tracing::warn!(collection = record.name, %error, "what stopped backups left stays for now");
+        }
         let id = BackupId::now();
+        self.begin(record, &id).await?;
+        let copied = tokio::time::timeout(BACKUP_TIME_MAX, self.copy_all(record, &id)).await;
+        let set = match copied.unwrap_or_else(|_| Err(too_long())) {
+            Ok(set) => set,
+            Err(error) => {
+                self.discard_failed(record, &id).await;
+                return Err(error);
+            }
+        };
+        if let Err(error) = self.end(&record.name, &id).await {
+            tracing::warn!(collection = record.name, %id, %error, "the note of a backup stays for now");
+        }
+        tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
+        Ok(set)
+    }
+
+    /// Copies a collection and writes the description of its backup.
+    async fn copy_all(&self, record: &CollectionRecord, id: &BackupId) -> Result<BackupSet> {
         let view = self.view.current();
         let changes = view.changes.collections.get(&record.id).cloned().unwrap_or_default();
         let ends = self.ends(record).await?;
         let mut shards = Vec::with_capacity(ends.len());
         for (key, end) in ends {
-            let shard = ShardOfSet { key: &key, collection: &record.name, id: &id };
+            let shard = ShardOfSet { key: &key, collection: &record.name, id };
             let backed_up = self.back_up_shard(&shard, end).await;
             shards.push(backed_up.map_err(|error| error.context(format!("shard {key}")))?);
         }
         // An original is stored before its point is in the log, so it is there.
         let originals = match record.images {
-            Some(_) => Some(self.back_up_originals(record, &id).await?),
+            Some(_) => Some(self.back_up_originals(record, id).await?),
             None => None,
         };
-        let set = BackupSet::new(id, record.clone(), changes, shards, originals);
+        // The data of a removed collection go later: what was copied may be a part, or nothing.
+        if self.view.current().by_id(&record.id).is_none() {
+            return Err(Error::not_found(
+                "the collection was removed before its backup was complete",
+            ));
+        }
+        let set = BackupSet::new(id.clone(), record.clone(), changes, shards, originals);
         self.put(&self.set_key(&record.name, &set.id), set.encode()?).await?;
-        tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
         Ok(set)
     }
 
@@ -405,19 +442,7 @@ impl ClusterBackups {
         let set = self.get(collection, id).await?;
         // First, so that no half of a backup is listed.
         self.objects.remove(&self.set_key(collection, id)).await?;
-        for (key, backup) in set.record.shard_keys().zip(&set.shards) {
-            let shard = ShardOfSet { key: &key, collection, id };
-            for number in 0..backup.log.len() {
-                self.objects.remove(&self.part_key(&shard, number)).await?;
-            }
-            if backup.snapshot_bytes.is_some() {
-                self.delete_snapshot(&shard).await?;
-            }
-        }
-        match &set.originals {
-            Some(originals) => self.delete_originals(originals, &set.record.id, id).await,
-            None => Ok(()),
-        }
+        self.discard(&set.record, id).await
     }
 
     async fn delete_snapshot(&self, shard: &ShardOfSet<'_>) -> Result<()> {
@@ -470,6 +495,13 @@ impl ClusterBackups {
             )),
         }
     }
+}
+
+fn too_long() -> Error {
+    Error::deadline(format!(
+        "a backup ends after {} hours; raise --backup-rate on this node",
+        BACKUP_TIME_MAX.as_secs() / 3600
+    ))
 }
 
 /// A [`BackupCopy`] for another thread.

@@ -139,17 +139,13 @@ impl ClusterBackups {
         copy_parts(&copy, originals.parts.clone()).await.map(drop)
     }
 
-    /// Removes the originals that no other backup of the collection needs.
+    /// Removes a backup of originals, and those that no other backup of the collection needs.
     ///
     /// # Errors
     /// The store's error.
-    pub(super) async fn delete_originals(
-        &self,
-        originals: &OriginalsBackup,
-        collection: &str,
-        id: &BackupId,
-    ) -> Result<()> {
-        let (store, parts) = (self.originals_backups(collection), originals.parts.clone());
+    pub(super) async fn delete_originals(&self, collection: &str, id: &BackupId) -> Result<()> {
+        let parts = self.objects.directories(&format!("originals/{collection}")).await?;
+        let store = self.originals_backups(collection);
         let id = id.clone();
         let work = move || {
             // Removals are not paced.

@@ -10,6 +10,7 @@ use crate::types::ViewUpdater;
 /// A cluster's store in a directory, and its backups.
 struct TestCluster {
     store: BackupStore,
+    view: ViewUpdater,
     backups: Arc<ClusterBackups>,
     _directory: tempfile::TempDir,
 }
@@ -18,16 +19,20 @@ impl TestCluster {
     fn new() -> TestCluster {
         let directory = tempfile::tempdir().unwrap();
         let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let view = ViewUpdater::new();
+        view.update(|view| {
+            view.collections.insert("docs".to_owned(), record("1"));
+        });
         let rate = Rate::unlimited();
         let settings =
             ClusterBackupSettings { store: store.below("backups"), rate, schedule: None };
         let backups = ClusterBackups::new(ClusterBackupOptions {
-            view: ViewUpdater::new().source(),
+            view: view.source(),
             cluster: store.clone(),
             settings,
             metrics: BackupMetrics::default(),
         });
-        TestCluster { store, backups, _directory: directory }
+        TestCluster { store, view, backups, _directory: directory }
     }
 
     fn log(&self, record: &CollectionRecord, shard: u32) -> ShardLog {
@@ -132,6 +137,73 @@ async fn originals_belong_to_the_backup() {
     cluster.backups.delete("docs", &set.id).await.unwrap();
     let lists = cluster.store.place().below("backups/cluster/originals/1/0a/backups");
     assert!(lists.list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_a_stopped_backup_left_is_removed() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    cluster.append(&record, 0, 1, "one").await;
+    let original = cluster.store.place().key("data/1/originals/0a/0a01/x.png");
+    let objects = cluster.store.place().objects();
+    objects.put(&original, PutPayload::from_static(b"one")).await.unwrap();
+    let kept = cluster.backups.create(&record).await.unwrap();
+    let all = async || {
+        let listed = cluster.store.place().below("backups/cluster").list().await.unwrap();
+        listed.into_iter().map(|object| object.location).collect::<Vec<_>>()
+    };
+    let before = all().await;
+
+    // The node is killed before the description is written.
+    let stopped = cluster.backups.create(&record).await.unwrap();
+    cluster.backups.begin(&record, &stopped.id).await.unwrap();
+    cluster.backups.objects.remove(&cluster.backups.set_key("docs", &stopped.id)).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(cluster.backups.remove_abandoned("docs", hour).await.unwrap(), 0, "it may go on");
+    assert_ne!(all().await, before);
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(all().await, before);
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&kept));
+
+    // The node is killed after that.
+    cluster.backups.begin(&record, &kept.id).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 0);
+    assert_eq!(all().await, before);
+}
+
+#[tokio::test]
+async fn a_failed_backup_leaves_nothing() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    cluster.append(&record, 0, 1, "one").await;
+    // More directories than a collection's originals have.
+    for number in 0..=originals::PARTS_MAX {
+        let key = cluster.store.place().key(&format!("data/1/originals/{number:03}/x.png"));
+        let bytes = PutPayload::from_static(b"one");
+        cluster.store.place().objects().put(&key, bytes).await.unwrap();
+    }
+    let error = cluster.backups.create(&record).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(cluster.store.place().below("backups/cluster").list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_removed_collection_is_not_backed_up() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let whole = cluster.backups.create(&record).await.unwrap();
+    cluster.view.update(|view| view.collections.clear());
+    for object in cluster.store.place().below("data/1").list().await.unwrap() {
+        cluster.store.place().objects().delete(&object.location).await.unwrap();
+    }
+    let error = cluster.backups.create(&record).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), [whole]);
 }
 
 #[tokio::test]

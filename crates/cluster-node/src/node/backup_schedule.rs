@@ -1,7 +1,8 @@
 //! Backups of a schedule: one node of the cluster backs up each collection that has changed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::Result;
 
@@ -13,6 +14,26 @@ use crate::types::CollectionRecord;
 
 /// Time between two looks for a collection whose backup is due.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Longest pause after a backup that has failed.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1800);
+
+/// Collections whose last backup has failed, by id, and the time at which the next may begin.
+#[derive(Default)]
+struct FailedBackups(BTreeMap<String, Instant>);
+
+impl FailedBackups {
+    fn may_begin(&self, id: &str, now: Instant) -> bool {
+        self.0.get(id).is_none_or(|begin| now >= *begin)
+    }
+
+    /// Notes the outcome of a backup, and forgets collections that may begin anyway.
+    fn note(&mut self, id: &str, is_ok: bool, now: Instant, every: Duration) {
+        self.0.retain(|_, begin| now < *begin);
+        if !is_ok {
+            self.0.insert(id.to_owned(), now + every.min(RETRY_PAUSE_MAX));
+        }
+    }
+}
 
 /// Makes backups until the task is dropped.
 pub(super) async fn run(
@@ -21,14 +42,22 @@ pub(super) async fn run(
     backups: Arc<ClusterBackups>,
 ) {
     let Some(schedule) = backups.schedule() else { return };
+    let mut failed = FailedBackups::default();
     loop {
         tokio::time::sleep(LOOK_INTERVAL.min(schedule.every)).await;
         let view = services.view.current();
         if !catalog.is_whole() || !is_collector(&view, &services.name) {
             continue;
         }
-        for record in view.collections.values() {
-            if let Err(error) = back_up_if_due(&backups, record, schedule).await {
+        for id in view.collections.values().map(|record| &record.id) {
+            // A pass may take hours, and collections are removed meanwhile.
+            let Some(record) = services.view.current().by_id(id).cloned() else { continue };
+            if !failed.may_begin(id, Instant::now()) {
+                continue;
+            }
+            let outcome = back_up_if_due(&backups, &record, schedule).await;
+            failed.note(id, outcome.is_ok(), Instant::now(), schedule.every);
+            if let Err(error) = outcome {
                 tracing::error!(collection = record.name, %error, "a scheduled backup has failed");
             }
         }
@@ -56,4 +85,22 @@ async fn back_up_if_due(
         backups.delete(&record.name, &old.id).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_backup_waits_after_a_failure() {
+        let (mut failed, now, every) =
+            (FailedBackups::default(), Instant::now(), Duration::from_secs(60));
+        failed.note("1", false, now, every);
+        assert!(!failed.may_begin("1", now + Duration::from_secs(10)));
+        assert!(failed.may_begin("2", now));
+        assert!(failed.may_begin("1", now + every));
+        failed.note("1", true, now + every, every);
+        assert!(failed.may_begin("1", now + every));
+        assert!(failed.0.is_empty());
+    }
 }

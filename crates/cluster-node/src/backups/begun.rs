@@ -1,0 +1,103 @@
+//! Backups that were begun and not finished, such as those of a node that was killed.
+//!
+//! `begun/COLLECTION/ID` has the record of the collection, from before the first copy until the
+//! backup has its description. So a later backup finds what a stopped one left, and removes it.
+
+use std::time::{Duration, SystemTime};
+
+use backup::BackupId;
+use base::{Error, Result};
+use object_store::path::Path as Key;
+
+use super::{ClusterBackups, ShardOfSet};
+use crate::node::catalog::check_record;
+use crate::types::CollectionRecord;
+
+/// Maximum bytes of the record of a collection.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+
+impl ClusterBackups {
+    /// Notes that a backup was begun.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub(super) async fn begin(&self, record: &CollectionRecord, id: &BackupId) -> Result<()> {
+        let text = serde_json::to_vec(record)
+            .map_err(|error| Error::internal(format!("the record of a collection: {error}")))?;
+        self.put(&self.begun_key(&record.name, id), text).await
+    }
+
+    /// Removes the note of a backup.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub(super) async fn end(&self, collection: &str, id: &BackupId) -> Result<()> {
+        self.objects.remove(&self.begun_key(collection, id)).await
+    }
+
+    /// Removes the copies of a backup that failed. If that fails too, a later backup does it.
+    pub(super) async fn discard_failed(&self, record: &CollectionRecord, id: &BackupId) {
+        let discarded = async {
+            self.discard(record, id).await?;
+            self.end(&record.name, id).await
+        };
+        if let Err(error) = discarded.await {
+            tracing::warn!(collection = record.name, %id, %error, "the copies of a failed backup stay for now");
+        }
+    }
+
+    /// Removes the copies of backups of a collection that were begun more than `grace` ago and have
+    /// no description. Returns the number of these backups.
+    ///
+    /// # Errors
+    /// The store's error; `DataLoss` for a damaged note.
+    pub(super) async fn remove_abandoned(
+        &self,
+        collection: &str,
+        grace: Duration,
+    ) -> Result<usize> {
+        let described = self.ids(&format!("sets/{collection}")).await?;
+        let mut abandoned = 0;
+        for id in self.ids(&format!("begun/{collection}")).await? {
+            let age = SystemTime::now().duration_since(id.created().into()).unwrap_or_default();
+            if age < grace {
+                continue;
+            }
+            let note =
+                self.objects.read(&self.begun_key(collection, &id), RECORD_BYTES_MAX).await?;
+            if let Some(note) = note
+                && !described.contains(&id)
+            {
+                let record: CollectionRecord = serde_json::from_slice(&note).map_err(|error| {
+                    Error::data_loss(format!("the note of the backup {id}: {error}"))
+                })?;
+                check_record(&record)?;
+                self.discard(&record, &id).await?;
+                abandoned += 1;
+                tracing::info!(collection, %id, "what a stopped backup left was removed");
+            }
+            self.end(collection, &id).await?;
+        }
+        Ok(abandoned)
+    }
+
+    /// Removes the copies that belong to a backup, and objects that no other one needs.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub(super) async fn discard(&self, record: &CollectionRecord, id: &BackupId) -> Result<()> {
+        let collection = &record.name;
+        let log = self.objects.place().below(&format!("logs/{collection}/{id}"));
+        for part in log.list().await? {
+            self.objects.remove(&part.location).await?;
+        }
+        for key in record.shard_keys() {
+            self.delete_snapshot(&ShardOfSet { key: &key, collection, id }).await?;
+        }
+        self.delete_originals(&record.id, id).await
+    }
+
+    fn begun_key(&self, collection: &str, id: &BackupId) -> Key {
+        self.objects.key(&format!("begun/{collection}/{id}"))
+    }
+}
