@@ -121,15 +121,20 @@ impl JobRun<'_> {
                 return Err(Error::not_found("the collection was removed"));
             }
             let began = Instant::now();
+            let (position, progress) = (self.position.clone(), self.progress.clone());
             let step = self.step(step_points(&options))?;
             let Some(WalkStep { points, unreadable, ended }) = step else { return Ok(false) };
             self.pacer.wait(points.len() as u64);
-            let outcomes = scan_all(&mut scanners, &points, &self.known)?;
+            let compared = scan_all(&mut scanners, &points, &self.known)
+                .and_then(|outcomes| outcomes.into_iter().try_for_each(|found| self.add(found)));
+            if let Err(error) = compared {
+                // A job that continues repeats the step. Pairs that were kept stay.
+                self.position = position;
+                self.progress = DuplicateProgress { pairs: self.progress.pairs, ..progress };
+                return Err(error);
+            }
             self.progress.done += points.len() as u64;
             self.progress.unreadable += unreadable;
-            for outcome in outcomes {
-                self.add(outcome)?;
-            }
             self.progress.seconds += began.elapsed().as_secs_f64();
             if written.elapsed() >= CHECKPOINT {
                 self.checkpoint()?;
@@ -241,7 +246,45 @@ fn scan_all(
 
 #[cfg(test)]
 mod tests {
+    use crate::coarse::Metric;
+    use crate::points::{NewPoint, PointId};
+    use crate::registry::{CollectionSettings, Registry, RegistryOptions};
+
     use super::*;
+
+    #[test]
+    fn a_failed_step_is_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 1 << 20,
+            threads: 1,
+            ..RegistryOptions::new(dir.path())
+        };
+        let registry = Registry::open(options).unwrap();
+        let named = registry.create("c", CollectionSettings::new(2, Metric::Cosine)).unwrap();
+        for id in [1, 2] {
+            let (id, payload) = (PointId::Number(id), &serde_json::Map::new());
+            named.upsert(&[NewPoint { id, embedding: &[1.0, 0.5], record: &[], payload }]).unwrap();
+        }
+        let options =
+            DuplicateOptions { threshold: 0.9, accept: None, points_per_second: 0, threads: 1 };
+        let store = DuplicateStore::of(&named);
+        drop(store.append(0).unwrap());
+        let (pairs, control) = (store.unwritable(), DuplicateControl::default());
+        let mut job = JobRun {
+            named: &named,
+            store,
+            progress: DuplicateProgress::new(options),
+            position: WalkPosition::default(),
+            known: HashSet::new(),
+            pairs,
+            pacer: Pacer::new(Rate::per_second(0)),
+            control: &control,
+        };
+        assert!(job.run().is_err());
+        assert_eq!((job.position, job.progress.done), (WalkPosition::default(), 0));
+    }
 
     #[test]
     fn a_slow_job_takes_short_steps() {

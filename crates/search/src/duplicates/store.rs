@@ -190,6 +190,15 @@ impl PairsFile {
 }
 
 #[cfg(test)]
+impl DuplicateStore {
+    /// Opens the pairs so that none can be appended.
+    pub(super) fn unwritable(&self) -> PairsFile {
+        let path = self.directory.join(PAIRS);
+        PairsFile { file: File::open(&path).unwrap(), path, unsynced: false }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
