@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, ErrorKind, Result};
+use chrono::Utc;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use metrics::{BackupMetrics, BackupWorkLabels, KindLabels, Metrics};
 use model_store::block_on;
@@ -31,6 +32,8 @@ use crate::verify::verify;
 
 /// Maximum requests that wait for the thread.
 const WAITING_MAX: usize = 16;
+/// Longest time from the start to the first look for collections whose backup is due.
+const FIRST_LOOK: Duration = Duration::from_secs(600);
 /// Finished requests that are remembered.
 const FINISHED_MAX: usize = 64;
 /// Retry delay for a refused request.
@@ -427,7 +430,10 @@ impl ServiceShared {
 
     /// Does the requests and the backups of the schedule until the queue is closed.
     fn work(&self, requests: &Receiver<QueuedJob>) {
-        let mut due = self.config.every.map(|every| Instant::now() + every);
+        // The first look comes early and goes by the age of backups, since a server may be restarted
+        // more often than backups are due.
+        let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_LOOK));
+        let mut young = self.config.every;
         loop {
             let received = match due {
                 None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -437,7 +443,7 @@ impl ServiceShared {
                 Ok(job) => self.run(job),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.back_up_all(requests);
+                    self.back_up_all(requests, young.take());
                     due = self.config.every.map(|every| Instant::now() + every);
                 }
             }
@@ -597,9 +603,10 @@ impl ServiceShared {
         Ok(())
     }
 
-    /// Backs up all collections that have changed, and removes backups by the policy. Requests that
-    /// arrive meanwhile are done between two collections.
-    fn back_up_all(&self, requests: &Receiver<QueuedJob>) {
+    /// Backs up all collections that have changed, and removes backups by the policy. Leaves out
+    /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
+    /// done between two collections.
+    fn back_up_all(&self, requests: &Receiver<QueuedJob>, young: Option<Duration>) {
         let Some(registry) = self.access.open_already() else { return };
         let store = match self.store() {
             Ok(store) => store,
@@ -609,6 +616,12 @@ impl ServiceShared {
             let ListedState::Ready(named) = listed.state else { continue };
             while let Ok(job) = requests.try_recv() {
                 self.run(job);
+            }
+            if let Some(age) = young
+                && let Ok(ids) = block_on(store.ids(&listed.name))
+                && ids.iter().max().is_some_and(|newest| newest.age(Utc::now()) < age)
+            {
+                continue;
             }
             let Some(progress) = self.begin_scheduled(&listed.name) else { return };
             let context =
