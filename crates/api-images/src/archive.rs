@@ -2,12 +2,13 @@
 //! entry becomes the name of its image, and never a path of a file.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 
 use base::{Error, Result};
 use bytes::Bytes;
 use transport::upload::UploadReader;
 use vision::Format;
+use zip::unstable::read::ZipIterable;
 
 use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
@@ -16,6 +17,8 @@ use super::features::IMAGE_BYTES_MAX;
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
 /// Most entries of an archive.
 const ENTRIES_MAX: usize = 1_000_000;
+/// Most bytes of the directory of an archive, which is held in memory.
+const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
 /// Largest ratio of the contents to the archive. Images hardly shrink in an archive, so a larger
 /// ratio means a zip bomb.
 const RATIO_MAX: u64 = 50;
@@ -39,8 +42,8 @@ impl Archive {
     /// archive.
     ///
     /// # Errors
-    /// The error that ended the upload; `InvalidArgument` if it is no archive; `ResourceExhausted`
-    /// if the disk is full.
+    /// The error that ended the upload; `InvalidArgument` if it is no archive; `TooLarge` for too
+    /// many entries; `StorageFull` if the disk is full.
     pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,
@@ -49,9 +52,7 @@ impl Archive {
             Some(directory) => tempfile::tempfile_in(directory),
             None => tempfile::tempfile(),
         };
-        let disk = |error: io::Error| {
-            Error::exhausted(format!("the archive cannot be kept in a file: {error}"))
-        };
+        let disk = |error: io::Error| not_stored(&error);
         let mut file = made.map_err(disk)?;
         let mut buffer = vec![0; COPY_BYTES];
         let mut length = 0;
@@ -64,14 +65,8 @@ impl Archive {
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;
-        let entries = zip::ZipArchive::new(file).map_err(|error| {
-            Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
-        })?;
-        if entries.len() > ENTRIES_MAX {
-            return Err(Error::too_large(format!(
-                "an archive has at most {ENTRIES_MAX} entries; send several"
-            )));
-        }
+        check_directory(BufReader::new(&file), ENTRIES_MAX, DIRECTORY_BYTES_MAX)?;
+        let entries = zip::ZipArchive::new(file).map_err(|error| no_archive(&error))?;
         let left = length.saturating_mul(RATIO_MAX).max(CONTENTS_BYTES_FREE);
         Ok(Archive { entries, next: 0, left })
     }
@@ -108,6 +103,8 @@ impl Archive {
         }
         let rest = (most + 1).saturating_sub(bytes.len() as u64);
         if let Err(error) = entry.by_ref().take(rest).read_to_end(&mut bytes) {
+            // A wrong checksum is found once all bytes are unpacked.
+            self.left = self.left.saturating_sub(bytes.len() as u64);
             return SourceEntry::Failed(name, broken(&error));
         }
         if bytes.len() as u64 > self.left {
@@ -135,6 +132,41 @@ impl Source for Archive {
         }
         self.next += 1;
         Some(self.read(at))
+    }
+}
+
+/// Checks the size of the directory of an archive, entry by entry. [`zip::ZipArchive`] holds all of
+/// it in memory, and allocates room for the number of entries that the archive states.
+fn check_directory<R: Read + Seek>(reader: R, entries_max: usize, bytes_max: u64) -> Result<()> {
+    let opened = ZipIterable::try_new(reader, zip::read::Config::default());
+    let mut listed = opened.map_err(|error| no_archive(&error))?;
+    if listed.len() > entries_max {
+        return Err(Error::too_large(format!(
+            "an archive has at most {entries_max} entries; send several"
+        )));
+    }
+    let mut first = None;
+    for entry in listed.files().map_err(|error| no_archive(&error))? {
+        let entry = entry.map_err(|error| no_archive(&error))?;
+        let at = entry.central_header_start();
+        if at - *first.get_or_insert(at) > bytes_max {
+            return Err(Error::too_large(format!(
+                "the directory of an archive has at most {bytes_max} bytes; send several archives"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn no_archive(error: &zip::result::ZipError) -> Error {
+    Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
+}
+
+fn not_stored(error: &io::Error) -> Error {
+    let text = format!("the archive cannot be kept in a file: {error}");
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::storage_full(text),
+        _ => Error::exhausted(text),
     }
 }
 
@@ -169,7 +201,52 @@ pub(crate) fn looks_like_an_image(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use base::ErrorKind;
+    use zip::CompressionMethod;
+    use zip::write::SimpleFileOptions;
+
     use super::*;
+
+    #[test]
+    fn the_directory_is_checked_before_it_is_held() {
+        let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+        for number in 0..4 {
+            writer.start_file(format!("{number}.png"), SimpleFileOptions::default()).unwrap();
+        }
+        let bytes = writer.finish().unwrap().into_inner();
+        let check = |entries_max, bytes_max| {
+            check_directory(io::Cursor::new(&bytes), entries_max, bytes_max)
+                .map_err(|error| error.kind())
+        };
+        assert_eq!(check(4, 1 << 20), Ok(()));
+        assert_eq!(check(3, 1 << 20), Err(ErrorKind::TooLarge));
+        assert_eq!(check(4, 60), Err(ErrorKind::TooLarge));
+        let none = check_directory(io::Cursor::new(b"no archive"), 1, 1).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn damaged_entries_count_against_the_limit() {
+        let mut writer = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        writer.start_file("a.png", stored).unwrap();
+        writer.write_all(&[7; 1000]).unwrap();
+        let mut bytes = writer.finish().unwrap().into_inner();
+        let at = bytes.windows(8).position(|window| window == [7; 8]).unwrap();
+        bytes[at + 500] ^= 1;
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let entries = zip::ZipArchive::new(file).unwrap();
+        let mut archive = Archive { entries, next: 0, left: 5000 };
+        assert!(matches!(archive.next(), Some(SourceEntry::Failed(..))));
+        assert_eq!(archive.left, 4000);
+    }
+
+    #[test]
+    fn a_full_disk_is_named_as_such() {
+        let full = not_stored(&io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(full.kind(), ErrorKind::StorageFull);
+    }
 
     #[test]
     fn names_have_no_directories() {

@@ -1,6 +1,7 @@
 //! Lists, reads and removes collections and images.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -254,6 +255,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
     let target = ImageCollection::open(&registry, name)?;
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
     let (name, space) = (name.to_owned(), target.space.clone());
+    let began = SystemTime::now();
     let work = move || {
         target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
@@ -264,12 +266,14 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
     };
     let wanted_elsewhere = services.pool.run(work).await?;
     if !wanted_elsewhere && let Ok(key) = key(&point, &space) {
-        services.originals.delete(&key).await?;
+        // The same image may have been put in again meanwhile.
+        services.originals.delete_before(&key, began).await?;
     }
     Ok(())
 }
 
-/// Removes a collection, and its originals if it is the last version.
+/// Removes a collection, and its originals if it is the last version. Goes on if the client
+/// disconnects.
 ///
 /// # Errors
 /// `NotFound`; those of the registry.
@@ -277,11 +281,15 @@ pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
     let space = target.space.clone();
-    let work = move || remove(&registry, &target);
-    if services.pool.run(work).await? {
-        services.originals.delete_all(&space).await?;
-    }
-    Ok(())
+    let services = services.clone();
+    let removal = tokio::spawn(async move {
+        let began = SystemTime::now();
+        if services.pool.run(move || remove(&registry, &target)).await? {
+            services.originals.delete_all(&space, began).await?;
+        }
+        Ok(())
+    });
+    removal.await.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }
 
 /// The collections of images as Qdrant's interface uses them.

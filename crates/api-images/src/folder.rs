@@ -28,7 +28,8 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// # Errors
-    /// `InvalidArgument` if `path` is no absolute path of a readable directory.
+    /// `InvalidArgument` if `path` is no absolute path of a readable directory, `TooLarge` if it has
+    /// too many entries.
     pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
@@ -37,15 +38,23 @@ impl Folder {
             )));
         }
         let mut folder = Folder { root: root.clone(), waiting: Vec::new() };
-        folder.enter(&root, 0)?;
+        folder.enter(&root, 0, ENTRIES_MAX)?;
         Ok(folder)
     }
 
-    fn enter(&mut self, directory: &Path, depth: usize) -> Result<()> {
+    fn enter(&mut self, directory: &Path, depth: usize, entries_max: usize) -> Result<()> {
         let wrong =
             |error: std::io::Error| Error::invalid(format!("{}: {error}", directory.display()));
-        let entries = std::fs::read_dir(directory).map_err(wrong)?.take(ENTRIES_MAX);
-        let mut paths: Vec<PathBuf> = entries.filter_map(|entry| wanted(&entry.ok()?)).collect();
+        let mut paths = Vec::new();
+        for (number, entry) in std::fs::read_dir(directory).map_err(wrong)?.enumerate() {
+            if number >= entries_max {
+                return Err(Error::too_large(format!(
+                    "{}: a directory has at most {entries_max} entries; divide it",
+                    directory.display()
+                )));
+            }
+            paths.extend(wanted(&entry.map_err(wrong)?));
+        }
         paths.sort_unstable_by(|a, b| b.cmp(a));
         self.waiting.extend(paths.into_iter().map(|path| (path, depth)));
         Ok(())
@@ -64,7 +73,7 @@ impl Folder {
                     Error::invalid("directories below each other end here"),
                 );
             }
-            return match self.enter(path, depth + 1) {
+            return match self.enter(path, depth + 1, ENTRIES_MAX) {
                 Ok(()) => SourceEntry::Nothing,
                 Err(error) => SourceEntry::Failed(name, error),
             };
@@ -106,4 +115,23 @@ fn read(path: &Path) -> Result<Option<Bytes>> {
         return Err(Error::too_large(format!("an image has at most {IMAGE_BYTES_MAX} bytes")));
     }
     Ok(Some(Bytes::from(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_with_too_many_entries_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..3 {
+            std::fs::write(dir.path().join(format!("{number}.png")), b"x").unwrap();
+        }
+        let mut folder = Folder { root: dir.path().into(), waiting: Vec::new() };
+        assert!(folder.enter(dir.path(), 0, 3).is_ok());
+        let refused = folder.enter(dir.path(), 0, 2).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TooLarge);
+    }
 }

@@ -64,12 +64,26 @@ impl Originals {
         }
     }
 
-    /// Removes all images of a space.
+    /// Removes an image unless it was written after `began`.
     ///
     /// # Errors
     /// Returns the errors of the store.
-    pub(crate) async fn delete_all(&self, space: &str) -> Result<()> {
-        self.delete_older(space, Duration::ZERO).await
+    pub(crate) async fn delete_before(&self, key: &str, began: SystemTime) -> Result<()> {
+        let store = self.store()?;
+        match store.objects().head(&store.key(key)).await {
+            Ok(object) if SystemTime::from(object.last_modified) > began => Ok(()),
+            _ => self.delete(key).await,
+        }
+    }
+
+    /// Removes the images of a space, but those that were written after `began`: they belong to a
+    /// new collection of the same name. S3 counts whole seconds, so an image of the same second is
+    /// removed too.
+    ///
+    /// # Errors
+    /// Returns the errors of the store.
+    pub(crate) async fn delete_all(&self, space: &str, began: SystemTime) -> Result<()> {
+        self.delete_if(space, |written| written <= began).await
     }
 
     /// Removes the images below `prefix` that were written at least `age` ago.
@@ -77,15 +91,24 @@ impl Originals {
     /// # Errors
     /// Returns the errors of the store.
     pub(crate) async fn delete_older(&self, prefix: &str, age: Duration) -> Result<()> {
+        let is_old = |written: SystemTime| {
+            SystemTime::now().duration_since(written).is_ok_and(|since| since >= age)
+        };
+        self.delete_if(prefix, is_old).await
+    }
+
+    async fn delete_if(&self, prefix: &str, is_removed: impl Fn(SystemTime) -> bool) -> Result<()> {
         let store = self.store()?;
         let prefix = store.key(prefix);
         let mut objects = store.objects().list(Some(&prefix));
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
-            let written = SystemTime::from(object.last_modified);
-            let is_old = SystemTime::now().duration_since(written).is_ok_and(|since| since >= age);
-            if age.is_zero() || is_old {
-                store.objects().delete(&object.location).await.map_err(|error| failed(&error))?;
+            if !is_removed(SystemTime::from(object.last_modified)) {
+                continue;
+            }
+            match store.objects().delete(&object.location).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(failed(&error)),
             }
         }
         Ok(())
@@ -152,4 +175,29 @@ fn is_full(error: &object_store::Error) -> bool {
     causes
         .filter_map(|cause| cause.downcast_ref::<IoError>())
         .any(|cause| matches!(cause.kind(), StorageFull | QuotaExceeded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_removal_leaves_what_was_written_after_it_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = ImagesConfig { directory: Some(dir.path().into()), ..ImagesConfig::default() };
+        let originals = Originals::new(config);
+        // Times of files advance in steps of some milliseconds.
+        let pause = Duration::from_millis(50);
+        originals.put("a/0/old.png", Bytes::from_static(b"1")).await.unwrap();
+        std::thread::sleep(pause);
+        let began = SystemTime::now();
+        std::thread::sleep(pause);
+        originals.put("a/0/new.png", Bytes::from_static(b"2")).await.unwrap();
+        originals.delete_all("a", began).await.unwrap();
+        originals.delete_before("a/0/new.png", began).await.unwrap();
+        assert!(originals.get("a/0/old.png").await.is_err());
+        assert!(originals.get("a/0/new.png").await.is_ok());
+        originals.delete_before("a/0/new.png", SystemTime::now()).await.unwrap();
+        assert!(originals.get("a/0/new.png").await.is_err());
+    }
 }

@@ -134,26 +134,57 @@ pub(crate) fn write_or_wait(
     images: &Arc<Vec<ReadyImage>>,
     which: Range<usize>,
 ) -> Result<()> {
-    let give_up = Instant::now() + WRITE_WAIT_MAX;
-    loop {
+    while_overloaded(|| {
         let services = job.services.clone();
         let registry = services.registry()?;
         let name = job.wanted.name.clone();
         let target = target.clone();
         let images = images.clone();
         let which = which.clone();
-        let tried = job.at_ordinary_priority(move || {
+        job.at_ordinary_priority(move || {
             let images = images.get(which).unwrap_or_default();
             let ids: Vec<[u8; 16]> = images.iter().map(|image| image.features.facts.id).collect();
             let _claim = services.writes.take(&ids);
             let writing = target.writing(&registry, &name)?;
-            with_points(images, |points| writing.try_upsert(points))
-        });
-        match tried {
+            Ok(with_points(images, |points| writing.try_upsert(points)))
+        })
+    })
+}
+
+/// Repeats `attempt` while its write, the inner result, is refused because of an overload. The outer
+/// error of an attempt is final.
+fn while_overloaded(mut attempt: impl FnMut() -> Result<Result<()>>) -> Result<()> {
+    let give_up = Instant::now() + WRITE_WAIT_MAX;
+    loop {
+        match attempt()? {
             Err(error) if error.is_overload() && Instant::now() < give_up => {
                 std::thread::sleep(WRITE_RETRY)
             }
             outcome => return outcome,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Error;
+
+    use super::*;
+
+    #[test]
+    fn only_the_write_is_repeated() {
+        let mut calls = 0;
+        let moved = while_overloaded(|| {
+            calls += 1;
+            Err(Error::unavailable("it has just become another collection"))
+        });
+        assert!(moved.is_err());
+        assert_eq!(calls, 1);
+        let written = while_overloaded(|| {
+            calls += 1;
+            Ok(if calls < 4 { Err(Error::exhausted("no memory")) } else { Ok(()) })
+        });
+        assert!(written.is_ok());
+        assert_eq!(calls, 4);
     }
 }
