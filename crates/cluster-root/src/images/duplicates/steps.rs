@@ -92,8 +92,9 @@ impl JobStep {
     /// Returns the step of a failed job that no options continue.
     fn unreadable(error: String) -> JobStep {
         let options = DuplicateOptions {
-            threshold: f32::NAN,
-            accept: None,
+            threshold: 0.0,
+            // No request has it, and JSON can keep it.
+            accept: Some(-1.0),
             points_per_second: 0,
             threads: 1,
         };
@@ -269,6 +270,7 @@ pub(super) mod tests {
 
     use base::ErrorKind;
     use object_store::memory::InMemory;
+    use search::coarse::Metric;
 
     use super::super::pairs::ShardPoint;
     use super::super::pairs::tests::pair;
@@ -345,8 +347,11 @@ pub(super) mod tests {
         let StoredStep { number, step: found } = steps.newest().await.unwrap().unwrap();
         assert_eq!((number, found.progress.state), (4, DuplicateState::Failed));
         assert!(found.progress.error.as_ref().unwrap().contains("step 4"));
-        assert!(!found.progress.continues(&found.progress.options));
-        assert!(steps.append(5, &step("a", "1")).await.unwrap());
+        assert!(found.progress.options.check(Metric::Cosine).is_err(), "no request continues it");
+        let removed = JobStep { removed: true, ..found };
+        assert!(steps.append(5, &removed).await.unwrap());
+        assert_eq!(steps.newest().await.unwrap().unwrap().step, removed);
+        assert!(steps.append(6, &step("a", "1")).await.unwrap());
     }
 
     #[tokio::test]
