@@ -7,6 +7,7 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
   variablesSecret  Secret whose keys are variables, or ""
   etcdSecret       Secret with certificates for etcd, mounted at /etc/millpond-etcd, or ""
   keyRequired      true: the Secret of keys has an `api-key`
+  startupPath      path of the startup probe
   pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service
   graceSeconds     time from the removal of the pod to SIGKILL
   resources        resources of the container
@@ -58,7 +59,7 @@ containers:
       - {name: http, containerPort: 8501}
       - {name: grpc, containerPort: 8500}
     startupProbe:
-      httpGet: {path: {{ $.Values.probes.readinessPath }}, port: http}
+      httpGet: {path: {{ .startupPath }}, port: http}
       periodSeconds: 2
       failureThreshold: {{ div $.Values.probes.startupSeconds 2 }}
     readinessProbe:
