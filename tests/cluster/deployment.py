@@ -75,8 +75,8 @@ class Cluster:
         self.etcd.start()
         self.flags = [
             "--cluster-store", store_url, "--cluster-etcd", self.etcd.url, "--cluster-name", CLUSTER,
-            "--cluster-snapshot-entries", str(snapshot_entries),
         ]  # fmt: skip
+        self.search_flags = ["--cluster-snapshot-entries", str(snapshot_entries)]
         self.nodes = {plan.name: self.node(plan) for plan in plans}
         # Shards and copies of the collections that scenarios have created.
         self.shards, self.copies = 0, 0
@@ -94,7 +94,8 @@ class Cluster:
         return f"s3://{bucket}/cluster"
 
     def node(self, plan: NodePlan) -> Node:
-        return Node(plan, self.flags, self.scratch, self.logs, self.environment)
+        flags = self.flags + (self.search_flags if plan.has("search") else [])
+        return Node(plan, flags, self.scratch, self.logs, self.environment)
 
     def ordinary(self) -> Node:
         """Returns an ordinary server of the same program, not started."""

@@ -58,9 +58,10 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 16] = [
+const REFUSALS: [&str; 18] = [
     "backup_queue",
     "connections_max",
+    "descriptors",
     "images_bulk_max",
     "images_queue_max",
     "ingest_queue_max",
@@ -73,6 +74,7 @@ const REFUSALS: [&str; 16] = [
     "request_memory",
     "requests_max",
     "search_queue",
+    "slow_reader",
     "snapshots_max",
     "write_queue",
 ];
@@ -180,12 +182,10 @@ fn fill(metrics: &Metrics) {
         );
     }
     metrics.keys.set_cpu_seconds(&model, 0.0);
-    drop(
-        metrics
-            .recordings
-            .ended
-            .get_or_create(&AudioLabels { recogniser: model.clone(), outcome: "ok" }),
-    );
+    for outcome in STATUSES.into_iter().chain(["partial"]) {
+        let labels = AudioLabels { recogniser: model.clone(), outcome };
+        drop(metrics.recordings.ended.get_or_create(&labels));
+    }
     models(&[&metrics.recordings.seconds]);
     fill_tfs(&metrics.tfs, &model);
 }
@@ -276,10 +276,15 @@ fn fill_images(images: &ImageMetrics) {
 }
 
 fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
-    tfs.count(model, "tfs-http", "ok");
-    for (protocol, api) in [("tfs-http", "Predict"), ("tfs-grpc", "MultiInference")] {
-        let (queue, compute, total) = (Some(Duration::ZERO), Duration::ZERO, Duration::ZERO);
-        tfs.record(protocol, &TfsRequest { model, api, runtime: "onnx", queue, compute, total });
+    for status in STATUSES {
+        tfs.count(model, "tfs-http", status);
+    }
+    for api in tfs::APIS {
+        for protocol in ["tfs-http", "tfs-grpc"] {
+            let (queue, compute, total) = (Some(Duration::ZERO), Duration::ZERO, Duration::ZERO);
+            let runtime = "ENGINE";
+            tfs.record(protocol, &TfsRequest { model, api, runtime, queue, compute, total });
+        }
     }
     tfs.warmed("NAME", 1, 0.1);
 }
@@ -323,6 +328,7 @@ impl Described {
                 "model_path",
                 "store",
                 "key",
+                "runtime",
             ];
             match open.contains(&name.as_str()) {
                 true => format!("`{name}`"),

@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// Methods of the API that run models.
-const APIS: [&str; 4] = ["Predict", "Classify", "Regress", "MultiInference"];
+pub(crate) const APIS: [&str; 4] = ["Predict", "Classify", "Regress", "MultiInference"];
 /// Entry points: the labels of [`entrypoint`].
 const ENTRYPOINTS: [&str; 2] = ["GRPC", "REST"];
 /// Name of the threads that run batches.

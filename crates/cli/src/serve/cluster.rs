@@ -44,8 +44,12 @@ impl ServeSettings {
                 "--cluster-store needs --cluster-etcd http://HOST:PORT",
             ));
         }
-        let roles = cluster.cluster_roles.as_deref().unwrap_or("search");
-        let holds = roles.split(',').any(|role| role.trim() == "search");
+        let has_role = |wanted: &str| match &cluster.cluster_roles {
+            Some(roles) => roles.split(',').any(|role| role.trim() == wanted),
+            None => true,
+        };
+        let holds = has_role("search");
+        self.check_roles(holds, has_role("ingest"))?;
         if holds && self.search.collections_dir.as_deref() == Some(Path::new("none")) {
             return Err(CommandError::usage(
                 "--cluster-store keeps shards in --collections-dir, which is none",
@@ -66,6 +70,23 @@ impl ServeSettings {
         number("cluster-weight", weight, 0, WEIGHT_MAX)?;
         let entries = cluster.cluster_snapshot_entries.map(|entries| entries as usize);
         number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
+    }
+
+    /// Checks that the node's roles use the settings of shards.
+    fn check_roles(&self, holds: bool, writes: bool) -> CommandResult {
+        let without = |flag: &str, roles: &str| {
+            Err(CommandError::usage(format!("{flag} has no effect on a node without the {roles}")))
+        };
+        if self.cluster.cluster_snapshot_entries.is_some() && !holds {
+            return without("--cluster-snapshot-entries", "role search");
+        }
+        if self.cluster.cluster_weight.is_some() && !holds && !writes {
+            return without("--cluster-weight", "roles search and ingest");
+        }
+        if self.search.backup_every.is_some() && !writes {
+            return without("--backup-every", "role ingest");
+        }
+        Ok(())
     }
 
     /// Returns the cluster that the server is a node of, if there is one.

@@ -432,7 +432,7 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) originals: Option<String>,
     /// Directory or object store URL of backups of collections [default: .backups in the directory
-    /// of collections, on the same disk]
+    /// of collections, on the same disk; in a cluster, backups in --cluster-store]
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) backup_dir: Option<String>,
     /// Interval of backups of all collections that have changed [default: none are made]

@@ -13,8 +13,8 @@ use server::CorsPolicy;
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile, is_url};
 use super::options::{
-    AudioOptions, ClusterOptions, InferenceOptions, LifecycleOptions, LogFormat, MediumName,
-    MemoryOptions, ScheduleFlags, SearchOptions, ServerOptions,
+    AudioOptions, ClusterOptions, GpuUse, InferenceOptions, LifecycleOptions, LogFormat,
+    MediumName, MemoryOptions, ScheduleFlags, SearchOptions, ServerOptions,
 };
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
@@ -255,7 +255,9 @@ impl ServeSettings {
             return Err(CommandError::usage("--backup-keep has no effect without --backup-every")
                 .hint("`millpond collections prune NAME --keep N` removes other backups"));
         }
-        let none = search.collections_dir.as_deref() == Some(Path::new("none"));
+        // The nodes of a cluster make and restore backups from its store.
+        let none = search.collections_dir.as_deref() == Some(Path::new("none"))
+            && self.cluster.cluster_store.is_none();
         if none && (search.backup_dir.is_some() || search.backup_every.is_some()) {
             return Err(CommandError::usage(
                 "--backup-dir and --backup-every have no effect with --collections-dir none",
@@ -271,6 +273,9 @@ impl ServeSettings {
         number("search-merge-segments", search.search_merge_segments, 2, MERGE_SEGMENTS_MAX)?;
         let rows = search.search_segment_rows.map(|rows| rows as usize);
         number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
+        if search.gpu_pinned.is_some() && search.gpu != Some(GpuUse::Auto) {
+            return Err(CommandError::usage("--gpu-pinned has no effect without --gpu auto"));
+        }
         if search.search_memory_node.is_some() && search.search_medium != Some(MediumName::Dram) {
             return Err(CommandError::usage(
                 "--search-memory-node places files in memory: use it with --search-medium dram",

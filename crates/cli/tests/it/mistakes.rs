@@ -259,6 +259,20 @@ fn settings_of_a_cluster_without_effect_are_named() {
         ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is no role"),
         ([&both[..], &["--cluster-weight", "65"]].concat(), "--cluster-weight"),
         ([&both[..], &["--collections-dir", "none"]].concat(), "which is none"),
+        (
+            [&both[..], &["--cluster-roles", "root,ingest", "--cluster-snapshot-entries", "9"]]
+                .concat(),
+            "--cluster-snapshot-entries has no effect on a node without the role search",
+        ),
+        (
+            [&both[..], &["--cluster-roles", "root", "--cluster-weight", "2"]].concat(),
+            "--cluster-weight has no effect on a node without the roles search and ingest",
+        ),
+        (
+            [&both[..], &["--cluster-roles", "search", "--backup-every", "6h"]].concat(),
+            "--backup-every has no effect on a node without the role ingest",
+        ),
+        (vec!["--gpu-pinned", "1GiB"], "--gpu-pinned has no effect without --gpu auto"),
         ([&both[..], &["--cluster-etcd-ca", "ca"]].concat(), "--cluster-etcd-ca has no effect"),
         ([&both[..], &["--cluster-tls-ca", "ca"]].concat(), "--cluster-tls-ca has no effect"),
         (
