@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use parking_lot::Mutex;
@@ -30,8 +31,10 @@ const KEPT_BYTES_MAX: u64 = 64 << 20;
 const CLAUSE_BYTES_MAX: u64 = 64 << 10;
 /// Most recently used filters that are prepared for a new segment.
 const WARMED_MAX: usize = 8;
-/// Maximum paused passes over payloads that a collection keeps. An older one starts again.
+/// Maximum paused passes over payloads that a collection keeps. Further passes do not pause.
 const PAUSED_MAX: usize = 64;
+/// Time after which a paused pass is dropped, because its query has ended.
+const PAUSED_FOR_MAX: Duration = Duration::from_secs(60);
 /// Sets of rows that a filter needs while it is evaluated.
 const WORKING_SETS: u64 = 4;
 
@@ -96,6 +99,8 @@ struct FilterScan {
     /// Fields without an index, with reasons.
     unindexed: Vec<String>,
     held: BudgetReservation,
+    /// Time at which it was paused last.
+    paused_at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -179,8 +184,10 @@ impl FilterCache {
         clause: &Filter,
         budget: &Arc<MemoryBudget>,
     ) -> Result<FilterScan> {
-        let held = budget.reserve(WORKING_SETS * set_bytes(segment), "a filter")?;
+        let sets = clause.working_sets().max(WORKING_SETS);
+        let mut held = budget.reserve(sets * set_bytes(segment), "a filter")?;
         let IndexAnswer { selection, unindexed } = segment.select(clause)?;
+        held.resize(WORKING_SETS * set_bytes(segment), "a filter")?;
         let SelectionParts { sure, undecided } = selection.into_parts();
         let undecided = undecided.unwrap_or_else(|| RowSet::none(segment.rows()));
         let counter = match undecided.count() {
@@ -198,6 +205,7 @@ impl FilterCache {
             undecided,
             unindexed,
             held,
+            paused_at: Instant::now(),
         })
     }
 
@@ -208,7 +216,14 @@ impl FilterCache {
         // one read again from its start.
         let short = scan.clause.memory_bytes() <= CLAUSE_BYTES_MAX;
         let mut pass = if short { PayloadScan::in_slices() } else { PayloadScan::new() };
-        scan.read(segment, &mut pass)?;
+        loop {
+            scan.read(segment, &mut pass)?;
+            // Passes that drop each other's progress would start again without end.
+            if pass.step() != ScanStep::Pause || self.has_room_to_pause() {
+                break;
+            }
+            pass = PayloadScan::new();
+        }
         let stopped = pass.check(&scan.unindexed.join(", "));
         let counter = match pass.step() {
             ScanStep::Read => return Ok(scan),
@@ -220,9 +235,16 @@ impl FilterCache {
         if paused.len() >= PAUSED_MAX {
             paused.pop_front();
         }
+        scan.paused_at = Instant::now();
         paused.push_back(scan);
         drop(paused);
         stopped.and_then(|()| Err(Error::internal("a pass over payloads stopped for no reason")))
+    }
+
+    fn has_room_to_pause(&self) -> bool {
+        let mut paused = self.paused.lock();
+        paused.retain(|scan| scan.paused_at.elapsed() < PAUSED_FOR_MAX);
+        paused.len() < PAUSED_MAX
     }
 
     /// Takes a pass that was paused.
@@ -353,13 +375,11 @@ pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use base::ErrorKind;
 
     use super::*;
     use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
-    use crate::filter::{Condition, CountRange, Match, Range};
+    use crate::filter::{Condition, CountRange, Match, MinShould, Range};
     use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
     fn clause(number: u64) -> Filter {
@@ -368,6 +388,41 @@ mod tests {
 
     fn segment(number: u8) -> [u8; 16] {
         [number; 16]
+    }
+
+    #[test]
+    fn more_passes_than_are_kept_all_end() {
+        let payloads: Vec<Value> =
+            (0..2000).map(|row| serde_json::json!({ "list": vec![row; 3] })).collect();
+        let test = segment_of_values(&payloads);
+        let (budget, filters) = (MemoryBudget::new(1 << 30), FilterCache::default());
+        // Numbers of values have no index.
+        let counted = |most: u64| {
+            let range = CountRange { lt: Some(most), ..CountRange::default() };
+            let must = vec![Condition::ValuesCount { key: "list".into(), range }];
+            Filter { must, ..Filter::default() }
+        };
+        let mut left: Vec<Filter> = (0..=PAUSED_MAX as u64).map(counted).collect();
+        for _ in 0..6 {
+            left.retain(|filter| {
+                let slice = in_ended_slice(|| filters.select(&test.segment, filter, &budget));
+                matches!(slice, SliceOutcome::Paused)
+            });
+        }
+        assert!(left.is_empty(), "{} make no progress", left.len());
+    }
+
+    #[test]
+    fn counted_conditions_are_within_the_memory() {
+        let payloads: Vec<Value> = (0..64_000).map(|row| serde_json::json!({ "n": row })).collect();
+        let test = segment_of_values(&payloads);
+        let conditions = range("n", 5.0).must;
+        let min_should = Some(MinShould { conditions, min_count: 1 });
+        let filter = Filter { min_should, ..Filter::default() };
+        // The counts alone need 32.
+        let budget = MemoryBudget::new(10 * set_bytes(&test.segment));
+        let error = FilterCache::default().select(&test.segment, &filter, &budget).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
@@ -251,7 +252,10 @@ impl Drop for PinnedFiles<'_> {
         }
         // Merged segments were kept for this reader.
         let publisher = self.collection.publisher.lock();
-        if let Some(listed) = &publisher.listed {
+        // After a failed publication there are files that this list does not name. The next
+        // publication removes what is left over.
+        let is_unpublished = self.collection.unpublished.load(Ordering::Relaxed);
+        if let Some(listed) = publisher.listed.as_ref().filter(|_| !is_unpublished) {
             self.collection.remove_leftovers(listed);
         }
     }

@@ -324,7 +324,9 @@ impl Collection {
         }
         {
             let mut writer = self.writer.lock();
-            if writer.logs.last().is_some_and(|(last, _)| *last <= number) {
+            // After a start, its changes may be in one memtable with those of later logs.
+            let is_active = self.live.lock().active().log <= number;
+            if is_active {
                 self.freeze_active(&mut writer)?;
             }
         }

@@ -185,7 +185,8 @@ impl Collection {
         }
         let bytes = row_bytes(dims, record.len(), payload.len());
         if bytes > self.memtable_bytes {
-            return Err(Error::too_large(format!(
+            // Not `TooLarge`, since another machine may have another budget.
+            return Err(Error::precondition(format!(
                 "point {id}: {bytes} bytes are more than the {} for unflushed points; raise the collection's memory \
                  budget",
                 self.memtable_bytes

@@ -126,6 +126,17 @@ impl Filter {
         self.must.iter().chain(&self.should).chain(&self.must_not).chain(min_should)
     }
 
+    /// Returns the memory that an evaluation by indexes needs at once, at most, in bits per row.
+    pub(crate) fn working_sets(&self) -> u64 {
+        let nested = self.conditions().map(|condition| match condition {
+            Condition::Nested(filter) => filter.working_sets(),
+            _ => 0,
+        });
+        // `min_should` counts rows in two lists of 16 bits. A level has up to four sets.
+        let counts = if self.min_should.is_some() { 2 * 16 } else { 0 };
+        4 + counts + nested.max().unwrap_or(0)
+    }
+
     /// Returns all conditions of the filter itself, without those of nested filters.
     pub fn conditions_mut(&mut self) -> impl Iterator<Item = &mut Condition> {
         let min_should = self.min_should.iter_mut().flat_map(|min| &mut min.conditions);

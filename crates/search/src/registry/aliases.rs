@@ -48,7 +48,7 @@ pub(super) fn load(directory: &Path) -> Result<Aliases> {
     let path = path(directory);
     match files::read::<Aliases>(KIND, &path) {
         Ok(aliases) => Ok(aliases.unwrap_or_default()),
-        Err(error) if error.kind() == ErrorKind::DataLoss => {
+        Err(error) if is_damage(&error) => {
             let aside = directory.join(".aliases-damaged");
             tracing::error!(%error, "the aliases are lost; the file is kept as {}", aside.display());
             std::fs::rename(&path, &aside).map_err(|error| Error::io(&path, &error))?;
@@ -56,6 +56,13 @@ pub(super) fn load(directory: &Path) -> Result<Aliases> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Returns true if the file is damaged, or if the disk cannot read it.
+fn is_damage(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    let code = source.and_then(|source| source.downcast_ref::<std::io::Error>()?.raw_os_error());
+    error.kind() == ErrorKind::DataLoss || code == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
 pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
@@ -119,6 +126,14 @@ mod tests {
 
     fn create(alias: &str, collection: &str) -> AliasChange {
         AliasChange::Create { alias: alias.into(), collection: collection.into() }
+    }
+
+    #[test]
+    fn unreadable_aliases_are_damage() {
+        let io = |code| Error::io(Path::new(".aliases"), &std::io::Error::from_raw_os_error(code));
+        let eio = rustix::io::Errno::IO.raw_os_error();
+        assert!(is_damage(&io(eio)) && is_damage(&Error::data_loss("odd")));
+        assert!(!is_damage(&io(rustix::io::Errno::MFILE.raw_os_error())));
     }
 
     #[test]

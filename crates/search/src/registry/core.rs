@@ -234,9 +234,10 @@ impl RegistryCore {
         self.resources.notify();
     }
 
-    /// Ends all changes of a collection that is about to be replaced.
+    /// Ends all changes of a collection that is being replaced. Until the new one is open, callers
+    /// are told to try again.
     pub(super) fn retire(&self, name: &str) {
-        let entry = self.map.write().entries.remove(name);
+        let entry = self.map.write().entries.insert(name.to_owned(), RegistryEntry::Opening);
         if let Some(RegistryEntry::Ready(named)) = entry {
             named.retire();
         }
@@ -277,6 +278,7 @@ impl RegistryCore {
         })?;
         let settings = stored.settings()?;
         let points = directory.join(&stored.points);
+        check_points(&points)?;
         let medium = self.media.open(settings.medium, stored.layout(), &points)?;
         let options = CollectionOptions {
             records: settings.records,
@@ -595,10 +597,40 @@ pub(super) fn random() -> u64 {
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }
 
+/// Checks that the directory of points is there. A medium would make an empty one, and the points
+/// would be missing without a word.
+fn check_points(points: &Path) -> Result<()> {
+    match std::fs::metadata(points) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::data_loss(
+            format!("{} is missing; restore it from a copy", points.display()),
+        )),
+        Err(error) => Err(Error::io(points, &error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::coarse::Metric;
+
+    #[test]
+    fn a_missing_points_directory_is_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        std::fs::remove_dir_all(named.points_directory()).unwrap();
+        let error = core.open_one("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        core.retire("a");
+        let error = core.get("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "it is being replaced");
+    }
 
     #[test]
     fn a_broken_collection_is_retried() {

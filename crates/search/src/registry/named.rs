@@ -346,6 +346,18 @@ impl NamedCollection {
         }
     }
 
+    /// Runs `replace`, which puts another directory in the place of this one, while no settings are
+    /// written. If it succeeds, none are written any more.
+    ///
+    /// # Errors
+    /// The error of `replace`.
+    pub(super) fn replaced_by(&self, replace: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _settings = self.settings.lock();
+        replace()?;
+        self.removed.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Ends all changes, because the collection is about to be removed.
     pub(super) fn retire(&self) {
         self.removed.store(true, Ordering::Release);

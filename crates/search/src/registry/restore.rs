@@ -13,7 +13,7 @@ use os::private;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use storage::{Medium, UringMedium, Writer};
 
-use super::core::{RegistryCore, SETTINGS, SETTINGS_KIND, random, remove_directory};
+use super::core::{RegistryCore, RegistryEntry, SETTINGS, SETTINGS_KIND, random, remove_directory};
 use super::files::{self, CollectionSettings, StoredSettings};
 use super::media::FileLayout;
 use super::named::NamedCollection;
@@ -194,22 +194,32 @@ impl RegistryCore {
         self.check_free(name, replaces)?;
         let place = self.options.directory.join(name);
         let fail = |error: rustix::io::Errno| Error::io(&place, &error.into());
-        let exists = self.map.read().entries.contains_key(name);
+        let (exists, old) = match self.map.read().entries.get(name) {
+            Some(RegistryEntry::Ready(named)) => (true, Some(named.clone())),
+            entry => (entry.is_some(), None),
+        };
         if exists {
             // Before the old collection ends, so that an error changes nothing.
-            renameat_with(CWD, &*directory, CWD, &place, RenameFlags::EXCHANGE).map_err(|error| {
-                Error::precondition(format!(
-                    "{}: the directories cannot be exchanged ({error}); remove the collection first",
-                    place.display()
-                ))
-            })?;
+            let exchange = || {
+                let exchanged = renameat_with(CWD, &*directory, CWD, &place, RenameFlags::EXCHANGE);
+                exchanged.map_err(|error| {
+                    Error::precondition(format!(
+                        "{}: the directories cannot be exchanged ({error}); remove the collection first",
+                        place.display()
+                    ))
+                })
+            };
+            match &old {
+                Some(named) => named.replaced_by(exchange)?,
+                None => exchange()?,
+            }
             self.retire(name);
         } else {
             renameat_with(CWD, &*directory, CWD, &place, RenameFlags::NOREPLACE).map_err(fail)?;
             *directory = PathBuf::new();
         }
-        files::sync(&self.options.directory)?;
-        let opened = self.open_one(name);
+        let synced = files::sync(&self.options.directory);
+        let opened = synced.and_then(|()| self.open_one(name));
         self.insert(name, &opened);
         opened
     }

@@ -106,21 +106,46 @@ impl NamedCollection {
         let mut from = 0;
         let mut count = 0;
         loop {
-            let (applied, more, last) = {
+            let seen = self.generation();
+            // Payloads may have to be read for minutes, so other changes go on meanwhile.
+            let list = self.all_from(from, filter)?;
+            let applied = {
                 let _changes = self.lock_changes()?;
-                let list = self.all_from(from, filter)?;
-                let ops: Vec<Op<'_>> = list.ids.iter().map(|&id| Op::Delete(id)).collect();
+                let ids = match self.generation() == seen {
+                    true => list.ids.clone(),
+                    false => self.still_matching(&list.ids, filter)?,
+                };
+                let ops: Vec<Op<'_>> = ids.iter().map(|&id| Op::Delete(id)).collect();
                 count += ops.len() as u64;
                 let applied = self.collection().apply(&ops);
                 self.changed();
-                (applied?, list.more, list.ids.last().copied())
+                applied?
             };
             applied.commit()?;
-            match last.and_then(|last| last.checked_add(1)).filter(|_| more) {
+            let last = list.ids.last().copied();
+            match last.and_then(|last| last.checked_add(1)).filter(|_| list.more) {
                 Some(after) => from = after,
                 None => return Ok(count),
             }
         }
+    }
+
+    /// Returns those of `ids` whose points match `filter` now. A point that cannot be read matched
+    /// before, and counts as before.
+    fn still_matching(&self, ids: &[u64], filter: &Filter) -> Result<Vec<u64>> {
+        let mut matching = Vec::new();
+        for (&id, point) in ids.iter().zip(self.collection().points(ids, PointParts::PAYLOAD)) {
+            match point {
+                Ok(Some(point)) => {
+                    let value = serde_json::from_slice(&point.payload).unwrap_or_default();
+                    matching.extend(filter.matches(id, &value).then_some(id));
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::DataLoss => matching.push(id),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(matching)
     }
 
     /// Changes payloads and returns the number of points. Durable when this returns. Each point
@@ -245,3 +270,48 @@ impl NamedCollection {
 }
 
 const _: () = assert!(CHUNK < IDS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::core::RegistryCore;
+    use super::super::files::CollectionSettings;
+    use super::super::options::RegistryOptions;
+    use super::*;
+    use crate::coarse::Metric;
+    use crate::filter::{Condition, CountRange};
+
+    #[test]
+    fn the_filter_of_a_delete_is_evaluated_without_the_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::json!({"n": 1}).as_object().cloned().unwrap();
+        for id in 0..3 {
+            let (id, embedding) = (PointId::Number(id), &[1.0, 0.0]);
+            named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
+        }
+        named.collection().flush().unwrap();
+        // Numbers of values have no index.
+        let range = CountRange { gte: Some(1), ..CountRange::default() };
+        let must = vec![Condition::ValuesCount { key: "n".into(), range }];
+        let filter = Filter { must, ..Filter::default() };
+        let held = named.lock_changes().unwrap();
+        std::thread::scope(|scope| {
+            let deleting = scope.spawn(|| named.delete_where(&filter).unwrap());
+            let until = Instant::now() + Duration::from_secs(60);
+            while core.resources.filter_stats().scanned == 0 {
+                assert!(Instant::now() < until, "it waits for the lock");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(held);
+            assert_eq!(deleting.join().unwrap(), 3);
+        });
+    }
+}

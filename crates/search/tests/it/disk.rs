@@ -222,6 +222,36 @@ fn fill(root: &Path) {
 }
 
 #[test]
+fn an_ending_copy_keeps_files_that_no_list_names_yet() {
+    for at in 1..100 {
+        let inner = memory_medium();
+        let plan = FaultPlan { persist_error_at: Some(at), ..FaultPlan::default() };
+        let medium = Arc::new(FaultMedium::new(inner.clone(), plan).unwrap());
+        let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
+        let Ok(collection) = try_open(medium, options(), &resources) else { continue };
+        let acknowledged: Vec<u64> =
+            (0..20).filter(|id| collection.upsert(point(&stored(*id, 1))).is_ok()).collect();
+        let Ok(pinned) = collection.pin() else { continue };
+        let failed = collection.flush().is_err();
+        drop(pinned);
+        if failed {
+            // The next ones publish.
+            let _ = collection.flush();
+            let _ = collection.flush_oldest();
+        }
+        drop(collection);
+        let collection = open(&inner, options());
+        for id in acknowledged {
+            assert_eq!(
+                collection.get(id).unwrap(),
+                Some(stored(id, 1)),
+                "persist {at}, point {id}"
+            );
+        }
+    }
+}
+
+#[test]
 fn creation_needs_the_disk_reserve() {
     let root = tempfile::tempdir().unwrap();
     let options = RegistryOptions {

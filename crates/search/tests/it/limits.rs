@@ -67,7 +67,8 @@ fn invalid_points_are_refused() {
     );
     assert_eq!(
         refused(search::ingest::PointRef { record: &long[..100_000], ..point(&good) }),
-        ErrorKind::TooLarge
+        ErrorKind::FailedPrecondition,
+        "the memory of this machine is too small"
     );
     assert_eq!(collection.count(), 0);
     let other =

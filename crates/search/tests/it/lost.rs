@@ -234,6 +234,29 @@ fn a_damaged_change_makes_its_point_unknown() {
 }
 
 #[test]
+fn the_older_of_two_logs_is_abandoned() {
+    let medium = memory_medium();
+    let collection = open(&medium, options());
+    (0..5).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    collection.freeze().unwrap();
+    (5..9).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    drop(collection);
+    let mut files = files(&medium);
+    let first = files.iter().position(|(name, _)| name.starts_with("log-")).unwrap();
+    let name = files[first].0.clone();
+    // In the payload of the first frame.
+    files[first].1[100] ^= 0x10;
+    let medium = write(&files);
+    let collection = open(&medium, options());
+    assert!(collection.status().log_damaged);
+    collection.abandon(&name).unwrap();
+    drop(collection);
+    assert!(medium.list().unwrap().iter().all(|(file, _)| *file != name));
+    let status = open(&medium, options()).status();
+    assert!(!status.log_damaged && !status.partial, "{status:?}");
+}
+
+#[test]
 fn a_watermark_adds_no_sync_to_a_write() {
     let medium = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let collection = open(&(medium.clone() as Arc<dyn Medium>), options());

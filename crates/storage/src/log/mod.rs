@@ -28,6 +28,8 @@ pub use replay::{Damage, Replay};
 
 /// Bytes of unwritten frames at which an appender must flush them itself.
 const PENDING_BYTES_MAX: usize = 32 << 20;
+/// Most bytes of a buffer that is kept for later frames: there may be a thousand idle logs.
+const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a log. Opening reads it whole, so its user starts a new one long before.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
@@ -330,6 +332,7 @@ impl Log {
         drop(state);
         let outcome = writer.append(&frames).and_then(|_| writer.persist());
         frames.clear();
+        frames.shrink_to(SPARE_BYTES_MAX);
         let mut state = self.state();
         state.spare = frames;
         match outcome {
