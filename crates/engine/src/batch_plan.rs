@@ -184,10 +184,20 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     let fixed = |spec: &TensorSpec| {
         spec.shape.as_ref().is_some_and(|dims| dims.iter().all(|dim| matches!(dim, Dim::Fixed(_))))
     };
+    let symbol = |spec: &TensorSpec, axis: usize| match spec.shape.as_ref()?.get(axis)? {
+        Dim::Dynamic(Some(name)) => Some(name.clone()),
+        _ => None,
+    };
+    let items: Vec<_> = signature.inputs.iter().filter_map(|spec| symbol(spec, 0)).collect();
+    // Another axis that counts the items of a run has those of other requests too.
+    let crosses = |spec: &TensorSpec| {
+        let rank = spec.shape.as_ref().map_or(0, Vec::len);
+        (1..rank).any(|axis| symbol(spec, axis).is_some_and(|name| items.contains(&name)))
+    };
     let plain =
         |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
     let joins = signature.inputs.iter().any(batched)
-        && signature.outputs.iter().all(batched)
+        && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
         && signature
             .inputs
             .iter()
@@ -384,6 +394,25 @@ mod tests {
         let dim = |&size: &i64| usize::try_from(size).map_or(Dim::Dynamic(None), Dim::Fixed);
         let shape = Some(dims.iter().map(dim).collect());
         TensorSpec { name: name.into(), dtype: DType::F32, shape, optional: false }
+    }
+
+    #[test]
+    fn an_output_that_crosses_requests_is_not_joined() {
+        let named = |name: &str| Dim::Dynamic(Some(name.into()));
+        let with = |name: &str, dims: [Dim; 2]| TensorSpec {
+            shape: Some(dims.to_vec()),
+            ..spec(name, &[])
+        };
+        let signature = |crossed: &str| Signature {
+            inputs: vec![
+                with("q", [named("q"), Dim::Fixed(4)]),
+                with("d", [named("d"), Dim::Fixed(4)]),
+            ],
+            outputs: vec![with("y", [named("q"), named(crossed)])],
+        };
+        let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+        let joined = |crossed| BatchPlan::new(&signature(crossed), &options).unwrap().batchable;
+        assert_eq!((joined("d"), joined("other")), (false, true));
     }
 
     fn ocr() -> (Signature, ScheduleOptions) {

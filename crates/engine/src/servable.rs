@@ -114,7 +114,12 @@ impl VersionParts {
 /// Returns the signature, with inputs that the server fills made optional, and the batch plan.
 fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signature, BatchPlan)> {
     let mut signature = session.signature().clone();
-    let plan = BatchPlan::new(&signature, schedule)?;
+    let mut plan = BatchPlan::new(&signature, schedule)?;
+    // A joined run that fails is repeated for each request, and would change the state twice.
+    if session.changes_state() {
+        plan.batchable = false;
+        plan.inputs.iter_mut().for_each(|input| input.shared = false);
+    }
     for (spec, input) in signature.inputs.iter_mut().zip(&plan.inputs) {
         spec.optional |= input.fill.is_some();
     }

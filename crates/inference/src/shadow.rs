@@ -166,8 +166,10 @@ impl ShadowState {
 
     fn run(&self, job: &ShadowJob) -> &'static str {
         let ShadowJob { request, expected, .. } = job;
-        let answered = catch_unwind(AssertUnwindSafe(|| request.answer()))
-            .unwrap_or_else(|_| Err(Error::internal("the model panicked")));
+        let answered = catch_unwind(AssertUnwindSafe(|| {
+            answer(&request.candidate, request.inputs.clone(), &request.outputs)
+        }))
+        .unwrap_or_else(|_| Err(Error::internal("the model panicked")));
         match answered {
             Ok(answered) if request.measures.compared(expected, &answered) => "same",
             Ok(_) => "different",
@@ -190,10 +192,42 @@ impl ShadowState {
     }
 }
 
-impl ShadowRequest {
-    fn answer(&self) -> Result<Vec<NamedTensor>> {
-        let mut inputs = self.inputs.clone();
-        schedule::fill_inputs(&self.candidate, &mut inputs)?;
-        self.candidate.run(&inputs, &self.outputs)
+/// Runs the candidate. The inputs were checked against the stable version only, which may have
+/// other shapes.
+fn answer(
+    candidate: &Servable,
+    mut inputs: Vec<NamedTensor>,
+    outputs: &[Arc<str>],
+) -> Result<Vec<NamedTensor>> {
+    let signature = candidate.signature();
+    signature.check_inputs(&inputs)?;
+    signature.check_outputs(outputs.iter().map(|name| &**name))?;
+    schedule::fill_inputs(candidate, &mut inputs)?;
+    candidate.run(&inputs, outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{ErrorKind, Tensor, VersionId};
+    use engine::fake::FakeEngine;
+    use engine::{Engine, LoadRequest, ScheduleOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_of_another_shape_does_not_reach_the_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        let text = "millpond-fake 1\ninput x float32 n 3\noutput y float32 n 3\ny = echo x\n";
+        std::fs::write(&graph, text).unwrap();
+        let fake = FakeEngine::new();
+        let session = fake.load(&LoadRequest { graph, ..LoadRequest::default() }).unwrap();
+        let id = VersionId { model: "m".into(), version: 2 };
+        let candidate = Servable::new(id, "fake", session, ScheduleOptions::default()).unwrap();
+        let x = Tensor::from_vec([1_usize, 2].as_slice(), vec![1_f32, 2.0]).unwrap();
+        let inputs = vec![NamedTensor::new("x", x)];
+        let refused = answer(&candidate, inputs, &[]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(fake.counters().runs(), 0);
     }
 }

@@ -26,7 +26,14 @@ pub(crate) const LENGTH_BYTES: usize = 8;
 /// Reads a frame; `None` at the end of the stream.
 pub(crate) fn read(from: &mut impl Read) -> Result<Option<Bytes>> {
     let mut length = [0; LENGTH_BYTES];
-    match from.read(&mut length)? {
+    // A read with a time limit is interrupted if the process is stopped and continued.
+    let count = loop {
+        match from.read(&mut length) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
+    match count {
         0 => return Ok(None),
         count => from.read_exact(&mut length[count..])?,
     }
@@ -50,6 +57,29 @@ fn too_large(length: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A stream whose first read is interrupted.
+    struct Interrupted<'a> {
+        was_read: bool,
+        stream: &'a [u8],
+    }
+
+    impl Read for Interrupted<'_> {
+        fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+            match std::mem::replace(&mut self.was_read, true) {
+                false => Err(ErrorKind::Interrupted.into()),
+                true => self.stream.read(into),
+            }
+        }
+    }
+
+    #[test]
+    fn an_interrupted_read_goes_on() {
+        let mut stream = Vec::new();
+        write(&mut stream, [vec![0; LENGTH_BYTES], b"abc".to_vec()].concat()).unwrap();
+        let mut stream = Interrupted { was_read: false, stream: &stream };
+        assert_eq!(read(&mut stream).unwrap().unwrap(), b"abc".as_slice());
+    }
 
     #[test]
     fn frames_round_trip() {

@@ -112,9 +112,18 @@ fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerP
     state.killed = None;
     isolation.processes.lock().push(pid);
     drop(state);
-    // The process ends by itself if this fails, as its end of the socket is closed.
-    let output = Output::listen(stderr, model)?;
-    Ok(WorkerProcess { control, output, pid })
+    match Output::listen(stderr, model) {
+        Ok(output) => Ok(WorkerProcess { control, output, pid }),
+        Err(error) => {
+            if let Some(mut child) = slot.lock().child.take() {
+                // It ends in any case, as its end of the socket is closed.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            isolation.processes.lock().retain(|process| *process != pid);
+            Err(error)
+        }
+    }
 }
 
 enum LoadFailure {

@@ -104,7 +104,12 @@ impl IsolatedSession {
                 self.supervised.kill(channels, &error.to_string());
                 Error::internal(error.to_string())
             }
-            _ => unavailable(channels.reason()),
+            _ => {
+                let reason = channels.reason();
+                // The socket is lost. If the process has ended, this does nothing.
+                self.supervised.kill(channels, &reason);
+                unavailable(reason)
+            }
         }
     }
 }

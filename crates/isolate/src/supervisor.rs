@@ -4,11 +4,13 @@
 //! The system ends a worker process when the thread that started it ends (`PR_SET_PDEATHSIG`). So
 //! this thread ends with its session.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use crossbeam_channel::Sender;
+use engine::layout::MANIFEST_NAME;
 use metrics::ModelLabels;
 use parking_lot::{Condvar, Mutex};
 
@@ -100,6 +102,26 @@ impl Supervised {
     }
 }
 
+/// Hashes of the graph and of the manifest beside it, which has the hashes of the parameters;
+/// `None` for a file that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileHashes {
+    graph: Option<blake3::Hash>,
+    manifest: Option<blake3::Hash>,
+}
+
+impl FileHashes {
+    fn of(graph: &Path) -> FileHashes {
+        let hash = |path: &Path| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
+            Some(hasher.finalize())
+        };
+        let manifest = graph.parent().map(|dir| dir.join(MANIFEST_NAME));
+        FileHashes { graph: hash(graph), manifest: manifest.and_then(|path| hash(&path)) }
+    }
+}
+
 /// Runs the thread. Sends the outcome of the first start to `first`.
 pub(crate) fn supervise(
     isolation: &Isolation,
@@ -107,6 +129,7 @@ pub(crate) fn supervise(
     message: LoadMessage,
     first: &Sender<Result<ModelFacts>>,
 ) {
+    let content = FileHashes::of(&message.graph);
     match process::open(isolation, &shared.child, &message) {
         Ok(opened) => {
             let facts = opened.facts.clone();
@@ -118,6 +141,7 @@ pub(crate) fn supervise(
                 shared,
                 message: LoadMessage { background: false, ..message },
                 facts,
+                content,
                 delay: RESTART_DELAY_MIN,
             };
             supervisor.run(opened);
@@ -136,6 +160,8 @@ struct Supervisor<'a> {
     message: LoadMessage,
     /// Facts about the model as it was first opened.
     facts: ModelFacts,
+    /// Content of the files before they were first opened.
+    content: FileHashes,
     delay: Duration,
 }
 
@@ -201,7 +227,8 @@ impl Supervisor<'_> {
 
     fn open_again(&self) -> Result<Opened> {
         let mut opened = process::open(self.isolation, &self.shared.child, &self.message)?;
-        if opened.facts != self.facts {
+        // Compared after the load, so that files which change during it are noticed too.
+        if opened.facts != self.facts || FileHashes::of(&self.message.graph) != self.content {
             opened.process.end(self.isolation, &self.shared.child);
             return Err(Error::precondition(
                 "the version's files have changed since it was loaded; load the version again",

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use base::{Error, Result};
 use os::sync_directory;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::listing::number;
 
@@ -19,6 +20,19 @@ use crate::listing::number;
 #[derive(Clone, Debug)]
 pub(crate) struct StoreCache {
     root: PathBuf,
+}
+
+/// Puts `new` in the place of `old`, and the old one in the place of the new one, in one step if
+/// the file system can exchange names.
+fn exchange(new: &Path, old: &Path, spare: &Path) -> Result<()> {
+    if renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
+    }
+    let _ = std::fs::remove_dir_all(spare);
+    let moved = std::fs::rename(old, spare)
+        .and_then(|()| std::fs::rename(new, old))
+        .and_then(|()| std::fs::rename(spare, new));
+    moved.map_err(|error| Error::io(old, &error))
 }
 
 /// A copied version.
@@ -117,23 +131,31 @@ impl StoreCache {
         here
     }
 
-    /// Moves a fetched version from staging to the models, in place of an earlier copy.
+    /// Moves a fetched version from staging to the models, in place of an earlier copy. The version
+    /// is there as a whole at every moment.
     ///
     /// # Errors
     /// I/O errors.
     pub(crate) fn commit(&self, model: &str, version: u64, fingerprint: &str) -> Result<()> {
         let from = self.staging(model, version);
         let to = self.version_dir(model, version);
-        if to.exists() {
-            self.remove(model, version)?;
-        }
         let parent = self.model_dir(model);
         os::private::create_dir_all(&parent).map_err(|error| Error::io(&parent, &error))?;
         let record = self.record(model, &version.to_string());
-        // A record without a version is harmless; a version without a record is fetched again.
+        if !to.exists() {
+            // A record without a version is harmless; a version without a record is fetched again.
+            write(&record, fingerprint)?;
+            std::fs::rename(&from, &to).map_err(|error| Error::io(&to, &error))?;
+            return sync_directory(&parent);
+        }
+        // Neither record nor journal: after a kill, the version is fetched again.
+        let _ = std::fs::remove_file(&record);
+        let _ = std::fs::remove_file(from.with_extension("journal"));
+        exchange(&from, &to, &self.root.join("staging").join(format!(".old-{model}-{version}")))?;
+        sync_directory(&parent)?;
         write(&record, fingerprint)?;
-        std::fs::rename(&from, &to).map_err(|error| Error::io(&to, &error))?;
-        sync_directory(&parent)
+        let _ = std::fs::remove_dir_all(&from);
+        Ok(())
     }
 
     /// Returns true if the file beside a model's versions is here and came from an object of this
@@ -305,6 +327,35 @@ fn bytes_of(dir: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_there_while_it_is_replaced() {
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let cache = StoreCache::open(&dir.path().join("s/models")).unwrap();
+        let stage = || {
+            (0..3000).for_each(|at| {
+                write(&cache.staging("m", 7).join(at.to_string()), "x").unwrap();
+            });
+        };
+        stage();
+        cache.commit("m", 7, "one").unwrap();
+        stage();
+        let (done, misses) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let is_missing = !cache.version_dir("m", 7).is_dir();
+                    misses.fetch_add(u64::from(is_missing), Ordering::Relaxed);
+                }
+            });
+            let replaced = cache.commit("m", 7, "two");
+            done.store(true, Ordering::Relaxed);
+            replaced.unwrap();
+        });
+        assert_eq!(misses.into_inner(), 0);
+        assert!(cache.has("m", 7, "two") && !cache.staging("m", 7).exists());
+    }
 
     #[test]
     fn a_version_is_replaced_and_removed_as_a_whole() {

@@ -18,6 +18,8 @@ fn poisonable() -> String {
 fn an_abort_costs_its_own_model_only() {
     let host = Host::new();
     let (session, other) = (host.load(&poisonable()), host.load(ECHO));
+    // Both have one file.
+    host.graph(&poisonable());
     let error = session.run(&vector(&[POISON]), &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.retry_after().is_some());
@@ -128,6 +130,19 @@ fn changed_files_do_not_serve_under_the_old_signature() {
     });
     host.graph(ECHO);
     recovered(&*session);
+}
+
+#[test]
+fn changed_files_with_the_same_signature_do_not_serve_either() {
+    let host = Host::new();
+    let session = host.load(ECHO);
+    host.graph(&format!("{ECHO}run-delay 1\n"));
+    kill_newest(&host, Signal::KILL);
+    wait_until(|| host.restarts() > 0);
+    wait_until(|| match session.run(&vector(&[1.0]), &[]) {
+        Err(error) => error.message().contains("files have changed"),
+        Ok(_) => false,
+    });
 }
 
 #[test]

@@ -209,9 +209,15 @@ impl Model {
 
     /// Handles a load that ended without an outcome. A version that serves goes on as before.
     fn put_back(&mut self, context: &ManagerContext, number: u64, reason: Option<String>) {
-        if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
-            context.set_state(self, number, LifecycleState::Discovered, reason);
+        let Some(version) = self.versions.get(&number) else { return };
+        if version.serving.is_some() {
+            return;
         }
+        let (state, reason) = match version.withdrawal() {
+            Some(why) => (LifecycleState::Failed, Some(why)),
+            None => (LifecycleState::Discovered, reason),
+        };
+        context.set_state(self, number, state, reason);
     }
 
     fn defer(&mut self, context: &mut ManagerContext, number: u64, load: Load, reason: String) {

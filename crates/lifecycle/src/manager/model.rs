@@ -191,10 +191,11 @@ impl Version {
     fn view(&self, version: u64, now: Instant, converts: bool) -> View {
         let (loadable, idle) = (self.loadable(now), self.load.is_none());
         let waits = self.update.as_ref().is_some_and(Update::waits);
+        let withdrawn = self.withdrawal().is_some();
         View {
             version,
             on_disk: self.disk.is_some(),
-            held: (!loadable || waits) && idle,
+            held: withdrawn || ((!loadable || waits) && idle),
             waits: loadable && waits && idle,
             ready: self.serving.is_some(),
             loading: self.load.is_some(),
@@ -203,7 +204,7 @@ impl Version {
             reload: self.reload,
             foreign: converts && self.foreign(),
             converting: self.load.as_ref().is_some_and(|load| load.converts_only),
-            withdrawn: self.withdrawal().is_some(),
+            withdrawn,
             kept: false,
             resumes: false,
         }

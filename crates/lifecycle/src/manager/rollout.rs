@@ -130,7 +130,10 @@ impl Model {
     pub(super) fn assign_roles(&mut self, context: &ManagerContext) {
         let gone = |version: u64| {
             self.versions.get(&version).is_none_or(|version| {
-                version.failure.is_some() || (version.disk.is_none() && version.serving.is_none())
+                // A version that serves goes on if it cannot be loaded again, and a load that is
+                // tried again has not failed yet.
+                let failed = version.failure.as_ref().is_some_and(|it| it.retry_at.is_none());
+                version.serving.is_none() && (failed || version.disk.is_none())
             })
         };
         if self.rollout.requested.is_some_and(|requested| gone(requested.version)) {
@@ -270,6 +273,8 @@ impl Model {
         });
         version.pinned = false;
         version.reload = false;
+        // A load that ended well would take the withdrawal back.
+        version.stop_load();
         if self.rollout.roles.candidate == Some(number) {
             self.rollout.roles.candidate = None;
         }

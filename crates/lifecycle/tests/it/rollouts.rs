@@ -380,6 +380,43 @@ fn a_rollout_by_hand_needs_no_settings() {
 }
 
 #[test]
+fn a_rollback_ends_a_reload_of_the_candidate() {
+    let world = world(HALF);
+    world.publish("m", 2);
+    until_state(&world, RolloutState::Running);
+    world.fake.load_gate().close();
+    let spec = lifecycle::LoadSpec { reload: true, version: Some(2) };
+    let reload = world.load_later("m", spec);
+    world.fake.load_gate().wait_for(1);
+    admin(&world, RolloutAction::RollBack(Some(2))).unwrap();
+    world.looks();
+    assert_eq!(world.ask("m").unwrap(), 1.0);
+    world.fake.load_gate().open();
+    // It may end in any way.
+    let _ = reload.recv_timeout(Duration::from_secs(60));
+    world.looks();
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));
+}
+
+#[test]
+fn a_failed_reload_does_not_end_a_rollout_by_hand() {
+    let world = world("policy = \"1\"\n");
+    world.publish("m", 2);
+    world.looks();
+    let start = RolloutStart { version: Some(2), traffic: Some(0.25), shadow: None };
+    admin(&world, RolloutAction::Start(start)).unwrap();
+    world.until_ready("m", 2);
+    until_state(&world, RolloutState::Running);
+    world.fake.fail_loads(1);
+    let spec = lifecycle::LoadSpec { reload: true, version: Some(2) };
+    world.load("m", spec).unwrap_err();
+    world.settings("m", "policy = \"1\"\nrequest-log-rate = 0.5\n");
+    world.looks();
+    let now = report(&world);
+    assert_eq!((now.state, now.stable), (RolloutState::Running, Some(1)));
+}
+
+#[test]
 fn the_version_before_replaces_a_bad_one_by_hand() {
     let world = world("");
     world.publish("m", 2);

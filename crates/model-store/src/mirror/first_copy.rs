@@ -65,18 +65,19 @@ impl StoreMirror {
         let until = Instant::now() + self.config.settle + SETTLE_SLACK;
         let mut failures = 0;
         loop {
-            match self.sync(at).await {
+            let failed = match self.sync(at).await {
                 Ok(Poll { pending: false, .. }) => return Ok(()),
-                Ok(Poll { failed, .. }) => failures += u32::from(failed),
+                Ok(Poll { failed, .. }) => failed,
                 Err(error) => {
-                    failures += 1;
-                    if error.kind() != ErrorKind::Unavailable || failures == FAILURES_MAX {
+                    if error.kind() != ErrorKind::Unavailable || failures + 1 == FAILURES_MAX {
                         return Err(error);
                     }
+                    true
                 }
-            }
+            };
+            failures += u32::from(failed);
             // The rest is copied while the others serve.
-            if failures == FAILURES_MAX || (failures == 0 && Instant::now() > until) {
+            if failures == FAILURES_MAX || (!failed && Instant::now() > until) {
                 return Ok(());
             }
             tokio::time::sleep(self.config.poll.max(PAUSE_MIN)).await;
