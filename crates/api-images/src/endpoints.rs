@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
 use matching::template::TemplateFormat;
 use search::points::PointId;
@@ -107,15 +108,53 @@ async fn put_in(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     query: QueryResult<PutParameters>,
-    Extension(peer): Extension<Peer>,
-    Extension(header_timeout): Extension<HeaderTimeout>,
+    caller: PutCaller,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
+    let PutCaller { peer, header_timeout, grant } = caller;
+    if let Err(error) = check_creates(&state.services, grant.as_ref(), &collection) {
+        return Reply::error(&error).into_response();
+    }
     let sent = PutRequest { collection, peer, header_timeout, headers, body };
     match sent.answered(&state, query).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
+    }
+}
+
+/// Refuses a request that would create a collection which its key may not create.
+///
+/// # Errors
+/// `PermissionDenied` for such a request; the registry's error.
+pub(crate) fn check_creates(
+    services: &ImageServices,
+    grant: Option<&KeyGrant>,
+    name: &str,
+) -> Result<()> {
+    let Some(grant) = grant else { return Ok(()) };
+    match services.registry()?.get(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => grant.check_create(name),
+        _ => Ok(()),
+    }
+}
+
+/// Sender of an upload, and the timer of its headers.
+struct PutCaller {
+    peer: Peer,
+    header_timeout: HeaderTimeout,
+    grant: Option<KeyGrant>,
+}
+
+impl<S: Sync> FromRequestParts<S> for PutCaller {
+    type Rejection = Reply;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<PutCaller, Reply> {
+        let peer = parts.extensions.get().copied();
+        let peer = peer
+            .ok_or_else(|| Reply::error(&Error::internal("the sender of a request is unknown")))?;
+        let header_timeout = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(PutCaller { peer, header_timeout, grant: parts.extensions.get().cloned() })
     }
 }
 
@@ -445,11 +484,13 @@ async fn missing(
 async fn begin_rebuild(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let begun = async {
         let request: rebuild::RebuildRequest = parsed(&state.services, &headers, body).await?;
+        grant.as_deref().map_or(Ok(()), |grant| grant.check_model(&request.model))?;
         rebuild::begin(&state, &collection, &request)
     };
     let begun = begun

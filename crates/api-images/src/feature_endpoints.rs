@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use base::{Error, Result};
 use http::HeaderMap;
+use transport::access::KeyGrant;
 use transport::{QueryResult, Reply, Shared, query_parameters};
 
 use super::collection::CollectionSpec;
-use super::endpoints::{media, whole};
+use super::endpoints::{check_creates, media, whole};
 use super::features::{checked_name, checked_quality};
 use super::settings::ImageKind;
 use super::state::ImagesState;
@@ -74,10 +75,12 @@ async fn write(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     query: QueryResult<WriteParameters>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let written = async {
+        check_creates(&state.services, grant.as_deref(), &collection)?;
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
         let kind = parameters.kind.as_deref().map(ImageKind::parse).transpose()?;

@@ -47,13 +47,16 @@ const CLUSTER_SPACE: &str = "/originals";
 
 /// Returns the key of an original in `space`. The points of a collection that a cluster restored
 /// name the originals of the collection that was backed up; its own have the same names in its own
-/// directory.
+/// directory. Clients can change payloads, so no key leads out of the collection's directory.
 pub fn original_in(space: &str, key: &str) -> String {
+    if key.strip_prefix(space).is_some_and(|name| name.starts_with('/')) {
+        return key.to_owned();
+    }
     match key.split_once(CLUSTER_SPACE) {
         Some((_, name)) if space.ends_with(CLUSTER_SPACE) && name.starts_with('/') => {
             format!("{space}{name}")
         }
-        _ => key.to_owned(),
+        _ => format!("{space}/{key}"),
     }
 }
 
@@ -316,11 +319,17 @@ mod tests {
         let key = "1a/originals/5c/5c56/2b.png";
         assert_eq!(original_in("1a/originals", key), key);
         assert_eq!(original_in("9f/originals", key), "9f/originals/5c/5c56/2b.png");
-        for other in ["photos/5c/5c56.png", "1a/originals2/5c/5c56.png"] {
-            assert_eq!(original_in("9f/originals", other), other);
-        }
         // A server without a cluster has one directory for all versions of a collection.
-        assert_eq!(original_in("photos", key), key);
+        assert_eq!(original_in("photos", "photos/5c/5c56.png"), "photos/5c/5c56.png");
+    }
+
+    #[test]
+    fn a_payload_names_no_object_of_another_collection() {
+        for space in ["9f/originals", "photos"] {
+            for other in ["1a/wal/0000/0007", "1a/originals2/5c/5c56.png", "photos2/5c/5c56.png"] {
+                assert_eq!(original_in(space, other), format!("{space}/{other}"));
+            }
+        }
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// # Errors
-    /// `InvalidArgument` if `path` is no absolute path of a readable directory, `TooLarge` if it has
-    /// too many entries.
+    /// `InvalidArgument` if `path` is no absolute path of a readable directory, `TooLarge` if it
+    /// has too many entries.
     pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {

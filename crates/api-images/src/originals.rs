@@ -76,9 +76,9 @@ impl Originals {
         }
     }
 
-    /// Removes the images of a space, but those that were written after `began`: they belong to a
-    /// new collection of the same name. S3 counts whole seconds, so an image of the same second is
-    /// removed too.
+    /// Removes the images of a space. Images that were written after `began` stay, since they
+    /// belong to a new collection of the same name. S3 counts whole seconds, so an image of the
+    /// same second is removed too.
     ///
     /// # Errors
     /// Returns the errors of the store.

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
-use super::features::BLOCK;
+use super::features::{BLOCK, original_in};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::progress::{Rebuild, held};
@@ -34,7 +34,7 @@ const FAILURES_MAX: usize = 100_000;
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RebuildRequest {
-    model: String,
+    pub(crate) model: String,
     /// True to change the alias once the copy is complete.
     #[serde(default)]
     switch: bool,
@@ -248,7 +248,7 @@ impl RebuildWork<'_> {
         let (sender, outcomes) = crossbeam_channel::bounded(PAGE);
         for point in points {
             let id = point.id;
-            match read(job, point) {
+            match read(job, point, &self.old.space) {
                 Ok(ImageFile { name, bytes, payload }) => {
                     let sender = sender.clone();
                     let bytes_held = self.state.bulk.files().hold(bytes.len() as u64);
@@ -320,8 +320,8 @@ struct ImageFile {
     payload: serde_json::Map<String, Value>,
 }
 
-/// Reads the original of a point.
-fn read(job: &IngestJob, point: FetchedPoint) -> Result<ImageFile> {
+/// Reads the original of a point in the directory `space`.
+fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
     let text = |key: &str| block.get(key).and_then(Value::as_str);
@@ -330,6 +330,6 @@ fn read(job: &IngestJob, point: FetchedPoint) -> Result<ImageFile> {
             "only the features of this point were put in, and another model needs its image; put that in",
         )
     })?;
-    let bytes = job.runtime.block_on(job.services.originals.get(key))?;
+    let bytes = job.runtime.block_on(job.services.originals.get(&original_in(space, key)))?;
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }

@@ -151,8 +151,8 @@ pub(crate) fn write_or_wait(
     })
 }
 
-/// Repeats `attempt` while its write, the inner result, is refused because of an overload. The outer
-/// error of an attempt is final.
+/// Repeats `attempt` while its write, the inner result, is refused because of an overload. The
+/// outer error of an attempt is final.
 fn while_overloaded(mut attempt: impl FnMut() -> Result<Result<()>>) -> Result<()> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {

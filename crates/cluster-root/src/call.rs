@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use api_qdrant::json;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::HeaderMap;
 use transport::access::KeyGrant;
@@ -44,6 +44,20 @@ impl RootContext {
     /// Returns true if the request's key may use the collection `name`.
     pub(super) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
+
+    /// Refuses a request that would create a collection which its key may not create.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for such a request.
+    pub(super) fn check_creates(&self) -> Result<()> {
+        let Some(grant) = &self.grant else { return Ok(()) };
+        match self.state.record(&self.collection) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                grant.check_create(&self.collection)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Gives the request as much as `time` from now, if the client named no other time.

@@ -100,8 +100,31 @@ impl ResultWriter {
         Ok(())
     }
 
-    /// Ends the answer, or breaks it off with an error.
+    /// Ends the answer, or breaks it off with an error. Waits until the client has read what is
+    /// queued, so that the permit of the calling thread bounds this memory. If the client reads
+    /// nothing for too long, the rest is dropped and the answer breaks off.
     pub fn end(&self, ended: Result<()>) {
+        self.finish(ended);
+        let mut state = self.0.lock();
+        while !state.closed && !state.waiting.is_empty() {
+            let before = state.bytes;
+            let (after, waited) = self
+                .0
+                .room
+                .wait_timeout(state, self.0.stall)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = after;
+            if waited.timed_out() && state.bytes == before {
+                state.waiting.clear();
+                state.bytes = 0;
+                state.ended = Some(Err(stalled(self.0.bytes_max, self.0.stall)));
+                wake(state);
+                return;
+            }
+        }
+    }
+
+    fn finish(&self, ended: Result<()>) {
         let mut state = self.0.lock();
         state.ended.get_or_insert(ended);
         wake(state);
@@ -111,7 +134,7 @@ impl ResultWriter {
 impl Drop for ResultWriter {
     /// Breaks the answer off if its thread ends by panic.
     fn drop(&mut self) {
-        self.end(Err(Error::internal("the thread that answers ended without an answer")));
+        self.finish(Err(Error::internal("the thread that answers ended without an answer")));
     }
 }
 
@@ -242,6 +265,17 @@ mod tests {
         run(async {
             results.begun().await.unwrap();
             assert!(results.next().await.unwrap().is_ok());
+            assert!(results.next().await.unwrap().is_err());
+            assert!(results.next().await.is_none());
+        });
+    }
+
+    #[test]
+    fn unread_results_do_not_outlive_their_thread() {
+        let (writer, mut results, _) = pair(10, Duration::from_millis(5));
+        writer.send(Bytes::from_static(b"x")).unwrap();
+        writer.end(Ok(()));
+        run(async {
             assert!(results.next().await.unwrap().is_err());
             assert!(results.next().await.is_none());
         });

@@ -4,8 +4,12 @@
 //! connection, so the client sends as fast as the thread reads, and memory does not grow with the
 //! length of the upload.
 
+use std::future::poll_fn;
 use std::io::{self, Read};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
@@ -13,7 +17,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::{Buf, Bytes};
 use multer::{Constraints, Field, Multipart, SizeLimit};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
+use tokio_stream::{Stream, StreamExt};
 
 use crate::upload_permits::UploadPermit;
 
@@ -148,9 +152,24 @@ impl FormFile {
         let boundary = multer::parse_boundary(content_type).map_err(failed)?;
         let size = SizeLimit::new().whole_stream(limits.bytes_max.saturating_add(FORM_BYTES_MAX));
         let constraints = Constraints::new().size_limit(size);
-        let mut form = Multipart::with_constraints(body.into_data_stream(), boundary, constraints);
+        let passed = Arc::new(AtomicU64::new(0));
+        let pieces =
+            FormPieces { body: body.into_data_stream(), passed: passed.clone(), is_paused: false };
+        let mut form = Multipart::with_constraints(pieces, boundary, constraints);
         for _ in 0..FORM_FIELDS_MAX {
-            let next = async { form.next_field().await.map_err(failed) };
+            let next = async {
+                let mut next = pin!(form.next_field());
+                poll_fn(|context| match next.as_mut().poll(context) {
+                    // The parser has all of these bytes, and they have no file.
+                    Poll::Pending if passed.load(Ordering::Relaxed) > FORM_BYTES_MAX => {
+                        Poll::Ready(Err(Error::too_large(format!(
+                            "the form has more than {FORM_BYTES_MAX} bytes before its file"
+                        ))))
+                    }
+                    polled => polled.map_err(failed),
+                })
+                .await
+            };
             let Some(field) = in_time(limits.piece_timeout, next).await? else { break };
             if field.file_name().is_none() && field.name() != Some("file") {
                 continue;
@@ -164,6 +183,33 @@ impl FormFile {
             }));
         }
         Ok(None)
+    }
+}
+
+/// Passes a form to its parser piece by piece. The parser takes pieces until one is not ready, and
+/// has no limit of its own before a file.
+struct FormPieces {
+    body: BodyDataStream,
+    /// Bytes that were passed.
+    passed: Arc<AtomicU64>,
+    /// True after a piece that the parser has not looked at.
+    is_paused: bool,
+}
+
+impl Stream for FormPieces {
+    type Item = std::result::Result<Bytes, axum::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::replace(&mut self.is_paused, false) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let piece = ready!(Pin::new(&mut self.body).poll_next(context));
+        if let Some(Ok(bytes)) = &piece {
+            self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            self.is_paused = true;
+        }
+        Poll::Ready(piece)
     }
 }
 
@@ -332,6 +378,24 @@ mod tests {
         assert_eq!(failure.unwrap().kind(), ErrorKind::TooLarge);
         let (all, failure) = through(vec![vec![1; 10]], true, LIMITS);
         assert_eq!((all.len(), failure.unwrap().kind()), (10, ErrorKind::ClientTimeout));
+    }
+
+    #[test]
+    fn a_form_without_a_file_is_read_within_its_limit() {
+        let pulled = Arc::new(AtomicU64::new(0));
+        let counted = pulled.clone();
+        let start = "--b\r\nContent-Disposition: form-data; name=\"".to_owned();
+        let pieces = std::iter::once(start).chain(std::iter::repeat_n("x".repeat(32 << 10), 100));
+        let pieces = pieces.map(move |piece| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, io::Error>(piece)
+        });
+        let body = Body::from_stream(tokio_stream::iter(pieces));
+        let limits = UploadLimits { bytes_max: 1 << 30, ..LIMITS };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let read = FormFile::first("multipart/form-data; boundary=b", body, limits);
+        assert_eq!(runtime.block_on(read).err().unwrap().kind(), ErrorKind::TooLarge);
+        assert!(pulled.load(Ordering::Relaxed) < 10);
     }
 
     #[test]

@@ -62,6 +62,7 @@ struct BulkCall {
 
 impl BulkCall {
     fn new(call: ImageCall) -> Result<BulkCall> {
+        call.context.check_creates()?;
         let parameters: RootPutParams = call.query.own()?;
         parameters.check_bulk()?;
         let resources = call.context.state.bulk.clone().ok_or_else(|| {

@@ -91,6 +91,7 @@ impl RootPutParams {
 /// Puts the image in the body in.
 pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     check_media(&call.media())?;
+    call.context.check_creates()?;
     let parameters: RootPutParams = call.query.own()?;
     let is_background = parameters.is_background()?;
     let (wanted, new) = (parameters.wanted()?, parameters.new_shards()?);

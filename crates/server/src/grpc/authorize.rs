@@ -92,6 +92,14 @@ pub(super) fn authorize(
 /// `PermissionDenied` if the call's key may not use one of them.
 pub(super) fn check_models(grant: Option<&KeyGrant>, message: &impl NamesModels) -> Result<()> {
     let Some(grant) = grant else { return Ok(()) };
+    if grant.role() < message.role() {
+        return Err(Error::denied(format!(
+            "key \"{}\" has the role {}; this needs {}",
+            grant.name(),
+            grant.role().name(),
+            message.role().name()
+        )));
+    }
     message.models().into_iter().try_for_each(|name| grant.check_model(name))
 }
 
@@ -99,6 +107,11 @@ pub(super) fn check_models(grant: Option<&KeyGrant>, message: &impl NamesModels)
 pub(super) trait NamesModels {
     /// Returns the names.
     fn models(&self) -> Vec<&str>;
+
+    /// Returns the least role for the message.
+    fn role(&self) -> KeyRole {
+        KeyRole::Infer
+    }
 }
 
 macro_rules! names {
@@ -115,10 +128,20 @@ names! {
     oip::ModelReadyRequest: name,
     oip::ModelMetadataRequest: name,
     oip::ModelConfigRequest: name,
-    oip::ModelStatisticsRequest: name,
     oip::RepositoryModelLoadRequest: model_name,
     oip::RepositoryModelUnloadRequest: model_name,
     oip::TraceSettingRequest: model_name,
+}
+
+impl NamesModels for oip::ModelStatisticsRequest {
+    fn models(&self) -> Vec<&str> {
+        vec![&self.name]
+    }
+
+    /// A message without a name asks for the statistics of all models.
+    fn role(&self) -> KeyRole {
+        if self.name.is_empty() { KeyRole::Read } else { KeyRole::Infer }
+    }
 }
 
 macro_rules! specs {

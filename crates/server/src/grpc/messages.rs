@@ -13,7 +13,8 @@ use protocol::weigh::{Weighed, weigh};
 use transport::body_reader::{self, BodyAccounting};
 use transport::decompress::{self, ContentCoding};
 use transport::{
-    CodecStep, INLINE_WORK_MAX, ProgressTimeout, RequestBody, RequestResources, Reservation,
+    CodecStep, FREE_BYTES_MAX, INLINE_WORK_MAX, ProgressTimeout, RequestBody, RequestResources,
+    Reservation,
 };
 
 /// Names the compression of a call's messages.
@@ -102,6 +103,16 @@ pub(super) async fn message(
     }
 }
 
+/// Takes the first `length` bytes of the buffer. The memory of a large message must end with its
+/// reservation, so the bytes behind it move: a client may pause for ever before the next message.
+fn split_message(buffer: &mut BytesMut, length: usize) -> Bytes {
+    let message = buffer.split_to(length).freeze();
+    if length as u64 > FREE_BYTES_MAX {
+        *buffer = BytesMut::from(&buffer[..]);
+    }
+    message
+}
+
 /// Returns the length of the frame that begins with `first`, prefix included; `None` if the prefix
 /// is incomplete.
 fn frame_length(first: &[u8]) -> Option<u64> {
@@ -160,7 +171,7 @@ impl Messages {
                 length = Some(self.reserve(requests, bytes, &mut reservation)?);
             }
             if let Some(length) = length.filter(|length| self.buffer.len() >= *length) {
-                let frame = reservation.attach(self.buffer.split_to(length).freeze());
+                let frame = reservation.attach(split_message(&mut self.buffer, length));
                 return message(requests, self.coding, frame).await.map(Some);
             }
             let frame = match self.buffer.is_empty() {
@@ -198,5 +209,20 @@ impl Messages {
         reservation.cover(length as u64)?;
         self.buffer.reserve(length.saturating_sub(self.buffer.len()));
         Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_message_leaves_no_memory_behind() {
+        for rest in [0, 3] {
+            let mut buffer = BytesMut::zeroed((1 << 20) + rest);
+            let message = split_message(&mut buffer, 1 << 20);
+            assert_eq!((message.len(), buffer.len()), (1 << 20, rest));
+            assert!(message.is_unique(), "the buffer holds its memory too");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The right that each route needs, if the server has a file of keys.
 
-use axum::extract::{MatchedPath, RawPathParams};
-use http::Method;
+use axum::extract::{MatchedPath, Query, RawPathParams};
 use http::request::Parts;
+use http::{Method, Uri};
 use transport::access::{CollectionScope, KeyRole, Operation};
 
 /// Routes that need no key: health checks, the login, and the files of its page.
@@ -67,6 +67,7 @@ pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operati
     }
     let model = match route {
         "/v1/models/{*rest}" => parameter("rest").map(|rest| tfs_model(&rest).to_owned()),
+        _ if route.starts_with("/v1/images/{collection}") => queried_model(&request.uri),
         _ => parameter("model").or_else(|| parameter("recogniser")),
     };
     Some(Operation {
@@ -104,6 +105,13 @@ fn changes_whole(method: &Method, route: &str) -> bool {
         _ if route.starts_with("/v1/collections/{collection}/") => !method.is_safe(),
         _ => false,
     }
+}
+
+/// Returns the model that the query of a request for images names. The handler refuses a query that
+/// cannot be read, or that names two models.
+fn queried_model(uri: &Uri) -> Option<String> {
+    let Query(pairs) = Query::<Vec<(String, String)>>::try_from_uri(uri).ok()?;
+    pairs.into_iter().find_map(|(name, value)| (name == "model").then_some(value))
 }
 
 /// Returns the name in the rest of a path of TensorFlow Serving's API.

@@ -22,8 +22,9 @@ use crate::loopback::{self, Loopback};
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
 /// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
-const KEYS: [(&str, &str); 6] = [
+const KEYS: [(&str, &str); 7] = [
     ("ranker", "role = \"infer\"\nmodels = [\"rank*\"]"),
+    ("runner", "role = \"infer\""),
     ("reader", "role = \"read\"\nmodels = []\ncollections = [\"pub*\"]"),
     ("writer", "role = \"write\"\ncollections = [\"pub*\"]"),
     ("root", "role = \"admin\""),
@@ -107,6 +108,17 @@ fn roles_hold_over_http() {
 
     let load = |key: &str| status(&served, key, "POST", "/v2/repository/models/echo/load", b"");
     assert_eq!(["", "writer", "root"].map(load), [401, 403, 200], "from this machine too");
+}
+
+#[test]
+fn a_query_names_no_model_beyond_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    for model in ["echo", "%65cho"] {
+        let path = format!("/v1/images/pub1/features?model={model}");
+        assert_eq!(status(&served, "reader", "POST", &path, b"x"), 403, "{model}");
+        assert_ne!(status(&served, "root", "POST", &path, b"x"), 403, "{model}");
+    }
 }
 
 #[test]
@@ -307,6 +319,10 @@ fn roles_hold_over_grpc() {
         let status = client.repository_model_load(call(load.clone(), "writer")).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         client.repository_model_load(call(load, "root")).await.unwrap();
+        let all = pb::ModelStatisticsRequest::default();
+        let status = client.model_statistics(call(all.clone(), "runner")).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied, "they name all models");
+        client.model_statistics(call(all, "root")).await.unwrap();
 
         let requests = tokio_stream::iter([infer("rank1"), infer("echo")]);
         let mut answers =

@@ -78,6 +78,15 @@ impl KeyGrant {
         self.check_collections(operation)
     }
 
+    /// Checks that the key may create the collection `name`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if it may not.
+    pub fn check_create(&self, name: &str) -> Result<()> {
+        let collections = CollectionScope::Whole(name.to_owned());
+        self.check_collections(&Operation { collections, ..Operation::new(KeyRole::Write) })
+    }
+
     fn check_collections(&self, operation: &Operation) -> Result<()> {
         let key = &*self.0;
         let denied = |what: String| Err(Error::denied(format!("key \"{}\" {what}", key.name)));

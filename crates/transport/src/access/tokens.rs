@@ -272,6 +272,13 @@ mod tests {
         Operation { collections, ..Operation::new(role) }
     }
 
+    #[test]
+    fn a_token_of_a_collection_does_not_create_it() {
+        let token = read(json!({ "access": [{ "collection": "a", "access": "rw" }] })).unwrap();
+        assert!(token.check_create("a").is_err());
+        assert!(read(json!({})).unwrap().check_create("a").is_ok());
+    }
+
     /// The example of RFC 7515, appendix A.1: a foreign signer's signature is accepted.
     #[test]
     fn a_known_signature_is_verified() {
