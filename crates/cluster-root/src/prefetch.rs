@@ -67,7 +67,7 @@ struct PrefetchHits {
 }
 
 /// Returns the hits of prefetches without prefetches of their own. `found` is the completeness of
-/// those that they had.
+/// the rounds before.
 async fn hits(
     run: &QueryRun<'_>,
     prefetches: &[RootQuery],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::path::Path as Key;
 use object_store::{Error as StoreError, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -44,6 +44,24 @@ impl SmallObjects {
             Ok(_) => Ok(true),
             Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => Ok(false),
             Err(error) => Err(self.place.failed(&error)),
+        }
+    }
+
+    /// Does the same as [`SmallObjects::create`], and also returns true if the object is there with
+    /// the same bytes: the client of a store repeats a request after an error of the server, and
+    /// may then find its own object.
+    ///
+    /// # Errors
+    /// As [`SmallObjects::create`].
+    pub async fn create_own(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
+        if self.create(key, bytes.clone()).await? {
+            return Ok(true);
+        }
+        match self.read(key, bytes.len() as u64).await {
+            Ok(found) => Ok(found.is_some_and(|found| *found == *bytes)),
+            // The object there is larger.
+            Err(error) if error.kind() == ErrorKind::DataLoss => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -109,7 +127,6 @@ impl SmallObjects {
 mod tests {
     use std::sync::Arc;
 
-    use base::ErrorKind;
     use object_store::memory::InMemory;
 
     use super::*;
@@ -129,6 +146,18 @@ mod tests {
         objects.remove(&key).await.unwrap();
         objects.remove(&key).await.unwrap();
         assert_eq!(objects.directories("data").await.unwrap(), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_create_finds_its_own_object() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let objects = SmallObjects::new(place, Duration::from_secs(10));
+        let key = objects.key("a");
+        assert!(objects.create_own(&key, b"one".to_vec()).await.unwrap());
+        assert!(objects.create_own(&key, b"one".to_vec()).await.unwrap());
+        for other in ["two", "on", "three"] {
+            assert!(!objects.create_own(&key, other.into()).await.unwrap(), "{other}");
+        }
     }
 
     #[tokio::test]

@@ -47,10 +47,10 @@ impl ClusterBackups {
     }
 
     /// Removes the copies of backups of a collection that were begun more than `grace` ago and have
-    /// no description. Returns the number of these backups.
+    /// no description. Returns the number of these backups. A damaged note is logged and stays.
     ///
     /// # Errors
-    /// The store's error; `DataLoss` for a damaged note.
+    /// The store's error.
     pub(super) async fn remove_abandoned(
         &self,
         collection: &str,
@@ -68,10 +68,13 @@ impl ClusterBackups {
             if let Some(note) = note
                 && !described.contains(&id)
             {
-                let record: CollectionRecord = serde_json::from_slice(&note).map_err(|error| {
-                    Error::data_loss(format!("the note of the backup {id}: {error}"))
-                })?;
-                check_record(&record)?;
+                let record = match read_note(&note) {
+                    Ok(record) => record,
+                    Err(error) => {
+                        tracing::error!(collection, %id, %error, "the note of a backup is damaged");
+                        continue;
+                    }
+                };
                 self.discard(&record, &id).await?;
                 abandoned += 1;
                 tracing::info!(collection, %id, "what a stopped backup left was removed");
@@ -100,4 +103,11 @@ impl ClusterBackups {
     fn begun_key(&self, collection: &str, id: &BackupId) -> Key {
         self.objects.key(&format!("begun/{collection}/{id}"))
     }
+}
+
+fn read_note(text: &[u8]) -> Result<CollectionRecord> {
+    let record: CollectionRecord =
+        serde_json::from_slice(text).map_err(|error| Error::data_loss(error.to_string()))?;
+    check_record(&record)?;
+    Ok(record)
 }

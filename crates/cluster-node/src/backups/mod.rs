@@ -216,6 +216,9 @@ impl ClusterBackups {
                 return Err(error);
             }
         };
+        // After an error the description may be there, and a listed backup must be complete. So the
+        // copies stay: `remove_abandoned` looks for the description first.
+        self.put(&self.set_key(&record.name, &id), set.encode()?).await?;
         if let Err(error) = self.end(&record.name, &id).await {
             tracing::warn!(collection = record.name, %id, %error, "the note of a backup stays for now");
         }
@@ -223,7 +226,7 @@ impl ClusterBackups {
         Ok(set)
     }
 
-    /// Copies a collection and writes the description of its backup.
+    /// Copies a collection. Returns the description of its backup, which is not stored yet.
     async fn copy_all(&self, record: &CollectionRecord, id: &BackupId) -> Result<BackupSet> {
         let view = self.view.current();
         let changes = view.changes.collections.get(&record.id).cloned().unwrap_or_default();
@@ -245,9 +248,7 @@ impl ClusterBackups {
                 "the collection was removed before its backup was complete",
             ));
         }
-        let set = BackupSet::new(id.clone(), record.clone(), changes, shards, originals);
-        self.put(&self.set_key(&record.name, &set.id), set.encode()?).await?;
-        Ok(set)
+        Ok(BackupSet::new(id.clone(), record.clone(), changes, shards, originals))
     }
 
     /// Returns the schedule.
@@ -288,10 +289,19 @@ impl ClusterBackups {
         Ok(ends)
     }
 
-    async fn back_up_shard(&self, shard: &ShardOfSet<'_>, end: EntryNumber) -> Result<ShardBackup> {
+    async fn back_up_shard(
+        &self,
+        shard: &ShardOfSet<'_>,
+        mut end: EntryNumber,
+    ) -> Result<ShardBackup> {
         let log = ShardLog::new(self.cluster.place(), shard.key);
         let store = snapshot_store(&self.cluster, &shard.key.collection);
         let known = snapshots(&store, &shard.key.local_name()).await?;
+        // Snapshots stay for an hour. If those from the beginning of a long backup are gone, it has
+        // later writes of this shard too.
+        if !known.is_empty() && known.iter().all(|known| known.position.next > end) {
+            end = log.end().await?;
+        }
         let usable = known.into_iter().filter(|known| known.position.next <= end);
         let newest = usable.max_by_key(|known| known.position.next);
         let (snapshot_bytes, from) = match newest {
@@ -440,9 +450,12 @@ impl ClusterBackups {
     async fn remove(&self, collection: &str, id: &BackupId) -> Result<()> {
         let _turn = self.turn().await?;
         let set = self.get(collection, id).await?;
+        // A later backup finds what is left if the removal stops.
+        self.begin(&set.record, id).await?;
         // First, so that no half of a backup is listed.
         self.objects.remove(&self.set_key(collection, id)).await?;
-        self.discard(&set.record, id).await
+        self.discard(&set.record, id).await?;
+        self.end(&set.record.name, id).await
     }
 
     async fn delete_snapshot(&self, shard: &ShardOfSet<'_>) -> Result<()> {
@@ -487,7 +500,7 @@ impl ClusterBackups {
 
     /// Creates an object.
     async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<()> {
-        match self.objects.create(key, bytes).await? {
+        match self.objects.create_own(key, bytes).await? {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::AlreadyExists,

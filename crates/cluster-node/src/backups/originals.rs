@@ -139,7 +139,8 @@ impl ClusterBackups {
         copy_parts(&copy, originals.parts.clone()).await.map(drop)
     }
 
-    /// Removes a backup of originals, and those that no other backup of the collection needs.
+    /// Removes a backup of originals. Originals that no other backup of the collection needs are
+    /// removed too.
     ///
     /// # Errors
     /// The store's error.

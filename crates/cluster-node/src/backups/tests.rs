@@ -12,7 +12,7 @@ struct TestCluster {
     store: BackupStore,
     view: ViewUpdater,
     backups: Arc<ClusterBackups>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl TestCluster {
@@ -32,7 +32,7 @@ impl TestCluster {
             settings,
             metrics: BackupMetrics::default(),
         });
-        TestCluster { store, view, backups, _directory: directory }
+        TestCluster { store, view, backups, directory }
     }
 
     fn log(&self, record: &CollectionRecord, shard: u32) -> ShardLog {
@@ -189,6 +189,67 @@ async fn a_failed_backup_leaves_nothing() {
     let error = cluster.backups.create(&record).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DataLoss);
     assert!(cluster.store.place().below("backups/cluster").list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_unclear_end_keeps_the_copies() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    // The description cannot be written: its directory is a file.
+    let sets = cluster.directory.path().join("backups/cluster/sets");
+    std::fs::create_dir_all(&sets).unwrap();
+    std::fs::write(sets.join("docs"), b"").unwrap();
+    cluster.backups.create(&record).await.unwrap_err();
+    for kept in ["logs", "begun"] {
+        let place = cluster.store.place().below(&format!("backups/cluster/{kept}/docs"));
+        assert!(!place.list().await.unwrap().is_empty(), "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_backup_takes_a_snapshot_newer_than_its_beginning() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    for text in ["", "one", "two"] {
+        cluster.append(&record, 0, 1, text).await;
+    }
+    let (key, to) = (ShardKey::new("1", 0), snapshot_store(&cluster.store, "1"));
+    let (name, empty) = (key.local_name(), cluster.store.below("empty"));
+    let copied = tokio::task::spawn_blocking(move || {
+        let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+        let context = BackupContext { store: &empty, pacer: &pacer, progress: &progress };
+        let id = BackupId::now();
+        backup::block_on(async {
+            let from = backup::ObjectDirectory { store: &empty, name: "none" };
+            backup::back_up_objects(&context, from, "x", &id).await?;
+            let copy = BackupCopy { collection: "x", backup: &id, to: &to, name: &name, id: &id };
+            let at = FollowPosition { next: EntryNumber(2), epoch: Epoch(1) };
+            backup::copy(&context, &copy, |settings| set_position(&mut settings.extra, at)).await
+        })
+    });
+    copied.await.unwrap().unwrap();
+    let floor = LogFloor { entry: EntryNumber(2), epoch: Epoch(1) };
+    cluster.log(&record, 0).raise_floor(floor).await.unwrap();
+    let id = BackupId::now();
+    let shard = ShardOfSet { key: &key, collection: "docs", id: &id };
+    // When the backup began, the log ended at 1.
+    let made = cluster.backups.back_up_shard(&shard, EntryNumber(1)).await.unwrap();
+    assert_eq!((made.next, made.end), (2, 3));
+}
+
+#[tokio::test]
+async fn a_stopped_removal_is_finished_later() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let set = cluster.backups.create(&record).await.unwrap();
+    // The directory of originals cannot be listed.
+    let originals = cluster.directory.path().join("backups/cluster/originals");
+    std::fs::write(&originals, b"").unwrap();
+    cluster.backups.delete("docs", &set.id).await.unwrap_err();
+    std::fs::remove_file(&originals).unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -96,7 +96,20 @@ fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
 
 /// Returns true if every holder gets this error for the operation.
 fn is_same_everywhere(error: &Error) -> bool {
-    use ErrorKind::{AlreadyExists, InvalidArgument, NotFound, TooLarge};
-    // `AlreadyExists`: the hash of a UUID belongs to another point.
-    matches!(error.kind(), InvalidArgument | TooLarge | NotFound | AlreadyExists)
+    use ErrorKind::{AlreadyExists, InvalidArgument, TooLarge};
+    // `AlreadyExists`: the hash of a UUID belongs to another point. `NotFound` is a file that this
+    // machine lost: an absent point is no error.
+    matches!(error.kind(), InvalidArgument | TooLarge | AlreadyExists)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_file_is_an_error_of_this_machine() {
+        let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = Error::io(std::path::Path::new("/x/000001.log"), &gone);
+        assert!(!is_same_everywhere(&error));
+    }
 }

@@ -106,9 +106,22 @@ impl StoreCatalog {
                 "the cluster has {COLLECTIONS_MAX} collections, which is the maximum; remove one first"
             )));
         }
+        // The view may lack an alias that another root made a moment ago, and a collection of its
+        // name would take its place.
+        let known = self.known_changes.lock().clone();
+        let version = self.log.newest(&known).await?;
+        let is_alias = version.changes.aliases.contains_key(&record.name);
+        self.take_changes(version);
+        if is_alias {
+            return Err(Error::invalid(format!(
+                "\"{}\" is an alias, so no collection can have this name; use another name",
+                record.name
+            )));
+        }
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
-        if !self.objects.create(&self.key(&record.name), bytes).await? {
+        // Its id makes a record unique.
+        if !self.objects.create_own(&self.key(&record.name), bytes).await? {
             return Ok(false);
         }
         self.changes.fetch_add(1, Ordering::AcqRel);
@@ -352,7 +365,8 @@ mod tests {
         let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
         let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
         assert!(catalog.create_record(&record("a")).await.unwrap());
-        assert!(!catalog.create_record(&record("a")).await.unwrap());
+        let other = CollectionRecord { id: "other".to_owned(), ..record("a") };
+        assert!(!catalog.create_record(&other).await.unwrap());
         let broken = place.key("collections/b");
         place.objects().put(&broken, object_store::PutPayload::from_static(b"{")).await.unwrap();
         let reading = catalog.read(&KnownRecords::new()).await.unwrap();
@@ -373,6 +387,20 @@ mod tests {
         assert!(view.current().changes.aliases.is_empty());
         assert!(!catalog.remove_record("a").await.unwrap());
         assert!(catalog.all_ids().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_alias_of_another_root_is_not_taken_by_a_collection() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+        one.create_record(&record("a")).await.unwrap();
+        let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+        let change = |changes: &CatalogChanges| {
+            changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+        };
+        one.make_change(&change).await.unwrap();
+        let error = other.create_record(&record("x")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
 
     #[test]

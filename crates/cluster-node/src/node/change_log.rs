@@ -73,7 +73,7 @@ impl ChangeLog {
                 return Ok(known);
             }
             let number = known.number + 1;
-            if self.objects.create(&self.key(number), changes.encode()?).await? {
+            if self.objects.create_own(&self.key(number), changes.encode()?).await? {
                 self.remove_before(number).await;
                 return Ok(ChangesVersion { number, changes: Arc::new(changes) });
             }

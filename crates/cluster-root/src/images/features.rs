@@ -23,7 +23,7 @@ use super::super::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of
 use super::super::write::deliver;
 use super::call::ImageCall;
 use super::create::{NewShards, create};
-use super::points::{FoundIds, find_ids};
+use super::points::{FoundIds, LookupConsistency, find_ids};
 use super::target::ImageTarget;
 use super::{pass_on, put};
 
@@ -40,6 +40,7 @@ struct RootFeaturesParams {
 /// Writes the points of the body. A wrong point refuses the whole request. After an error of a
 /// shard some points may have been written.
 pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
+    call.context.check_creates()?;
     let parameters: RootFeaturesParams = call.query.own()?;
     let wanted = wanted(parameters.kind.as_deref(), parameters.model)?;
     let new = NewShards::checked(parameters.shard_number, parameters.replication_factor)?;
@@ -83,7 +84,7 @@ async fn write_points(
     };
     target.check_features(&settings, dims)?;
     let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
-    let before = find_ids(context, &target.record, &ids).await?;
+    let before = find_ids(context, &target.record, &ids, LookupConsistency::Default).await?;
     let shards = target.record.shards;
     let operations = context.compute(bytes, move || operations(points, shards)).await?;
     deliver(context, &target.record, operations).await?;

@@ -14,7 +14,7 @@ use super::super::read::{answers, of_all};
 use super::super::shard_read::ShardAnswers;
 use super::super::split::raw;
 use super::call::{ImageCall, NoRouteParams};
-use super::points::find_ids;
+use super::points::{LookupConsistency, find_ids};
 use super::reply;
 use super::search::parsed_filter;
 use super::target::ImageTarget;
@@ -152,7 +152,8 @@ pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
         None => ids,
         Some(_) if ids.is_empty() => ids,
         Some(target) => {
-            let found = find_ids(&call.context, &target.record, &ids).await?;
+            let consistency = LookupConsistency::Confirmed;
+            let found = find_ids(&call.context, &target.record, &ids, consistency).await?;
             found.check_whole()?;
             ids.into_iter().filter(|id| !found.found.contains(id)).collect()
         }

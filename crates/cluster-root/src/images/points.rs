@@ -118,11 +118,17 @@ pub(super) async fn find_ids(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     ids: &[PointId],
+    consistency: LookupConsistency,
 ) -> Result<FoundIds> {
     let members = split::members(br#"{"with_payload":false,"with_vector":false}"#)?;
-    let read = of_ids(context, record, members, ids)?;
-    let ShardAnswers { results, coverage, failure, .. } =
-        Box::pin(read_shards(&context.state, &read)).await?;
+    let answers = match consistency {
+        LookupConsistency::Confirmed => confirmed(context, record, members, ids).await?,
+        LookupConsistency::Default | LookupConsistency::Strong => {
+            let read = of_ids(context, record, members, ids)?;
+            Box::pin(read_shards(&context.state, &read)).await?
+        }
+    };
+    let ShardAnswers { results, coverage, failure, .. } = answers;
     let mut found = HashSet::new();
     let mut unknown = HashSet::new();
     for (shard, ids) in split::ids_by_shard(ids, record.shards)? {
