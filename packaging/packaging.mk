@@ -6,8 +6,8 @@ BUILD_IMAGE = .venv/bin/python packaging/image/build.py --program $(DISTRIBUTED)
 # Program to package; `make image DISTRIBUTED=target/release/millpond` takes the release build.
 DISTRIBUTED ?= target/dist/millpond
 
-target/dist/millpond:
-	@$(MAKE) --no-print-directory dist-programs
+# Cargo decides whether the program is up to date, so a package never has the program of another checkout.
+target/dist/millpond: dist-programs ;
 
 $(CACHE)/packaging/ready: requirements/packaging.txt | system
 	$(call say,Python environment of the packagers: $(@D))

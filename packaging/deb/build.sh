@@ -44,7 +44,8 @@ Architecture: $architecture
 Maintainer: The Millpond authors <millpond@localhost>
 Section: net
 Priority: optional
-Depends: libc6 (>= $glibc), libgcc-s1, libstdc++6, passwd
+Depends: libc6 (>= $glibc), libgcc-s1, libstdc++6, passwd, procps
+Recommends: ca-certificates
 Installed-Size: $(du -sk --exclude DEBIAN "$root" | cut -f1)
 Description: Model server whose tail latency stays flat while models change
  Serves ONNX models, TorchScript modules and TensorFlow SavedModels over

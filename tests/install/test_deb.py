@@ -81,3 +81,35 @@ def test_systemd_accepts_the_unit(tmp_path):
     path.write_text(unit)
     ended = subprocess.run([verify, "verify", "--man=no", path], text=True, capture_output=True)
     assert (ended.returncode, "millpond.service" in ended.stderr) == (0, False), ended.stderr
+
+
+def test_a_removed_package_is_enabled_again(tmp_path):
+    """dpkg remembers the version of a removed package, so its next installation looks like an upgrade."""
+    system, state, bin_dir = tmp_path / "system", tmp_path / "state", tmp_path / "bin"
+    for directory in (system, state, bin_dir):
+        directory.mkdir()
+    log = tmp_path / "log"
+    for name in ["systemctl", "chown", "useradd", "getent"]:
+        stub = bin_dir / name
+        stub.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = systemctl ] && echo "$*" >>{log}\nexit 0\n')
+        stub.chmod(0o755)
+
+    def run(script, *arguments):
+        text = (ROOT / "packaging/deb" / script).read_text()
+        text = text.replace("/run/systemd/system", str(system)).replace("/var/lib/millpond", str(state))
+        path = os.environ["PATH"]
+        subprocess.run(["sh", "-c", text, script, *arguments], check=True, env={"PATH": f"{bin_dir}:{path}"})
+        lines = log.read_text().splitlines()
+        log.write_text("")
+        return lines
+
+    assert run("postinst", "configure", "")[-1] == "enable --now millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
+    assert run("prerm", "remove")[-1] == "disable --now millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "enable --now millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
+
+
+def test_packages_ask_cargo_for_the_program():
+    rules = subprocess.run(["make", "-pnq", "help"], cwd=ROOT, text=True, capture_output=True).stdout
+    assert re.search(r"^target/dist/millpond:.*\bdist-programs\b", rules, re.MULTILINE)

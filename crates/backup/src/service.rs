@@ -430,8 +430,8 @@ impl ServiceShared {
 
     /// Does the requests and the backups of the schedule until the queue is closed.
     fn work(&self, requests: &Receiver<QueuedJob>) {
-        // The first look comes early and goes by the age of backups, since a server may be restarted
-        // more often than backups are due.
+        // The first look comes early and goes by the age of backups, since a server may be
+        // restarted more often than backups are due.
         let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_LOOK));
         let mut young = self.config.every;
         loop {

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::{Args, Subcommand, ValueEnum};
 use toml::Value;
 
-use crate::exit::{CommandError, CommandResult};
+use crate::exit::{CommandError, CommandResult, print};
 
 /// Random bytes of a key.
 const KEY_BYTES: usize = 32;
@@ -92,8 +92,9 @@ pub(crate) fn run(args: &KeysArgs) -> CommandResult {
         |error| CommandError::failed(format!("the system gives no random bytes: {error}")),
     )?;
     let key = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes));
+    // The key is shown once its lines are written.
+    print(&lines(args, &key))?;
     eprintln!("the key, which is shown only now: {key}");
-    print!("{}", lines(args, &key));
     Ok(())
 }
 

@@ -29,7 +29,7 @@ and failed requests are counted.
 First each request goes to both servers once, and the answers are compared. Then the servers are measured in turns, so \
 that one load does not disturb the other: each round sends the requests to one server for --duration, then to the other.
 
-Exit status: 0 if all answers agree; 1 if answers differ, or if a server cannot be reached.
+Exit status: 0 if all answers agree; 1 if answers differ, if no answers were compared, or if a server cannot be reached.
 
 Example:
   millpond verify --against old-host:8500 --server localhost:8500 --requests requests.tfrecord")]
@@ -103,10 +103,10 @@ pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
         duration,
         rounds: args.rounds,
     })?;
+    print(&report.text())?;
     if let Some(path) = &args.json {
         write_json(path, &report.json())?;
     }
-    print(&report.text())?;
     match report.agrees() {
         true => Ok(()),
         false => Err(CommandError::silent(ExitStatus::Failed)),

@@ -34,18 +34,30 @@ pub(super) fn write(path: &Path) -> Result<()> {
     std::fs::write(path, ONNX).map_err(|e| Error::io(path, &e))
 }
 
+/// Writes a file unless another one has its name.
+fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    match std::fs::read(path) {
+        Ok(found) if found == bytes => Ok(()),
+        Ok(_) => Err(Error::precondition(format!(
+            "{} exists and is another file; give another directory",
+            path.display()
+        ))),
+        Err(_) => std::fs::write(path, bytes).map_err(|e| Error::io(path, &e)),
+    }
+}
+
 /// Writes the model and a request for it into `dir`. Returns the commands that serve it.
 ///
 /// # Errors
-/// If a file cannot be written.
+/// `FailedPrecondition` if another file has the name of one; if a file cannot be written.
 pub(super) fn export(dir: &Path) -> Result<String> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
     let model = dir.join("digits.onnx");
-    write(&model)?;
+    write_new(&model, ONNX)?;
     let request = dir.join("digit.json");
     let (pixels, label) = HELD_OUT.split_at(PIXELS);
     let body = serde_json::json!({ "instances": [&pixels] });
-    std::fs::write(&request, body.to_string()).map_err(|e| Error::io(&request, &e))?;
+    write_new(&request, body.to_string().as_bytes())?;
     let models = dir.join("models");
     Ok(format!(
         "  millpond publish {} --to {}\n  millpond serve {}\n  \
@@ -118,6 +130,17 @@ fn draw(records: &[&[u8]]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_export_replaces_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        export(dir.path()).unwrap();
+        export(dir.path()).unwrap();
+        std::fs::write(dir.path().join("digits.onnx"), "mine").unwrap();
+        let refused = export(dir.path()).unwrap_err();
+        assert!(refused.message().contains("another directory"), "{refused}");
+        assert_eq!(std::fs::read(dir.path().join("digits.onnx")).unwrap(), b"mine");
+    }
 
     #[test]
     fn held_out_images_are_whole() {

@@ -14,6 +14,7 @@ mod text;
 pub mod traffic;
 mod voice;
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -126,6 +127,7 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
         println!("Serve a trained model:\n{}", digits::export(dir)?);
         return Ok(());
     }
+    let _lock = lock_directories(env)?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let checks = ModelChecks::find(args, &engine)?;
     let bytes =
@@ -223,6 +225,22 @@ fn search_images<'a>(
     println!("  {line}");
     indexed.find()?.iter().for_each(|line| println!("  {line}"));
     Ok(Some(indexed))
+}
+
+/// Locks the directories of the demo, which each start makes anew.
+fn lock_directories(env: &BenchEnv) -> Result<File> {
+    let run = env.cache_dir.join("run");
+    std::fs::create_dir_all(&run).map_err(|e| Error::io(&run, &e))?;
+    let path = run.join("demo.lock");
+    let lock = File::create(&path).map_err(|e| Error::io(&path, &e))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(Error::unavailable(format!(
+            "another demo runs in {}; end it, or set MILLPOND_CACHE_DIR to another directory",
+            run.display()
+        ))),
+        Err(TryLockError::Error(e)) => Err(Error::io(&path, &e)),
+    }
 }
 
 /// Publishes the models' first versions into a new repository.

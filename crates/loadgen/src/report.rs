@@ -1,5 +1,6 @@
 //! Tables and progress for people, JSON for programs.
 
+use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -101,7 +102,8 @@ pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> 
     write_file(path, &text)
 }
 
-/// Writes a file in one step.
+/// Writes a file in one step. Follows a link, and writes to what is no regular file, such as a
+/// pipe.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -109,10 +111,20 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
     }
-    let part = path.with_extension("part");
-    let mut file = std::fs::File::create(&part).map_err(|e| Error::io(&part, &e))?;
-    file.write_all(bytes).and_then(|()| file.write_all(b"\n")).map_err(|e| Error::io(&part, &e))?;
-    std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))
+    let put = |mut file: File| file.write_all(bytes).and_then(|()| file.write_all(b"\n"));
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let opened = std::fs::OpenOptions::new().write(true).open(path);
+        return opened.and_then(put).map_err(|e| Error::io(path, &e));
+    }
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut part = target.clone().into_os_string();
+    part.push(format!(".{}.part", std::process::id()));
+    let written = File::create(&part).and_then(put).and_then(|()| std::fs::rename(&part, &target));
+    written.map_err(|e| {
+        // It may not exist.
+        let _ = std::fs::remove_file(&part);
+        Error::io(path, &e)
+    })
 }
 
 /// Time between two lines about the progress if stderr is no terminal.
@@ -208,6 +220,23 @@ pub fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_are_replaced_and_links_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("out.json");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        std::fs::write(dir.path().join("out.part"), "mine").unwrap();
+        write_json(&link, &[1]).unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        let file = dir.path().join("new/out.json");
+        for value in [1, 2] {
+            write_json(&file, &value).unwrap();
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{value}\n"));
+        }
+        assert_eq!(std::fs::read(dir.path().join("out.part")).unwrap(), b"mine");
+        assert_eq!(std::fs::read_dir(dir.path().join("new")).unwrap().count(), 1);
+    }
 
     #[test]
     fn tables_line_up() {

@@ -136,8 +136,9 @@ impl Comparison {
             Ok(answer) => call.method.outputs(&answer.body),
             Err(error) => Err(error.clone()),
         });
-        for (kept, answer) in self.answers.iter_mut().zip(answers) {
-            kept.push(answer.ok().map(|answer| answer.body));
+        for ((kept, answer), decoded) in self.answers.iter_mut().zip(answers).zip(&decoded) {
+            // An answer that cannot be decoded cannot be compared under load either.
+            kept.push(answer.ok().filter(|_| decoded.is_ok()).map(|answer| answer.body));
         }
         let difference = match decoded {
             [Ok(ours), Ok(right)] => {

@@ -22,9 +22,10 @@ pub struct ComparisonReport {
 }
 
 impl ComparisonReport {
-    /// Returns true if all answers agree.
+    /// Returns true if answers were compared and all agree.
     pub fn agrees(&self) -> bool {
-        self.comparison.differences.is_empty()
+        self.comparison.compared > 0
+            && self.comparison.differences.is_empty()
             && self.counts.iter().all(|one| one.faults.wrong == 0)
     }
 
@@ -75,6 +76,9 @@ impl ComparisonReport {
         if comparison.refused_by_both > 0 {
             text +=
                 &format!("{} requests were refused by both servers\n", comparison.refused_by_both);
+        }
+        if comparison.compared == 0 && comparison.differences.is_empty() {
+            text += "no answers were compared: no request was answered by both servers\n";
         }
         for difference in comparison.differences.iter().take(SHOWN_MAX) {
             text += &format!("{difference}\n");

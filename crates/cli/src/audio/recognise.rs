@@ -57,7 +57,8 @@ impl Backend {
     /// # Errors
     /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
     pub(crate) fn server(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<Backend> {
-        StreamingClient::new(url, recogniser, embeddings).map(Backend::Server)
+        let client = StreamingClient::new(url, recogniser, embeddings)?;
+        client.with_key(environment::client_key(None)).map(Backend::Server)
     }
 
     /// Returns the loading time of a local recogniser.

@@ -30,6 +30,7 @@ const ERROR_BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct StreamingClient {
     authority: String,
     path: String,
+    key: Option<String>,
 }
 
 impl StreamingClient {
@@ -62,7 +63,21 @@ impl StreamingClient {
         Ok(StreamingClient {
             authority,
             path: format!("/v1/audio/{}{query}", url_segment(recogniser)),
+            key: None,
         })
+    }
+
+    /// Sets the API key that each request sends.
+    ///
+    /// # Errors
+    /// Returns a usage error for a key that no header can hold.
+    pub(crate) fn with_key(self, key: Option<String>) -> CommandResult<StreamingClient> {
+        let is_sendable =
+            |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+        match key.as_ref().is_none_or(is_sendable) {
+            true => Ok(StreamingClient { key, ..self }),
+            false => Err(CommandError::usage("the API key has characters that no header can hold")),
+        }
     }
 
     /// Sends a recording and passes the server's events to `sink`.
@@ -122,9 +137,10 @@ impl StreamingClient {
             Some("m4a" | "mp4") => "audio/mp4",
             _ => "application/octet-stream",
         };
+        let key = self.key.as_ref().map_or_else(String::new, |key| format!("api-key: {key}\r\n"));
         format!(
             "POST {} HTTP/1.1\r\nhost: {}\r\nuser-agent: millpond/{}\r\naccept: application/x-ndjson\r\n\
-             content-type: {kind}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n",
+             {key}content-type: {kind}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n",
             self.path,
             self.authority,
             env!("CARGO_PKG_VERSION")
@@ -275,6 +291,17 @@ impl<R: BufRead> Read for ChunkedBody<R> {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+
+    #[test]
+    fn a_key_is_sent_if_there_is_one() {
+        let client = |key: Option<&str>| {
+            let client = StreamingClient::new("h:1", "vad", false).unwrap();
+            client.with_key(key.map(str::to_owned))
+        };
+        assert!(client(Some("k")).unwrap().head(None).contains("\r\napi-key: k\r\n"));
+        assert!(!client(None).unwrap().head(None).contains("api-key"));
+        assert!(client(Some("a\r\nb: c")).is_err());
+    }
 
     #[test]
     fn addresses() {

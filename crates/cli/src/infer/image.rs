@@ -7,7 +7,8 @@ use std::str::FromStr;
 use base::{DType, Tensor};
 use clap::{Args, ValueEnum};
 use image::imageops::FilterType;
-use image::{DynamicImage, ImageReader};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageReader, Rgb, RgbImage};
 
 use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
@@ -155,6 +156,8 @@ fn layout_of(axes: &[i64]) -> AxisOrder {
     if depth(axes[2]) && !depth(axes[0]) { AxisOrder::Nhwc } else { AxisOrder::Nchw }
 }
 
+/// Decodes an image as the server does: upright by its EXIF orientation, transparent pixels over
+/// white.
 fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     let unreadable = |error: &dyn std::fmt::Display| {
         CommandError::failed(format!("cannot read the image: {error}"))
@@ -165,8 +168,25 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     let mut limits = image::Limits::default();
     limits.max_image_width = Some(EDGE_MAX);
     limits.max_image_height = Some(EDGE_MAX);
-    reader.limits(limits);
-    reader.decode().map_err(|error| unreadable(&error))
+    reader.limits(limits.clone());
+    let mut decoder = reader.into_decoder().map_err(|error| unreadable(&error))?;
+    limits.reserve(decoder.total_bytes()).map_err(|error| unreadable(&error))?;
+    // An image with unreadable EXIF data counts as upright.
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut image = DynamicImage::from_decoder(decoder).map_err(|error| unreadable(&error))?;
+    image.apply_orientation(orientation);
+    Ok(if image.color().has_alpha() { on_white(&image) } else { image })
+}
+
+fn on_white(image: &DynamicImage) -> DynamicImage {
+    let pixels = image.to_rgba8();
+    let mut opaque = RgbImage::new(pixels.width(), pixels.height());
+    for (from, to) in pixels.pixels().zip(opaque.pixels_mut()) {
+        let [red, green, blue, alpha] = from.0.map(u32::from);
+        let over = |colour| ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8;
+        *to = Rgb([over(red), over(green), over(blue)]);
+    }
+    DynamicImage::ImageRgb8(opaque)
 }
 
 /// Resizes to the requested size, or to the model's fixed edges `height` and `width`.
@@ -251,6 +271,23 @@ mod tests {
             _ => tensor.to_vec::<f32>().unwrap(),
         };
         (tensor.shape().to_vec(), values)
+    }
+
+    #[test]
+    fn images_are_upright_and_opaque() {
+        let mut file = Vec::new();
+        let mut encoder = image::codecs::jpeg::JpegEncoder::new(&mut file);
+        // EXIF with one entry: orientation (0x112) 6, a quarter turn.
+        let exif = b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+        image::ImageEncoder::set_exif_metadata(&mut encoder, exif.to_vec()).unwrap();
+        encoder.encode_image(&RgbImage::new(4, 2)).unwrap();
+        let image = decode(&file).unwrap();
+        assert_eq!((image.width(), image.height()), (2, 4));
+
+        let clear = image::RgbaImage::from_pixel(1, 1, image::Rgba([9, 8, 7, 0]));
+        let mut file = Cursor::new(Vec::new());
+        clear.write_to(&mut file, image::ImageFormat::Png).unwrap();
+        assert_eq!(decode(file.get_ref()).unwrap().to_rgb8().get_pixel(0, 0).0, [255; 3]);
     }
 
     #[test]

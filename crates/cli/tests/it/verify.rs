@@ -77,6 +77,7 @@ fn answers_and_latencies_are_compared() {
 
     let refused = verify(&right, &same, &[&requests[..], &["--model", "none"]].concat());
     assert!(refused.stdout.contains("3 requests were refused by both servers"), "{refused:?}");
+    assert_eq!(refused.code, 1, "{refused:?}");
 }
 
 #[test]
