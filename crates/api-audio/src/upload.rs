@@ -179,14 +179,21 @@ impl AudioUpload {
     ///
     /// # Errors
     /// The error that ended the upload, or else those of the pipeline.
-    pub(crate) fn embed(self) -> Result<Vec<f32>> {
+    pub(crate) fn embed(mut self) -> Result<Vec<f32>> {
         let hint = self.hint.as_deref();
-        let vector = spool::input(self.upload, false, &self.config).and_then(|input| {
+        let embedded = spool::input(self.upload, false, &self.config).and_then(|input| {
             audio::pipeline::embed(input, hint, &self.recogniser, &self.model, &self.options)
         });
-        let vector = blamed(&self.failure, vector);
-        self.progress.ended(vector.as_ref().map_or_else(|error| error.kind().name(), |_| "ok"));
-        vector
+        let embedded = blamed(&self.failure, embedded);
+        if let Ok(embedding) = &embedded {
+            self.progress.advance(embedding.summary.seconds);
+        }
+        self.progress.ended(match &embedded {
+            Ok(embedding) if embedding.summary.partial => "partial",
+            Ok(_) => "ok",
+            Err(error) => error.kind().name(),
+        });
+        embedded.map(|embedding| embedding.vector)
     }
 }
 

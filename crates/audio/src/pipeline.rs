@@ -137,6 +137,15 @@ pub fn recognise(
     labels.finish(&ending)
 }
 
+/// Embedding of a whole recording.
+#[derive(Clone, Debug)]
+pub struct RecordingEmbedding {
+    /// The unit vector.
+    pub vector: Vec<f32>,
+    /// Length, windows and faults; there are no labels.
+    pub summary: AudioSummary,
+}
+
 /// Returns one unit vector for a whole recording: the mean of its windows that are loud enough.
 ///
 /// # Errors
@@ -148,19 +157,27 @@ pub fn embed(
     recogniser: &Recogniser,
     model: &Arc<dyn AudioModel>,
     options: &PipelineOptions,
-) -> Result<Vec<f32>> {
+) -> Result<RecordingEmbedding> {
     if recogniser.kind != RecogniserKind::Embeddings {
         let name = &recogniser.name;
         return Err(Error::invalid(format!(
             "recogniser \"{name}\" gives labels and no embeddings"
         )));
     }
-    let mut mean = mean_of_units(recogniser);
-    drive(input, hint, recogniser, model, options, &mut mean)?;
-    mean.value().ok_or_else(|| {
+    let mut sink = MeanSink { mean: mean_of_units(recogniser), faults: 0 };
+    let end = drive(input, hint, recogniser, model, options, &mut sink)?;
+    let vector = sink.mean.value().ok_or_else(|| {
         let level = recogniser.embeddings.min_level;
         Error::invalid(format!("the recording has no sound above {level} dB of full scale"))
-    })
+    })?;
+    let summary = AudioSummary {
+        seconds: end.samples as f64 / f64::from(end.rate),
+        labels: 0,
+        faults: sink.faults,
+        partial: sink.faults > 0,
+        windows: end.windows,
+    };
+    Ok(RecordingEmbedding { vector, summary })
 }
 
 /// Totals of a finished recording.
@@ -304,12 +321,19 @@ impl WindowSink for LabelSink<'_> {
     }
 }
 
-impl WindowSink for UnitMean {
+/// Makes one embedding of a recording and counts its faults.
+struct MeanSink {
+    mean: UnitMean,
+    faults: u64,
+}
+
+impl WindowSink for MeanSink {
     fn opened(&mut self, _: &AudioFormat) -> Result<()> {
         Ok(())
     }
 
     fn fault(&mut self, fault: Fault) -> Result<()> {
+        self.faults += 1;
         tracing::warn!(
             at = fault.at,
             what = fault.what,
@@ -319,7 +343,7 @@ impl WindowSink for UnitMean {
     }
 
     fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
-        UnitMean::window(self, frames);
+        self.mean.window(frames);
         Ok(())
     }
 }

@@ -37,6 +37,9 @@ pub struct Windows {
     /// Values to skip before the next window's context, if windows are far apart.
     skip: usize,
     next: u64,
+    /// True if the frames at the end of a window do not count, so that only the next window covers
+    /// its last rows.
+    is_trimmed: bool,
 }
 
 impl Windows {
@@ -45,7 +48,15 @@ impl Windows {
         let width = width.max(1);
         let spec =
             WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
-        Windows { spec, width, held: vec![0.0; spec.context * width], skip: 0, next: 0 }
+        let held = vec![0.0; spec.context * width];
+        Windows { spec, width, held, skip: 0, next: 0, is_trimmed: false }
+    }
+
+    /// Sets whether the model's frames at the end of a window do not count. If so, rows behind the
+    /// last hop make one more window at the end.
+    #[must_use]
+    pub fn trimmed(self, is_trimmed: bool) -> Windows {
+        Windows { is_trimmed, ..self }
     }
 
     /// Adds any number of whole rows and calls `each` for every complete window.
@@ -79,15 +90,17 @@ impl Windows {
         result
     }
 
-    /// Calls `each` for the last window, padded with zeros, if rows are left that were in no
-    /// window.
+    /// Calls `each` for the last window, padded with zeros, if rows are left that no window covers.
     ///
     /// # Errors
     /// Returns the errors of `each`.
     pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
         let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
         // Rows of the window before, if windows overlap.
-        let had = if self.next == 0 { 0 } else { self.spec.window.saturating_sub(self.spec.hop) };
+        let had = match self.next == 0 || self.is_trimmed {
+            true => 0,
+            false => self.spec.window.saturating_sub(self.spec.hop),
+        };
         if real <= had {
             return Ok(());
         }

@@ -185,6 +185,11 @@ fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
     let named = |error: base::Error| {
         CommandError::failed(format!("{}: {}", file.display(), error.message()))
     };
-    pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options)
-        .map_err(named)
+    let embedding =
+        pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options)
+            .map_err(named)?;
+    if embedding.summary.partial {
+        eprintln!("warning: {}: only a part of it could be used", file.display());
+    }
+    Ok(embedding.vector)
 }

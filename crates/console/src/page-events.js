@@ -4,6 +4,8 @@ import { clock, count, el, rows, text } from "./page-dom.js";
 
 // Events before a button shows the others.
 const SHOWN_MAX = 8;
+// Most events, as on the server.
+const KEPT_MAX = 512;
 const $ = (id) => document.getElementById(id);
 
 function item(event, withModel) {
@@ -53,6 +55,7 @@ export class Events {
     const swaps = this.all.filter((event) => event.from !== undefined);
     this.all = this.all.filter((event) => event.kind !== "released"
       || !swaps.some((swap) => swap.model === event.model && swap.from === event.version && swap.id > event.id));
+    this.all = this.all.slice(-KEPT_MAX);
   }
 
   of(model) {

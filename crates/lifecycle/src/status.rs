@@ -136,6 +136,8 @@ pub struct StateChange {
     pub to: LifecycleState,
     /// Reason for the new state.
     pub reason: Option<String>,
+    /// True for a version that has failed because it is withdrawn; its load did not fail.
+    pub withdrawn: bool,
     /// Time of the change.
     pub at: SystemTime,
 }

@@ -39,10 +39,8 @@ impl Observer for MetricsObserver {
                 self.stats
                     .forget(&VersionId { model: change.model.clone(), version: change.version });
             }
-            // A withdrawn version fails after it was released; its load did not.
             LifecycleEvent::StateChanged(change)
-                if change.to == LifecycleState::Failed
-                    && change.from != Some(LifecycleState::Released) =>
+                if change.to == LifecycleState::Failed && !change.withdrawn =>
             {
                 self.metrics
                     .load_failures
@@ -169,8 +167,7 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
 fn state_for_people(change: &StateChange) -> Option<NewEvent> {
     let reason = change.reason.as_deref().unwrap_or("no reason is known");
     let (kind, level, text) = match change.to {
-        // A withdrawn version fails after it was released; its load did not.
-        LifecycleState::Failed if change.from == Some(LifecycleState::Released) => {
+        LifecycleState::Failed if change.withdrawn => {
             ("withdrawn", EventLevel::Warning, format!("withdrawn: {reason}"))
         }
         LifecycleState::Failed => ("failed", EventLevel::Error, format!("failed: {reason}")),
@@ -188,7 +185,7 @@ mod tests {
     use super::*;
     use crate::journal::EventFilter;
 
-    /// The version that fails after its release.
+    /// The version that is withdrawn.
     const WITHDRAWN: u64 = 4;
 
     fn changed(version: u64, to: LifecycleState, reason: Option<&str>) -> LifecycleEvent {
@@ -198,6 +195,7 @@ mod tests {
             from: (version == WITHDRAWN).then_some(LifecycleState::Released),
             to,
             reason: reason.map(str::to_owned),
+            withdrawn: version == WITHDRAWN,
             at: SystemTime::now(),
         })
     }

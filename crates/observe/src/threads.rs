@@ -41,7 +41,9 @@ pub(crate) fn count() -> [u64; KINDS.len()] {
 
 /// Returns the index of a name's kind in [`KINDS`].
 fn kind(name: &str) -> usize {
-    KINDS.iter().position(|known| *known == name).unwrap_or(KINDS.len() - 1)
+    // Threads of a kind may have several tasks, such as "audio-in" and "search-merge".
+    let first = name.split('-').next().unwrap_or(name);
+    KINDS.iter().position(|known| *known == first).unwrap_or(KINDS.len() - 1)
 }
 
 fn read(tasks: &Path) -> Named {
@@ -62,6 +64,9 @@ fn read(tasks: &Path) -> Named {
 fn parse(stat: &str) -> Option<(String, u64)> {
     let (head, tail) = stat.rsplit_once(") ")?;
     let (_, name) = head.split_once('(')?;
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
+    let words: Vec<&str> = name.split('-').filter(|word| !is_number(word)).collect();
+    let name = words.join("-");
     let name = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-');
     // utime and stime are fields 14 and 15, and the tail begins with field 3.
     let mut times = tail.split(' ').skip(11);
@@ -82,6 +87,14 @@ mod tests {
             Some(3)
         );
         assert_eq!(parse("nothing"), None);
+    }
+
+    #[test]
+    fn threads_of_one_kind_have_several_names() {
+        let line = "7 (audio-3-in) S 1 7 7 0 -1 4194560 10 0 0 0 250 31 0 0 20 0 9 0 100 1 1";
+        assert_eq!(parse(line), Some(("audio-in".into(), 281)));
+        let kinds = ["audio-in", "search-merge", "ingest-in"].map(|name| KINDS[kind(name)]);
+        assert_eq!(kinds, ["audio", "search", "ingest"]);
     }
 
     #[test]

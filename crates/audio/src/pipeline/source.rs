@@ -36,7 +36,9 @@ impl WindowSource {
     /// Starts a recording at its first row.
     pub(super) fn new(recogniser: &Recogniser) -> WindowSource {
         WindowSource {
-            windows: Windows::new(recogniser.spec, recogniser.width),
+            windows: Windows::new(recogniser.spec, recogniser.width).trimmed(
+                recogniser.output.trim[1] > 0 && recogniser.kind != RecogniserKind::Embeddings,
+            ),
             levels: (recogniser.kind == RecogniserKind::Embeddings)
                 .then(|| LevelMeter::new(recogniser)),
             count: 0,

@@ -106,7 +106,8 @@ impl Detector {
             return;
         }
         let Some(open) = &mut self.open else { return };
-        if probability < rule.off {
+        // NaN is silence, as a missing window is.
+        if probability.is_nan() || probability < rule.off {
             let (mark, mean) = *open.mark.get_or_insert((at, open.all));
             if at - mark >= rule.gap {
                 let open = *open;
@@ -115,7 +116,9 @@ impl Detector {
                 return;
             }
         }
-        open.all.add(probability);
+        if !probability.is_nan() {
+            open.all.add(probability);
+        }
     }
 
     /// Ends `open` at `end`, if it counts.

@@ -72,6 +72,13 @@ impl MovingMean {
                 .for_each(|(sum, value)| *sum -= f64::from(*value));
             self.done -= 1;
         }
+        // A value that is no finite number must not outlive its frame.
+        for (class, sum) in self.sums.iter_mut().enumerate() {
+            if !sum.is_finite() {
+                let values = self.frames.iter().filter_map(|frame| frame.values.get(class));
+                *sum = values.map(|value| f64::from(*value)).sum();
+            }
+        }
         let count = self.frames.len() as f64;
         self.means.iter_mut().zip(&self.sums).for_each(|(mean, sum)| *mean = (sum / count) as f32);
         if let Some(frame) = self.frames.get(self.done) {

@@ -66,6 +66,28 @@ fn spans(labels: &[Label], rate: f64) -> Vec<Span> {
 }
 
 #[test]
+fn a_value_that_is_no_number_does_not_outlive_its_frame() {
+    let mut smooth = super::smooth::MovingMean::new(3, 1);
+    let mut found = Vec::new();
+    let mut each = |_: u64, means: &[f32], _: Option<&[f32]>| found.push(means[0]);
+    for (at, value) in [1.0, f32::NAN, 1.0, 1.0, 1.0, 1.0].into_iter().enumerate() {
+        smooth.push(at as u64, &[value], None, &mut each);
+    }
+    smooth.finish(&mut each);
+    assert!(found[3..].iter().all(|mean| (mean - 1.0).abs() < 1e-6), "{found:?}");
+}
+
+#[test]
+fn an_event_ends_where_the_scores_are_no_numbers() {
+    let recogniser = events(512, "min = \"0ms\"\ngap = \"64ms\"\npad = \"0ms\"\n");
+    let values = [[0.9; 2].as_slice(), &[f32::NAN; 6], &[0.0; 4]].concat();
+    let windows: Vec<_> = values.iter().map(|value| Some(vec![*value])).collect();
+    let found = labels(&recogniser, &windows, 12 * 512);
+    assert_eq!(spans(&found, 16000.0), [(0, 2 * 512)]);
+    assert!((found[0].score - 0.9).abs() < 1e-6);
+}
+
+#[test]
 fn events_are_those_of_the_package() {
     for case in golden::CASES {
         let off = case.off.map_or(String::new(), |off| format!("off = {off}\n"));

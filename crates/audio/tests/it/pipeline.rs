@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use base::{CarriedInput, Error, ErrorKind, NamedTensor, Result, Tensor};
 use millpond_audio::AudioModel;
+use millpond_audio::decode::AudioInput;
 use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, embed, recognise};
 use millpond_audio::recogniser::Recogniser;
 use millpond_audio::speakers::Speakers;
@@ -476,12 +477,50 @@ fn voiceprint() -> Arc<dyn AudioModel> {
 }
 
 #[test]
+fn an_embedding_of_a_damaged_recording_is_partial() {
+    let text = "kind = \"embeddings\"\nrate = 16000\nwindow = 1600\nhop = 800\n";
+    let recogniser = Recogniser::parse("voice", text).unwrap();
+    let mut bytes = wav(&vec![0.5; 32_000]);
+    // One of two seconds, 4 bytes a sample.
+    bytes.truncate(bytes.len() - 64_000);
+    let input = AudioInput::Stream(Box::new(std::io::Cursor::new(bytes)));
+    let summary = embed(input, None, &recogniser, &voiceprint(), &in_flight(2)).unwrap().summary;
+    assert!(summary.partial && (summary.seconds - 1.0).abs() < 1e-6, "{summary:?}");
+}
+
+#[test]
+fn trimmed_frames_at_the_end_are_covered() {
+    let text = "kind = \"events\"\nrate = 16000\nwindow = 1600\nhop = 960\n[output]\ntrim = [2, 2]\n[events]\n\
+                min = \"0ms\"\ngap = \"0ms\"\npad = \"0ms\"\n";
+    let recogniser = Recogniser::parse("t", text).unwrap();
+    let run = |inputs: &[NamedTensor], _: usize| {
+        let all = windows(inputs);
+        let loud = |window: &Vec<f32>| -> Vec<f32> {
+            window.chunks(160).map(|frame| f32::from(u8::from(frame[0] > 0.4))).collect()
+        };
+        let values: Vec<f32> = all.iter().flat_map(loud).collect();
+        Ok(vec![NamedTensor::new("y", Tensor::from_vec([all.len(), 10, 1].as_slice(), values)?)])
+    };
+    let inputs = vec![spec("x", &[-1, -1])];
+    let model: Arc<dyn AudioModel> =
+        Arc::new(fake(inputs, vec![spec("y", &[-1, 10, 1])], Answers::AtOnce, run));
+    // One whole window.
+    let samples = [vec![0.0; 1280], vec![0.5; 320]].concat();
+    let heard = hear(sound(&samples), &recogniser, &model, &in_flight(1)).unwrap();
+    assert_eq!(heard.labels.len(), 1, "{heard:?}");
+    assert!((heard.labels[0].start - 0.08).abs() < 1e-6);
+}
+
+#[test]
 fn one_embedding_for_a_recording_leaves_silence_out() {
     let text = "kind = \"embeddings\"\nrate = 16000\nwindow = 1600\nhop = 800\n";
     let recogniser = Recogniser::parse("voice", text).unwrap();
     let steady = |level: f32, seconds: usize| vec![level; seconds * 16_000];
     let samples = [steady(0.0, 3), steady(0.5, 4), steady(0.0, 2)].concat();
-    let vector = embed(sound(&samples), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap();
+    let embedding =
+        embed(sound(&samples), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap();
+    assert!(!embedding.summary.partial);
+    let vector = embedding.vector;
     assert!((vector[0] * vector[0] + vector[1] * vector[1] - 1.0).abs() < 1e-6);
     // The loud windows only: 0.5, and three times 0.5 cut at 1.
     assert!((vector[1] / vector[0] - 2.0).abs() < 0.05, "{vector:?}");

@@ -302,6 +302,7 @@ impl Model {
         }
         version.state = state;
         version.reason.clone_from(&reason);
+        let withdrawn = state == LifecycleState::Failed && version.withdrawal().is_some();
         log(&self.name, number, state, reason.as_deref());
         observer.event(&LifecycleEvent::StateChanged(StateChange {
             model: self.name.clone(),
@@ -309,6 +310,7 @@ impl Model {
             from: Some(from),
             to: state,
             reason,
+            withdrawn,
             at: SystemTime::now(),
         }));
     }
@@ -325,6 +327,7 @@ impl Model {
             from: None,
             to,
             reason: None,
+            withdrawn: false,
             at,
         }));
     }

@@ -95,6 +95,7 @@ impl LogFiles {
         if !self.open.contains_key(model) {
             self.create(model)?;
         }
+        self.close_idle(model, length);
         self.make_room(length);
         let Some(open) = self.open.get_mut(model) else { return Ok(()) };
         open.used = Instant::now();
@@ -134,6 +135,17 @@ impl LogFiles {
     fn close(&mut self, model: &Arc<str>) {
         if let Some(open) = self.open.remove(model) {
             self.closed.push((open.path, open.bytes));
+        }
+    }
+
+    /// Closes files of other models, the one that was idle longest first, until the open files and
+    /// `more` bytes have room. Closed files can be removed.
+    fn close_idle(&mut self, model: &Arc<str>, more: u64) {
+        while self.open.values().map(|open| open.bytes).sum::<u64>() + more > self.bytes_max {
+            let others = self.open.iter().filter(|(other, _)| *other != model);
+            let idle = others.min_by_key(|(_, open)| open.used).map(|(other, _)| other.clone());
+            let Some(idle) = idle else { return };
+            self.close(&idle);
         }
     }
 
@@ -231,6 +243,24 @@ mod tests {
             entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn files_of_many_models_stay_within_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        // 100 bytes in the file.
+        let record = vec![0; 84];
+        let mut log = files(dir.path(), 1000);
+        for _ in 0..5 {
+            for model in ["a", "b", "c", "d"] {
+                log.append(&model.into(), &record).unwrap();
+                let bytes: u64 = std::fs::read_dir(dir.path())
+                    .unwrap()
+                    .map(|entry| entry.unwrap().metadata().unwrap().len())
+                    .sum();
+                assert!(bytes <= 1000, "{bytes}");
+            }
+        }
     }
 
     #[test]

@@ -67,7 +67,8 @@ impl LoadTraces {
                     load.stages.push(LoadStage { name, start: now });
                 }
             }
-            LifecycleState::Failed => {
+            // A withdrawn version falls to the last arm, which ends a load that was stopped.
+            LifecycleState::Failed if !change.withdrawn => {
                 let reason = change.reason.clone().unwrap_or_else(|| "the load failed".to_owned());
                 // A version can fail before its load begins, as files of an unknown kind do.
                 self.begin(&id, now);
