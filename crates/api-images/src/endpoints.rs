@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, State};
@@ -334,6 +335,7 @@ async fn find(
         };
         let _admitted = state.services.requests.admit()?;
         let query = ImageQuery {
+            deadline: Instant::now() + state.services.requests.limits.request_timeout,
             k: parameters.k.unwrap_or(HITS_DEFAULT),
             threshold: parameters.threshold,
             candidates: parameters.candidates,
@@ -369,6 +371,7 @@ async fn identify(
         };
         let _admitted = state.services.requests.admit()?;
         let query = ImageQuery {
+            deadline: Instant::now() + state.services.requests.limits.request_timeout,
             k: parameters.k.unwrap_or(HITS_DEFAULT),
             threshold: parameters.threshold,
             candidates: parameters.candidates,

@@ -27,6 +27,18 @@ pub fn accept_score(kind: ImageKind) -> f32 {
     }
 }
 
+/// Returns the smallest score of an accepted image. `wanted` is that of the request.
+///
+/// # Errors
+/// `InvalidArgument` for a number that is not finite.
+pub(crate) fn checked_threshold(kind: ImageKind, wanted: Option<f32>) -> Result<f32> {
+    let threshold = wanted.unwrap_or_else(|| accept_score(kind));
+    match threshold.is_finite() {
+        true => Ok(threshold),
+        false => Err(Error::invalid("threshold= is no finite number of 32 bits")),
+    }
+}
+
 /// Returns the number of images that a search compares by default. Large collections of
 /// fingerprints compare more: one in a hundred.
 pub fn default_candidates(kind: ImageKind) -> usize {
@@ -128,6 +140,14 @@ mod tests {
 
     fn shard(rows: u64, wanted: Option<usize>, shards: u32) -> usize {
         CandidateLimit::of_shard(rows, 1, wanted, shards).unwrap().most
+    }
+
+    #[test]
+    fn a_threshold_is_a_finite_number() {
+        for wrong in [f32::NAN, f32::INFINITY] {
+            assert!(checked_threshold(ImageKind::Photo, Some(wrong)).is_err());
+        }
+        assert_eq!(checked_threshold(ImageKind::Photo, Some(7.0)), Ok(7.0));
     }
 
     #[test]

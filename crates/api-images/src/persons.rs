@@ -10,7 +10,7 @@ use search::points::PointId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::limits::accept_score;
+use super::limits::{check_search_limits, checked_threshold};
 use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
@@ -59,6 +59,14 @@ struct Candidate {
     prints: Vec<PointId>,
 }
 
+/// Owner of prints. A print that stands for itself is not the person of that name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct PersonKey {
+    name: String,
+    /// False for a print that stands for itself.
+    is_person: bool,
+}
+
 /// A print that resembles a finger.
 pub struct FoundPrint<'a> {
     /// Id of the print.
@@ -75,7 +83,7 @@ pub struct FoundPrint<'a> {
 pub struct FoundPersons {
     fingers: usize,
     threshold: f32,
-    persons: HashMap<String, Candidate>,
+    persons: HashMap<PersonKey, Candidate>,
 }
 
 impl FoundPersons {
@@ -103,7 +111,10 @@ impl FoundPersons {
     /// Adds a print that resembles the finger of this number.
     pub fn add(&mut self, finger: usize, found: &FoundPrint<'_>) {
         let named = found.payload.get(PERSON).filter(|person| !person.is_null());
-        let person = named.map_or_else(|| found.id.to_string(), text);
+        let person = PersonKey {
+            name: named.map_or_else(|| found.id.to_string(), text),
+            is_person: named.is_some(),
+        };
         let fingers = self.fingers;
         let candidate = self
             .persons
@@ -119,16 +130,16 @@ impl FoundPersons {
 
     /// Returns the best `most` persons as elements of "results", best first.
     pub fn best(self, most: usize) -> Vec<Value> {
-        let mut ranked: Vec<(f32, String, Candidate)> = self
+        let mut ranked: Vec<(f32, PersonKey, Candidate)> = self
             .persons
             .into_iter()
             .map(|(person, candidate)| (candidate.scores.iter().sum(), person, candidate))
             .collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         ranked.truncate(most);
-        let shown = |(score, person, candidate): (f32, String, Candidate)| {
+        let shown = |(score, person, candidate): (f32, PersonKey, Candidate)| {
             json!({
-                "person": person, "score": score, "accepted": score >= self.threshold,
+                "person": person.name, "score": score, "accepted": score >= self.threshold,
                 "fingers": candidate.scores, "prints": candidate.prints,
             })
         };
@@ -147,7 +158,8 @@ pub(crate) async fn identify(
     files: Vec<Bytes>,
 ) -> Result<Value> {
     let target = prints::prints_of(services, name)?;
-    let threshold = wanted.threshold.unwrap_or_else(|| accept_score(target.kind));
+    check_search_limits(target.kind, wanted.k, wanted.candidates.unwrap_or(1))?;
+    let threshold = checked_threshold(target.kind, wanted.threshold)?;
     let mut persons = FoundPersons::new(files.len(), threshold)?;
     let mut compared = 0;
     let mut of = 0;
@@ -178,6 +190,20 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_print_without_a_person_is_not_the_person_of_that_name() {
+        let four = serde_json::Map::from_iter([("person".into(), json!(4))]);
+        let mut persons = FoundPersons::new(2, 200.0).unwrap();
+        let mut add = |finger, id, payload: &serde_json::Map<String, Value>, score| {
+            persons.add(finger, &FoundPrint { id: PointId::Number(id), payload, score });
+        };
+        add(0, 4, &serde_json::Map::new(), 150.0);
+        add(1, 7, &four, 160.0);
+        let found = persons.best(9);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|person| person["accepted"] == json!(false)));
+    }
 
     #[test]
     fn prints_of_a_person_are_one_candidate() {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::collection::ImageCollection;
 use super::hits::{ShownHit, size};
-use super::limits::{CandidateLimit, accept_score};
+use super::limits::{CandidateLimit, checked_threshold};
 use super::plan::{CandidateSource, SearchPlan, SearchResult};
 use super::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use super::services::ImageServices;
@@ -21,6 +21,8 @@ use super::views::{self, ViewSearch, ViewsResult};
 
 #[derive(Clone)]
 pub(crate) struct ImageQuery {
+    /// End of the time of the whole request.
+    pub(crate) deadline: Instant,
     pub(crate) k: usize,
     /// Smallest score of an accepted image; `None` is the default of the kind.
     pub(crate) threshold: Option<f32>,
@@ -88,6 +90,7 @@ pub(crate) async fn found(
         QueryImage::Point(_) => None,
     };
     check_views(wanted.views, target.kind, file.is_some())?;
+    let threshold = checked_threshold(target.kind, wanted.threshold)?;
     let features = match image {
         QueryImage::File(bytes) => {
             let dims = target.named.settings().dims;
@@ -95,7 +98,6 @@ pub(crate) async fn found(
         }
         QueryImage::Point(id) => stored(services, target, id).await?,
     };
-    let threshold = wanted.threshold.unwrap_or_else(|| accept_score(target.kind));
     let source = match target.kind {
         ImageKind::Photo => CandidateSource::Embeddings,
         ImageKind::Fingerprint => CandidateSource::Edges(EdgeQuery::new(&features.graph)),
@@ -108,7 +110,7 @@ pub(crate) async fn found(
         explain: wanted.explain,
         clause,
         source,
-        deadline: Instant::now() + services.requests.limits.request_timeout,
+        deadline: wanted.deadline,
     };
     let started = Instant::now();
     let result = plan.clone().submit(&registry, target, &features).await?;
@@ -118,7 +120,7 @@ pub(crate) async fn found(
     let views = match file.filter(|_| !result.any_accepted(threshold)) {
         Some(file) => {
             let search = ViewSearch { services, registry: &registry, target, plan: &plan };
-            let views = search.run(file, &features).await?;
+            let views = search.run(file, &features).await;
             services.observe("views", views.took);
             Some(views)
         }

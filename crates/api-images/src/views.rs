@@ -142,14 +142,26 @@ pub(crate) async fn extract_step(
 
 impl ViewSearch<'_> {
     /// Searches for the views of `file` step by step until one has an accepted match or the time of
-    /// the request is up. `whole` are the features of the whole photograph.
-    ///
-    /// # Errors
-    /// The errors of the image, the model and the collection.
-    pub(crate) async fn run(&self, file: Bytes, whole: &QueryFeatures) -> Result<ViewsResult> {
+    /// the request is up. `whole` are the features of the whole photograph. After an error the
+    /// result is partial, since the whole photograph has been searched for.
+    pub(crate) async fn run(&self, file: Bytes, whole: &QueryFeatures) -> ViewsResult {
         let started = Instant::now();
-        let embedder = self.services.embedder(Some(self.target), None)?;
         let mut found = ViewsResult::default();
+        if let Err(error) = self.steps(file, whole, &mut found).await {
+            tracing::debug!(%error, "further views of a photograph are not searched for");
+            found.partial = true;
+        }
+        found.took = started.elapsed();
+        found
+    }
+
+    async fn steps(
+        &self,
+        file: Bytes,
+        whole: &QueryFeatures,
+        found: &mut ViewsResult,
+    ) -> Result<()> {
+        let embedder = self.services.embedder(Some(self.target), None)?;
         for step in 0..view_steps(whole.width as u32, whole.height as u32) {
             if Instant::now() >= self.plan.deadline {
                 found.partial = true;
@@ -157,14 +169,13 @@ impl ViewSearch<'_> {
             }
             let views = extract_step(self.services, &embedder, file.clone(), step).await?;
             for extracted in views {
-                self.search(&embedder, extracted, whole, &mut found).await?;
+                self.search(&embedder, extracted, whole, found).await?;
             }
             if !found.hits.is_empty() {
                 break;
             }
         }
-        found.took = started.elapsed();
-        Ok(found)
+        Ok(())
     }
 
     /// Searches for one view and adds its accepted hits.

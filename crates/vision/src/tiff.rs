@@ -3,7 +3,7 @@
 use std::io::Cursor;
 
 use ::tiff::decoder::{Decoder, DecodingResult, Limits as TiffLimits};
-use ::tiff::tags::{PhotometricInterpretation, Tag};
+use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 use base::{Error, Result};
 use image::codecs::tiff::TiffDecoder;
@@ -164,15 +164,10 @@ pub(crate) fn decode(
             "this kind of tiff cannot be read: a palette of other depths than 1 to 8",
         )),
         ColorType::Gray(bits @ (2 | 4)) => {
+            // The decoder has inverted a page whose zero is white.
             let steps = (1_u32 << bits) - 1;
-            let zero_is_white =
-                decoder.find_tag_unsigned::<u16>(Tag::PhotometricInterpretation).ok().flatten()
-                    == Some(PhotometricInterpretation::WhiteIsZero.to_u16());
-            let level = |step: u32| {
-                let level = (step * 255 / steps) as u8;
-                [if zero_is_white { 255 - level } else { level }; 3]
-            };
-            let table: Vec<[u8; 3]> = (0..=steps).map(level).collect();
+            let table: Vec<[u8; 3]> =
+                (0..=steps).map(|step| [(step * 255 / steps) as u8; 3]).collect();
             indexed(decoder, bits, &table, limits)
         }
         _ => {

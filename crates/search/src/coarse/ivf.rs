@@ -173,8 +173,7 @@ fn encode(
     bytes: &mut ByteVectors,
     build: &StreamedBuild<'_>,
 ) -> Result<PqCodes> {
-    let dims = build.dims;
-    let metric = inner_metric(build.metric);
+    let (dims, metric) = (build.dims, build.metric);
     let blocks = block_starts(&lists.starts).last().copied().unwrap_or(0);
     let mut codes = PqCodes::with_capacity(blocks as usize, books.shape());
     bytes.reserve(lists.order.len());

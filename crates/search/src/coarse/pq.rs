@@ -15,6 +15,7 @@ use kernels::float;
 use kernels::pq::{BLOCK, CostTable, VALUES, block_bytes, pack, scan};
 
 use super::kmeans::{self, KmeansPlan};
+use super::refine::is_zero;
 use super::section;
 use super::{BuildThreads, Metric};
 
@@ -215,11 +216,16 @@ impl PqCodes {
         for (codes, block) in codes.chunks(BLOCK * parts).zip(places) {
             pack(codes, parts, block);
         }
-        let rows = residuals.chunks_exact(shape.dims).zip(codes.chunks_exact(parts));
-        for ((residual, codes), term) in rows.zip(&mut encoded.terms) {
+        let rows = vectors.chunks_exact(shape.dims).zip(residuals.chunks_exact(shape.dims));
+        let rows = rows.zip(codes.chunks_exact(parts));
+        for (((vector, residual), codes), term) in rows.zip(&mut encoded.terms) {
+            let square = || float::dot(residual, residual) + 2.0 * books.product(centre, codes);
             *term = match metric {
                 Metric::Dot => 0.0,
-                _ => float::dot(residual, residual) + 2.0 * books.product(centre, codes),
+                // Costs are squared distances of unit vectors. A zero vector has the cosine 0, so
+                // the cost 2, but its distance is 1.
+                Metric::Cosine if is_zero(vector) => 1.0 + square(),
+                _ => square(),
             };
         }
         encoded

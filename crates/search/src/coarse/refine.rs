@@ -15,6 +15,11 @@ const ROUNDING: f32 = 1e-5;
 /// Largest code.
 const CODE_MAX: f32 = 255.0;
 
+/// Returns true for a zero vector.
+pub(crate) fn is_zero(vector: &[f32]) -> bool {
+    vector.iter().all(|value| *value == 0.0)
+}
+
 /// Vectors of one byte per dimension, with a scale per dimension. Exact for vectors of whole
 /// numbers from 0 to 255.
 #[derive(Clone, Debug)]

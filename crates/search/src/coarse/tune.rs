@@ -238,8 +238,9 @@ pub(super) fn nearest_rows(
                 let rows = points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(places);
                 for ((point, products), row) in rows {
                     let square = match build.metric {
-                        Metric::Dot => 0.0,
-                        _ => 0.5 * float::dot(point, point),
+                        Metric::L2 => 0.5 * float::dot(point, point),
+                        // Of unit length, or zero with the cosine 0.
+                        Metric::Cosine | Metric::Dot => 0.0,
                     };
                     let products = tops.iter_mut().zip(products);
                     products.for_each(|(top, product)| top.push(square - product, *row));

@@ -31,8 +31,10 @@ pub(crate) fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
         Metric::L2 => -kernels::float::l2(query, vector),
         Metric::Cosine => {
             let dot = kernels::float::dot(query, vector);
-            let squares = kernels::float::dot(query, query) * kernels::float::dot(vector, vector);
-            if squares > 0.0 { dot / squares.sqrt() } else { 0.0 }
+            // The product of two squares may be out of the range of 32 bits.
+            let square = |of: &[f32]| f64::from(kernels::float::dot(of, of));
+            let squares = square(query) * square(vector);
+            if squares > 0.0 { (f64::from(dot) / squares.sqrt()) as f32 } else { 0.0 }
         }
     }
 }
@@ -359,5 +361,19 @@ impl Exact for ExactVectors<'_> {
             return Ok(());
         }
         self.read(query, rows, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cosine_does_not_depend_on_the_length() {
+        for length in [1e-15, 1.0, 1e15] {
+            let same = similarity(Metric::Cosine, &[length, 0.0], &[length, 0.0]);
+            assert!((same - 1.0).abs() < 1e-6, "{length}: {same}");
+        }
+        assert!(similarity(Metric::Cosine, &[0.0], &[1.0]).abs() < 1e-6);
     }
 }

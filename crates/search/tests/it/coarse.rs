@@ -131,6 +131,30 @@ fn recall(hits: &[CoarseHit], naive: &[CoarseHit]) -> f32 {
 }
 
 #[test]
+fn zero_vectors_hide_no_row_with_a_positive_cosine() {
+    let (dims, zeros, rows) = (96, 200, 600);
+    let mut state = 7;
+    let mut value = || {
+        state += 1;
+        (mix(state) >> 40) as f32 / (1_u64 << 24) as f32 - 0.5
+    };
+    let mut vectors = vec![0.0; zeros * dims];
+    vectors.extend((0..rows * dims).map(|_| value()));
+    let query: Vec<f32> = (0..dims).map(|_| value()).collect();
+    for kind in KINDS {
+        let crew = BuildThreads::of(1);
+        let plan = CoarseBuild { vectors: &vectors, dims, metric: Metric::Cosine, crew, seed: 1 };
+        let built = build(kind, &plan).unwrap();
+        let exact = DenseVectors::new(&vectors, dims, Metric::Cosine, &built.order).unwrap();
+        let params = ScanParams { probes: usize::MAX, refine: 40 };
+        let ask = CoarseRequest { params, exact: Some(&exact), ..CoarseRequest::best(10) };
+        let mut hits = Vec::new();
+        built.index.search(&query, &ask, &mut CoarseScratch::default(), &mut hits).unwrap();
+        assert!(hits.len() == 10 && hits.iter().all(|hit| hit.score > 0.1), "{kind:?} {hits:?}");
+    }
+}
+
+#[test]
 fn the_order_is_a_permutation() {
     each(|scene, kind| {
         let mut order = scene.built.order.clone();

@@ -127,6 +127,10 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
         .collect();
     let palette = Tiff::of(8, 8, &[4], 3).with(320, 3, small).file(&nibbles);
     assert_eq!(seen(&palette), UPRIGHT);
+    let white_is_zero = Tiff::of(8, 8, &[4], 0).file(&[0xf0; 32]);
+    assert_eq!(decoded(&white_is_zero).image.rgb[..6], [0, 0, 0, 255, 255, 255]);
+    let two = decoded(&Tiff::of(8, 8, &[2], 0).file(&[0b11_00_10_01; 16])).image.rgb;
+    assert_eq!([two[0], two[3], two[6], two[9]], [0, 255, 85, 170]);
     let grey = Tiff::of(8, 8, &[4], 1).file(&[0xf0; 32]);
     assert_eq!(decoded(&grey).image.rgb[..6], [255, 255, 255, 0, 0, 0]);
     let scan = Tiff { dots: Some(500), ..Tiff::of(8, 8, &[8], 1) }.with(274, 3, vec![3]);

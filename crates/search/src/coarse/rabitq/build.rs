@@ -8,6 +8,7 @@ use super::rotation::{Rotation, check_dims};
 use super::store::directory_metric;
 use super::{Metric, Rabitq};
 use crate::coarse::kmeans::{self, KmeansPlan, RowsByCluster};
+use crate::coarse::refine::is_zero;
 use crate::coarse::source::VectorProfile;
 use crate::coarse::{BuiltIndex, StreamedBuild};
 
@@ -129,6 +130,9 @@ impl ListRows<'_> {
             // For inner products: the row with the mean, and the residual with the centre.
             constant: match metric {
                 Metric::Dot => -float::dot(vector, mean) - float::dot(residual, self.centre),
+                // Costs are squared distances of unit vectors. A zero vector has the cosine 0, so
+                // the cost 2, but its distance is 1.
+                Metric::Cosine if is_zero(vector) => 1.0,
                 _ => 0.0,
             },
         });

@@ -139,7 +139,11 @@ fn factors(row: &CodeRow, metric: Metric, products: Products) -> Factors {
     let error = (square * (1.0 - cosine_squared) / cosine_squared / (dims - 1.0)).sqrt();
     match metric {
         Metric::Dot => [row.constant + stretch * products.code_centre, -stretch, error],
-        _ => [square + 2.0 * stretch * products.code_centre, -2.0 * stretch, 2.0 * error],
+        _ => [
+            row.constant + square + 2.0 * stretch * products.code_centre,
+            -2.0 * stretch,
+            2.0 * error,
+        ],
     }
 }
 
