@@ -197,6 +197,7 @@ impl ListenerConfig {
     /// Returns the limits of the connections of one listener.
     pub(crate) fn connection_limits(&self) -> ConnectionLimits {
         ConnectionLimits {
+            answer_window: self.answer_window,
             connections_max: self.connections_max,
             streams_max: self.requests_max,
             header_timeout: self.client_timeout,

@@ -6,8 +6,8 @@
 //! until it is sent. A reservation that exceeds the budget is refused. The budget never blocks: a
 //! refusal is immediate and says when to try again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::units::{GIB, MIB};
@@ -142,8 +142,19 @@ impl Reservation {
         if self.bytes == 0 {
             bytes
         } else {
-            Bytes::from_owner(Attached { bytes, _reservation: self })
+            Bytes::from_owner(Attached { bytes, _reservation: self, _alive: None })
         }
+    }
+
+    /// Does the same as [`Reservation::attach`], and returns a mark that ends with the bytes.
+    pub(crate) fn attach_held(self, bytes: Bytes) -> HeldBytes {
+        if self.bytes == 0 {
+            return HeldBytes { bytes, held: None };
+        }
+        let alive = Arc::new(());
+        let held = Some(HeldAnswer(Arc::downgrade(&alive)));
+        let bytes = Bytes::from_owner(Attached { bytes, _reservation: self, _alive: Some(alive) });
+        HeldBytes { bytes, held }
     }
 
     /// Returns the part of the reservation above `bytes` to the budget.
@@ -165,6 +176,18 @@ impl Reservation {
 struct Attached {
     bytes: Bytes,
     _reservation: Reservation,
+    _alive: Option<Arc<()>>,
+}
+
+/// Mark of an answer whose bytes are counted in the memory of requests. It ends with them.
+#[derive(Clone, Debug)]
+pub struct HeldAnswer(pub(crate) Weak<()>);
+
+/// Bytes that hold a reservation.
+pub(crate) struct HeldBytes {
+    pub(crate) bytes: Bytes,
+    /// `None` for bytes without a reservation.
+    pub(crate) held: Option<HeldAnswer>,
 }
 
 impl AsRef<[u8]> for Attached {

@@ -38,11 +38,12 @@ pub mod result_stream;
 mod socket;
 mod socket_authority;
 mod tls;
+mod unread_answers;
 pub mod upload;
 mod upload_permits;
 mod write_coalescer;
 
-pub use byte_budget::{ByteBudget, FREE_BYTES_MAX, Reservation};
+pub use byte_budget::{ByteBudget, FREE_BYTES_MAX, HeldAnswer, Reservation};
 pub use codec_threads::{CodecStep, CodecThreads, INLINE_BYTES_MAX, INLINE_WORK_MAX};
 pub use connection_threads::ConnectionThreads;
 pub use header_timeout::HeaderTimeout;

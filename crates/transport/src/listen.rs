@@ -25,6 +25,7 @@ use crate::request_body::RequestBody;
 use crate::socket::ListenSocket;
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::TlsIdentity;
+use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 use crate::write_coalescer::{ConnectionFrames, WriteCoalescer};
 
 /// Longest silence of an HTTP/1.1 connection between requests.
@@ -59,6 +60,9 @@ pub struct ConnectionLimits {
     /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its
     /// way.
     pub drain_time: Duration,
+    /// Time after which an HTTP/2 connection with unread answers is closed if the client reads next
+    /// to nothing.
+    pub answer_window: Duration,
 }
 
 /// A listening socket with its service and its limits.
@@ -165,9 +169,12 @@ where
         let header_timeout = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
         let closing = CloseNotice { stop: shutdown.stop, said_close: said_close.clone() };
+        let unread = (self.version == HttpVersion::Http2)
+            .then(|| UnreadAnswers::new(self.limits.answer_window, &self.metrics));
         let answers = ConnectionService {
             service: self.service.clone(),
             peer,
+            unread: unread.clone(),
             http1: (self.version == HttpVersion::Http1)
                 .then(|| Http1Connection { header_timeout: header_timeout.clone(), closing }),
         };
@@ -177,7 +184,7 @@ where
         let opening = OpeningLimits { idle: IDLE_TIMEOUT, handshake: header_limit };
         let builder = builder.clone();
         let ShutdownSignals { watcher, mut drained, .. } = shutdown;
-        let frames = (self.version == HttpVersion::Http2).then(|| self.frames());
+        let frames = unread.map(|unread| self.frames(unread));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             let opened = opener.open(stream, peer, opening, &mut drained).await;
@@ -200,10 +207,11 @@ where
                     ended
                 }
                 Some(frames) => {
+                    let check = UnreadCheck::new(frames.unread.clone());
                     let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
                     let connection =
                         builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    let ended = flush.drive(watcher.watch(connection)).await;
+                    let ended = flush.drive(watcher.watch(connection), check).await;
                     ended.unwrap_or_else(|| Err("the client reads nothing".into()))
                 }
             };
@@ -215,8 +223,9 @@ where
         }
     }
 
-    fn frames(&self) -> ConnectionFrames {
+    fn frames(&self, unread: Arc<UnreadAnswers>) -> ConnectionFrames {
         ConnectionFrames {
+            unread,
             counter: FrameCounter::new(&self.metrics),
             authority: self.socket.tcp().is_none().then(AuthorityPatcher::new),
         }
@@ -268,6 +277,8 @@ struct Http1Connection {
 struct ConnectionService<S> {
     service: S,
     peer: Peer,
+    /// `None` for HTTP/1.1.
+    unread: Option<Arc<UnreadAnswers>>,
     /// `None` for HTTP/2.
     http1: Option<Http1Connection>,
 }
@@ -280,7 +291,7 @@ where
         &self,
         request: http::Request<Incoming>,
     ) -> impl Future<Output = std::result::Result<http::Response<B>, S::Error>> + use<S, B> {
-        let http1 = self.http1.clone();
+        let (http1, unread) = (self.http1.clone(), self.unread.clone());
         let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
         let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));
@@ -298,6 +309,11 @@ where
             if let Ok(response) = &mut response {
                 if let Some(reclaim) = reclaim {
                     reclaim.finish(response.headers_mut()).await;
+                }
+                if let Some(unread) = unread
+                    && let Some(held) = response.extensions_mut().remove()
+                {
+                    unread.add(held);
                 }
                 if let Some(http1) = http1 {
                     http1.closing.announce(response.headers_mut());

@@ -111,9 +111,13 @@ impl IntoResponse for Reply {
             // The body of an uncounted reply is small, and is taken at once.
             None => Response::new(axum::body::Body::from(self.body)),
             Some(body) => {
-                let body = body.with_clock(self.clock);
+                let mut body = body.with_clock(self.clock);
+                let held = body.take_held();
                 let mut response = Response::new(axum::body::Body::new(body));
                 response.extensions_mut().insert(BodyCounted);
+                if let Some(held) = held {
+                    response.extensions_mut().insert(held);
+                }
                 response
             }
         };

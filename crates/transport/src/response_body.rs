@@ -5,7 +5,8 @@
 //! it. A large body is handed to the connection in copied pieces, so that its memory can be freed
 //! although the connection still holds a piece. A task checks it once a window: a client that reads
 //! less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window loses the rest. A connection whose
-//! client reads nothing at all is closed by its own limit.
+//! client reads nothing at all is closed by its own limit, and an HTTP/2 connection also if the
+//! client does not let it send (`unread_answers`).
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +20,13 @@ use hyper::body::{Body, Frame, SizeHint};
 use metrics::KindLabels;
 use tokio::task::AbortHandle;
 
-use crate::byte_budget::{ByteBudget, FREE_BYTES_MAX, Reservation};
+use crate::byte_budget::{ByteBudget, FREE_BYTES_MAX, HeldAnswer, HeldBytes, Reservation};
 use crate::resources::RequestResources;
 
 /// Default time between two checks of a large body.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(30);
 /// Fewest bytes of a large body that a client must read in a window: about 9 KB/s.
-const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
+pub(crate) const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
 /// Largest body that is handed over whole, in bytes.
 const WHOLE_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a piece of a larger body.
@@ -37,6 +38,7 @@ pub struct ResponseBody {
     large: Option<LargeBody>,
     /// Clock of the request, which ends with the body.
     clock: Option<RequestClock>,
+    held: Option<HeldAnswer>,
 }
 
 /// A large body and the task that checks it.
@@ -61,10 +63,11 @@ impl ResponseBody {
         mut reservation: Reservation,
     ) -> ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
-        let bytes = reservation.attach(bytes);
         if bytes.len() <= WHOLE_BYTES_MAX {
-            return ResponseBody { whole: Some(bytes), large: None, clock: None };
+            let HeldBytes { bytes, held } = reservation.attach_held(bytes);
+            return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
         }
+        let bytes = reservation.attach(bytes);
         let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
         let checked = unsent.clone();
         let metrics = resources.metrics.clone();
@@ -82,7 +85,13 @@ impl ResponseBody {
         });
         let large =
             LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
-        ResponseBody { whole: None, large: Some(large), clock: None }
+        ResponseBody { whole: None, large: Some(large), clock: None, held: None }
+    }
+
+    /// Takes the mark of a body that is one piece of counted bytes. As an extension of the response
+    /// it lets an HTTP/2 connection notice that its client does not read.
+    pub fn take_held(&mut self) -> Option<HeldAnswer> {
+        self.held.take()
     }
 
     /// Lets the clock of the request run until the connection has taken the last piece.
@@ -189,6 +198,11 @@ pub async fn count_body(
     let body = axum::body::to_bytes(body, usize::MAX).await;
     let body =
         body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
-    let body = ResponseBody::new(resources, body, reservation);
-    Ok(Response::from_parts(head, axum::body::Body::new(body)))
+    let mut body = ResponseBody::new(resources, body, reservation);
+    let held = body.take_held();
+    let mut response = Response::from_parts(head, axum::body::Body::new(body));
+    if let Some(held) = held {
+        response.extensions_mut().insert(held);
+    }
+    Ok(response)
 }

@@ -19,6 +19,7 @@ use crate::control_frames::FrameCounter;
 use crate::progress_timeout::{ProgressTimeout, check_write};
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::{SocketReader, SocketStream, SocketWriter};
+use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 
 /// Most bytes that wait for the end of a poll; larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
@@ -114,8 +115,12 @@ impl Flush {
     }
 
     /// Runs a connection and writes its buffered bytes after each poll. Returns `None` if the
-    /// client read nothing for too long.
-    pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> Option<T> {
+    /// client read nothing for too long, or leaves answers unread.
+    pub(crate) async fn drive<T>(
+        &self,
+        connection: impl Future<Output = T>,
+        mut unread: UnreadCheck,
+    ) -> Option<T> {
         let mut connection = pin!(connection);
         let mut ended = None;
         poll_fn(|cx| {
@@ -126,6 +131,9 @@ impl Flush {
             }
             // A socket that fails here fails the connection's next read as well.
             let drained = self.with(|pending| pending.poll_drain(cx));
+            if ended.is_none() && unread.poll_stalled(cx) {
+                return Poll::Ready(None);
+            }
             match (drained, ended.take()) {
                 (Poll::Ready(_), Some(output)) => Poll::Ready(Some(output)),
                 // The socket works, but the client does not read; it may still send, which keeps
@@ -146,6 +154,7 @@ impl Flush {
 
 /// Inspection of the HTTP/2 frames of one connection.
 pub(crate) struct ConnectionFrames {
+    pub(crate) unread: Arc<UnreadAnswers>,
     pub(crate) counter: FrameCounter,
     /// Set for a client of a Unix socket.
     pub(crate) authority: Option<AuthorityPatcher>,
@@ -301,6 +310,7 @@ impl AsyncWrite for WriteCoalescer {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(self.flush.with(|pending| pending.poll_write(cx, pieces)))?;
+        self.frames.unread.count_sent(written);
         self.count_sent(written, pieces);
         Poll::Ready(Ok(written))
     }
@@ -339,8 +349,13 @@ mod tests {
 
     /// Counts bytes that are not HTTP/2. They look like one frame of 16 MiB, longer than any test.
     fn any_frames() -> ConnectionFrames {
-        let counter = FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()));
-        ConnectionFrames { counter, authority: None }
+        let metrics = Arc::new(metrics::Metrics::default());
+        let unread = UnreadAnswers::new(LONG, &metrics);
+        ConnectionFrames { unread, counter: FrameCounter::new(&metrics), authority: None }
+    }
+
+    fn no_check() -> UnreadCheck {
+        UnreadCheck::new(any_frames().unread)
     }
 
     async fn pair() -> (SocketStream, TcpStream) {
@@ -355,16 +370,19 @@ mod tests {
             let (server, mut client) = pair().await;
             let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
             flush
-                .drive(async {
-                    stream.write_all(b"data").await.unwrap();
-                    stream.flush().await.unwrap();
-                    assert_eq!(
-                        flush.with(|pending| pending.buffer.len()),
-                        4,
-                        "nothing is sent within a poll"
-                    );
-                    stream.write_all(b" and trailers").await.unwrap();
-                })
+                .drive(
+                    async {
+                        stream.write_all(b"data").await.unwrap();
+                        stream.flush().await.unwrap();
+                        assert_eq!(
+                            flush.with(|pending| pending.buffer.len()),
+                            4,
+                            "nothing is sent within a poll"
+                        );
+                        stream.write_all(b" and trailers").await.unwrap();
+                    },
+                    no_check(),
+                )
                 .await;
             drop((stream, flush));
             let mut all = Vec::new();
@@ -394,12 +412,15 @@ mod tests {
             let writing = async move {
                 let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
                 flush
-                    .drive(async {
-                        for piece in &sent {
-                            stream.write_all(piece).await.unwrap();
-                        }
-                        stream.shutdown().await.unwrap();
-                    })
+                    .drive(
+                        async {
+                            for piece in &sent {
+                                stream.write_all(piece).await.unwrap();
+                            }
+                            stream.shutdown().await.unwrap();
+                        },
+                        no_check(),
+                    )
                     .await;
             };
             let reading = async {
@@ -420,14 +441,17 @@ mod tests {
                 let (server, mut client) = pair().await;
                 let (mut stream, flush) =
                     WriteCoalescer::new(server, Duration::from_millis(50), any_frames());
-                let answering = flush.drive(async move {
-                    loop {
-                        if stream.write_all(&vec![0; size]).await.is_err() {
-                            return;
+                let answering = flush.drive(
+                    async move {
+                        loop {
+                            if stream.write_all(&vec![0; size]).await.is_err() {
+                                return;
+                            }
+                            tokio::task::yield_now().await;
                         }
-                        tokio::task::yield_now().await;
-                    }
-                });
+                    },
+                    no_check(),
+                );
                 let sending = async {
                     loop {
                         // Fails once the server has closed.

@@ -46,6 +46,7 @@ impl EchoServer {
             }),
             metrics: Arc::new(Metrics::default()),
             limits: ConnectionLimits {
+                answer_window: transport::ANSWER_WINDOW,
                 connections_max: 100,
                 streams_max: 100,
                 header_timeout: WAIT,

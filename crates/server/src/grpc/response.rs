@@ -49,8 +49,12 @@ pub(super) fn failed(error: &Error) -> Response {
     response
 }
 
-fn respond(frames: ResponseFrames) -> Response {
+fn respond(mut frames: ResponseFrames) -> Response {
+    let held = frames.frame.as_mut().and_then(ResponseBody::take_held);
     let mut response = http::Response::new(frames);
+    if let Some(held) = held {
+        response.extensions_mut().insert(held);
+    }
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
     response
 }

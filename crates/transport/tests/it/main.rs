@@ -51,6 +51,7 @@ impl Served {
             }),
             metrics: metrics.clone(),
             limits: ConnectionLimits {
+                answer_window: millpond_transport::ANSWER_WINDOW,
                 connections_max: 1000,
                 streams_max: 100,
                 header_timeout: Duration::from_secs(10),

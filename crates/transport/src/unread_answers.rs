@@ -1,0 +1,170 @@
+//! Answers of an HTTP/2 connection that its client has not read yet.
+//!
+//! h2 keeps the bytes of an answer until the client opens the windows of its stream and of its
+//! connection. If a client never does, nothing is written that could stall, and the memory of its
+//! answers would be held for ever. So the connection is closed.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use metrics::{KindLabels, Metrics};
+use tokio::time::Sleep;
+
+use crate::byte_budget::HeldAnswer;
+use crate::response_body::ANSWER_WINDOW_BYTES_MIN;
+
+/// Windows after which an unread answer ends its connection, however much the client reads of other
+/// answers.
+const WINDOWS_MAX: u32 = 10;
+
+struct UnreadAnswer {
+    since: Instant,
+    held: HeldAnswer,
+}
+
+/// The unread answers of one connection, and the bytes that were sent on it.
+pub(crate) struct UnreadAnswers {
+    window: Duration,
+    metrics: Arc<Metrics>,
+    /// In the order of their times. May have answers that were read since.
+    answers: Mutex<Vec<UnreadAnswer>>,
+    sent: AtomicU64,
+}
+
+impl UnreadAnswers {
+    pub(crate) fn new(window: Duration, metrics: &Arc<Metrics>) -> Arc<UnreadAnswers> {
+        Arc::new(UnreadAnswers {
+            window,
+            metrics: metrics.clone(),
+            answers: Mutex::default(),
+            sent: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn add(&self, held: HeldAnswer) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before the list grows, so that its length follows the number of streams.
+        if answers.len() == answers.capacity() {
+            answers.retain(|answer| answer.held.0.strong_count() > 0);
+        }
+        answers.push(UnreadAnswer { since: Instant::now(), held });
+    }
+
+    pub(crate) fn count_sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the age of the oldest unread answer, if there is one.
+    fn oldest(&self) -> Option<Duration> {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.retain(|answer| answer.held.0.strong_count() > 0);
+        answers.first().map(|answer| answer.since.elapsed())
+    }
+}
+
+/// The check of one connection. It has a timer only while there are unread answers.
+pub(crate) struct UnreadCheck {
+    answers: Arc<UnreadAnswers>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes sent before the timer was set.
+    sent_before: u64,
+}
+
+impl UnreadCheck {
+    pub(crate) fn new(answers: Arc<UnreadAnswers>) -> UnreadCheck {
+        UnreadCheck { answers, timer: None, sent_before: 0 }
+    }
+
+    /// Returns true if the client leaves answers unread: it has read less than
+    /// [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window, or an answer is unread for [`WINDOWS_MAX`]
+    /// windows. Wakes the task for the next check.
+    pub(crate) fn poll_stalled(&mut self, cx: &mut Context<'_>) -> bool {
+        let UnreadAnswers { window, sent, .. } = &*self.answers;
+        if self.timer.is_none() {
+            if self.answers.oldest().is_none() {
+                return false;
+            }
+            self.sent_before = sent.load(Ordering::Relaxed);
+            self.timer = Some(Box::pin(tokio::time::sleep(*window)));
+        }
+        while let Some(timer) = &mut self.timer
+            && let Poll::Ready(()) = timer.as_mut().poll(cx)
+        {
+            let Some(age) = self.answers.oldest() else {
+                self.timer = None;
+                return false;
+            };
+            let now = sent.load(Ordering::Relaxed);
+            let is_slow = age >= *window && now - self.sent_before < ANSWER_WINDOW_BYTES_MIN;
+            if is_slow || age >= *window * WINDOWS_MAX {
+                let refused = &self.answers.metrics.refused;
+                refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
+                return true;
+            }
+            self.sent_before = now;
+            timer.as_mut().reset(tokio::time::Instant::now() + *window);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::Weak;
+
+    use super::*;
+
+    const WINDOW: Duration = Duration::from_millis(30);
+
+    /// Returns true if the check finds a stall within `windows`.
+    async fn is_stalled(answers: &Arc<UnreadAnswers>, windows: u32, each: impl Fn()) -> bool {
+        let mut check = UnreadCheck::new(answers.clone());
+        let stalled = poll_fn(|cx| {
+            each();
+            if check.poll_stalled(cx) { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::time::timeout(WINDOW * windows, stalled).await.is_ok()
+    }
+
+    fn answers() -> Arc<UnreadAnswers> {
+        UnreadAnswers::new(WINDOW, &Arc::default())
+    }
+
+    #[tokio::test]
+    async fn unread_answers_end_the_connection() {
+        let answers = answers();
+        assert!(!is_stalled(&answers, 3, || ()).await, "there is no answer");
+        let held = Arc::new(());
+        answers.add(HeldAnswer(Arc::downgrade(&held)));
+        assert!(is_stalled(&answers, 5, || ()).await);
+        drop(held);
+        assert!(!is_stalled(&answers, 3, || ()).await, "it was read");
+    }
+
+    #[tokio::test]
+    async fn progress_of_other_answers_counts_for_some_windows() {
+        let answers = answers();
+        let held = Arc::new(());
+        answers.add(HeldAnswer(Arc::downgrade(&held)));
+        let progress = || answers.count_sent(ANSWER_WINDOW_BYTES_MIN as usize);
+        assert!(!is_stalled(&answers, 4, progress).await);
+        assert!(is_stalled(&answers, 3 * WINDOWS_MAX, progress).await);
+    }
+
+    #[test]
+    fn the_list_keeps_unread_answers_only() {
+        let answers = answers();
+        let held: Vec<Arc<()>> = (0..10).map(|_| Arc::new(())).collect();
+        for _ in 0..1000 {
+            answers.add(HeldAnswer(Weak::new()));
+        }
+        held.iter().for_each(|held| answers.add(HeldAnswer(Arc::downgrade(held))));
+        assert!(answers.answers.lock().unwrap().len() < 100);
+        assert!(answers.oldest().is_some());
+        assert_eq!(answers.answers.lock().unwrap().len(), 10);
+    }
+}
