@@ -55,14 +55,17 @@ METHODS = {
         inference.GRPCInferenceService/ModelReady inference.GRPCInferenceService/ServerMetadata
         inference.GRPCInferenceService/ModelMetadata inference.GRPCInferenceService/ModelInfer
         inference.GRPCInferenceService/ModelStreamInfer inference.GRPCInferenceService/ModelConfig
-        inference.GRPCInferenceService/ModelStatistics
         tensorflow.serving.PredictionService/Predict tensorflow.serving.PredictionService/Classify
         tensorflow.serving.PredictionService/Regress tensorflow.serving.PredictionService/MultiInference
         tensorflow.serving.PredictionService/GetModelMetadata tensorflow.serving.ModelService/GetModelStatus
         grpc.reflection.v1.ServerReflection/ServerReflectionInfo
         grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo
     """,
-    "read": "grpc.health.v1.Health/List inference.GRPCInferenceService/RepositoryIndex",
+    # The tests send empty messages, so ModelStatistics asks for all models. With a name it needs the role infer.
+    "read": """
+        grpc.health.v1.Health/List inference.GRPCInferenceService/RepositoryIndex
+        inference.GRPCInferenceService/ModelStatistics
+    """,
     "admin": """
         inference.GRPCInferenceService/RepositoryModelLoad inference.GRPCInferenceService/RepositoryModelUnload
         tensorflow.serving.ModelService/HandleReloadConfigRequest
