@@ -78,19 +78,8 @@ impl ResultWriter {
         if bytes.is_empty() {
             return Ok(());
         }
-        let mut state = self.0.lock();
-        while !state.closed && state.bytes >= self.0.bytes_max {
-            let before = state.bytes;
-            let (after, waited) = self
-                .0
-                .room
-                .wait_timeout(state, self.0.stall)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = after;
-            if waited.timed_out() && state.bytes == before {
-                return Err(stalled(self.0.bytes_max, self.0.stall));
-            }
-        }
+        let bytes_max = self.0.bytes_max;
+        let mut state = self.wait_while(|state| state.bytes >= bytes_max)?;
         if state.closed {
             return Err(Error::cancelled("the client has disconnected"));
         }
@@ -105,23 +94,36 @@ impl ResultWriter {
     /// nothing for too long, the rest is dropped and the answer breaks off.
     pub fn end(&self, ended: Result<()>) {
         self.finish(ended);
+        let waited = self.wait_while(|state| !state.waiting.is_empty()).map(drop);
+        if let Err(error) = waited {
+            let mut state = self.0.lock();
+            state.waiting.clear();
+            state.bytes = 0;
+            state.ended = Some(Err(error));
+            wake(state);
+        }
+    }
+
+    /// Waits while `is_waiting`, or until the client has disconnected.
+    ///
+    /// # Errors
+    /// `ClientTimeout` if the client reads nothing for too long.
+    fn wait_while(
+        &self,
+        is_waiting: impl Fn(&ResultQueue) -> bool,
+    ) -> Result<MutexGuard<'_, ResultQueue>> {
+        let ResultChannel { room, bytes_max, stall, .. } = &*self.0;
         let mut state = self.0.lock();
-        while !state.closed && !state.waiting.is_empty() {
+        while !state.closed && is_waiting(&state) {
             let before = state.bytes;
-            let (after, waited) = self
-                .0
-                .room
-                .wait_timeout(state, self.0.stall)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (after, waited) =
+                room.wait_timeout(state, *stall).unwrap_or_else(PoisonError::into_inner);
             state = after;
             if waited.timed_out() && state.bytes == before {
-                state.waiting.clear();
-                state.bytes = 0;
-                state.ended = Some(Err(stalled(self.0.bytes_max, self.0.stall)));
-                wake(state);
-                return;
+                return Err(stalled(*bytes_max, *stall));
             }
         }
+        Ok(state)
     }
 
     fn finish(&self, ended: Result<()>) {

@@ -610,19 +610,24 @@ fn check_points(points: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::coarse::Metric;
+
+    /// Opens a registry with little memory.
+    pub(in super::super) fn small_core(directory: &Path) -> Arc<RegistryCore> {
+        let options = RegistryOptions {
+            memory_bytes: 64 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory)
+        };
+        RegistryCore::open(options).unwrap()
+    }
 
     #[test]
     fn a_missing_points_directory_is_damage() {
         let directory = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 64 << 20,
-            cache_bytes: 0,
-            ..RegistryOptions::new(directory.path())
-        };
-        let core = RegistryCore::open(options).unwrap();
+        let core = small_core(directory.path());
         let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
         std::fs::remove_dir_all(named.points_directory()).unwrap();
         let error = core.open_one("a").map(drop).unwrap_err();
@@ -635,12 +640,7 @@ mod tests {
     #[test]
     fn a_broken_collection_is_retried() {
         let directory = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 64 << 20,
-            cache_bytes: 0,
-            ..RegistryOptions::new(directory.path())
-        };
-        let core = RegistryCore::open(options).unwrap();
+        let core = small_core(directory.path());
         drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
         assert!(!core.begins_anew("a"), "it is served");
         core.map

@@ -275,9 +275,8 @@ const _: () = assert!(CHUNK < IDS_MAX);
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::super::core::RegistryCore;
+    use super::super::core::tests::small_core;
     use super::super::files::CollectionSettings;
-    use super::super::options::RegistryOptions;
     use super::*;
     use crate::coarse::Metric;
     use crate::filter::{Condition, CountRange};
@@ -285,12 +284,7 @@ mod tests {
     #[test]
     fn the_filter_of_a_delete_is_evaluated_without_the_lock() {
         let directory = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 64 << 20,
-            cache_bytes: 0,
-            ..RegistryOptions::new(directory.path())
-        };
-        let core = RegistryCore::open(options).unwrap();
+        let core = small_core(directory.path());
         let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
         let payload = serde_json::json!({"n": 1}).as_object().cloned().unwrap();
         for id in 0..3 {
