@@ -303,6 +303,7 @@ fn images() {
         image.write_to(&mut bytes, format).unwrap();
         seed("image_decode", name, bytes.into_inner());
     }
+    image_archive(&image);
     // A JPEG file whose EXIF data says rotated and 300 dots per inch.
     let mut jpeg = Cursor::new(Vec::new());
     image.write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
@@ -314,6 +315,30 @@ fn images() {
     let length = (tags.len() as u16 + 2).to_be_bytes();
     let jpeg = jpeg.into_inner();
     seed("image_decode", "exif", [&jpeg[..2], &[0xff, 0xe1], &length, &tags, &jpeg[2..]].concat());
+}
+
+/// Writes an archive with what an upload meets: images stored and compressed, a folder, a text, an
+/// archive and a file that is damaged.
+fn image_archive(image: &image::DynamicImage) {
+    let mut png = Cursor::new(Vec::new());
+    image.write_to(&mut png, image::ImageFormat::Png).unwrap();
+    let png = png.into_inner();
+    let stored =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let deflated = zip::write::SimpleFileOptions::default();
+    let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    writer.add_directory("a", stored).unwrap();
+    for (name, options, bytes) in [
+        ("a/stored.png", stored, png.as_slice()),
+        ("a/compressed.png", deflated, &png),
+        ("notes.txt", deflated, b"no image"),
+        ("inner.zip", stored, b"PK\x03\x04"),
+        ("damaged.jpg", stored, &png[..20]),
+    ] {
+        writer.start_file(name, options).unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    seed("image_archive", "images", writer.finish().unwrap().into_inner());
 }
 
 fn fingerprints() {

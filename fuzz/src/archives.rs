@@ -1,4 +1,5 @@
-//! Model files: ONNX's protobuf, TorchScript's zip archive and TensorFlow's SavedModel.
+//! Model files (ONNX's protobuf, TorchScript's zip archive and TensorFlow's SavedModel), and zip
+//! archives of images.
 
 use std::path::PathBuf;
 
@@ -48,4 +49,19 @@ pub fn torch_archive(data: &[u8]) {
 /// only bounded memory and no panic.
 pub fn saved_model(data: &[u8]) {
     let _ = bounded(data, 0, || engine_tensorflow::fuzzing::saved_model(data));
+}
+
+/// Bytes of the largest image of an archive, which is held in memory.
+const IMAGE_BYTES_MAX: usize = 64 << 20;
+/// Most entries read of an archive: entries may overlap, so few bytes can hold many.
+const ARCHIVE_ENTRIES_MAX: usize = 64;
+
+/// Fuzzes zip archives of images as an upload of many images reads them. Asserts only bounded
+/// memory and no panic.
+pub fn image_archive(data: &[u8]) {
+    let (_directory, path) = file_of("images.zip", data);
+    let file = std::fs::File::open(path).expect("the file");
+    let _ = bounded(data, IMAGE_BYTES_MAX, || {
+        api_images::fuzzing::archive(file, data.len() as u64, ARCHIVE_ENTRIES_MAX)
+    });
 }

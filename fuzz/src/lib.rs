@@ -16,7 +16,7 @@ mod storage_files;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-pub use archives::{onnx, saved_model, torch_archive};
+pub use archives::{image_archive, onnx, saved_model, torch_archive};
 pub use cluster_bytes::{
     cluster_answer, cluster_backup, cluster_etcd, cluster_log_entry, cluster_record,
 };
@@ -47,6 +47,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("onnx", onnx),
     ("torch_archive", torch_archive),
     ("saved_model", saved_model),
+    ("image_archive", image_archive),
     ("audio_decode", audio_decode),
     ("image_decode", image_decode),
     ("wsq_decode", wsq_decode),

@@ -65,6 +65,14 @@ impl Archive {
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;
+        Archive::open(file, length)
+    }
+
+    /// Opens a file of `length` bytes that stands at its start.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is no archive; `TooLarge` for too many entries.
+    fn open(file: File, length: u64) -> Result<Archive> {
         check_directory(BufReader::new(&file), ENTRIES_MAX, DIRECTORY_BYTES_MAX)?;
         let entries = zip::ZipArchive::new(file).map_err(|error| no_archive(&error))?;
         let left = length.saturating_mul(RATIO_MAX).max(CONTENTS_BYTES_FREE);
@@ -133,6 +141,22 @@ impl Source for Archive {
         self.next += 1;
         Some(self.read(at))
     }
+}
+
+/// Opens an archive and reads at most `entries_max` of its entries, for the fuzz target.
+///
+/// # Errors
+/// As [`Archive::open`].
+pub(crate) fn read_entries(file: File, length: u64, entries_max: usize) -> Result<()> {
+    let mut archive = Archive::open(file, length)?;
+    for _ in 0..entries_max {
+        match archive.next() {
+            None => break,
+            Some(SourceEntry::Image(image)) => assert!(image.bytes.len() <= IMAGE_BYTES_MAX),
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Checks the size of the directory of an archive, entry by entry. [`zip::ZipArchive`] holds all of

@@ -53,6 +53,22 @@ mod store;
 mod transfer;
 mod views;
 
+/// Entry point of the fuzz targets, not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    use std::fs::File;
+
+    use base::Result;
+
+    /// Reads at most `entries_max` images of the zip archive in `file`, which has `length` bytes.
+    ///
+    /// # Errors
+    /// As an upload of this archive. A damaged entry is no error.
+    pub fn archive(file: File, length: u64, entries_max: usize) -> Result<()> {
+        crate::archive::read_entries(file, length, entries_max)
+    }
+}
+
 pub use browse::{ImageRemoval, page_entry};
 pub use bulk::{BulkImage, BulkOutcome, BulkReporter, BulkTarget};
 pub use bulk_requests::{BulkRequest, BulkResources, check_bulk_params};
