@@ -47,8 +47,8 @@ impl Runtime {
         }
         let allocator = NonNull::new(allocator)
             .ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
-        // SAFETY: both were just returned to us as owned. They are never released: sessions and
-        // answers may outlive any moment at which they could be.
+        // SAFETY: both were just returned to us as owned. They are never released, because sessions
+        // and responses may use them until the process ends.
         let (env, memory) = unsafe { (leak(Handle::own(env)?), leak(Handle::own(memory)?)) };
         Ok(Runtime { version: version(&path)?, path, env, memory, allocator })
     }

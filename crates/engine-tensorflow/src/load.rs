@@ -154,7 +154,7 @@ pub(crate) struct Checkpoint<'a> {
     pub(crate) prefix: String,
     /// Tensor that takes the path.
     pub(crate) prefix_tensor: &'a str,
-    /// Operation that reads it.
+    /// Operation that reads the checkpoint.
     pub(crate) restore: &'a str,
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Check
 ///
 /// # Errors
 /// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes
-/// twice, and for a variable without one that `lacks` a value then.
+/// twice. Also for a variable without a parameter, if `lacks` is true for it.
 fn matched<'a>(
     variables: &'a [Variable],
     parameters: &'a [BoundTensor],

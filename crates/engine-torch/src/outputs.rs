@@ -1,7 +1,7 @@
 //! Wraps output tensors of LibTorch without a copy.
 //!
-//! An output owns its LibTorch tensor, which counts its own memory, so it outlives the session. An
-//! output that is an input or a parameter handed through points into memory of ours that may be
+//! An output owns its LibTorch tensor, which counts its own memory, so it outlives the session. If
+//! an output is an unchanged input or parameter, it points into our own memory, which may be
 //! released first. Such outputs are copied.
 
 use std::ops::Range;

@@ -76,11 +76,12 @@ pub enum InputFill {
         /// for each padded axis.
         full_rank: bool,
     },
-    /// Real sizes of the padded axes of input `source`.
+    /// True if the input has no batch axis (a scalar, or a fixed shape), so that all requests of a
+    /// run need equal values. Set only in a batchable plan.
     Length {
         /// Index of the measured input.
         source: usize,
-        /// True if it has a second axis with one column for each padded axis.
+        /// True if the length has a second axis with one column for each padded axis.
         matrix: bool,
     },
 }
@@ -189,7 +190,7 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
         _ => None,
     };
     let items: Vec<_> = signature.inputs.iter().filter_map(|spec| symbol(spec, 0)).collect();
-    // Another axis that counts the items of a run has those of other requests too.
+    // If another axis also counts the items of the run, it counts those of other requests too.
     let crosses = |spec: &TensorSpec| {
         let rank = spec.shape.as_ref().map_or(0, Vec::len);
         (1..rank).any(|axis| symbol(spec, axis).is_some_and(|name| items.contains(&name)))

@@ -52,7 +52,7 @@ pub struct Fixture {
     pub scratch: PathBuf,
     /// Facts about inputs and outputs that the format does not state, by graph.
     pub signatures: BTreeMap<String, SignatureFile>,
-    /// Device that the graphs run on. Only on the processor do parameters lie in regions.
+    /// Device that the graphs run on. Parameters lie in regions on the processor only.
     pub device: Device,
 }
 
@@ -356,7 +356,7 @@ fn no_copy(suite: &ConformanceSuite<'_>) {
 /// Returns the resident anonymous memory of this process, in bytes.
 ///
 /// # Panics
-/// If `/proc` does not say.
+/// If `/proc` does not state the value.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
@@ -424,7 +424,8 @@ fn refused_values(suite: &ConformanceSuite<'_>) {
     let unknown = session.run(&[indices("absent", &[0])], &[]).expect_err("an unknown input");
     let missing = session.run(&[], &[]).expect_err("a missing input");
     let mut errors = vec![unknown, missing];
-    // Kernels of a GPU do not report it: LibTorch's either answers with row 0 or ends the process.
+    // GPU kernels do not report an index out of range: those of LibTorch either return row 0 or end
+    // the process.
     if suite.fixture.device == Device::Cpu {
         let out_of_range = session.run(&[indices("index", &[0, 1 << 40])], &[]);
         errors.push(out_of_range.expect_err("an index out of range"));

@@ -148,7 +148,7 @@ impl Capabilities {
     /// Checks that this engine, called `engine`, supports `device`.
     ///
     /// # Errors
-    /// `InvalidArgument` that lists the devices of the engine.
+    /// `DataLoss` for an invalid hash.
     pub fn check_device(&self, engine: &str, device: Device) -> Result<()> {
         match device {
             Device::Cuda(_) if !self.cuda => Err(Error::invalid(format!(
@@ -291,7 +291,7 @@ pub trait Session: Send + Sync {
         0
     }
 
-    /// Returns true if runs use the processor outside of the calling thread, which waits for them.
+    /// Returns true if runs use the processor on other threads while the calling thread waits.
     fn runs_elsewhere(&self) -> bool {
         false
     }
@@ -303,8 +303,8 @@ pub trait Session: Send + Sync {
         false
     }
 
-    /// Returns true if a run changes values that later runs of all clients see, as variables of
-    /// TensorFlow that a signature assigns.
+    /// Returns true if a run changes values that later runs of all clients see, such as TensorFlow
+    /// variables that a signature assigns to.
     fn changes_state(&self) -> bool {
         false
     }

@@ -10,7 +10,7 @@ use base::{Error, Result};
 pub const BATCH_MAX: usize = 4096;
 /// Maximum priority levels.
 pub const PRIORITY_LEVELS_MAX: usize = 16;
-/// Maximum linger. A longer wait for batch-mates is longer than people wait for a response.
+/// Maximum linger. Users do not wait longer for a response.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);
 /// Maximum bucket sizes of an input.
 pub const BUCKETS_MAX: usize = 256;

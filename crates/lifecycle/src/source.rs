@@ -161,7 +161,7 @@ impl Scanner {
         Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
     }
 
-    /// Reads the settings beside the versions. There are none only if the file cannot be found and
+    /// Reads the settings beside the versions. They are absent only if the file cannot be found and
     /// was not `listed` either: a model must not lose its settings while its directory is moved for
     /// a moment.
     fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {

@@ -29,7 +29,8 @@ pub trait UpdateTurns: Send + Sync {
     /// free. Called again until it is granted.
     fn ask(&self, id: &VersionId, due: bool) -> TurnState;
 
-    /// Ends an update, also one that was never asked for. Gives its turn back, if it has one.
+    /// Ends an update, even if [`UpdateTurns::ask`] was never called for it. Gives its turn back,
+    /// if it has one.
     fn end(&self, id: &VersionId, end: UpdateEnd);
 }
 
