@@ -22,8 +22,7 @@ pub(crate) struct StoreCache {
     root: PathBuf,
 }
 
-/// Puts `new` in the place of `old`, and the old one in the place of the new one, in one step if
-/// the file system can exchange names.
+/// Exchanges `new` and `old`, in one step if the file system can exchange names.
 fn exchange(new: &Path, old: &Path, spare: &Path) -> Result<()> {
     if renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());

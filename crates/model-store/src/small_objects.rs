@@ -33,7 +33,7 @@ impl SmallObjects {
         self.place.key(name)
     }
 
-    /// Creates an object. Returns false if it is there.
+    /// The store's error. The object may have been created nevertheless.
     ///
     /// # Errors
     /// The store's error, after which it may have been created.
@@ -111,7 +111,7 @@ impl SmallObjects {
     /// Waits for a request, for the time limit at most.
     ///
     /// # Errors
-    /// `Unavailable` after that.
+    /// `Unavailable` after the time limit.
     pub async fn within<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         tokio::time::timeout(self.limit, request).await.map_err(|_| {
             Error::unavailable(format!(

@@ -58,7 +58,7 @@ pub(crate) struct ModelQueue {
     pub(crate) queued: usize,
     due: Option<Instant>,
     scanned: Option<Instant>,
-    /// Sessions of used versions that are not known to be released.
+    /// Sessions of used versions that may not be released yet.
     sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be split.
     pub(crate) misfit: Vec<u64>,

@@ -60,8 +60,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                     return Ok(edits.unwrap_or_default());
                 }
             }
-            // An atom that reaches past the end cannot be skipped. It need not be if the table came
-            // before.
+            // An atom that reaches past the end cannot be skipped. It need not be skipped if the
+            // table came before.
             b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
                 return Ok(edits.unwrap_or_default());

@@ -13,9 +13,9 @@ const PARTS: usize = 1 << FRACTION_BITS;
 /// Octaves of microseconds: up to 134 s.
 const OCTAVES: usize = 27;
 const BUCKETS: usize = OCTAVES * PARTS;
-/// Histograms of the ring, of which one fills.
+/// Histograms of the ring. One of them is being filled.
 const SLOTS: usize = 6;
-/// Time after which the next histogram fills.
+/// Time after which the next histogram is filled.
 pub(crate) const SLOT_TIME: Duration = Duration::from_secs(10);
 
 /// Latencies of the last minute.
