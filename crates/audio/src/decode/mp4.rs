@@ -338,8 +338,8 @@ impl TableWalk {
         if self.hidden.len() > ATOMS_MAX { Err(wrong()) } else { Ok(()) }
     }
 
-    /// Hides the tracks without sound if there is one with sound, because a reader would read them
-    /// too. Returns the edits of the others.
+    /// Hides the tracks without sound if another track has sound, because a reader would read them
+    /// too. Returns the edits of the tracks with sound.
     fn seen(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
         let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =

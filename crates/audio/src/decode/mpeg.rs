@@ -130,7 +130,8 @@ fn tag(start: &[u8]) -> Option<u64> {
     }
 }
 
-/// Returns the offset of the first frame in `start`: one that two more follow, or the end.
+/// Returns the offset of the first frame in `start`: a frame that two more frames follow, or the
+/// end.
 fn first(start: &[u8], whole: bool) -> Option<usize> {
     (0..start.len().saturating_sub(3)).find(|at| {
         let mut place = *at;
@@ -227,8 +228,8 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Skips bytes that are no frame. The loss is that of frames with as many bytes; after
-    /// the last frame it is zero.
+    /// Skips bytes that are no frame. The loss is that of as many bytes of frames; after the last
+    /// frame it is zero.
     fn search(&mut self) -> DecodeStep {
         let (mut passed, mut zeros) = (0, true);
         loop {
