@@ -222,7 +222,7 @@ fn colocated(node: &NodeDef) -> impl Iterator<Item = &str> {
 }
 
 /// Returns node and output number of an input such as "x", "x:1" or, inside a function,
-/// "x:output:1". `None` for a control input.
+/// "x:output:1". Returns `None` for a control input.
 fn tensor_of(input: &str) -> Option<(&str, usize)> {
     if input.starts_with('^') {
         return None;

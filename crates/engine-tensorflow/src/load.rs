@@ -138,7 +138,7 @@ fn bound(
         feeds.push(model.output(checkpoint.prefix_tensor)?, prefix);
         model.prepare(&feeds, &[], &[model.operation(checkpoint.restore)?])?;
     }
-    // Values of the checkpoint are replaced by those of the regions.
+    // The values in the regions replace those of the checkpoint.
     model.prepare(&feeds, &[], &assignments)?;
     drop(feeds);
     if let Some(init) = model_file::init_operation(meta) {

@@ -276,8 +276,8 @@ fn graph_file(
     saved.encode_to_vec()
 }
 
-/// Returns true if a signature uses something besides variables that the checkpoint fills, such as
-/// a table.
+/// Returns true if a signature uses state other than variables that the checkpoint fills, such as a
+/// table.
 fn restored_otherwise(
     graph: &Graph,
     served: &[bool],

@@ -219,8 +219,8 @@ impl TfTensor {
     /// for its address.
     ///
     /// # Errors
-    /// `Internal` for a type that clients cannot receive, and if the bytes are not those of type
-    /// and shape.
+    /// `Internal` for a type that clients cannot receive, and if the bytes do not match type and
+    /// shape.
     pub(crate) fn into_tensor(self, copy: impl Fn(usize) -> bool) -> Result<Tensor> {
         let call = &self.library.call;
         // SAFETY: the tensor is alive.

@@ -73,7 +73,7 @@ pub(crate) fn shape(view: &RawView) -> Result<Shape> {
     if rank == 0 {
         return Ok(Shape::new());
     }
-    // SAFETY: the answer that the view is of is alive, and has so many sizes there.
+    // SAFETY: the view's answer is alive, and has so many sizes there.
     let sizes = unsafe { std::slice::from_raw_parts(view.dims, rank) };
     let size = |&size: &i64| {
         usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"))

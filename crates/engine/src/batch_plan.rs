@@ -34,8 +34,8 @@ pub struct InputPlan {
     pub rule: Option<PadRule>,
     /// Contents, if the server makes this input.
     pub fill: Option<InputFill>,
-    /// True if it has no batch axis (a scalar, or a fixed shape), so that all requests of a run
-    /// need equal values. Set only in a batchable plan.
+    /// True if the input has no batch axis (a scalar, or a fixed shape), so that all requests of a
+    /// run need equal values. Set only in a batchable plan.
     pub shared: bool,
 }
 
@@ -76,8 +76,7 @@ pub enum InputFill {
         /// for each padded axis.
         full_rank: bool,
     },
-    /// True if the input has no batch axis (a scalar, or a fixed shape), so that all requests of a
-    /// run need equal values. Set only in a batchable plan.
+    /// Real sizes of the padded axes of input `source`.
     Length {
         /// Index of the measured input.
         source: usize,

@@ -194,7 +194,8 @@ fn assert_fault_of_model(error: &Error) {
     assert!(kinds.contains(&error.kind()), "the model is at fault, not {error:?}");
 }
 
-/// Seven elements of any type: not a power of two, so that packed types end inside a byte.
+/// Returns seven elements of any type. Seven is not a power of two, so packed types end inside a
+/// byte.
 fn sample(dtype: DType) -> Tensor {
     const ELEMENTS: usize = 7;
     if dtype == DType::String {
@@ -256,7 +257,7 @@ fn signature(suite: &ConformanceSuite<'_>) {
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
 }
 
-/// A missing device is an error; no other device is used instead.
+/// Checks that a missing device is an error, and that no other device is used instead.
 fn devices(suite: &ConformanceSuite<'_>) {
     let capabilities = suite.engine.capabilities();
     let checked = capabilities.check_device(suite.engine.name(), DEVICE_NONE);

@@ -147,7 +147,7 @@ impl Artifact {
     /// Returns the parameters as chunks of the weights file, in the manifest's order.
     ///
     /// # Errors
-    /// `DataLoss` for a hash that is none.
+    /// `DataLoss` for an invalid hash.
     pub fn chunks(&self) -> Result<Vec<Chunk>> {
         let chunk = |tensor: &TensorEntry| {
             Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })

@@ -148,7 +148,7 @@ impl Capabilities {
     /// Checks that this engine, called `engine`, supports `device`.
     ///
     /// # Errors
-    /// `DataLoss` for an invalid hash.
+    /// `InvalidArgument` that lists the devices of the engine.
     pub fn check_device(&self, engine: &str, device: Device) -> Result<()> {
         match device {
             Device::Cuda(_) if !self.cuda => Err(Error::invalid(format!(
@@ -218,7 +218,7 @@ pub struct LoadRequest {
     /// Memory for the parameters of an engine with [`ParameterUse::Allocated`]. Without it, the
     /// engine uses its own allocator.
     pub arena: Option<Arena>,
-    /// Threads, device, and what the graph does not say about its inputs and outputs.
+    /// Threads, device, and facts about inputs and outputs that the graph does not state.
     pub options: SessionOptions,
 }
 

@@ -52,7 +52,7 @@ pub struct ScheduleOptions {
     pub max_queue_delay: Duration,
     /// Batch sizes that do not linger. If empty, only a full batch does not linger.
     pub preferred_batch_sizes: Vec<usize>,
-    /// True to merge even if the measured gain is none. For measurements; see the cost model of
+    /// True to merge even without a measured gain. For measurements; see the cost model of
     /// `schedule`.
     pub always_merge: bool,
     /// Maximum queued requests of this model; a request of several batches counts as many. `None`

@@ -13,11 +13,10 @@
 //!
 //! # Without etcd
 //! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
-//! that have begun go on. Versions that are held back stay so.
+//! that have begun go on. Versions that are held back stay held back.
 //!
 //! # Invariant
-//! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
-//! that have begun go on. Versions that are held back stay held back.
+//! No call of the lifecycle waits for etcd.
 
 mod decide;
 mod keys;

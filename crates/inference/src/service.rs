@@ -372,7 +372,7 @@ impl InferenceService {
         let _guard = CancelOnDrop(cancelled.clone());
         let (sender, receiver) = oneshot::channel();
         let charge = self.begin_charge()?;
-        // Held until the run has ended, also if the client disconnects.
+        // Held until the run has ended, even if the client disconnects.
         let permit = rollout.and_then(RolloutPart::into_permit);
         // The send fails only if the caller has dropped its future, and wants no result.
         let done = Box::new(move |completion: Completion| {

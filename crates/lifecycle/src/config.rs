@@ -252,8 +252,8 @@ pub struct LifecycleConfig {
     pub retries: u32,
     /// Time between tries.
     pub retry_interval: Duration,
-    /// Bytes of the pool kept faulted in for an incoming version; `None` takes the size of the
-    /// largest version.
+    /// Bytes of the pool that are kept faulted in for an incoming version; `None` takes the size of
+    /// the largest version.
     pub swap_reserve: Option<u64>,
     /// Directory of converted foreign versions while they serve.
     pub cache_dir: PathBuf,

@@ -139,7 +139,7 @@ pub(crate) struct LoadJob {
 }
 
 impl LoadJob {
-    /// Returns the directory with the manifest: that of the conversion, if there is one.
+    /// Returns the directory with the manifest: the conversion's directory, if there is one.
     pub(crate) fn artifact_dir(&self) -> &Path {
         self.converted.as_ref().map_or(&self.dir, |(_, converted)| converted.dir())
     }

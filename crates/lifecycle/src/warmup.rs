@@ -71,7 +71,8 @@ impl From<Vec<Vec<NamedTensor>>> for WarmupSet {
 
 /// Source of recorded requests.
 pub trait WarmupSource: Send + Sync {
-    /// Adds to recorded `inputs` what the server fills in for its clients (masks, real sizes).
+    /// Adds to recorded `inputs` the inputs that the server fills in for its clients (masks, real
+    /// sizes).
     ///
     /// # Errors
     /// If there is no source for these inputs.

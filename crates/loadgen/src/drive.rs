@@ -73,7 +73,7 @@ pub trait SampleSink: Send + Sync {
     /// Records one finished request, with the reason of a failure.
     fn record(&self, sample: RequestSample, reason: Option<&str>);
 
-    /// Called in an open loop just before a request is sent that was due `late` ago.
+    /// Runs in an open loop just before a request is sent that was due `late` ago.
     fn sending(&self, _late: Duration) {}
 }
 

@@ -15,7 +15,7 @@
 macro_rules! print {
     ($($text:tt)*) => { $crate::report::print_text(format_args!($($text)*)) };
 }
-/// The same with a line feed.
+/// Prints like `print`, with a line feed.
 #[macro_export]
 macro_rules! println {
     ($($text:tt)*) => { $crate::print!("{}\n", format_args!($($text)*)) };

@@ -33,7 +33,8 @@ pub enum Spoken {
     Tls,
 }
 
-/// Returns what the server at `authority` ("host:port") speaks, or `None` if it is unknown.
+/// Returns the protocol that the server at `authority` ("host:port") speaks, or `None` if it is
+/// unknown.
 pub fn spoken(authority: &str) -> Option<Spoken> {
     let frame = ask(authority, HTTP2_PREFACE)?;
     if frame.first() == Some(&TLS_ALERT) {

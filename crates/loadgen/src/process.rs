@@ -50,7 +50,7 @@ pub struct ServerPlan {
     pub program: Option<PathBuf>,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
-    /// Environment besides that of this process.
+    /// Environment variables in addition to those of this process.
     pub variables: Vec<(&'static str, String)>,
     /// Preferred ports. Other free ports replace ports that are in use.
     pub ports: Option<ServerPorts>,

@@ -259,7 +259,7 @@ impl StoreMirror {
         }
     }
 
-    /// Lists the follower's store, and copies what changed.
+    /// Lists the follower's store, and copies the changes.
     async fn sync(&mut self, at: usize) -> Result<Poll> {
         let mut used = 0;
         for (other, follower) in self.followers.iter().enumerate() {

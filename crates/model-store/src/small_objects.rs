@@ -33,10 +33,10 @@ impl SmallObjects {
         self.place.key(name)
     }
 
-    /// The store's error. The object may have been created nevertheless.
+    /// Creates an object. Returns false if it is there.
     ///
     /// # Errors
-    /// The store's error, after which it may have been created.
+    /// The store's error. The object may have been created nevertheless.
     pub async fn create(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);

@@ -88,7 +88,7 @@ pub(crate) struct Offer {
 /// Number of items to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// Items to take, at most what was offered.
+    /// Items to take, at most the offered items.
     pub(crate) items: usize,
     /// True if more items could pay, so that lingering makes sense.
     pub(crate) more_may_pay: bool,

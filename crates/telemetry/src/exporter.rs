@@ -241,7 +241,7 @@ impl<P: Post> Exporter<P> {
         }
     }
 
-    /// Sends what is left, with one attempt for each export.
+    /// Sends the remaining spans, with one attempt for each export.
     fn finish(&mut self) {
         loop {
             let now = Instant::now();

@@ -28,7 +28,7 @@ pub(crate) enum Candidate {
     No,
     /// Traced if the rate of its model says so.
     ByRate,
-    /// Traced, as its client traces it.
+    /// Traced, because its client traces it.
     Yes,
 }
 

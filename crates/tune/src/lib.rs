@@ -290,7 +290,7 @@ fn target_ms(args: &TuneArgs) -> f64 {
     args.target_p99.as_secs_f64() * 1e3
 }
 
-/// Returns the command with the arguments that decide what is measured.
+/// Returns the command with the arguments that determine the measurements.
 fn command(args: &TuneArgs) -> String {
     let mut words = vec!["millpond".to_owned(), "tune".into(), quoted(&args.model)];
     words.extend(["--target-p99".into(), format!("{}ms", target_ms(args))]);

@@ -339,7 +339,7 @@ impl TableWalk {
     }
 
     /// Hides the tracks without sound if another track has sound, because a reader would read them
-    /// too. Returns the edits of the tracks with sound.
+    /// too. Returns the edits of the tracks that are not hidden.
     fn seen(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
         let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =

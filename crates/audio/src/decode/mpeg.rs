@@ -207,7 +207,7 @@ impl Mpeg {
         (self.header.rate, self.header.channels)
     }
 
-    /// Returns the announced samples of each channel, including those of [`Mpeg::silent`].
+    /// Returns the announced samples of each channel, including the samples of [`Mpeg::silent`].
     pub(super) fn announced(&self) -> Option<u64> {
         self.information.frames?.checked_mul(self.header.samples)
     }

@@ -23,7 +23,7 @@ struct OrderedEvent {
 }
 
 impl Ord for OrderedEvent {
-    /// The earliest is the greatest, because the heap returns the greatest.
+    /// Orders the earliest as the greatest, because the heap returns the greatest.
     fn cmp(&self, other: &OrderedEvent) -> Ordering {
         other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
     }

@@ -73,7 +73,7 @@ impl ModelTypical {
         false
     }
 
-    /// Computes the limit anew from the window. Keeps the last one if there are too few requests.
+    /// Recomputes the limit from the window. Keeps the last limit if there are too few requests.
     pub(crate) fn update_limit(&self) {
         let quantiles = self.window.quantiles();
         if quantiles.count < REQUESTS_MIN {

@@ -49,7 +49,7 @@ impl LatencyWindow {
         slot[bucket(latency)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Discards the oldest histogram and fills it anew. A latency that is recorded at the same time
+    /// Clears the oldest histogram and fills it again. A latency that is recorded at the same time
     /// may be lost.
     pub(crate) fn rotate(&self) {
         let next = (self.filling.load(Ordering::Relaxed) + 1) % SLOTS;

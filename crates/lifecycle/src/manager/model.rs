@@ -85,7 +85,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Returns true if it is known to hold other files than those of `fingerprint`.
+    /// Returns true if the directory is known to hold other files than those of `fingerprint`.
     pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
         !matches!(self.found, VersionContents::Unreadable(_)) && self.fingerprint != fingerprint
     }

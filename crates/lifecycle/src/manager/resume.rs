@@ -10,7 +10,7 @@ use super::model::Model;
 use super::rollout::RequestedRollout;
 use crate::rollout::RolloutSplit;
 
-/// A running rollout, as the file keeps it.
+/// A running rollout as stored in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(crate) struct KeptRollout {
     stable: KeptVersion,

@@ -8,8 +8,8 @@
 /// Steps of a bisection: more than a mantissa has bits.
 const STEPS: usize = 60;
 
-/// Weights of the mixture: a prior guess of where the probability lies. Any choice is valid; a good
-/// one needs fewer trials.
+/// Weights of the mixture: a prior estimate of the probability. Any choice is valid; a good one
+/// needs fewer trials.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixtureWeights {
     hits: f64,

@@ -144,7 +144,7 @@ impl Follower {
         self.last_error = Some(text);
     }
 
-    /// Lists the store, copies what changed, and sets the time of the next check.
+    /// Lists the store, copies the changes, and sets the time of the next check.
     pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
         let result = self.look(context).await;
         let changed = matches!(&result, Ok((_, true)));
