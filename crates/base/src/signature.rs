@@ -62,8 +62,8 @@ impl Signature {
     }
 
     /// Checks that `inputs` fit the model: every input is known and has the right type and rank,
-    /// fixed axes are equal, axes with equal symbolic names have equal sizes, and no input is
-    /// missing or given twice.
+    /// and no input is missing or given twice. Fixed axes must be equal, and axes with equal
+    /// symbolic names must have equal sizes.
     ///
     /// # Errors
     /// `InvalidArgument` with the first wrong input and the expected value.

@@ -116,8 +116,8 @@ fn version(path: &Path) -> Result<String> {
 
 /// Returns the callback in the binding's type.
 fn logger() -> sys::OrtLoggingFunction {
-    // SAFETY: the types differ in the severity only, which is an enum of representation i32 there
-    // and an i32 here, so that a severity unknown to the binding is no undefined behaviour.
+    // SAFETY: the types differ in the severity only. It is an enum of representation i32 there and
+    // an i32 here, so a severity that the binding does not know is no undefined behaviour.
     unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 

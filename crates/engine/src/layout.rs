@@ -107,9 +107,9 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// Reads and checks the manifest of `dir`: the format is known, names have no directories,
-    /// tensors lie inside the file, aligned, in order and with the size that type and shape need,
-    /// and files are present with the stated lengths. Hashes are checked while loading.
+    /// Reads and checks the manifest of `dir`: the format is known, and names have no directories.
+    /// Tensors lie inside the file, aligned, in order and with the size that type and shape need.
+    /// Files are present with the stated lengths. Hashes are checked while loading.
     ///
     /// # Errors
     /// `NotFound` without a manifest; `DataLoss` that names the first contradiction.

@@ -41,8 +41,9 @@ pub struct LibrarySearch {
 
 impl LibrarySearch {
     /// Returns the usual search: `explicit`, then `virtual_env`, the program's own directory and
-    /// prefix, a `.venv` in or above the current directory and the program's own, and the packages
-    /// of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's.
+    /// prefix, a `.venv` in or above the current directory and the program's directory, and the
+    /// packages of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's
+    /// packages.
     pub fn around_process(
         explicit: Option<PathBuf>,
         virtual_env: Option<PathBuf>,

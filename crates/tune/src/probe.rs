@@ -130,9 +130,9 @@ impl Prober<'_, '_> {
         Ok(all)
     }
 
-    /// Measures `point` at `start` clients, then with twice as many while that helps and stays
-    /// within the target, or with half as many until it is within the target. Takes at most `steps`
-    /// slices.
+    /// Measures `point` at `start` clients. Then doubles the clients while that helps and stays
+    /// within the target, or halves them until the latency is within the target. Takes at most
+    /// `steps` slices.
     pub(super) fn climb(
         &mut self,
         stage: &str,
