@@ -61,8 +61,8 @@ impl Evidence {
     }
 }
 
-/// Returns a lower bound of the probability that holds at every moment with probability `1 -
-/// level`.
+/// Returns a lower bound of the probability. With probability `1 - level`, it holds at all moments
+/// at once.
 pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
     let (mut refuted, mut kept) = (0.0, evidence.rate());
     for _ in 0..STEPS {
@@ -72,8 +72,8 @@ pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
     refuted
 }
 
-/// Returns an upper bound of the probability that holds at every moment with probability `1 -
-/// level`.
+/// Returns an upper bound of the probability. With probability `1 - level`, it holds at all moments
+/// at once.
 pub(crate) fn upper_bound(evidence: Evidence, level: f64) -> f64 {
     let (mut kept, mut refuted) = (evidence.rate(), 1.0);
     for _ in 0..STEPS {

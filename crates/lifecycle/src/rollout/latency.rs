@@ -59,8 +59,8 @@ impl LatencyCounts {
         self.largest(above + 1).map(|bucket| Duration::from_micros(lowest(bucket)))
     }
 
-    /// Returns a lower bound of p99 in microseconds that holds at every moment with probability `1
-    /// - level`.
+    /// Returns a lower bound of p99 in microseconds. With probability `1 - level`, it holds at all
+    /// moments at once.
     ///
     /// At most a hundredth of the latencies are above p99. If `n` above it refute that, the `n`-th
     /// largest latency is not above p99.
