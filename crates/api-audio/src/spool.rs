@@ -13,9 +13,9 @@ const HEAD_BYTES: usize = 12;
 /// Bytes copied at once to a temporary file.
 const SPOOL_PIECE: usize = 64 << 10;
 
-/// Returns the input of the pipeline: the upload itself while it still arrives, or a temporary file
-/// that holds all of it, if the container keeps its table of contents at the end or `spool` asks
-/// for it.
+/// Returns the input of the pipeline: the upload itself while it still arrives. If the container
+/// keeps its table of contents at the end, or `spool` asks for it, returns a temporary file that
+/// holds the whole upload.
 ///
 /// # Errors
 /// `TooLarge` if such a file would have more than [`AudioConfig::spool_bytes_max`] bytes; the error

@@ -81,7 +81,7 @@ impl AudioUpload {
     ///
     /// # Errors
     /// Returns the errors of [`find_recogniser`]; `ResourceExhausted` with retry advice if all
-    /// permits are taken; those of the body.
+    /// permits are taken; the errors of the body.
     pub(crate) async fn begin(
         state: &AudioState,
         name: &str,
@@ -178,7 +178,7 @@ impl AudioUpload {
     /// Returns one embedding of the whole recording.
     ///
     /// # Errors
-    /// The error that ended the upload, or else those of the pipeline.
+    /// The error that ended the upload, or else the errors of the pipeline.
     pub(crate) fn embed(mut self) -> Result<Vec<f32>> {
         let hint = self.hint.as_deref();
         let embedded = spool::input(self.upload, false, &self.config).and_then(|input| {

@@ -119,7 +119,7 @@ impl Decoder {
     /// # Errors
     /// `InvalidArgument` if it is no sound, `Unimplemented` for an unknown format, `DataLoss` if it
     /// is damaged from the beginning. `FailedPrecondition` for a stream of an mp4 file whose table
-    /// of contents comes last: that one has to be a file.
+    /// of contents comes last: such a recording must be a file.
     pub fn open(input: AudioInput, hint: Option<&str>) -> Result<Decoder> {
         let mut bytes = InputBytes::new(input);
         match sniff::kind(&mut bytes, hint)? {
@@ -255,7 +255,7 @@ impl Decoder {
     /// becomes a fault, and silence of about its length.
     ///
     /// # Errors
-    /// `DataLoss` if nothing was decoded and nothing can be; `Cancelled` after a stop.
+    /// `DataLoss` if nothing was decoded and nothing can be decoded; `Cancelled` after a stop.
     #[expect(clippy::should_implement_trait, reason = "it can fail, and has faults besides")]
     pub fn next(&mut self) -> Result<Option<AudioBlock>> {
         loop {
@@ -346,7 +346,7 @@ impl Decoder {
     }
 
     /// Returns the longest gap in frames that is filled with silence now: a few bytes must not
-    /// become days of it.
+    /// become days of silence.
     fn believed(&self) -> u64 {
         let rate = u64::from(self.format.rate);
         let left = (self.heard + SILENCE_SECONDS_MAX * rate).saturating_sub(self.filled);

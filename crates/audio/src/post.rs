@@ -1,8 +1,9 @@
 //! Turns model outputs into labels: events with hysteresis, scenes, speakers.
 //!
 //! Windows arrive in time order, some perhaps missing; labels leave as soon as they are final.
-//! `Labeller::settled` returns the time up to which they are, so that the caller can sort them.
-//! Memory is bounded: a small state for each class, the frames of a moving mean, and one embedding.
+//! `Labeller::settled` returns the time up to which labels are final, so that the caller can sort
+//! them. Memory is bounded: a small state for each class, the frames of a moving mean, and one
+//! embedding.
 
 mod embeddings;
 mod events;

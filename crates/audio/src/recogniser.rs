@@ -57,7 +57,7 @@ pub struct Recogniser {
     pub name: String,
     /// Name for display.
     pub title: String,
-    /// Model that it runs, if not the one whose settings contain it.
+    /// Model that it runs; `None` for the model whose settings contain it.
     pub model: Option<String>,
     /// Kind of labels.
     pub kind: RecogniserKind,
@@ -243,7 +243,8 @@ impl Recogniser {
         self.output.classes.names(count).unwrap_or_default()
     }
 
-    /// Returns the similarity, -1 to 1, from which a voice is a speaker's; `None` for other kinds.
+    /// Returns the lowest similarity, -1 to 1, at which a voice counts as a speaker's; `None` for
+    /// other kinds.
     pub fn threshold(&self) -> Option<f32> {
         (self.kind == RecogniserKind::Embeddings).then_some(self.embeddings.threshold)
     }

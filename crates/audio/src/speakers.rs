@@ -111,7 +111,7 @@ impl Speakers {
     /// # Errors
     /// `InvalidArgument` for a name that is empty, too long or has control characters, and for an
     /// embedding without a direction or of another dimension than the others; `ResourceExhausted`
-    /// if the store is full; those of writing the file. An error changes nothing.
+    /// if the store is full; the errors of writing the file. An error changes nothing.
     pub fn enrol(&self, name: &str, embedding: &[f32]) -> Result<()> {
         if name.trim().is_empty()
             || name.len() > NAME_BYTES_MAX

@@ -201,7 +201,7 @@ fn failed(error: std::io::Error) -> Error {
 /// all have one).
 ///
 /// `{"type":"opened","format":..,"rate":..,"channels":..,"seconds":..}`,
-/// `{"type":"label","start":..,"end":.., "text":..,"score":..}` (with `"embedding"` where there is
+/// `{"type":"label","start":..,"end":.., "text":..,"score":..}` (with `"embedding"` if there is
 /// one), `{"type":"fault","at":..,"what":..}` or `{"type":"progress","seconds":..,"total":..}`;
 /// times in seconds, unknown ones null.
 pub fn ndjson(event: &PipelineEvent) -> Option<String> {

@@ -42,7 +42,7 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// An error with its kind, a message for people, when to try again, and its cause.
+/// An error: its kind, a message for people, the delay before the next try, and its cause.
 ///
 /// Two errors are equal if they say the same; their causes are not compared. Boxed so that
 /// `Result<T>` stays small on the request path.

@@ -5,9 +5,9 @@ const WORD_CHARS_MAX: usize = 64;
 /// Characters of a word for each allowed edit.
 const CHARS_PER_EDIT: usize = 3;
 
-/// Returns the candidate that the fewest edits (insert, delete, replace, swap of neighbours) turn
-/// `word` into, or `None` if none is near: one edit for every three characters, and at least one.
-/// Ignores case and treats `_` as `-`.
+/// Returns the candidate with the smallest number of edits (insert, delete, replace, swap of
+/// neighbours) from `word`, or `None` if no candidate is near. One edit is allowed for every three
+/// characters, and always at least one. Ignores case and treats `_` as `-`.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = plain(word)?;
     let edits_max = (word.len() / CHARS_PER_EDIT).max(1);

@@ -30,7 +30,7 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Axes, outermost first; `None` if the model does not fix the rank.
     pub shape: Option<Vec<Dim>>,
-    /// True if a request may leave it out.
+    /// True if a request may omit the tensor.
     pub optional: bool,
 }
 
@@ -61,8 +61,9 @@ impl Signature {
         self.outputs.iter().find(|spec| spec.name == name)
     }
 
-    /// Checks that `inputs` fit the model: each known, of the right type and rank, fixed axes
-    /// equal, equal symbolic names of equal size, none missing and none twice.
+    /// Checks that `inputs` fit the model: every input is known and has the right type and rank,
+    /// and no input is missing or given twice. Fixed axes must be equal, and axes with equal
+    /// symbolic names must have equal sizes.
     ///
     /// # Errors
     /// `InvalidArgument` with the first wrong input and the expected value.

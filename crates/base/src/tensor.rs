@@ -44,8 +44,8 @@ impl NamedTensor {
     }
 }
 
-/// An input whose value is an output of the previous item: the state of a model that does not keep
-/// it inside.
+/// An input whose value is an output of the previous item. It carries the state of a model that
+/// does not store its state itself.
 #[derive(Clone, Debug)]
 pub struct CarriedInput {
     /// Name of the input.
@@ -76,8 +76,8 @@ impl Tensor {
     /// Builds a tensor over existing bytes, without a copy.
     ///
     /// # Errors
-    /// `InvalidArgument` if the number of bytes is not exactly that of type and shape, or `dtype`
-    /// is `String`.
+    /// `InvalidArgument` if `bytes` does not have exactly the length that type and shape need, or
+    /// if `dtype` is `String`.
     pub fn from_bytes(dtype: DType, shape: impl Into<Shape>, bytes: Bytes) -> Result<Tensor> {
         let shape = shape.into();
         let wanted = dtype.bytes_for(count(&shape)?).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! The timeline of one request: the moments that it passed, its version, and its run.
+//! The timeline of one request: its moments, its version, and its run.
 //!
 //! The endpoint starts a [`RequestClock`] with the first byte and moves it into the body of the
 //! response. Every stage marks its moment through a shared reference. Dropping the clock ends the
@@ -92,7 +92,7 @@ pub struct RunAhead {
 pub struct RequestTimeline {
     /// Protocol, a label of the metrics.
     pub protocol: &'static str,
-    /// Version that was asked for; `None` if the request failed before it was found.
+    /// Requested version; `None` if the request failed before the version was found.
     pub version: Option<VersionId>,
     /// "ok", or the kind of the error; empty if the client disconnected first.
     pub status: &'static str,
@@ -102,7 +102,7 @@ pub struct RequestTimeline {
     pub run: Option<RunRecord>,
     /// True if a version of any model was being loaded or unloaded meanwhile.
     pub loading: bool,
-    /// Nanoseconds since the first byte; 0 was not reached.
+    /// Nanoseconds since the first byte; 0 means that the moment was not reached.
     moments: [u64; MOMENTS],
 }
 

@@ -10,7 +10,8 @@ pub(crate) fn check(options: &GpuOptions) -> Check {
     judge(gpu::Gpu::open(options).map(|gpu| gpu.name().to_owned()))
 }
 
-/// A missing GPU is fine. A GPU that cannot be used is a warning, since it may be intended for use.
+/// Judges the outcome of opening the GPU. A missing GPU is fine. A GPU that cannot be used is a
+/// warning, since it may be intended for use.
 fn judge(opened: base::Result<String>) -> Check {
     match opened {
         Ok(name) => Check::ok(

@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 3;
 /// Maximum number of entries in that search.
 const ENTRIES_MAX: usize = 1000;
 
-/// Runs one check per directory, then that of io_uring.
+/// Runs one check per directory, then the check of io_uring.
 pub(crate) fn checks(
     directories: &[(&'static str, PathBuf)],
     collections: Option<&Path>,

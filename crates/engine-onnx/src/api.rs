@@ -17,7 +17,7 @@ pub(crate) enum CallPhase {
     Load,
     /// Running: invalid arguments are the request's fault, all else is internal.
     Run,
-    /// A call that cannot fail for a reason outside this program.
+    /// A call that can fail only because of an error in this program.
     Call,
 }
 
@@ -31,7 +31,7 @@ mod code {
     pub(super) const INVALID_PROTOBUF: i32 = 7;
 }
 
-/// Parts of the messages of operators whose inputs have shapes that do not fit. Model and
+/// Parts of the messages with which operators reject the shapes of their inputs. Model and
 /// parameters are the same for all requests, so the sizes come from the request.
 const SHAPES: [&str; 6] = [
     "dimensions must match",
@@ -65,7 +65,8 @@ fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> E
     type Theirs = unsafe extern "system" fn(*const sys::OrtStatus) -> sys::OrtErrorCode;
     type Ours = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
     // SAFETY: the binding's result type is an enum of representation i32, so the two function types
-    // have one ABI; read as i32, a code that the binding does not know is no undefined behaviour.
+    // have one ABI. A code that the binding does not know is read as i32, which is defined
+    // behaviour.
     let get_code = unsafe { std::mem::transmute::<Theirs, Ours>(api.GetErrorCode) };
     // SAFETY: the status is not null, came from the API and is ours until released below; the
     // message lives inside it and is copied before.
@@ -201,9 +202,9 @@ impl<T: Released> Drop for Handle<T> {
 // SAFETY: the library's objects have no thread of their own; they may be used and released from any
 // thread if use is exclusive, which ownership gives.
 unsafe impl<T: Released> Send for Handle<T> {}
-// SAFETY: a shared handle gives only its address; the caller of the library through it answers for
-// the call (`Session::run` is documented as safe to call at the same time on one session; no other
-// object is shared between threads for anything but reading).
+// SAFETY: a shared handle gives only its address, and code that passes the address to the library
+// is responsible for the call. `Session::run` is documented as safe to call at the same time on one
+// session; other objects that threads share are only read.
 unsafe impl<T: Released> Sync for Handle<T> {}
 
 /// Copies and frees a C string of the library's allocator.
@@ -228,7 +229,7 @@ pub(crate) unsafe fn take_string(
 /// Returns a name as a C string.
 ///
 /// # Errors
-/// `InvalidArgument` if it holds a NUL byte, which no name of a graph can.
+/// `InvalidArgument` if `name` holds a NUL byte. A name in a graph cannot hold one.
 pub(crate) fn c_name(name: &str) -> Result<CString> {
     CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?} holds a NUL byte")))
 }

@@ -34,7 +34,7 @@ pub(crate) fn to_onnx(dtype: DType) -> Option<Onnx> {
 }
 
 /// Returns the type of ONNX's number. Takes the number and not the binding's enum, because a newer
-/// library may have more.
+/// library may have more types.
 pub(crate) fn from_onnx(number: i32) -> Option<DType> {
     TABLE.iter().find(|(_, theirs)| *theirs as i32 == number).map(|(ours, _)| *ours)
 }

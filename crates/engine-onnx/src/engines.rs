@@ -34,8 +34,8 @@ impl OnnxEngine {
     /// Finds the library and loads it, once per process.
     ///
     /// # Errors
-    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or is not
-    /// the one that is loaded. The message is one line with the remedy.
+    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or if the
+    /// process has loaded another one already. The message is one line with the remedy.
     pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
         let path = library::find(search)?;
         let _one_at_a_time = OPENING.lock();

@@ -1,8 +1,8 @@
 //! Wraps output tensors of the library without a copy.
 //!
 //! An output owns its tensor of the library, which holds its memory and allocator, so it outlives
-//! the session. An output that is an input or a parameter handed through points into memory of ours
-//! that may be released first. Such outputs are copied.
+//! the session. If an output is an unchanged input or parameter, it points into our own memory,
+//! which may be released first. Such outputs are copied.
 
 use std::ptr::{null_mut, slice_from_raw_parts};
 

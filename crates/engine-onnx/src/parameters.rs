@@ -1,5 +1,5 @@
-//! Checks parameters against the graph before they are bound. The library does not: it would read
-//! past the end of an array whose type or shape is not the graph's.
+//! Checks parameters against the graph before they are bound. The library does not check them: it
+//! would read past the end of an array whose type or shape differs from the graph's.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::publish::initializers;
 /// nothing is valid: then the library places all parameters.
 ///
 /// # Errors
-/// `InvalidArgument` that names the first wrong parameter; those of reading the graph.
+/// `InvalidArgument` that names the first wrong parameter; the errors of reading the graph.
 pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<()> {
     if bound.is_empty() {
         return Ok(());

@@ -47,8 +47,8 @@ impl Runtime {
         }
         let allocator = NonNull::new(allocator)
             .ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
-        // SAFETY: both were just returned to us as owned. They are never released: sessions and
-        // answers may outlive any moment at which they could be.
+        // SAFETY: both were just returned to us as owned. They are never released, because sessions
+        // and responses may use them until the process ends.
         let (env, memory) = unsafe { (leak(Handle::own(env)?), leak(Handle::own(memory)?)) };
         Ok(Runtime { version: version(&path)?, path, env, memory, allocator })
     }
@@ -116,8 +116,8 @@ fn version(path: &Path) -> Result<String> {
 
 /// Returns the callback in the binding's type.
 fn logger() -> sys::OrtLoggingFunction {
-    // SAFETY: the types differ in the severity only, which is an enum of representation i32 there
-    // and an i32 here, so that a severity unknown to the binding is no undefined behaviour.
+    // SAFETY: the types differ in the severity only. It is an enum of representation i32 there and
+    // an i32 here, so a severity that the binding does not know is no undefined behaviour.
     unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 

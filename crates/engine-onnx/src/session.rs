@@ -18,7 +18,7 @@ use crate::outputs::{self, BorrowedRanges};
 use crate::runtime::Runtime;
 use crate::{element, metadata, signature};
 
-/// Inputs or outputs of a run whose bookkeeping needs no allocation.
+/// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
 const FEW: usize = 8;
 
 /// A model in ONNX Runtime. Dropping it releases the library's session first, then the regions.

@@ -161,7 +161,7 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
     })?;
     if rank == 0 {
         // This version of the API does not distinguish a scalar from an unknown rank, and the
-        // library checks neither. Any shape passes, and the operators judge.
+        // library checks neither. Any shape passes here; the operators check it.
         return Ok((dtype, None));
     }
     let (mut sizes, mut symbols) = (vec![0i64; rank], vec![null::<c_char>(); rank]);

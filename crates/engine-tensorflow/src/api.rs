@@ -21,11 +21,12 @@ pub(crate) const LIBRARY: &str = "libtensorflow_cc.so.2";
 /// File that the first needs.
 pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
 
-/// Settings of TensorFlow that only the environment carries; a value that is there stays.
+/// Settings that TensorFlow reads from the environment only. A variable that is set already keeps
+/// its value.
 const VARIABLES: [(&str, &str); 2] = [
     // Only errors on standard error.
     ("TF_CPP_MIN_LOG_LEVEL", "2"),
-    // Otherwise the threads inside an operator are those of the first session for all.
+    // Without it, all sessions share the operator threads of the first session.
     ("TF_OVERRIDE_GLOBAL_THREADPOOL", "1"),
 ];
 

@@ -53,7 +53,7 @@ fn sync(path: &Path) -> Result<()> {
 /// Copies the weights of a published version and compares their hashes.
 ///
 /// # Errors
-/// `DataLoss` for bytes that are not those of the manifest; I/O errors.
+/// `DataLoss` for bytes that do not match the manifest; I/O errors.
 pub(crate) fn copy_tensors(
     artifact: &Artifact,
     writer: &mut LayoutWriter,

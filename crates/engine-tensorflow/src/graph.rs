@@ -15,7 +15,8 @@ use crate::model_file::operation_of;
 pub(crate) const VARIABLE: &str = "VarHandleOp";
 /// Operations of version 1 that own a variable and give references to it.
 pub(crate) const REFERENCE_VARIABLES: [&str; 2] = ["VariableV2", "Variable"];
-/// Functions inside functions that are followed. A variable that goes deeper counts as assigned to.
+/// Maximum depth of nested functions that are followed. A variable that is passed deeper counts as
+/// assigned to.
 const FUNCTION_DEPTH_MAX: usize = 64;
 
 /// Operations that only read the variable behind a handle.
@@ -48,10 +49,10 @@ pub(crate) struct Variable {
     pub(crate) assigned: bool,
 }
 
-/// A lookup in a variable, which can be one in the variable's value.
+/// A lookup in a variable that can be replaced by a lookup in the variable's value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gather {
-    /// Function that it is in; `None` for the graph itself.
+    /// Function that contains the lookup; `None` for the graph itself.
     pub(crate) function: Option<String>,
     /// Position among the nodes.
     pub(crate) node: usize,
@@ -126,7 +127,7 @@ impl Graph {
         self.positions.get(name).copied()
     }
 
-    /// Marks every node that the operations or tensors `roots` need, or are placed with.
+    /// Marks every node that the operations or tensors `roots` need or are colocated with.
     pub(crate) fn reachable<'a>(&self, roots: impl IntoIterator<Item = &'a str>) -> Vec<bool> {
         let mut reached = vec![false; self.nodes.len()];
         let find = |name: &str| self.position(operation_of(name));
@@ -221,7 +222,7 @@ fn colocated(node: &NodeDef) -> impl Iterator<Item = &str> {
 }
 
 /// Returns node and output number of an input such as "x", "x:1" or, inside a function,
-/// "x:output:1". `None` for a control input.
+/// "x:output:1". Returns `None` for a control input.
 fn tensor_of(input: &str) -> Option<(&str, usize)> {
     if input.starts_with('^') {
         return None;
@@ -246,7 +247,7 @@ fn consumers(nodes: &[NodeDef], chosen: impl Fn(usize) -> bool) -> Consumers<'_>
 /// Follows the handles of variables through operations and functions.
 struct UseAnalysis<'a> {
     graph: &'a Graph,
-    /// By function and argument; `None` while it is being followed.
+    /// Uses by function and argument; `None` while an argument is being followed.
     known: RefCell<HashMap<(&'a str, usize), Option<HandleUse>>>,
 }
 
@@ -257,8 +258,8 @@ struct Calls<'a> {
 }
 
 impl<'a> UseAnalysis<'a> {
-    /// Follows the tensor `start` through `nodes`. What is not known to only read counts as an
-    /// assignment.
+    /// Follows the tensor `start` through `nodes`. An operation that is not known to be a pure read
+    /// counts as an assignment.
     fn follow(
         &self,
         nodes: &'a [NodeDef],

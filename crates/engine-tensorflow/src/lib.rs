@@ -10,8 +10,8 @@
 //!   parallelism.
 //! * Feeds and fetches of a signature have one order. TensorFlow keeps a compiled graph for every
 //!   order and every set of outputs, so the number of sets is bounded too.
-//! * Inputs and outputs are not copied: TensorFlow holds what it points into, and an output holds
-//!   TensorFlow's buffer.
+//! * Inputs and outputs are not copied: TensorFlow holds the memory that it points into, and an
+//!   output holds TensorFlow's buffer.
 //!
 //! * Variables are bound to the caller's regions: a run of `AssignVariableOp` over a tensor that
 //!   points there keeps the pointer. Variables that a run may assign to are copied instead, and

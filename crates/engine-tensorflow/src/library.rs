@@ -1,4 +1,4 @@
-//! Finds TensorFlow, and the engine that opens it at the first load.
+//! The search for TensorFlow, and the engine that opens it at the first load.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -77,8 +77,8 @@ impl TensorFlowEngine {
     /// Returns the library; opens it if this is the first call.
     ///
     /// # Errors
-    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or is not
-    /// the one that is open. The message has the remedy.
+    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or if
+    /// another one is open already. The message has the remedy.
     pub(crate) fn open(&self) -> Result<&'static TensorFlowLibrary> {
         if self.search.explicit.is_none()
             && let Some(library) = OPENED.get()

@@ -138,7 +138,7 @@ fn bound(
         feeds.push(model.output(checkpoint.prefix_tensor)?, prefix);
         model.prepare(&feeds, &[], &[model.operation(checkpoint.restore)?])?;
     }
-    // Values of the checkpoint are replaced by those of the regions.
+    // The values in the regions replace those of the checkpoint.
     model.prepare(&feeds, &[], &assignments)?;
     drop(feeds);
     if let Some(init) = model_file::init_operation(meta) {
@@ -154,7 +154,7 @@ pub(crate) struct Checkpoint<'a> {
     pub(crate) prefix: String,
     /// Tensor that takes the path.
     pub(crate) prefix_tensor: &'a str,
-    /// Operation that reads it.
+    /// Operation that reads the checkpoint.
     pub(crate) restore: &'a str,
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Check
 ///
 /// # Errors
 /// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes
-/// twice, and for a variable without one that `lacks` a value then.
+/// twice. Also for a variable without a parameter, if `lacks` is true for it.
 fn matched<'a>(
     variables: &'a [Variable],
     parameters: &'a [BoundTensor],

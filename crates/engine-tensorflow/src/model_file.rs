@@ -13,13 +13,13 @@ use crate::generated::{AssetFileDef, MetaGraphDef, SavedModel, TensorInfo};
 pub(crate) const NAME: &str = "saved_model.pb";
 /// Tag of the graph that is served by default.
 const SERVING_TAG: &str = "serve";
-/// Most bytes of the file: the most that a message of this format can have.
+/// Maximum bytes of the file: the maximum of a message in this format.
 const BYTES_MAX: u64 = 2 << 30;
 /// Name of the signature whose output is the operation that initialises tables.
 pub(crate) const INIT_SIGNATURE: &str = "__saved_model_init_op";
 /// Names of signatures that no request runs.
 pub(crate) const OWN_SIGNATURES: [&str; 2] = [INIT_SIGNATURE, "__saved_model_train_op"];
-/// Collections that name such an operation in models of version 1, best first.
+/// Collections that name the initialising operation in models of version 1, best first.
 pub(crate) const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_init_op"];
 
 /// Collection that lists the assets in models of version 1.
@@ -53,7 +53,7 @@ impl GraphTags {
 /// Reads the graph with these tags from the file at `path`.
 ///
 /// # Errors
-/// `NotFound`, `InvalidArgument` for a directory, `DataLoss` for a damaged file; those of
+/// `NotFound`, `InvalidArgument` for a directory, `DataLoss` for a damaged file; the errors of
 /// [`parse`].
 pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
     let file = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;

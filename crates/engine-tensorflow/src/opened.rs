@@ -19,7 +19,7 @@ use crate::generated::SessionConfig;
 use crate::model_file::{self, GraphTags};
 use crate::tensor::TfTensor;
 
-/// Inputs or outputs of a run whose bookkeeping needs no allocation.
+/// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
 pub(crate) const FEW: usize = 8;
 /// Maximum threads of one run.
 const THREADS_MAX: usize = 1024;
@@ -227,7 +227,7 @@ impl OpenedModel {
     /// Runs the graph while the model is loaded.
     ///
     /// # Errors
-    /// TensorFlow's reason, as that of a load.
+    /// TensorFlow's reason, as an error of a load.
     pub(crate) fn prepare(
         &self,
         feeds: &Feeds,
@@ -310,7 +310,7 @@ struct SessionPointer(*mut RawSession);
 // SAFETY: a session may be used from any thread.
 unsafe impl Send for SessionPointer {}
 
-/// Session options of TensorFlow's; the crate's documentation has the reasons.
+/// TensorFlow's session options; the crate's documentation has the reasons.
 struct ConfiguredOptions {
     library: &'static TensorFlowLibrary,
     raw: *mut RawSessionOptions,

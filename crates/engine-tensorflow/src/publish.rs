@@ -43,7 +43,7 @@ pub fn is_source(source: &Path) -> bool {
     }
 }
 
-/// A SavedModel, or a version that was published from one, and the graph that is wanted of it.
+/// A SavedModel, or a version that was published from one, and the graph to take from it.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedModelGraph<'a> {
     /// Its directory, or the file `saved_model.pb` in it.
@@ -57,7 +57,7 @@ pub struct SavedModelGraph<'a> {
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
-/// source is at fault; I/O errors; those of opening TensorFlow.
+/// source is at fault; I/O errors; the errors of opening TensorFlow.
 pub fn publish(
     engine: &TensorFlowEngine,
     options: &PublishOptions,
@@ -276,8 +276,8 @@ fn graph_file(
     saved.encode_to_vec()
 }
 
-/// Returns true if a signature uses something besides variables that the checkpoint fills, such as
-/// a table.
+/// Returns true if a signature uses state other than variables that the checkpoint fills, such as a
+/// table.
 fn restored_otherwise(
     graph: &Graph,
     served: &[bool],

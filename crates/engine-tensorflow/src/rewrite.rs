@@ -105,10 +105,10 @@ impl GraphChanges {
         }
     }
 
-    /// Turns variables of version 1 into resource variables, if nothing but assignments and
-    /// operations that take their value use them. `takes_reference` says if an operation takes a
-    /// reference, `fetched` names the operations that runs fetch. Returns the names of the
-    /// variables that stay.
+    /// Turns variables of version 1 into resource variables, if only assignments and operations
+    /// that take their value use them. `takes_reference` says if an operation takes a reference,
+    /// `fetched` names the operations that runs fetch. Returns the names of the variables that
+    /// stay.
     pub(crate) fn references(
         &mut self,
         graph: &Graph,

@@ -15,8 +15,8 @@ use crate::opened::{FEW, OpenedModel, RawRun, buffer};
 use crate::signature::ReadSignatures;
 use crate::tensor::TfTensor;
 
-/// Most sets of outputs of one signature that are fetched alone. TensorFlow keeps a compiled graph
-/// for each set; for others, all outputs are fetched.
+/// Maximum sets of outputs of one signature that are fetched alone. TensorFlow keeps a compiled
+/// graph for each set. For any further set, all outputs are fetched.
 const SUBSETS_MAX: usize = 16;
 
 /// Key of the metadata that names the variables which runs change.

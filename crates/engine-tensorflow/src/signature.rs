@@ -18,9 +18,9 @@ pub(crate) struct ReadSignatures {
     /// Values of inputs that a request may leave out, as TensorFlow's messages, by signature and
     /// input.
     pub(crate) defaults: Vec<BTreeMap<String, Bytes>>,
-    /// Position of the one that runs if a request names none.
+    /// Position of the signature that runs if a request names none.
     pub(crate) default: usize,
-    /// Name and reason of each that cannot be run.
+    /// Name of each signature that cannot be run, with the reason.
     pub(crate) skipped: Vec<String>,
 }
 

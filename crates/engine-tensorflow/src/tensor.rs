@@ -50,7 +50,7 @@ unsafe extern "C" fn drop_owner<T>(_: *mut c_void, _: usize, owner: *mut c_void)
 }
 
 impl TfTensor {
-    /// Owns `raw`.
+    /// Takes ownership of `raw`.
     ///
     /// # Safety
     /// It is null or a tensor of `library` that nothing else deletes.
@@ -215,12 +215,12 @@ impl TfTensor {
         }
     }
 
-    /// Turns it into a tensor of ours that holds it, or into a copy if `copy` says so of its
-    /// address.
+    /// Converts this tensor into one of ours that holds it, or into a copy if `copy` returns true
+    /// for its address.
     ///
     /// # Errors
-    /// `Internal` for a type that clients cannot receive, and if the bytes are not those of type
-    /// and shape.
+    /// `Internal` for a type that clients cannot receive, and if the bytes do not match type and
+    /// shape.
     pub(crate) fn into_tensor(self, copy: impl Fn(usize) -> bool) -> Result<Tensor> {
         let call = &self.library.call;
         // SAFETY: the tensor is alive.

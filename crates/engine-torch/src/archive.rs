@@ -1,6 +1,6 @@
 //! Reads the file of a TorchScript module, a zip archive, and checks its checksums.
 //!
-//! LibTorch is compiled without that check, so it would serve a flipped bit in a weight. Stored
+//! LibTorch is compiled without this check, so it would serve a flipped bit in a weight. Stored
 //! records, among them all weights, are checked while LibTorch reads them. The few compressed
 //! records (code) are small and are checked before.
 
@@ -24,14 +24,14 @@ const ALIGNMENT: u64 = 64;
 const SLACK_BYTES: u64 = 64 << 10;
 /// Maximum records of an archive.
 const RECORDS_MAX: usize = 1 << 20;
-/// Chunk size for reading a record again that LibTorch read in pieces.
+/// Chunk size for reading again a record that LibTorch read in pieces.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Returns an upper bound of the arena bytes that loading the module at `path` needs. Reads only
 /// the archive's directory.
 ///
 /// # Errors
-/// `DataLoss` if it is no archive or is damaged; those of opening the file.
+/// `DataLoss` if it is no archive or is damaged; the errors of opening the file.
 pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
     let archive = open(path)?;
     let mut total = SLACK_BYTES;
@@ -47,7 +47,7 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
                 ))
             })?;
     }
-    // torch.jit.save deflates nothing a thousandfold; a file that claims so is not worth the
+    // torch.jit.save never compresses a record to a thousandth. A file that claims this gets no
     // memory.
     usize::try_from(total).map_err(|_| Error::data_loss(format!("{}: too large", path.display())))
 }
@@ -56,8 +56,8 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
 fn open(path: &Path) -> Result<ZipArchive<File>> {
     use std::os::fd::AsRawFd;
     let file = File::open(path).map_err(|e| Error::io(path, &e))?;
-    // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs reading
-    // ahead in vain.
+    // SAFETY: takes numbers only, about a descriptor of ours. It is advice: if it is refused, the
+    // only cost is useless read-ahead.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     let archive = ZipArchive::new(file).map_err(|e| no_archive(path, e))?;
     match archive.len() {
@@ -144,8 +144,8 @@ impl TorchArchive {
     /// Opens the module at `path` for reading, at the rate of `arena`'s store if there is one.
     ///
     /// # Errors
-    /// `DataLoss` if it is damaged, `InvalidArgument` if it is another kind of archive, those of
-    /// opening it.
+    /// `DataLoss` if it is damaged, `InvalidArgument` if it is another kind of archive; the errors
+    /// of opening it.
     pub(crate) fn open(path: &Path, arena: Option<&Arena>) -> Result<TorchArchive> {
         let mut directory = open(path)?;
         check_kind(path, &directory)?;

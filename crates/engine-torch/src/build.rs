@@ -69,7 +69,7 @@ impl TorchParameter {
 ///
 /// # Errors
 /// `InvalidArgument` if the source does not compile or a parameter does not have its dims'
-/// elements; those of opening the engine and of writing the file.
+/// elements; the errors of opening the engine and of writing the file.
 pub fn module(
     engine: &TorchEngine,
     path: &Path,

@@ -12,7 +12,7 @@
 //!   writes to it.
 //! * The file's checksums are checked here, because the library is compiled without that check.
 //! * A run has one thread unless the settings ask for more. The count is set on every thread,
-//!   because LibTorch keeps one for each thread.
+//!   because LibTorch keeps a separate count for each thread.
 //! * A model is compiled once: the executor that observes runs and compiles again is off.
 //! * A model with a state inside starts every run from the state as loaded; a stream gets a copy of
 //!   the parts that change.

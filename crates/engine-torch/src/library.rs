@@ -1,4 +1,4 @@
-//! Finds the shim, and the engine that opens it at the first load.
+//! The search for the shim, and the engine that opens it at the first load.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -88,7 +88,7 @@ impl TorchEngine {
     ///
     /// # Errors
     /// `NotFound` if there is none. `FailedPrecondition` if it does not load, has another
-    /// interface, or is not the one that is open. The message has the remedy.
+    /// interface, or if another one is open already. The message has the remedy.
     pub(crate) fn open(&self) -> Result<&'static ShimLibrary> {
         if self.search.explicit.is_none()
             && let Some(library) = LIBRARY.get()

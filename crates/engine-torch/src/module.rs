@@ -15,9 +15,9 @@ pub(crate) struct TorchModule {
     library: &'static ShimLibrary,
 }
 
-// SAFETY: a module may be used and dropped on any thread; calls that take it by a shared reference
-// only read it, which LibTorch allows on many threads at once. The one that does not (a run of a
-// module with a state) is guarded by the session.
+// SAFETY: a module may be used and dropped on any thread. Calls that take it by a shared reference
+// only read it, which LibTorch allows on many threads at once. The exception is a run of a module
+// with a state, which the session guards.
 unsafe impl Send for TorchModule {}
 // SAFETY: as above.
 unsafe impl Sync for TorchModule {}
@@ -200,7 +200,7 @@ pub(crate) struct TorchTensor {
 
 // SAFETY: LibTorch counts the holders of a tensor atomically; the last one frees it, on any thread.
 unsafe impl Send for TorchTensor {}
-// SAFETY: nothing is ever asked of it by a shared reference.
+// SAFETY: no call uses it through a shared reference.
 unsafe impl Sync for TorchTensor {}
 
 impl TorchTensor {

@@ -1,7 +1,7 @@
 //! Wraps output tensors of LibTorch without a copy.
 //!
-//! An output owns its LibTorch tensor, which counts its own memory, so it outlives the session. An
-//! output that is an input or a parameter handed through points into memory of ours that may be
+//! An output owns its LibTorch tensor, which counts its own memory, so it outlives the session. If
+//! an output is an unchanged input or parameter, it points into our own memory, which may be
 //! released first. Such outputs are copied.
 
 use std::ops::Range;
@@ -73,7 +73,7 @@ pub(crate) fn shape(view: &RawView) -> Result<Shape> {
     if rank == 0 {
         return Ok(Shape::new());
     }
-    // SAFETY: the answer that the view is of is alive, and has so many sizes there.
+    // SAFETY: the view's answer is alive, and has so many sizes there.
     let sizes = unsafe { std::slice::from_raw_parts(view.dims, rank) };
     let size = |&size: &i64| {
         usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"))

@@ -18,7 +18,7 @@ use crate::module::{RunResults, TorchModule};
 use crate::signature::{self, ForwardPlan, ModuleOutput};
 use crate::{element, outputs};
 
-/// Inputs or outputs of a run whose bookkeeping needs no allocation.
+/// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
 const FEW: usize = 8;
 
 /// Memory of a model's parameters; dropped after the module.

@@ -53,8 +53,8 @@ pub(crate) struct ForwardPlan {
 /// Joins the module's facts with the model's settings.
 ///
 /// # Errors
-/// `InvalidArgument` if they contradict each other, with forward's declaration, or if an argument
-/// has a kind that a request cannot carry.
+/// `InvalidArgument` if they contradict each other or forward's declaration, or if an argument has
+/// a kind that a request cannot carry.
 pub(crate) fn plan(
     description: &ModuleDescription,
     file: &SignatureFile,
@@ -145,7 +145,7 @@ fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<
     by_position.then(|| (0..texts.len()).collect())
 }
 
-/// Returns the input for `argument`; `None` for one that a request cannot give and need not.
+/// Returns the input for `argument`; `None` for an optional argument that a request cannot give.
 fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
     let scalar = match argument.kind {
         TENSOR => None,

@@ -34,8 +34,8 @@ pub struct InputPlan {
     pub rule: Option<PadRule>,
     /// Contents, if the server makes this input.
     pub fill: Option<InputFill>,
-    /// True if it has no batch axis (a scalar, or a fixed shape), so that all requests of a run
-    /// need equal values. Set only in a batchable plan.
+    /// True if the input has no batch axis (a scalar, or a fixed shape), so that all requests of a
+    /// run need equal values. Set only in a batchable plan.
     pub shared: bool,
 }
 
@@ -80,7 +80,7 @@ pub enum InputFill {
     Length {
         /// Index of the measured input.
         source: usize,
-        /// True if it has a second axis with one column for each padded axis.
+        /// True if the length has a second axis with one column for each padded axis.
         matrix: bool,
     },
 }
@@ -128,10 +128,10 @@ impl BatchPlan {
     /// Resolves `options` against `signature`.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the option that does not fit the model: an unknown input or
-    /// output, an axis that is missing or fixed, a padded input of unknown rank, a mask of the
-    /// wrong rank or type, or an output without a cutting rule whose size follows the input or may
-    /// do so (its rank is unknown).
+    /// `InvalidArgument` that names the option that does not fit the model. The reasons are an
+    /// unknown input or output, an axis that is missing or fixed, a padded input of unknown rank,
+    /// or a mask of the wrong rank or type. Another reason is an output without a cutting rule
+    /// whose size follows the input or may do so (its rank is unknown).
     pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
         options.check()?;
         let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();
@@ -189,7 +189,7 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
         _ => None,
     };
     let items: Vec<_> = signature.inputs.iter().filter_map(|spec| symbol(spec, 0)).collect();
-    // Another axis that counts the items of a run has those of other requests too.
+    // If another axis also counts the items of the run, it counts those of other requests too.
     let crosses = |spec: &TensorSpec| {
         let rank = spec.shape.as_ref().map_or(0, Vec::len);
         (1..rank).any(|axis| symbol(spec, axis).is_some_and(|name| items.contains(&name)))

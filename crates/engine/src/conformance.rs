@@ -52,7 +52,7 @@ pub struct Fixture {
     pub scratch: PathBuf,
     /// Facts about inputs and outputs that the format does not state, by graph.
     pub signatures: BTreeMap<String, SignatureFile>,
-    /// Device that the graphs run on. Only on the processor do parameters lie in regions.
+    /// Device that the graphs run on. Parameters lie in regions on the processor only.
     pub device: Device,
 }
 
@@ -194,7 +194,8 @@ fn assert_fault_of_model(error: &Error) {
     assert!(kinds.contains(&error.kind()), "the model is at fault, not {error:?}");
 }
 
-/// Seven elements of any type: not a power of two, so that packed types end inside a byte.
+/// Returns seven elements of any type. Seven is not a power of two, so packed types end inside a
+/// byte.
 fn sample(dtype: DType) -> Tensor {
     const ELEMENTS: usize = 7;
     if dtype == DType::String {
@@ -256,7 +257,7 @@ fn signature(suite: &ConformanceSuite<'_>) {
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
 }
 
-/// A missing device is an error; no other device is used instead.
+/// Checks that a missing device is an error, and that no other device is used instead.
 fn devices(suite: &ConformanceSuite<'_>) {
     let capabilities = suite.engine.capabilities();
     let checked = capabilities.check_device(suite.engine.name(), DEVICE_NONE);
@@ -356,7 +357,7 @@ fn no_copy(suite: &ConformanceSuite<'_>) {
 /// Returns the resident anonymous memory of this process, in bytes.
 ///
 /// # Panics
-/// If `/proc` does not say.
+/// If `/proc` does not state the value.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
@@ -424,7 +425,8 @@ fn refused_values(suite: &ConformanceSuite<'_>) {
     let unknown = session.run(&[indices("absent", &[0])], &[]).expect_err("an unknown input");
     let missing = session.run(&[], &[]).expect_err("a missing input");
     let mut errors = vec![unknown, missing];
-    // Kernels of a GPU do not report it: LibTorch's either answers with row 0 or ends the process.
+    // GPU kernels do not report an index out of range: those of LibTorch either return row 0 or end
+    // the process.
     if suite.fixture.device == Device::Cpu {
         let out_of_range = session.run(&[indices("index", &[0, 1 << 40])], &[]);
         errors.push(out_of_range.expect_err("an index out of range"));

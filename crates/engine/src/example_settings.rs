@@ -1,4 +1,4 @@
-//! Settings by which a model without a signature for examples answers TensorFlow Serving's Classify
+//! Settings that let a model without a signature for examples answer TensorFlow Serving's Classify
 //! and Regress: the sections `[classify]`, `[regress]` and `[examples]` of its settings.
 
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub enum DefaultValue {
 }
 
 impl ClassifySettings {
-    /// Checks that the section names something to answer, and labels once.
+    /// Checks that the section names an output, and at most one source of labels.
     ///
     /// # Errors
     /// `InvalidArgument` that names the keys.

@@ -81,7 +81,7 @@ impl FakeEngine {
         FakeEngine::default()
     }
 
-    /// Counts of loads, runs and releases.
+    /// Returns the counts of loads, runs and releases.
     pub fn counters(&self) -> &FakeCounters {
         &self.0.counters
     }

@@ -19,7 +19,7 @@ const OPENED_MAX: usize = 64;
 const LISTED_MAX: usize = 1000;
 /// Maximum number of records of an archive.
 const RECORDS_MAX: usize = 1 << 20;
-/// Versions of ONNX's format, which its files begin with.
+/// Versions of ONNX's format. An ONNX file begins with its version.
 const ONNX_VERSIONS: std::ops::RangeInclusive<u8> = 3..=20;
 
 /// A format that is not served as it is, and the way to serve such a model. In `remedy`, NAME is
@@ -208,7 +208,7 @@ const ARCHIVE: ForeignFormat = ForeignFormat {
     remedy: "unpack it; ONNX, SavedModel and TorchScript are served",
 };
 const EMPTY: ForeignFormat = ForeignFormat { format: "empty", remedy: COPY_AGAIN };
-/// ONNX files that a version does not take by their name.
+/// ONNX files whose name a version does not accept.
 const OTHER_NAME: ForeignFormat =
     ForeignFormat { format: "an ONNX model by another name", remedy: "name it model.onnx" };
 

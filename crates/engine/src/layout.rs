@@ -107,9 +107,9 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// Reads and checks the manifest of `dir`: format, names without directories, tensors inside
-    /// the file, aligned, in order and of the size their type and shape take, files present with
-    /// the stated lengths. Hashes are checked while loading.
+    /// Reads and checks the manifest of `dir`: the format is known, and names have no directories.
+    /// Tensors lie inside the file, aligned, in order and with the size that type and shape need.
+    /// Files are present with the stated lengths. Hashes are checked while loading.
     ///
     /// # Errors
     /// `NotFound` without a manifest; `DataLoss` that names the first contradiction.
@@ -147,7 +147,7 @@ impl Artifact {
     /// Returns the parameters as chunks of the weights file, in the manifest's order.
     ///
     /// # Errors
-    /// `DataLoss` for a hash that is none.
+    /// `DataLoss` for an invalid hash.
     pub fn chunks(&self) -> Result<Vec<Chunk>> {
         let chunk = |tensor: &TensorEntry| {
             Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })

@@ -218,7 +218,7 @@ pub struct LoadRequest {
     /// Memory for the parameters of an engine with [`ParameterUse::Allocated`]. Without it, the
     /// engine uses its own allocator.
     pub arena: Option<Arena>,
-    /// Threads, device, and what the graph does not say about its inputs and outputs.
+    /// Threads, device, and facts about inputs and outputs that the graph does not state.
     pub options: SessionOptions,
 }
 
@@ -291,7 +291,7 @@ pub trait Session: Send + Sync {
         0
     }
 
-    /// Returns true if runs use the processor outside of the calling thread, which waits for them.
+    /// Returns true if runs use the processor on other threads while the calling thread waits.
     fn runs_elsewhere(&self) -> bool {
         false
     }
@@ -303,8 +303,8 @@ pub trait Session: Send + Sync {
         false
     }
 
-    /// Returns true if a run changes values that later runs of all clients see, as variables of
-    /// TensorFlow that a signature assigns.
+    /// Returns true if a run changes values that later runs of all clients see, such as TensorFlow
+    /// variables that a signature assigns to.
     fn changes_state(&self) -> bool {
         false
     }

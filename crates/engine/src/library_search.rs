@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 const VENV_DIR: &str = ".venv";
 /// Maximum parent directories of a starting directory that are searched for a virtual environment.
 const ANCESTORS_MAX: usize = 16;
-/// Directory of libraries that a package of the system brings, below the program's prefix.
+/// Directory, below the program's prefix, with the libraries of a system package.
 const IN_PREFIX: &str = "lib/millpond";
-/// Directory of a checkout that no installation has.
+/// Directory that a checkout has and an installation does not have.
 const IN_CHECKOUT: &str = "crates";
 /// Prefixes of system-wide installations.
 const SYSTEM_PREFIXES: [&str; 2] = ["/usr/local", "/usr"];
@@ -41,8 +41,9 @@ pub struct LibrarySearch {
 
 impl LibrarySearch {
     /// Returns the usual search: `explicit`, then `virtual_env`, the program's own directory and
-    /// prefix, a `.venv` in or above the current directory and the program's own, and the packages
-    /// of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's.
+    /// prefix, a `.venv` in or above the current directory and the program's directory, and the
+    /// packages of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's
+    /// packages.
     pub fn around_process(
         explicit: Option<PathBuf>,
         virtual_env: Option<PathBuf>,
@@ -88,8 +89,8 @@ impl LibrarySearch {
         dirs.find_map(|dir| find(&dir))
     }
 
-    /// Returns how to install an engine for this program: the Python package `package`, in a
-    /// checkout the make target `target`, or `flag`.
+    /// Returns the instruction that installs an engine for this program: the Python package
+    /// `package`, in a checkout the make target `target`, or `flag`.
     pub fn remedy(&self, package: &str, target: &str, flag: &str) -> String {
         format!("run {}, or give {flag} PATH", self.install_command(package, target))
     }
@@ -112,7 +113,7 @@ impl LibrarySearch {
             })
     }
 
-    /// Lists the environments to look into if nothing was named, whether they exist or not.
+    /// Lists the environments to search if no path was given, existing or not.
     pub fn environments(&self) -> impl Iterator<Item = PathBuf> + '_ {
         let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
         let named = self.virtual_env.iter().chain(&self.program_prefix).cloned();

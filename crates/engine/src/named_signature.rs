@@ -7,8 +7,8 @@ use base::{Error, NamedTensor, Result, Signature};
 
 use crate::Session;
 
-/// Name of the signature that runs if a request names none, and of the only signature of a model
-/// that has no names for them. TensorFlow Serving's default.
+/// Name of the signature that runs if a request names none. Also the name of the only signature of
+/// a model without named signatures. TensorFlow Serving's default.
 pub const DEFAULT_SIGNATURE: &str = "serving_default";
 
 /// Most names of signatures in a message.

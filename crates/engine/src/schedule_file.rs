@@ -37,7 +37,7 @@ pub struct ScheduleFile {
     /// Batch sizes that do not linger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_batch_sizes: Option<Vec<usize>>,
-    /// True to merge even if the measured gain is none.
+    /// True to merge even without a measured gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub always_merge: Option<bool>,
     /// Maximum queued requests.

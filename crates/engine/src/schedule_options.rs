@@ -10,7 +10,7 @@ use base::{Error, Result};
 pub const BATCH_MAX: usize = 4096;
 /// Maximum priority levels.
 pub const PRIORITY_LEVELS_MAX: usize = 16;
-/// Maximum linger. A longer wait for batch-mates is longer than people wait for a response.
+/// Maximum linger. Users do not wait longer for a response.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);
 /// Maximum bucket sizes of an input.
 pub const BUCKETS_MAX: usize = 256;
@@ -52,7 +52,7 @@ pub struct ScheduleOptions {
     pub max_queue_delay: Duration,
     /// Batch sizes that do not linger. If empty, only a full batch does not linger.
     pub preferred_batch_sizes: Vec<usize>,
-    /// True to merge even if the measured gain is none. For measurements; see the cost model of
+    /// True to merge even without a measured gain. For measurements; see the cost model of
     /// `schedule`.
     pub always_merge: bool,
     /// Maximum queued requests of this model; a request of several batches counts as many. `None`

@@ -26,14 +26,16 @@ pub struct Servable {
     pub threads_per_run: usize,
     /// Text of the section `[recogniser]` of the model's settings, for the audio endpoints.
     pub recogniser: Option<Arc<str>>,
-    /// Part of its requests for the request log; `None` is the server's.
+    /// Share of the model's requests that goes into the request log; `None` uses the server's
+    /// share.
     pub request_log_rate: Option<f64>,
     /// Rules for Classify and Regress from the model's settings. Only the servable of the default
     /// signature has them.
     pub examples: Option<Arc<ExampleSettings>>,
     instance: u64,
     session: Arc<dyn Session>,
-    /// Session that is released with the version; a stream holds that of its version here.
+    /// Session that is released with the version. The servable of a stream holds the session of its
+    /// version here.
     watched: Weak<dyn Session>,
     signature: Signature,
     schedule: ScheduleOptions,
@@ -76,8 +78,8 @@ struct VersionParts {
 }
 
 impl VersionParts {
-    /// Builds the servable of every signature and returns that of the default one, which holds the
-    /// others.
+    /// Builds the servable of every signature. Returns the servable of the default signature, which
+    /// holds the others.
     fn build(self) -> Result<Servable> {
         let default = self.session.default_signature();
         let mut main = self.servable(default, self.session.clone())?;
@@ -144,7 +146,7 @@ impl Servable {
     }
 
     /// Returns the same loaded version under other settings. Session and parameters are shared.
-    /// Requests that hold `self` end under the settings under which they came.
+    /// Requests that hold `self` keep its settings until they end.
     ///
     /// # Errors
     /// Returns the errors of [`BatchPlan::new`].
@@ -169,7 +171,7 @@ impl Servable {
     }
 
     /// Returns a number that no other servable of this process has. Another load, or other
-    /// settings, has another number.
+    /// settings, give another number.
     pub fn instance(&self) -> u64 {
         self.instance
     }
@@ -204,8 +206,8 @@ impl Servable {
             .ok_or_else(|| unknown_signature(name, self.signatures()))
     }
 
-    /// Returns all signatures of the version; empty for an engine whose models have one, which then
-    /// is [`crate::DEFAULT_SIGNATURE`].
+    /// Returns all signatures of the version. Empty for an engine whose models have one signature,
+    /// which is then called [`crate::DEFAULT_SIGNATURE`].
     pub fn signatures(&self) -> &[NamedSignature] {
         self.session.signatures()
     }
@@ -220,14 +222,15 @@ impl Servable {
         self.others.iter().any(|servable| Arc::strong_count(servable) > 1)
     }
 
-    /// Returns the version's session (for a stream, that of its version), to see if it still
-    /// exists. Do not upgrade it: dropping the last holder releases the session.
+    /// Returns a weak reference to the version's session (for a stream, to the session of its
+    /// version), to check if it still exists. Do not upgrade it: dropping the last holder releases
+    /// the session.
     pub fn session_watch(&self) -> Weak<dyn Session> {
         self.watched.clone()
     }
 
-    /// Returns true if the calling thread's processor time is not that of a run: other threads or
-    /// another process take part.
+    /// Returns true if the calling thread's processor time does not measure a run, because other
+    /// threads or another process take part.
     pub fn runs_elsewhere(&self) -> bool {
         self.threads_per_run != 1 || self.session.runs_elsewhere()
     }
@@ -252,7 +255,7 @@ impl Servable {
     /// signature. The version is not released while a stream of it exists.
     ///
     /// # Errors
-    /// `InvalidArgument` for a carried tensor that the model does not have; those of
+    /// `InvalidArgument` for a carried tensor that the model does not have; the errors of
     /// [`Session::fork`].
     pub fn stream(
         self: &Arc<Self>,
@@ -302,7 +305,7 @@ impl Servable {
         &self.plan
     }
 
-    /// Free-form facts that the model carries.
+    /// Returns the free-form facts that the model carries.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         self.session.metadata()
     }

@@ -94,7 +94,7 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// Refuses tags of a graph for an engine whose model files have one graph.
+    /// Checks that no graph tags are set, for an engine whose model files have one graph.
     ///
     /// # Errors
     /// `InvalidArgument` if tags are set.

@@ -47,7 +47,7 @@ impl SignatureFile {
 }
 
 impl TensorText {
-    /// Returns the entry as a signature has it.
+    /// Returns the entry in the form of a signature.
     ///
     /// # Errors
     /// `InvalidArgument` for an unknown type or an impossible axis.

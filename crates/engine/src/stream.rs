@@ -45,7 +45,7 @@ impl StreamSession {
     /// Opens a stream of `servable`, at its beginning, whose items are `lanes` rows of axis 0.
     ///
     /// # Errors
-    /// `InvalidArgument` for a carried tensor that the model does not have; those of
+    /// `InvalidArgument` for a carried tensor that the model does not have; the errors of
     /// [`Session::fork`].
     pub(crate) fn new(
         servable: &Arc<Servable>,
@@ -144,8 +144,8 @@ impl Session for StreamSession {
     }
 }
 
-/// Returns item `index`: `lanes` of the `rows` of an input, or the whole input if its axis 0 is
-/// something else.
+/// Returns item `index`: `lanes` of the `rows` of an input, or the whole input if its axis 0 does
+/// not have `rows`.
 fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Result<NamedTensor> {
     let tensor = &input.tensor;
     let (Some(&first), Some(bytes)) = (tensor.shape().first(), tensor.bytes()) else {

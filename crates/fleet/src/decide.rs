@@ -17,7 +17,8 @@ const NAMES_MAX: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WaitingVersion {
     pub(super) id: VersionId,
-    /// Time for which the process has wanted to load it; `None` if it does not yet.
+    /// Time for which the process has wanted to load it; `None` if the process does not want to
+    /// yet.
     pub(super) due: Option<Duration>,
     /// True if the process has a slot for it.
     pub(super) has_slot: bool,
@@ -81,8 +82,8 @@ fn busy(names: &[&str]) -> String {
     }
 }
 
-/// Returns the time until the next reading. Versions that have waited for long are looked at less
-/// often, so that a large fleet does not load etcd with questions.
+/// Returns the time until the next reading. Versions that have waited for long are checked less
+/// often, so that a large fleet does not load etcd with requests.
 pub(super) fn reading_pause(waiting: &[WaitingVersion], times: &FleetTimes) -> Duration {
     let newest = waiting.iter().filter_map(|version| version.due).min();
     newest.map_or(times.watch, |waited| (waited / 8).max(times.poll).min(times.watch))

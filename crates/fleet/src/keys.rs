@@ -74,7 +74,7 @@ pub(super) fn encoded(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// Slots and holds of a fleet, as etcd has them.
+/// Slots and holds of a fleet as stored in etcd.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FleetSnapshot {
     /// Taken slots by model and number.

@@ -13,7 +13,7 @@
 //!
 //! # Without etcd
 //! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
-//! that have begun go on. Versions that are held back stay so.
+//! that have begun go on. Versions that are held back stay held back.
 //!
 //! # Invariant
 //! No call of the lifecycle waits for etcd.
@@ -63,8 +63,8 @@ pub struct FleetTimes {
     pub keep_alive: Duration,
     /// Shortest time between two readings while a version wants to load. It grows with the wait.
     pub poll: Duration,
-    /// Longest time between two readings, and that while versions wait for their window or are held
-    /// back.
+    /// Longest time between two readings. It is also the time between readings while versions wait
+    /// for their window or are held back.
     pub watch: Duration,
     /// Longest wait of an update for an answer of etcd. Then it is loaded without a turn.
     pub silence: Duration,
@@ -94,7 +94,7 @@ type FleetState = BTreeMap<VersionId, FleetUpdate>;
 
 /// An update of this process.
 struct FleetUpdate {
-    /// Since when the process wants to load it.
+    /// Time from which the process wants to load it.
     due: Option<Instant>,
     state: TurnState,
     /// Its end, until etcd has it.

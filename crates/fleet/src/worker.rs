@@ -38,7 +38,7 @@ pub(super) struct FleetWorker {
     metrics: UpdateMetrics,
     shared: Arc<SharedFleet>,
     slots: BTreeMap<VersionId, HeldSlot>,
-    /// Since when etcd has not answered for versions that want to load.
+    /// Start of etcd's silence, by version that wants to load.
     silent: BTreeMap<VersionId, Instant>,
     /// Error of the last request, which is logged once while it stays the same.
     logged: Option<Error>,
@@ -248,8 +248,8 @@ impl FleetWorker {
         state.iter().filter_map(ended).collect()
     }
 
-    /// Holds a version back that failed, and lets the fleet go on with one that loaded by hand or
-    /// after a failure of this process.
+    /// Holds back a version that failed. Lets the fleet go on with a version that was loaded by
+    /// hand or after a failure of this process.
     async fn write_end(&self, id: &VersionId, end: &UpdateEnd) -> Result<()> {
         let key = self.keys.hold(id);
         match end {

@@ -14,7 +14,7 @@ pub mod triton;
 
 pub use error::ImportError;
 
-/// A settings file for `millpond serve --config FILE`, and what it does not express.
+/// A settings file for `millpond serve --config FILE`, and the parts that it cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportedSettings {
     /// Text of the file.

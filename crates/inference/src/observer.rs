@@ -15,7 +15,7 @@ pub struct ObservedRequest {
     pub protocol: &'static str,
     /// Inputs as the client sent them.
     pub inputs: Vec<NamedTensor>,
-    /// Names of the requested outputs; empty is all of them.
+    /// Names of the requested outputs; empty for all of them.
     pub requested: Vec<Arc<str>>,
     /// Its trace, if it is traced.
     pub trace: Option<TraceId>,

@@ -16,7 +16,7 @@ thread_local! {
 
 /// Queued requests per worker from which connection threads run as batch work.
 const HIGH: usize = 4;
-/// Queued requests per worker down to which they stay so.
+/// Queued requests per worker down to which connection threads remain batch work.
 const LOW: usize = 1;
 
 /// Adapts the scheduling class of the calling connection thread after a submission.

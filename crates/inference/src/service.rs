@@ -56,7 +56,7 @@ impl RequestTicket {
         RequestTicket { api, ..self }
     }
 
-    /// Lets the metrics and the deadline count from now on. The clock goes on.
+    /// Makes the metrics and the deadline count from now on. The clock continues.
     #[must_use]
     pub fn counted_from_now(self) -> RequestTicket {
         RequestTicket { started: Instant::now(), ..self }
@@ -86,7 +86,7 @@ pub struct InferenceRequest {
     pub servable: Arc<Servable>,
     /// Inputs by name.
     pub inputs: Vec<NamedTensor>,
-    /// Names of the wanted outputs; empty is all of them.
+    /// Names of the wanted outputs; empty for all of them.
     pub outputs: Vec<Arc<str>>,
     /// The client's own deadline.
     pub timeout: Option<Duration>,
@@ -104,7 +104,7 @@ pub struct InferenceResponse {
     pub outputs: Vec<NamedTensor>,
 }
 
-/// Sets the flag when it is dropped, by which work for a client that has disconnected ends.
+/// Sets the flag on drop, which ends the work for a client that has disconnected.
 pub struct CancelOnDrop(pub Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -313,7 +313,7 @@ impl InferenceService {
         }
     }
 
-    /// Returns what the observer will learn of a request, if it wants it.
+    /// Returns the record of a request for the observer, if the observer wants it.
     fn observed(
         &self,
         ticket: &RequestTicket,
@@ -372,7 +372,7 @@ impl InferenceService {
         let _guard = CancelOnDrop(cancelled.clone());
         let (sender, receiver) = oneshot::channel();
         let charge = self.begin_charge()?;
-        // Held until the run has ended, also if the client disconnects.
+        // Held until the run has ended, even if the client disconnects.
         let permit = rollout.and_then(RolloutPart::into_permit);
         // The send fails only if the caller has dropped its future, and wants no result.
         let done = Box::new(move |completion: Completion| {
@@ -409,8 +409,8 @@ fn not_run(error: Error) -> Completion {
     }
 }
 
-/// Returns the deadline of a request without one: that of its priority level, or else of the model.
-/// `None` is that of the server.
+/// Returns the deadline of a request without one: its priority level's, or else the model's. `None`
+/// stands for the server's.
 fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
     let level =
         if priority == 0 { options.default_priority } else { priority.min(options.levels()) };

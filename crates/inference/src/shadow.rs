@@ -192,8 +192,8 @@ impl ShadowState {
     }
 }
 
-/// Runs the candidate. The inputs were checked against the stable version only, which may have
-/// other shapes.
+/// Runs the candidate. The inputs were checked only against the stable version, whose shapes may
+/// differ.
 fn answer(
     candidate: &Servable,
     mut inputs: Vec<NamedTensor>,

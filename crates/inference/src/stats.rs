@@ -55,8 +55,8 @@ pub struct VersionStats {
 }
 
 impl VersionStats {
-    /// Counts a request that took `total` and ended with `status`. `queue` and `answered` are its
-    /// time in the queue and its run if that is "ok".
+    /// Counts a request that took `total` and ended with `status`. If `status` is "ok", `queue` and
+    /// `answered` are its time in the queue and its run.
     pub(crate) fn record(
         &self,
         status: &str,

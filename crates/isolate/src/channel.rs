@@ -17,7 +17,7 @@ pub(crate) struct Channels {
 
 struct ChannelState {
     idle: Vec<UnixStream>,
-    /// Why the process ended.
+    /// Reason for the end of the process.
     ending: Option<Arc<str>>,
 }
 
@@ -30,7 +30,7 @@ impl Channels {
     /// number bounds the waits.
     ///
     /// # Errors
-    /// Why the process has ended.
+    /// The reason for the end of the process.
     pub(crate) fn take(&self) -> Result<UnixStream, Arc<str>> {
         let mut state = self.state.lock();
         loop {

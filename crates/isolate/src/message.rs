@@ -143,7 +143,7 @@ fn encode_reply<T>(outcome: &Result<T>, write: impl FnOnce(&mut Writer, &T)) -> 
     writer.into_frame()
 }
 
-/// Reads an answer. The outer error is a damaged message, the inner one that of the engine.
+/// Reads an answer. The outer error means a damaged message; the inner one is the engine's.
 fn decode_reply<T>(body: Bytes, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<Result<T>> {
     let mut reader = Reader::new(body);
     match reader.byte()? {

@@ -34,7 +34,7 @@ pub(crate) struct ChildState {
     pub(crate) child: Option<Child>,
     /// True once the session is closed. No further child is started.
     pub(crate) closed: bool,
-    /// Why the server killed it.
+    /// Reason for which the server killed it.
     pub(crate) killed: Option<String>,
 }
 
@@ -129,7 +129,7 @@ fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerP
 enum LoadFailure {
     /// The process has answered with an error.
     Refused(Error),
-    /// The process has ended, or its answer is not one.
+    /// The process has ended, or has not sent a valid answer.
     Ended,
 }
 

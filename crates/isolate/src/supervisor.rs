@@ -50,7 +50,7 @@ impl Supervised {
     /// Returns the sockets of the running process.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why no process runs.
     pub(crate) fn channels(&self) -> Result<Arc<Channels>, Arc<str>> {
         match &*self.phase.lock() {
             Phase::Up(channels) => Ok(channels.clone()),

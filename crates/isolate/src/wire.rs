@@ -138,7 +138,7 @@ pub(crate) struct Reader {
     at: usize,
 }
 
-/// Builds the error of a message that is not one of ours.
+/// Builds the error of a malformed message.
 fn damaged(what: &str) -> Error {
     Error::internal(format!("a damaged message between server and worker process: {what}"))
 }

@@ -199,13 +199,13 @@ impl Catalog {
         self.models.load().get(name).map(|entry| entry.status.load_full())
     }
 
-    /// Returns the models that should serve and cannot, and why, in order of name.
+    /// Returns the models that should serve but cannot, with the reasons, in order of name.
     pub fn failures(&self) -> Vec<(Arc<str>, String)> {
         self.with_reason(ModelStatus::failure)
     }
 
-    /// Returns the models that should serve and do not, and why, in order of name: failed models
-    /// and models that are being loaded.
+    /// Returns the models that should serve but do not, with the reasons, in order of name: failed
+    /// models and models that are being loaded.
     pub fn missing(&self) -> Vec<(Arc<str>, String)> {
         self.with_reason(|status| {
             let waits = || (!status.unloaded && !status.ready()).then(|| summary(status));

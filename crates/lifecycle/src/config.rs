@@ -104,7 +104,7 @@ pub struct ModelConfig {
     /// True if the server's settings file has a section for the model. Settings of another server
     /// beside its versions are not reported then, since they were converted.
     pub has_section: bool,
-    /// Part of its requests for the request log, 0 to 1; passed on to
+    /// Share of the model's requests that goes into the request log, 0 to 1; passed on to
     /// [`engine::Servable::request_log_rate`].
     pub request_log_rate: Option<f64>,
     /// Rules for Classify and Regress, passed on to [`engine::Servable::examples`].
@@ -248,12 +248,12 @@ pub struct LifecycleConfig {
     pub load_threads: usize,
     /// Unload threads, at least one.
     pub unload_threads: usize,
-    /// Most further tries of a load that failed with a retryable error.
+    /// Maximum further tries of a load that failed with a retryable error.
     pub retries: u32,
     /// Time between tries.
     pub retry_interval: Duration,
-    /// Bytes of the pool kept faulted in for an incoming version; `None` takes the size of the
-    /// largest version.
+    /// Bytes of the pool that are kept faulted in for an incoming version; `None` takes the size of
+    /// the largest version.
     pub swap_reserve: Option<u64>,
     /// Directory of converted foreign versions while they serve.
     pub cache_dir: PathBuf,
@@ -272,8 +272,8 @@ pub struct LifecycleConfig {
     /// A load goes on at ordinary priority after it has waited for a core for this long, and for
     /// four times its running time.
     pub starvation_limit: Duration,
-    /// Inference workers of the server, at least one. The requests in flight of a slow version in a
-    /// rollout are limited by them.
+    /// Inference workers of the server, at least one. They limit the requests in flight of a slow
+    /// version in a rollout.
     pub workers: usize,
     /// Inference threads of the server. A model that wants more for its runs is refused, because
     /// its threads would only take cores from each other. `usize::MAX` refuses none.

@@ -16,7 +16,7 @@ const TRITON_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of warnings that are remembered.
 const WARNINGS_MAX: usize = 100_000;
 
-/// Warns of ignored settings, of each once.
+/// Warnings about ignored settings, each given once.
 #[derive(Default)]
 pub(crate) struct IgnoredSettings {
     warned: Mutex<BTreeSet<String>>,

@@ -364,7 +364,7 @@ impl Manager {
     }
 }
 
-/// Models that a message may let act.
+/// Models that may act after a message.
 enum Touched {
     Nothing,
     One(Arc<str>),

@@ -16,8 +16,8 @@ use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
 use crate::{ConfigSet, LifecycleState, RolloutStart, Transition, WarmupConfig};
 
-/// Most messages in the channel to the `lifecycle` thread. Senders that must not wait are refused
-/// beyond it.
+/// Maximum messages in the channel to the `lifecycle` thread. Beyond it, senders that must not wait
+/// are refused.
 pub(crate) const MESSAGES_MAX: usize = 1024;
 /// Most retired versions in the channel to the unload threads. The `lifecycle` thread keeps the
 /// others.
@@ -47,10 +47,10 @@ pub struct SourceReport {
 pub enum RolloutAction {
     /// Starts a rollout, or changes the share of the running one.
     Start(RolloutStart),
-    /// Makes the candidate stable. A version must be the candidate.
+    /// Makes the candidate stable. A given version must be the candidate.
     Promote(Option<u64>),
-    /// Withdraws the candidate; without a running rollout, the stable version, if there is another
-    /// one to take its place. A version must be the withdrawn one.
+    /// Withdraws the candidate. Without a running rollout, withdraws the stable version if another
+    /// one can take its place. A given version must be the one to withdraw.
     RollBack(Option<u64>),
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct LoadJob {
 }
 
 impl LoadJob {
-    /// Returns the directory with the manifest: that of the conversion, if there is one.
+    /// Returns the directory with the manifest: the conversion's directory, if there is one.
     pub(crate) fn artifact_dir(&self) -> &Path {
         self.converted.as_ref().map_or(&self.dir, |(_, converted)| converted.dir())
     }

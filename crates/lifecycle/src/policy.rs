@@ -1,5 +1,5 @@
-//! Which versions should serve, and the next step towards that. Pure: the result depends on the
-//! arguments only.
+//! Choice of the versions that should serve, and the next step towards them. Pure: the result
+//! depends on the arguments only.
 
 pub(crate) mod rollout;
 pub(crate) mod updates;

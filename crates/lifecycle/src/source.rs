@@ -161,7 +161,7 @@ impl Scanner {
         Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
     }
 
-    /// Reads the settings beside the versions. There are none only if the file cannot be found and
+    /// Reads the settings beside the versions. They are absent only if the file cannot be found and
     /// was not `listed` either: a model must not lose its settings while its directory is moved for
     /// a moment.
     fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {
@@ -238,8 +238,9 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
     )))
 }
 
-/// Returns the subdirectories of `root` that are models: those with a version, and earlier models.
-/// In a copy of a store, all are, since versions can be on their way. `None` as in [`steady`].
+/// Returns the subdirectories of `root` that are models: subdirectories with a version, and earlier
+/// models. In a copy of a store, all are models, since versions can be on their way. `None` as in
+/// [`steady`].
 fn subdirectories(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
     let (is_copy, root) = (root.store.is_some(), &root.dir);
     let mut names = BTreeSet::new();

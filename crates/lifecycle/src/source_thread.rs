@@ -14,7 +14,7 @@ use crate::message::Message;
 use crate::settled::Settled;
 use crate::source::Scanner;
 
-/// Polls after a request in which directories that are scanned once are scanned again.
+/// Number of polls after a request in which even directories with a single scan are scanned again.
 const REQUEST_POLLS: u32 = 5;
 /// Bytes that are faulted in between two checks of the stop flag.
 const PREFAULT_STEP_BYTES: u64 = 64 << 20;
@@ -60,7 +60,7 @@ impl ScanRequests {
 /// Time between scans.
 pub(crate) struct ScanPace {
     pub(crate) poll: Duration,
-    /// The flag after which only requests cause scans; `None` scans forever.
+    /// Flag; once it is set, only requests cause scans. `None` scans forever.
     pub(crate) settled: Option<Arc<Settled>>,
 }
 

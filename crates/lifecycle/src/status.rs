@@ -65,7 +65,7 @@ pub struct VersionStatus {
     pub version: u64,
     /// Current stage.
     pub state: LifecycleState,
-    /// Why it failed, or what it waits for.
+    /// Reason for the failure or the wait.
     pub reason: Option<String>,
     /// A remark that does not stop the version: its files changed since it was loaded, its
     /// generated warm-up was refused, it is being reloaded, or it cannot take over the model's new
@@ -243,8 +243,8 @@ pub enum LifecycleEvent {
         model: Arc<str>,
         /// True if the new version is stable now.
         promoted: bool,
-        /// Kind of the reason: the limit that was reached, "signature", "hand", "unloaded", or
-        /// that of a promotion.
+        /// Kind of the reason: the limit that was reached, "signature", "hand", "unloaded", or the
+        /// kind of a promotion.
         reason: &'static str,
     },
     /// The directory of a model was removed, and all its versions are released.

@@ -7,7 +7,7 @@ use engine::{ScheduleOptions, SessionOptions};
 /// threads. A model without a setting for `threads` has as many runs as fit.
 ///
 /// # Errors
-/// `InvalidArgument` with what to change.
+/// `InvalidArgument` with the remedy.
 pub(crate) fn check(
     session: &SessionOptions,
     schedule: &ScheduleOptions,

@@ -82,8 +82,8 @@ impl Unloader {
         let Retired { id, servable, release, since } = retired;
         // Servables with other settings around the same session are retired too, and dropped first.
         let shared = release.is_some() && servable.shares_session();
-        // Requests for other signatures get theirs from this servable, so once it has no other
-        // holder, no new one of them appears.
+        // Requests for other signatures get their servables from this one. So once it has no other
+        // holder, no new holder of the others appears.
         let held = Arc::strong_count(&servable) > 1 || servable.signatures_in_use();
         let servable = if shared || held { Err(servable) } else { Arc::try_unwrap(servable) };
         match (servable, release) {

@@ -1,8 +1,8 @@
 //! Updates in a fleet: processes that follow the same versions load a new one at different times.
 //!
 //! An update is the load of a version while an older version of the model serves. A process waits
-//! for its part of a window first, which a hash of its name chooses, and then for a turn, if the
-//! fleet has turns. First loads, and loads that an administrator asks for, do not wait.
+//! for its part of a window first; a hash of its name chooses the part. Then it waits for a turn,
+//! if the fleet has turns. First loads, and loads that an administrator asks for, do not wait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub trait UpdateTurns: Send + Sync {
     /// free. Called again until it is granted.
     fn ask(&self, id: &VersionId, due: bool) -> TurnState;
 
-    /// Ends an update, also one that was never asked for. Gives its turn back, if it has one.
+    /// Ends an update, even if [`UpdateTurns::ask`] was never called for it. Gives its turn back,
+    /// if it has one.
     fn end(&self, id: &VersionId, end: UpdateEnd);
 }
 

@@ -19,7 +19,7 @@ use engine::Servable;
 
 use crate::{GoldenCase, WarmupConfig};
 
-/// Least runs in all, unless configured.
+/// Minimum runs in all, unless configured.
 const WARMUP_RUNS_MIN: usize = 10;
 /// Time after which warm-up ends, if every request ran once.
 const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
@@ -71,10 +71,11 @@ impl From<Vec<Vec<NamedTensor>>> for WarmupSet {
 
 /// Source of recorded requests.
 pub trait WarmupSource: Send + Sync {
-    /// Adds to recorded `inputs` what the server fills in for its clients (masks, real sizes).
+    /// Adds to recorded `inputs` the inputs that the server fills in for its clients (masks, real
+    /// sizes).
     ///
     /// # Errors
-    /// If there is nothing to fill them from.
+    /// If there is no source for these inputs.
     fn complete(&self, _servable: &Servable, _inputs: &mut Vec<NamedTensor>) -> Result<()> {
         Ok(())
     }
@@ -83,7 +84,7 @@ pub trait WarmupSource: Send + Sync {
     /// there are none, requests are generated from the signature.
     ///
     /// # Errors
-    /// If there are some and they cannot be read.
+    /// If recorded requests exist but cannot be read.
     fn requests(&self, version_dir: &Path, servable: &Servable) -> Result<WarmupSet>;
 
     /// Returns the golden requests in `file` for the version that `servable` runs.

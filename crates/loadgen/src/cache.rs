@@ -8,12 +8,11 @@ use base::{Error, Result, VersionNumber};
 /// Free disk space that making a model leaves.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
 
-/// Returns the directory `key` of `cache_dir`, made by `make` if it is not there. `make` writes
-/// into an empty directory beside it that is renamed when complete, so an existing directory is
-/// complete.
+/// Returns the directory `key` of `cache_dir`. If it does not exist, `make` writes into an empty
+/// directory beside it that is renamed when complete. So an existing directory is complete.
 ///
 /// # Errors
-/// `ResourceExhausted` if `bytes` do not fit the disk; those of `make`.
+/// `ResourceExhausted` if `bytes` do not fit the disk; the errors of `make`.
 pub fn ensure(
     cache_dir: &Path,
     key: &str,

@@ -288,7 +288,7 @@ pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Resul
     })
 }
 
-/// Adds what may be wrong if a connection with TLS ends without an answer. A server of TLS 1.3
+/// Adds the likely cause if a connection with TLS ends without an answer. A server of TLS 1.3
 /// refuses a client without a certificate only after the client's handshake.
 fn with_remedy(endpoint: &Endpoint, error: Error) -> Error {
     match &endpoint.link {

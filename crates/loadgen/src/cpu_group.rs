@@ -68,7 +68,7 @@ impl CpuGroup {
         Ok(group)
     }
 
-    /// Changes the time to that of `cores` cores.
+    /// Changes the limit to the time of `cores` cores.
     ///
     /// # Errors
     /// If the system refuses, or `cores` is out of range.

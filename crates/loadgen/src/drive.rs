@@ -60,7 +60,7 @@ pub trait Judge: Send + Sync {
 pub struct RequestSample {
     /// Time at which it was due, since [`DrivePlan::start`].
     pub due: Duration,
-    /// Time from then to its answer.
+    /// Time from `due` to its answer.
     pub latency: Duration,
     /// Verdict on the answer.
     pub verdict: Judgement,
@@ -73,7 +73,7 @@ pub trait SampleSink: Send + Sync {
     /// Records one finished request, with the reason of a failure.
     fn record(&self, sample: RequestSample, reason: Option<&str>);
 
-    /// Called in an open loop just before a request is sent that was due `late` ago.
+    /// Runs in an open loop just before a request is sent that was due `late` ago.
     fn sending(&self, _late: Duration) {}
 }
 
@@ -336,7 +336,8 @@ impl ClientThread {
         Ok(())
     }
 
-    /// Waits for outstanding answers. Those still missing at its end are recorded as failed.
+    /// Waits for outstanding answers. Answers that are still missing at its end are recorded as
+    /// failed.
     async fn drain(&self) {
         let all = async {
             while self.in_flight.get() > 0 {

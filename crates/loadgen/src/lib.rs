@@ -1,10 +1,11 @@
 //! Load generator, server processes, statistics and text reports for `millpond tune`, `bench` and
 //! `demo`.
 //!
-//! A client shares the machine with the server it measures, so it is built to cost little: bodies
-//! are encoded before the clock starts, one thread paces, sends and receives, and a caller's own
-//! code checks the raw bytes of answers. Latency counts from the moment a request was due, never
-//! from when it was sent, so a stalled server cannot hide its stall by slowing the client down.
+//! A client shares the machine with the server that it measures, so it is built to cost little.
+//! Bodies are encoded before the clock starts, one thread paces, sends and receives, and a caller's
+//! own code checks the raw bytes of answers. Latency counts from the moment at which a request was
+//! due, and not from the moment at which it was sent. So a stalled server cannot hide its stall by
+//! slowing the client down.
 //!
 //! Nothing here reads arguments or the environment: the programs fill the `Args` structs and
 //! [`BenchEnv`].
@@ -15,7 +16,7 @@
 macro_rules! print {
     ($($text:tt)*) => { $crate::report::print_text(format_args!($($text)*)) };
 }
-/// The same with a line feed.
+/// Prints like `print`, with a line feed.
 #[macro_export]
 macro_rules! println {
     ($($text:tt)*) => { $crate::print!("{}\n", format_args!($($text)*)) };

@@ -116,7 +116,7 @@ impl Noise {
     }
 }
 
-/// The machine, and what else it did during a run. It is part of every report.
+/// The machine, and its other load during a run. It is part of every report.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunContext {
     /// The machine and the software.

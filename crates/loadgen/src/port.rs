@@ -11,8 +11,8 @@ const HTTP2_PREFACE: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 /// Offset and value of a SETTINGS frame's type, with which an HTTP/2 server begins.
 const SETTINGS: (usize, u8) = (3, 4);
-/// A whole GOAWAY frame's bytes up to its error code, and their type, offset and value for
-/// INADEQUATE_SECURITY: a server answers so that takes encrypted connections only.
+/// Bytes of a GOAWAY frame up to its error code, its type, and the offset and value of the code
+/// INADEQUATE_SECURITY. A server that takes only encrypted connections answers with this code.
 const GO_AWAY_BYTES: usize = 17;
 const GO_AWAY: u8 = 7;
 const GO_AWAY_CODE: usize = 16;
@@ -33,7 +33,8 @@ pub enum Spoken {
     Tls,
 }
 
-/// Returns what the server at `authority` ("host:port") speaks, or `None` if it is unknown.
+/// Returns the protocol that the server at `authority` ("host:port") speaks, or `None` if it is
+/// unknown.
 pub fn spoken(authority: &str) -> Option<Spoken> {
     let frame = ask(authority, HTTP2_PREFACE)?;
     if frame.first() == Some(&TLS_ALERT) {
@@ -49,7 +50,7 @@ pub fn spoken(authority: &str) -> Option<Spoken> {
     ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
 }
 
-/// The first bytes of the answer to `said`; empty if the server closes without one.
+/// Sends `said` and returns the first bytes of the answer; empty if the server closes without one.
 fn ask(authority: &str, said: &[u8]) -> Option<Vec<u8>> {
     let address = authority.to_socket_addrs().ok()?.next()?;
     let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).ok()?;

@@ -50,11 +50,11 @@ pub struct ServerPlan {
     pub program: Option<PathBuf>,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
-    /// Environment besides that of this process.
+    /// Environment variables in addition to those of this process.
     pub variables: Vec<(&'static str, String)>,
     /// Preferred ports. Other free ports replace ports that are in use.
     pub ports: Option<ServerPorts>,
-    /// Certificate of its issuer, if `args` let it speak TLS.
+    /// Certificate of the server's issuer, if `args` enable TLS.
     pub ca: Option<PathBuf>,
 }
 
@@ -256,7 +256,7 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
-    // If one is missing, no model needs it, or the server names the model that does.
+    // A library that is missing here is not needed, or the server names the model that needs it.
     let libraries = [
         ("--libtorch", TorchEngine::find_library(&env.libtorch)),
         ("--tensorflow", TensorFlowEngine::find_library(&env.tensorflow)),
@@ -342,11 +342,13 @@ pub fn end_with_us(pid: u32) {
     });
 }
 
-/// True if [`interrupted`]'s caller handles interrupts, and true once one has come.
+/// `HANDLED` is true if the caller of [`interrupted`] handles interrupts, `INTERRUPTED` once one
+/// has come.
 static HANDLED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on the first interrupt only makes [`interrupted`] true. The second ends the process.
+/// Makes the first interrupt from now on only set [`interrupted`] to true. The second ends the
+/// process.
 pub fn handle_interrupts() {
     HANDLED.store(true, Ordering::SeqCst);
 }

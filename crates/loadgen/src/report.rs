@@ -102,8 +102,8 @@ pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> 
     write_file(path, &text)
 }
 
-/// Writes a file in one step. Follows a link, and writes to what is no regular file, such as a
-/// pipe.
+/// Writes a file in one step. Follows a link, and writes directly to a target that is no regular
+/// file, such as a pipe.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -161,7 +161,7 @@ impl StepProgress {
         self.print_line();
     }
 
-    /// Prints a line above the bar, also without a terminal.
+    /// Prints a line above the bar, even without a terminal.
     pub fn line(&self, text: &str) {
         if self.bar.is_hidden() {
             eprintln!("{text}");

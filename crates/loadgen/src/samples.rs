@@ -164,7 +164,8 @@ impl SampleSink for Tally {
     }
 }
 
-/// A poisoned lock still guards counts that are whole: each change is one push or one addition.
+/// Locks `mutex`, even if it is poisoned. Its counts are whole: each change is one push or one
+/// addition.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,8 +5,8 @@
 //! minute after a process with gigabytes has ended. If the host limits the machine's processor
 //! time, this work counts against it, and all cores stop at once. After 6 GiB were freed, they
 //! stopped for 34 ms of every 100, three times every two seconds, for half a minute. A guest sees
-//! neither steal nor a busy core meanwhile. An arm that follows one which frees much would be
-//! charged for it.
+//! neither steal nor a busy core meanwhile. If one arm frees much memory, the next arm would be
+//! charged for this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! TLS of a client: its settings, and connections by them.
+//! TLS of a client: its settings, and the connections that use them.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// Checks that no flag is set in vain: without a connection that uses TLS.
+    /// Checks that each set flag has an effect, which needs a connection that uses TLS.
     ///
     /// # Errors
     /// `InvalidArgument`, with the flag.
@@ -186,7 +186,7 @@ impl TlsClient {
     }
 }
 
-/// Returns what a client can do about a failure of TLS with the text `error`, if that is known.
+/// Returns the remedy for a failure of TLS with the text `error`, if a remedy is known.
 pub fn explanation(authority: &str, error: &str) -> Option<String> {
     if let Some((_, reason)) = error.split_once("invalid peer certificate: ") {
         return Some(format!(

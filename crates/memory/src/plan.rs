@@ -90,7 +90,7 @@ struct Builder {
 }
 
 impl Builder {
-    /// Places a large chunk in a separate region, or in that of an equal chunk.
+    /// Places a large chunk in a separate region, or in the region of an equal chunk.
     fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let next = self.regions.len();
         let region = *self.twins.entry((chunk.hash, chunk.bytes)).or_insert(next);

@@ -46,7 +46,7 @@ pub struct PoolStats {
     /// True if huge pages were requested and granted. [`SlotPool::huge_bytes`] returns how many
     /// bytes they hold.
     pub huge_pages: bool,
-    /// Requests that the system refused, in words.
+    /// Description of the requests that the system refused.
     pub fallback: Option<String>,
 }
 

@@ -70,7 +70,7 @@ impl Reservation {
         // fork would copy page tables and write-protect every page.
         let _ = reservation.advise_all(libc::MADV_DONTDUMP);
         let _ = reservation.advise_all(libc::MADV_DONTFORK);
-        // Advice on no bytes only asks if the kernel knows it.
+        // Advice on zero bytes only checks that the kernel knows it.
         reservation.populates = reservation.advise(0, 0, libc::MADV_POPULATE_WRITE).is_ok();
         if !reservation.populates {
             refusals.push(

@@ -14,8 +14,8 @@ use crate::pool::go_on;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
 
-/// Least bytes of a chunk that gets slots of its own, so that other versions can share it. Smaller
-/// chunks of a load are packed into one region.
+/// Minimum bytes of a chunk that gets slots of its own, so that other versions can share it.
+/// Smaller chunks of a load are packed into one region.
 pub const SHARE_MIN: u64 = 1 << 20;
 
 /// Bytes read, hashed and paced at once. Large enough for a disk's full speed, small enough to be
@@ -150,7 +150,8 @@ impl ParameterStore {
     ///
     /// # Errors
     /// `DataLoss` if the file is truncated or a chunk does not match its hash, `ResourceExhausted`
-    /// if the pool has no room, `Cancelled` after `stop`, and those of opening and reading a file.
+    /// if the pool has no room, `Cancelled` after `stop`, and the errors of opening and reading a
+    /// file.
     pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
         let started = Instant::now();
         let plan = self.plan(chunks).map_err(|e| e.context(file.display()))?;

@@ -1,9 +1,9 @@
 //! The local copy of a store's directory.
 //!
-//! `models/NAME/VERSION` is what the lifecycle watches. A version is fetched into
-//! `staging/NAME/VERSION` and renamed when it is complete. `records/NAME/VERSION` holds the
-//! fingerprint of the listing that a copy came from. The modification time of a record is the last
-//! time at which the version was wanted.
+//! The lifecycle watches `models/NAME/VERSION`. A version is fetched into `staging/NAME/VERSION`
+//! and renamed when it is complete. `records/NAME/VERSION` holds the fingerprint of the listing
+//! that a copy came from. The modification time of a record is the last time at which the version
+//! was wanted.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -22,8 +22,7 @@ pub(crate) struct StoreCache {
     root: PathBuf,
 }
 
-/// Puts `new` in the place of `old`, and the old one in the place of the new one, in one step if
-/// the file system can exchange names.
+/// Exchanges `new` and `old`, in one step if the file system can exchange names.
 fn exchange(new: &Path, old: &Path, spare: &Path) -> Result<()> {
     if renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());

@@ -99,8 +99,8 @@ impl VersionFetch<'_> {
     /// store.
     ///
     /// # Errors
-    /// `DataLoss` if bytes do not have the hash of the manifest; otherwise those of the store and
-    /// of the disk. What was fetched is kept for the next call.
+    /// `DataLoss` if bytes do not have the hash of the manifest; otherwise the errors of the store
+    /// and of the disk. The fetched bytes are kept for the next call.
     pub(crate) async fn run(&self) -> Result<Option<FetchedBytes>> {
         let manifest = match self.remote.kind() {
             RemoteKind::Published => match self.manifest().await? {
@@ -290,8 +290,8 @@ impl VersionFetch<'_> {
         hasher.finalize().to_hex().as_str() == hash
     }
 
-    /// Fetches `wanted` of `file` but for the parts in the journal. Notes what was written, also if
-    /// it fails.
+    /// Fetches the ranges `wanted` of `file`, except for the parts in the journal. Records the
+    /// written ranges, even after a failure.
     async fn ranges(
         &self,
         file: &RemoteFile,

@@ -28,10 +28,10 @@ use follower::{Follower, Poll};
 use listing_requests::ListingQueue;
 pub use listing_requests::ListingRequests;
 
-/// Time between two looks at the configuration.
+/// Time between two checks of the configuration.
 const CONFIG_POLL: Duration = Duration::from_secs(1);
 
-/// Says whether a version of a model is in use: its files must stay.
+/// Returns true if a version of a model is in use, so that its files must stay.
 pub type InUse = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
@@ -146,7 +146,7 @@ impl StoreMirror {
         })
     }
 
-    /// Looks at every store once, whether it is due or not. For tests.
+    /// Checks every store once, whether it is due or not. For tests.
     ///
     /// # Errors
     /// Returns the error of the first store that cannot be listed.
@@ -259,7 +259,7 @@ impl StoreMirror {
         }
     }
 
-    /// Lists the follower's store, and copies what changed.
+    /// Lists the follower's store, and copies the changes.
     async fn sync(&mut self, at: usize) -> Result<Poll> {
         let mut used = 0;
         for (other, follower) in self.followers.iter().enumerate() {
@@ -287,7 +287,7 @@ impl StoreMirror {
 }
 
 impl MirrorThread {
-    /// Stops following and waits for the thread. What was fetched of a version is kept.
+    /// Stops following and waits for the thread. The fetched part of a version is kept.
     pub fn stop(&self) {
         // Fails only if the thread has ended.
         let _ = self.stop.send(true);

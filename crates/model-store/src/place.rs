@@ -15,7 +15,7 @@ use crate::listing::group;
 /// Longest time of a listing.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Settings of which one must be present, or the machine must have a role, for S3.
+/// Settings for S3. One of them must be present, or the machine must have a role.
 const S3_CREDENTIALS: [&str; 6] = [
     "aws_access_key_id",
     "aws_web_identity_token_file",
@@ -177,7 +177,7 @@ impl StorePlace {
     /// Reads the manifest of this directory, which is a published version. Blocks the thread.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; otherwise those of the store and of the manifest.
+    /// `NotFound` without a manifest; otherwise the errors of the store and of the manifest.
     pub fn manifest(&self) -> Result<StoredManifest> {
         block_on(async {
             let key = self.key(MANIFEST_NAME);
@@ -263,7 +263,7 @@ fn cause(error: &object_store::Error) -> String {
 /// Runs `work` on this thread, which blocks.
 ///
 /// # Errors
-/// `ResourceExhausted` if the system has no room for a runtime; those of `work`.
+/// `ResourceExhausted` if the system has no room for a runtime; the errors of `work`.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let failed = |error| Error::exhausted(format!("a runtime for the store: {error}"));

@@ -9,7 +9,7 @@ use engine::layout::{Artifact, LayoutManifest, TensorEntry};
 
 /// Bytes of one request.
 pub(crate) const PART_BYTES: u64 = 8 << 20;
-/// Longest gap between two tensors that is fetched too, since a request costs more.
+/// Longest gap between two tensors that is fetched with them, since another request costs more.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
 /// Cost of a fetch, known from the manifests alone.
@@ -59,7 +59,7 @@ pub(crate) struct CachedTensor {
 pub(crate) struct TensorIndex(HashMap<String, CachedTensor>);
 
 impl TensorIndex {
-    /// Reads the manifests of the version directories `dirs`. Skips those without one.
+    /// Reads the manifests of the version directories `dirs`. Skips directories without one.
     pub(crate) fn of(dirs: &[PathBuf]) -> TensorIndex {
         let mut index = HashMap::new();
         for dir in dirs {

@@ -36,7 +36,7 @@ impl SmallObjects {
     /// Creates an object. Returns false if it is there.
     ///
     /// # Errors
-    /// The store's error, after which it may have been created.
+    /// The store's error. The object may have been created nevertheless.
     pub async fn create(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
@@ -111,7 +111,7 @@ impl SmallObjects {
     /// Waits for a request, for the time limit at most.
     ///
     /// # Errors
-    /// `Unavailable` after that.
+    /// `Unavailable` after the time limit.
     pub async fn within<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         tokio::time::timeout(self.limit, request).await.map_err(|_| {
             Error::unavailable(format!(

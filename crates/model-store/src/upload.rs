@@ -1,7 +1,7 @@
 //! Uploads a published version: its files first, its manifest last.
 //!
-//! A claim object beside the versions keeps two publishers from the same number. It is made only if
-//! it does not exist, and removed at the end.
+//! A claim object beside the versions keeps two publishers from using the same number. It is made
+//! only if it does not exist, and removed at the end.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -48,8 +48,8 @@ struct Upload<'a> {
 ///
 /// # Errors
 /// `AlreadyExists` if the version exists, or another publisher writes it; `NotFound` if `dir` is no
-/// published version; `Cancelled` if it was stopped; otherwise those of the store. What was sent of
-/// a failed or stopped upload is removed.
+/// published version; `Cancelled` if it was stopped; otherwise the errors of the store. The sent
+/// parts of a failed or stopped upload are removed.
 pub fn upload(
     place: &StorePlace,
     dir: &Path,

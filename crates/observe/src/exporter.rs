@@ -128,8 +128,8 @@ impl Exporter {
         metrics.encode()
     }
 
-    /// Returns the current metrics and those under the `names` of other servers, in the format that
-    /// a scraper with the header `accept` prefers, with its content type.
+    /// Returns the current metrics and the metrics under the `names` of other servers. They have
+    /// the format that a scraper with the header `accept` prefers, and come with its content type.
     pub fn preferred(&self, names: MetricNames, accept: &str) -> Exposition {
         let text = self.exposition();
         let added = metric_names::exposition(names, &self.parts);

@@ -44,7 +44,7 @@ pub struct NewEvent {
 pub struct ServerEvent {
     /// Number, which rises.
     pub id: u64,
-    /// Time in milliseconds since the epoch; of the last one if it happened several times.
+    /// Time in milliseconds since the epoch; the last occurrence if there were several.
     pub time_ms: u64,
     /// Seconds since the server started.
     pub at: f64,
@@ -63,7 +63,7 @@ pub struct ServerEvent {
     pub from: Option<u64>,
     /// The event, for people.
     pub text: String,
-    /// Times that it happened.
+    /// Number of occurrences.
     pub count: u64,
 }
 
@@ -96,7 +96,7 @@ pub struct EventFilter {
     pub after: u64,
     /// Events of one model only.
     pub model: Option<String>,
-    /// At most so many of the newest.
+    /// Maximum number of events. The newest ones are chosen.
     pub limit: Option<usize>,
 }
 
@@ -140,7 +140,7 @@ impl EventJournal {
         }
     }
 
-    /// Says that `version` replaced `from`, in the event of its load.
+    /// Records, in the event of the load of `version`, that it replaced `from`.
     pub fn replaced(&self, model: &Arc<str>, from: u64, version: u64) {
         let mut events = self.lock();
         let of_model = |event: &&mut ServerEvent| event.model.as_ref() == Some(model);

@@ -30,8 +30,8 @@ pub(crate) fn exposition(names: MetricNames, parts: &ObservedParts) -> String {
     text
 }
 
-/// Adds metrics in the older text format to an exposition in OpenMetrics. Their counters have no
-/// type there, since its counters end in `_total`.
+/// Adds metrics in the older text format to an exposition in OpenMetrics. The added counters have
+/// no type there, because counters of OpenMetrics end in `_total`.
 pub(crate) fn append(openmetrics: &str, added: &str) -> String {
     const END: &str = "# EOF\n";
     let start = openmetrics.strip_suffix(END).unwrap_or(openmetrics);
@@ -116,7 +116,7 @@ const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 fn reason(status: &str) -> Option<&'static str> {
     match status {
         "ok" => None,
-        // Triton rejects what waits for too long; its own full queue is OTHER.
+        // Triton rejects requests that wait for too long; its own full queue is OTHER.
         "deadline_exceeded" => Some("REJECTED"),
         "cancelled" => Some("CANCELED"),
         "internal" | "data_loss" => Some("BACKEND"),

@@ -125,7 +125,7 @@ impl MetricsObserver {
     }
 }
 
-/// Returns the event as people read it; `None` if it says nothing to them.
+/// Returns the event for people; `None` if it is of no use to them.
 fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     let of = |kind, level, model: &Arc<str>, version: Option<u64>, text: &str| {
         Some(NewEvent { kind, level, model: Some(model.clone()), version, text: text.to_owned() })

@@ -1,7 +1,7 @@
 //! Work at low priority that gets done on a busy machine too.
 //!
 //! A thread of idle priority costs other threads nothing, and gets next to no time on a machine
-//! that is fully busy: a version that is to end an overload would never be loaded. No thread can
+//! that is fully busy: a version that should end an overload would never be loaded. No thread can
 //! leave idle priority again without a privilege. So [`BackgroundRunner`] runs work on an idle
 //! thread and watches it from a thread of ordinary priority. If the idle thread starves, the runner
 //! stops it and does the work again itself.
@@ -71,7 +71,7 @@ pub struct StarvationWatch {
 }
 
 impl StarvationWatch {
-    /// Starts to watch. `None` if the kernel does not count the times of the thread.
+    /// Starts to watch; `None` if the kernel does not count the times of the thread.
     pub fn new(stat: &SchedStat, limit: Duration) -> Option<StarvationWatch> {
         Some(StarvationWatch { start: stat.read()?, stat: stat.clone(), limit })
     }

@@ -102,7 +102,7 @@ impl CpuAccount {
     /// Returns `Ok` if the caller may begin work.
     ///
     /// # Errors
-    /// The time after which it may.
+    /// The time after which the caller may begin.
     pub fn check(&self) -> Result<(), Duration> {
         self.admit(Instant::now(), 0)
     }
@@ -191,7 +191,7 @@ impl Drop for CpuCharge {
     }
 }
 
-/// Sets the current account, and the one before when dropped.
+/// Sets the current account; restores the previous one on drop.
 struct Scope {
     before: Option<Arc<CpuAccount>>,
 }

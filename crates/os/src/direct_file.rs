@@ -106,8 +106,8 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Reads at most `bytes` bytes at `offset`, which may be anywhere: as many as `buffer` has room
-    /// for, at least one if `bytes` is not 0.
+    /// Reads at most `bytes` bytes at `offset`, which needs no alignment. Reads as many as `buffer`
+    /// has room for, and at least one if `bytes` is not 0.
     ///
     /// # Errors
     /// `DataLoss` if the file ends before the bytes that are read; otherwise the error of the disk.

@@ -1,6 +1,6 @@
-//! Writing a file past the page cache. A page that enters the cache is often one that the host of a
-//! virtual machine has to find first. The core stands still for that time, also if the thread that
-//! writes has low priority.
+//! Writing a file past the page cache. On a virtual machine, the host often has to find memory
+//! first for a page that enters the cache. The core stands still for that time, even if the thread
+//! that writes has low priority.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -14,7 +14,7 @@ use crate::direct_file::{DIRECT_ALIGNMENT, is_refusal};
 /// Bytes written at once.
 const STEP_BYTES: usize = 1 << 20;
 
-/// A file of known length that is written at any places. Whole blocks are written with O_DIRECT,
+/// A file of known length that is written at any offsets. Whole blocks are written with O_DIRECT,
 /// and the rest, less than a block on either side of a write, through the page cache. If the file
 /// system refuses O_DIRECT, all is written through the cache.
 #[derive(Debug)]

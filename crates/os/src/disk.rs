@@ -23,7 +23,7 @@ pub fn space(path: &Path) -> Option<DiskSpace> {
     if code != 0 {
         return None;
     }
-    // SAFETY: the call succeeded, and zeros are a valid value besides.
+    // SAFETY: the call succeeded, and zeros are a valid value too.
     let found = unsafe { found.assume_init() };
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Some(DiskSpace { free: bytes(found.f_bavail), total: bytes(found.f_blocks) })

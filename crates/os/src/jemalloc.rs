@@ -51,8 +51,8 @@ mod imp {
     }
 
     /// Lets the calling thread allocate from the one arena of the background threads. A thread of
-    /// idle priority that is preempted inside an arena's lock must not delay a serving thread, and
-    /// memory kept by a loader must not lie between the allocations of requests. Returns the
+    /// idle priority may be preempted inside an arena's lock, and must not delay a serving thread
+    /// then. Memory kept by a loader must not lie between the allocations of requests. Returns the
     /// arena's number, or `None` if jemalloc is not the process's allocator.
     pub fn use_background_arena() -> Option<u32> {
         static ARENA: OnceLock<Option<u32>> = OnceLock::new();

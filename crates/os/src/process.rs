@@ -27,10 +27,10 @@ pub struct MachineMemory {
 }
 
 /// Makes this process ignore SIGTERM and SIGINT. For a child process that serves its parent until
-/// the parent has finished its requests, also if a signal goes to all processes of a service.
+/// the parent has finished its requests, even if a signal goes to all processes of a service.
 pub fn ignore_termination() {
     for number in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: takes two numbers; ignoring a signal runs no handler. It fails for no valid
+        // SAFETY: takes two numbers; ignoring a signal runs no handler. It cannot fail for a valid
         // number.
         unsafe { libc::signal(number, libc::SIG_IGN) };
     }
@@ -40,7 +40,7 @@ pub fn ignore_termination() {
 /// overflows of the stack, and ignores the first signal that another process sends.
 pub fn end_on_faults() {
     for number in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: takes two numbers; the default action runs no handler. It fails for no valid
+        // SAFETY: takes two numbers; the default action runs no handler. It cannot fail for a valid
         // number.
         unsafe { libc::signal(number, libc::SIG_DFL) };
     }
@@ -162,7 +162,7 @@ fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> Machi
     })
 }
 
-/// Returns a group's own limit and the rest of it; `None` without a limit.
+/// Returns a group's own limit, and the bytes that are left of it; `None` without a limit.
 fn group_limit(group: &Path) -> Option<MachineMemory> {
     let number =
         |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();

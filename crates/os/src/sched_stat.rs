@@ -19,14 +19,14 @@ pub struct SchedTimes {
 }
 
 impl SchedStat {
-    /// Names the calling thread. `None` if the system has no `/proc`.
+    /// Returns the statistics of the calling thread. `None` if the system has no `/proc`.
     pub fn of_this_thread() -> Option<SchedStat> {
         // "PID/task/TID", as the reader itself is named there.
         let link = std::fs::read_link("/proc/thread-self").ok()?;
         Some(SchedStat { path: PathBuf::from("/proc").join(link).join("schedstat") })
     }
 
-    /// Names the first thread of a process.
+    /// Returns the statistics of the first thread of a process.
     pub fn of_process(id: u32) -> SchedStat {
         SchedStat { path: PathBuf::from(format!("/proc/{id}/schedstat")) }
     }

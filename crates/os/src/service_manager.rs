@@ -18,13 +18,13 @@ impl ServiceManager {
         ServiceManager { socket }
     }
 
-    /// Says that the service is ready, with a status line for people.
+    /// Notifies the manager that the service is ready, with a status line for people.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// Says that the service reads its configuration again. Dropping the result says that it has
-    /// done so.
+    /// Notifies the manager that the service reads its configuration again. Dropping the result
+    /// notifies it of the end.
     #[must_use = "dropping it ends the reload"]
     pub fn reloading(&self) -> ReloadNotice {
         // Requested by `Type=notify-reload`, which compares it with the time of its request.
@@ -32,12 +32,13 @@ impl ServiceManager {
         ReloadNotice { manager: self.clone() }
     }
 
-    /// Says that the service stops.
+    /// Notifies the manager that the service stops.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
     }
 
-    /// A manager that does not listen is logged: it may kill a service that it takes for unready.
+    /// Sends a message. Logs a manager that does not listen: it may kill a service that seems not
+    /// ready.
     fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         let sent = address(socket)

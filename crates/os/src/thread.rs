@@ -23,8 +23,8 @@ pub fn has_idle_priority() -> bool {
 }
 
 /// Sets batch scheduling of the calling thread. With it, a waking thread lets the running thread of
-/// its core finish its time slice (SCHED_BATCH). Without it, it preempts that thread (SCHED_OTHER,
-/// the default). Every thread may switch, both ways.
+/// its core finish its time slice (SCHED_BATCH). Without it, the waking thread preempts the running
+/// one (SCHED_OTHER, the default). Every thread may switch, both ways.
 ///
 /// # Errors
 /// `Internal` if the system refuses.
@@ -40,7 +40,7 @@ pub fn set_batch_scheduling(yielding: bool) -> Result<()> {
 /// thread's share. At 10, queries noticed it more. At 19 it often fell so far behind that it had to
 /// be escalated (docs/adr/0010).
 const LOW_NICE: libc::c_int = 15;
-/// Short time slice, before the core may go to another thread. The kernel's shortest.
+/// Short time slice, after which the core may go to another thread. The kernel's shortest.
 const SHORT_TURN: Duration = Duration::from_micros(100);
 
 /// Gives the calling thread 1/28 of an ordinary thread's share of a core, in slices of 0.1 ms (from

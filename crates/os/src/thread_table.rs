@@ -9,8 +9,8 @@ use crate::sched_stat;
 
 /// Most threads that are followed. Each has an open file.
 const THREADS_MAX: usize = 256;
-/// Readings at which the name of a thread without a group is looked at. A new thread has the name
-/// of its creator until it runs for the first time.
+/// Readings at which the name of a thread without a group is checked. A new thread has the name of
+/// its creator until it runs for the first time.
 const LOOKS_MAX: u8 = 10;
 
 /// Threads of this process, and the times at the last reading.

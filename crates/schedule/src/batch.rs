@@ -116,7 +116,7 @@ fn padding(input: &InputPlan, count: usize, width: usize) -> Result<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit(pub(crate) String);
 
-/// Splits the outputs of the run over `batch_key` into those of each part.
+/// Splits the outputs of the run over `batch_key` into the outputs of each part.
 ///
 /// # Errors
 /// [`Misfit`] if an output does not have the run's items on axis 0, or not the size that its rule

@@ -8,8 +8,8 @@ use engine::{BatchPlan, InputPlan, Servable};
 
 use crate::merge;
 
-/// Most bytes of a request's inputs without a batch axis. They are compared with those of other
-/// requests in the queue. A request with more runs alone.
+/// Maximum bytes of a request's inputs without a batch axis. They are compared with those of other
+/// requests in the queue. A request with more bytes runs alone.
 pub(crate) const SHARED_BYTES_MAX: usize = 4096;
 
 /// Sizes of every input's axes but the first, in the order of the plan; `None` for an optional
@@ -128,7 +128,7 @@ impl BatchKey {
         })
     }
 
-    /// Returns the elements of an item: those of padded inputs, or of all inputs if none is padded.
+    /// Returns the elements of an item: of its padded inputs, or of all inputs if none is padded.
     pub(crate) fn elements(&self, plan: &BatchPlan) -> f64 {
         let pads = plan.pads();
         let counted =

@@ -107,7 +107,7 @@ impl ModelQueue {
         self.head().map_or(1, |entry| entry.servable.threads_per_run.min(workers))
     }
 
-    /// Returns the most concurrent runs, by the settings of the first request.
+    /// Returns the maximum number of concurrent runs, by the settings of the first request.
     fn threads(&self, workers: usize) -> usize {
         self.head()
             .and_then(|entry| entry.servable.schedule().threads)
@@ -115,7 +115,7 @@ impl ModelQueue {
             .min(workers)
     }
 
-    /// Returns true if the model has its most concurrent runs.
+    /// Returns true if the model has its maximum number of concurrent runs.
     pub(crate) fn runs_enough(&self, workers: usize) -> bool {
         self.running >= self.threads(workers)
     }
@@ -194,7 +194,7 @@ impl ModelQueue {
         Ok(Group { slots, batch_key, decided: Some((key, measured)) })
     }
 
-    /// Returns the number of items to take of `offered`, and if more could pay.
+    /// Returns the number of items to take of `offered`, and true if more could pay.
     fn target(
         &mut self,
         head: QueueSlot,

@@ -15,20 +15,22 @@ const SIZES: usize = 13;
 const RUNS_KEPT: usize = 9;
 /// Runs after which a size is known.
 const RUNS_TO_KNOW: usize = 2;
-/// Least gain per item of a larger batch over a smaller one. Below it noise decides, and requests
+/// Minimum gain per item of a larger batch over a smaller one. Below it noise decides, and requests
 /// would wait for nothing.
 const GAIN_MIN: f64 = 0.04;
-/// Least gain of a batch that takes more than its share of the queue and leaves other workers
+/// Minimum gain of a batch that takes more than its share of the queue and leaves other workers
 /// without work.
 const GAIN_BEYOND_SHARE: f64 = 0.10;
-/// Most cost per item of the size below, against the best, at which an untried size is tried.
+/// Maximum cost per item of the next smaller size, relative to the best, at which an untried size
+/// is tried.
 const TRY_ABOVE: f64 = 1.10;
 /// Decisions between two measurements of a size beside the best, because models and machines
 /// change.
 const PROBE_EVERY: u64 = 200;
-/// Shapes whose results decide for a model's other shapes that a size is not worth a try.
+/// Number of shapes whose results decide, for a model's other shapes, that a size is not worth a
+/// try.
 const SHAPES_TO_TEACH: u32 = 3;
-/// Decisions after which shapes that began a try and did not return are dropped.
+/// Number of decisions after which a shape is dropped if it began a try and did not return.
 const FORGET_EVERY: u64 = 1024;
 /// Weight of the last shape in the mean, once there are enough shapes.
 const LESSON_WEIGHT: f64 = 0.1;
@@ -86,7 +88,7 @@ pub(crate) struct Offer {
 /// Number of items to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// Items to take, at most what was offered.
+    /// Items to take, at most the offered items.
     pub(crate) items: usize,
     /// True if more items could pay, so that lingering makes sense.
     pub(crate) more_may_pay: bool,

@@ -287,7 +287,7 @@ impl State {
             match queue.next(now, workers, self.closed) {
                 Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
-                    // Another version than that of the first request may want more cores.
+                    // A version other than that of the first request may want more cores.
                     batch.taken =
                         if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;

@@ -28,7 +28,7 @@ pub(crate) struct Entry {
     pub(crate) items: usize,
     /// Size of its batch when it first lingered.
     pub(crate) lingered: Option<usize>,
-    /// While it waits, the sums at its arrival; then what it waited for.
+    /// While the entry waits: the sums at its arrival. Afterwards: the runs that it waited for.
     pub(crate) wait: QueueWait,
     pub(crate) finish: Finish,
 }

@@ -6,9 +6,9 @@
 //! outcome to its callback. There is no async runtime here, and no lock is held while a model runs.
 //!
 //! From the inside out: [`bounds`] limits one request, [`merge`] is the padding rule, [`batch_key`]
-//! decides which requests fit together, [`batch`] joins and splits, [`cost`] measures merging and
-//! [`linear_fit`] the price of padding, [`choose`] picks among one model's requests in its
-//! [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
+//! decides which requests fit together, and [`batch`] joins and splits. [`cost`] measures merging,
+//! and [`linear_fit`] the price of padding. [`choose`] picks among one model's requests in its
+//! [`model_queue`], [`dispatch`] among models. [`run`] calls the engine.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
 //! the deadline passes in the queue, or the scheduler shuts down. The outcome does not depend on
@@ -78,7 +78,7 @@ pub struct Completion {
     pub result: Result<Vec<NamedTensor>>,
     /// Time from submission to the start of the run, or to the refusal.
     pub queue: Duration,
-    /// Time in the engine; that of the whole run if requests were merged.
+    /// Time in the engine; the time of the whole run if requests were merged.
     pub compute: Duration,
     /// Items of the whole run, including other requests; 0 if nothing ran.
     pub batch: usize,
@@ -99,8 +99,8 @@ pub struct Job {
     pub inputs: Vec<NamedTensor>,
     /// Wanted outputs in order; empty for all outputs.
     pub outputs: Vec<Arc<str>>,
-    /// Priority level, 1 first; 0 is the model's default. A level beyond the model's last is its
-    /// last.
+    /// Priority level, 1 first; 0 is the model's default. A level beyond the model's last counts as
+    /// the last.
     pub priority: usize,
     /// Time after which the client no longer waits.
     pub deadline: Instant,
@@ -160,10 +160,11 @@ impl Scheduler {
     /// Queues a job; never blocks. A refused job is dropped without a call of its callback.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if the model's queue, or that of the job's priority,
-    /// has no room for all parts of the request (a queue that is at most half full has);
-    /// `Unavailable` during shutdown; `InvalidArgument` if the request would have too many parts,
-    /// or an input that the server fills in would be too large or has no source.
+    /// `ResourceExhausted` with retry advice if the model's queue, or the queue of the job's
+    /// priority, has no room for all parts of the request (a queue that is at most half full has
+    /// room for any request); `Unavailable` during shutdown; `InvalidArgument` if the request would
+    /// have too many parts, or an input that the server fills in would be too large or has no
+    /// source.
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();
@@ -189,7 +190,7 @@ impl Scheduler {
         self.dispatch.queued()
     }
 
-    /// Returns the most waiting requests of one model.
+    /// Returns the maximum number of waiting requests of one model.
     pub fn queue_max(&self) -> usize {
         self.dispatch.queue_max()
     }
@@ -226,7 +227,7 @@ impl Drop for Scheduler {
 /// scheduler.
 ///
 /// # Errors
-/// `InvalidArgument` if there is nothing to fill one from.
+/// `InvalidArgument` if an input has no source.
 pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     fill::fill(servable.plan(), inputs)
 }

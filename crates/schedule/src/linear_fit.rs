@@ -1,4 +1,4 @@
-//! Price of padding: a linear fit through the runs of a model of all shapes.
+//! Price of padding: a linear fit through a model's runs of all shapes.
 
 /// Weight of past runs in the fit. The weight of a run halves in about 140 runs.
 const DECAY: f64 = 0.995;
@@ -8,7 +8,7 @@ const RUNS_TO_ESTIMATE: u64 = 16;
 const PADDINGS_TO_TRY: u64 = 16;
 /// Later, one of this many paddings that may pay is tried.
 const PADDING_TRY_EVERY: u64 = 100;
-/// Least gain of a padded run over separate runs.
+/// Minimum gain of a padded run over separate runs.
 const PADDING_GAIN_MIN: f64 = 0.05;
 
 /// Time of a run as a fixed part and a part for each element: least squares over the last runs,
@@ -84,7 +84,8 @@ impl LinearFit {
     }
 
     /// Returns true if one run over `together` elements is cheaper than one over each of `apart`.
-    /// Sometimes also returns true if that is only possible, because padded runs must be measured.
+    /// Sometimes returns true even if this is possible but not known, because padded runs must be
+    /// measured.
     pub(crate) fn pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.tries += 1;
         let try_it = self.tries <= PADDINGS_TO_TRY || self.tries.is_multiple_of(PADDING_TRY_EVERY);

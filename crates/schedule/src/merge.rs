@@ -14,7 +14,7 @@ pub(crate) fn cover(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 }
 
 /// Returns true if a request of shape `own` may be padded to `padded`, which holds it. Elements
-/// have `element_bytes` bytes. Total for any sizes: no division by zero and no overflow.
+/// have `element_bytes` bytes. Defined for any sizes: no division by zero and no overflow.
 pub(crate) fn may_pad(
     own: &[usize],
     padded: &[usize],

@@ -13,8 +13,8 @@ use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, Model
 /// Most version instances that are remembered as not mergeable.
 const MISFITS_MAX: usize = 16;
 
-/// Time between two scans for requests of disconnected clients. They never run. A scan of the whole
-/// queue for every free worker would make runs dearer the longer the queue is.
+/// Time between two scans for requests of disconnected clients. They never run. Scanning the whole
+/// queue for every free worker would make runs more expensive as the queue grows.
 const EXPIRY_SCAN_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Outcome of a run.
@@ -58,7 +58,7 @@ pub(crate) struct ModelQueue {
     pub(crate) queued: usize,
     due: Option<Instant>,
     scanned: Option<Instant>,
-    /// Sessions of used versions that are not known to be released.
+    /// Sessions of used versions that may not be released yet.
     sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be split.
     pub(crate) misfit: Vec<u64>,

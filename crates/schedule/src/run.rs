@@ -41,7 +41,8 @@ pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
     let ended = Instant::now();
     let used = meter.lap();
     ran.wall = ended - started;
-    // Processor time leaves out what other threads took of the core, but covers this thread only.
+    // Processor time excludes the time for which other threads had the core, but covers this thread
+    // only.
     let cpu = (!servable.runs_elsewhere()).then_some(used.cpu);
     ran.time = cpu.unwrap_or(ran.wall);
     ran.off_core = ran.wall.saturating_sub(ran.time);

@@ -44,9 +44,9 @@ impl ThreadPolicy {
     /// Decides the numbers.
     ///
     /// # Errors
-    /// `InvalidArgument` with the flag and its remedy, for more inference threads than cores
-    /// (unless allowed), more than [`WORKERS_MAX`], pinned ones without a core each, or more
-    /// concurrent batches than inference threads.
+    /// `InvalidArgument`, with the flag and its remedy, for more inference threads than cores
+    /// (unless allowed) or than [`WORKERS_MAX`], for pinned threads without a core each, and for
+    /// more concurrent batches than inference threads.
     pub fn plan(&self) -> Result<ThreadPlan> {
         let cores = self.cores.max(1);
         // One a core is a default, so it yields to the limit. An explicit number does not.

@@ -31,7 +31,7 @@ impl Session for Echo {
     }
 }
 
-/// A model whose input `x` is its output.
+/// Builds a model whose input `x` is its output.
 pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
     let shape = Some(vec![Dim::Dynamic(None); 2]);
     let x = TensorSpec { name: "x".into(), dtype: DType::F32, shape, optional: false };
@@ -41,7 +41,7 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
     Arc::new(Servable::new(id, "test", session, options).unwrap())
 }
 
-/// Settings that merge, with this delay.
+/// Returns settings that merge, with this delay.
 pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
     ScheduleOptions {
         mode: ScheduleMode::Async,
@@ -51,7 +51,7 @@ pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
     }
 }
 
-/// A request of `rows` rows submitted at `now`, whose answer is dropped.
+/// Builds a request of `rows` rows submitted at `now`, whose answer is dropped.
 pub(crate) fn request(servable: &Arc<Servable>, rows: usize, now: Instant) -> Vec<Entry> {
     let x = Tensor::from_vec([rows, 3].as_slice(), vec![1f32; rows * 3]).unwrap();
     let job = Job {

@@ -29,12 +29,12 @@ const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Most attempts of one export.
 const ATTEMPTS_MAX: u32 = 5;
-/// Least time between two log lines about failures.
+/// Minimum time between two log lines about failures.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Default of [`TraceExportConfig::timeout`].
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Address of the collector, and what it learns of this server.
+/// Address of the collector, and the facts about this server that it gets.
 #[derive(Clone)]
 pub struct TraceExportConfig {
     /// Full address, as in `http://localhost:4318/v1/traces`.
@@ -241,7 +241,7 @@ impl<P: Post> Exporter<P> {
         }
     }
 
-    /// Sends what is left, with one attempt for each export.
+    /// Sends the remaining spans, with one attempt for each export.
     fn finish(&mut self) {
         loop {
             let now = Instant::now();

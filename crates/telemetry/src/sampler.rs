@@ -1,5 +1,5 @@
-//! The decision which requests are traced. It depends on the trace id, so that all servers with the
-//! same rate choose the same traces.
+//! The decision to trace a request. It depends on the trace id, so that all servers with the same
+//! rate choose the same traces.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::context::{TraceContext, TraceId};
 /// Most models with a rate of their own.
 pub const MODEL_RATES_MAX: usize = 10_000;
 
-/// Parts of the requests that are traced.
+/// Shares of the requests that are traced.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingRates {
-    /// Part of the requests, 0 to 1.
+    /// Share of the requests, 0 to 1.
     pub rate: f64,
     /// Rates of models that have one of their own.
     pub models: BTreeMap<String, f64>,
@@ -28,7 +28,7 @@ pub(crate) enum Candidate {
     No,
     /// Traced if the rate of its model says so.
     ByRate,
-    /// Traced, as its client traces it.
+    /// Traced, because its client traces it.
     Yes,
 }
 

@@ -1,7 +1,7 @@
 //! Journal of all measurements in a file, which makes a search resumable.
 //!
 //! The search is a function of its measurements alone. So a resumed search runs again from its
-//! start and gets from the journal what was measured before the interruption. From there on it
+//! start, and reads the measurements from before the interruption from the journal. After them it
 //! measures. It takes the same decisions, spends the same budget and ends where the uninterrupted
 //! search would have ended.
 
@@ -115,7 +115,7 @@ impl<'m> Journal<'m> {
 
     /// Opens the journal at `path` of the search that `search` identifies. An existing journal of
     /// the same search is continued. An unusable file is kept under a name with `.old`. `tell` gets
-    /// a message about both.
+    /// a message in both cases.
     ///
     /// # Errors
     /// If the file cannot be read or written.
@@ -159,7 +159,7 @@ impl<'m> Journal<'m> {
     /// Returns the result of `ask`, from the journal or measured now.
     ///
     /// # Errors
-    /// Returns the errors of the measurer, and if the file cannot be written.
+    /// Returns the errors of the measurer, and an error if the file cannot be written.
     pub(super) fn ask(&mut self, ask: SliceKey) -> Result<Slice> {
         let slice = match self.known.remove(&ask) {
             Some(slice) => slice,

@@ -1,10 +1,10 @@
 //! `tune`: finds the configuration with the highest throughput of a model on this machine within a
 //! latency target.
 //!
-//! [`space`] lists the configurations, [`search`] decides what to measure, [`probe`] and [`score`]
-//! how measurements are made and compared, [`measure`] makes them, [`journal`] keeps them, and
-//! [`write`] and [`report`] present the result. Everything but [`measure`] is a function of
-//! measurements and is tested against made-up ones.
+//! [`space`] lists the configurations, and [`search`] decides which of them to measure. [`probe`]
+//! decides how measurements are made and [`score`] how they are compared, [`measure`] makes them,
+//! and [`journal`] keeps them. [`write`] and [`report`] present the result. Everything but
+//! [`measure`] is a function of measurements and is tested against made-up ones.
 
 mod chart;
 mod journal;
@@ -290,7 +290,7 @@ fn target_ms(args: &TuneArgs) -> f64 {
     args.target_p99.as_secs_f64() * 1e3
 }
 
-/// Returns the command with the arguments that decide what is measured.
+/// Returns the command with the arguments that determine the measurements.
 fn command(args: &TuneArgs) -> String {
     let mut words = vec!["millpond".to_owned(), "tune".into(), quoted(&args.model)];
     words.extend(["--target-p99".into(), format!("{}ms", target_ms(args))]);

@@ -20,7 +20,7 @@ const GROWTH_MIN: f64 = 1.03;
 /// Points measured between two measurements of the reference.
 const BLOCK: usize = 8;
 
-/// Factor to the target from which a latency is far beyond it.
+/// Multiple of the target from which a latency counts as far beyond it.
 const FAR: f64 = 4.0;
 /// Maximum drift of the machine within a sweep. A larger apparent drift is noise.
 const DRIFT_MAX: f64 = 2.0;
@@ -35,7 +35,7 @@ struct ProbeBlock {
 }
 
 /// Corrects the throughput of each block for the speed of the reference meanwhile. That speed is
-/// the median of the measurements before and after the block and those of its neighbours, because a
+/// the median of the reference's measurements around the block and around its neighbours, because a
 /// single one is as noisy as any other slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let references: Vec<[f64; 2]> = blocks.iter().map(|block| block.references).collect();
@@ -130,9 +130,9 @@ impl Prober<'_, '_> {
         Ok(all)
     }
 
-    /// Measures `point` at `start` clients, then with twice as many while that helps and stays
-    /// within the target, or with half as many until it is within the target. Takes at most `steps`
-    /// slices.
+    /// Measures `point` at `start` clients. Then doubles the clients while that helps and stays
+    /// within the target, or halves them until the latency is within the target. Takes at most
+    /// `steps` slices.
     pub(super) fn climb(
         &mut self,
         stage: &str,

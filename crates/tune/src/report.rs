@@ -108,14 +108,13 @@ impl<'a> TuneSummary<'a> {
             .chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
-    /// Returns the search's choice in its last measurement, which is that beside the grid's best if
-    /// there was a grid.
+    /// Returns the search's choice as last measured: beside the grid's best if there was a grid.
     fn chosen(&self) -> &'a ScoredPoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
-    /// Returns the grid's best and the share of it that was found: of throughput if both are within
-    /// the target, of latency if neither is.
+    /// Returns the grid's best point, and the share of its result that the search's choice reached:
+    /// of throughput if both are within the target, of latency if neither is.
     fn verdict(&self) -> Option<(&'a ScoredPoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();

@@ -47,7 +47,7 @@ pub(super) struct ScoredPoint {
     /// Best step: the highest throughput within the target, or if there is none, the lowest 99th
     /// percentile.
     pub(super) best: ClientStep,
-    /// True if that is within the target.
+    /// True if the best step is within the target.
     pub(super) within: bool,
     /// All steps by clients.
     pub(super) steps: Vec<ClientStep>,
@@ -112,8 +112,8 @@ fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
 }
 
 /// Removes the machine's changes between passes from throughput. Each pass is scaled so that its
-/// geometric mean over the points of all passes is that of all passes. A pass on a slow machine
-/// then does not decide between points, as each was measured in it.
+/// geometric mean over the points of all passes equals the geometric mean of all passes. A pass on
+/// a slow machine then does not decide between points, as each was measured in it.
 pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
     let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
     for (point, readings) in all.iter() {

@@ -41,7 +41,7 @@ const OVERHEAD_S: f64 = 0.1;
 const STEPS_MEAN: f64 = 2.5;
 const STEPS_MAX: usize = 4;
 /// Maximum number of clients in the first measurement of the defaults, and the budget in seconds
-/// from which that is done twice.
+/// from which this measurement is made twice.
 const SCOUT_CLIENTS: usize = 64;
 const SCOUT_TWICE_S: f64 = 60.0;
 /// Slices of a candidate in a pass of a further rung.
@@ -184,7 +184,7 @@ impl PointSearch<'_, '_, '_> {
         Ok((hints, slice))
     }
 
-    /// Returns the rungs for so many candidates: one more if others will join them.
+    /// Returns the number of rungs for `candidates` points: one more if others will join them.
     fn rungs(&self, candidates: usize) -> usize {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }

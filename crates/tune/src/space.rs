@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const BATCHES: [usize; 7] = [2, 4, 8, 16, 32, 64, 128];
 /// Lingers that are tried, in microseconds, if they leave half of the target for everything else.
 const DELAYS_US: [u64; 4] = [0, 500, 2000, 5000];
-/// Default batch size of a model that merges: that of `ScheduleOptions`.
+/// Default batch size of a model that merges, from `ScheduleOptions`.
 const DEFAULT_BATCH: usize = 32;
 
 /// One configuration. Without merging, batch is 1 and delay 0, so that equal points are equal.
@@ -29,12 +29,12 @@ pub(super) struct TunePoint {
 }
 
 impl TunePoint {
-    /// Single requests on `threads` threads: the default of a server.
+    /// Returns the point of single requests on `threads` threads: the default of a server.
     pub(super) fn sync(threads: usize, intra_op: usize) -> TunePoint {
         TunePoint { merged: false, threads, intra_op, max_batch: 1, delay_us: 0 }
     }
 
-    /// Batches with the defaults of everything else.
+    /// Returns the point of merged batches with the defaults of everything else.
     pub(super) fn batches(threads: usize) -> TunePoint {
         TunePoint { merged: true, threads, intra_op: 1, max_batch: DEFAULT_BATCH, delay_us: 0 }
     }

@@ -40,8 +40,8 @@ impl TuneSubject {
     /// layout.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no model's directory or has unreadable settings; those of the
-    /// conversion.
+    /// `InvalidArgument` if it is no model's directory or has unreadable settings; the errors of
+    /// the conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
             // A path may hold "=" too: only a valid name counts as one.

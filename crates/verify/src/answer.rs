@@ -26,7 +26,7 @@ impl RecordedMethod {
         RecordedMethod::MultiInference,
     ];
 
-    /// Path of a gRPC request.
+    /// Returns the path of a gRPC request.
     pub(crate) fn path(self) -> &'static str {
         match self {
             RecordedMethod::Predict => "/tensorflow.serving.PredictionService/Predict",

@@ -9,7 +9,7 @@ const PARTS_MAX: usize = 1000;
 /// Length of the block that describes the sound.
 const DESCRIPTION: usize = 34;
 
-/// Leaves `bytes` at a flac file with its description and its sound only.
+/// Reduces `bytes` to a flac file with its description and its sound only.
 ///
 /// # Errors
 /// `DataLoss` if there is no description or no end of metadata.

@@ -60,8 +60,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                     return Ok(edits.unwrap_or_default());
                 }
             }
-            // An atom that reaches past the end cannot be skipped. It need not be if the table came
-            // before.
+            // An atom that reaches past the end cannot be skipped. It need not be skipped if the
+            // table came before.
             b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
                 return Ok(edits.unwrap_or_default());
@@ -338,8 +338,8 @@ impl TableWalk {
         if self.hidden.len() > ATOMS_MAX { Err(wrong()) } else { Ok(()) }
     }
 
-    /// Hides the tracks without sound if there is one with sound, because a reader would read them
-    /// too. Returns the edits of the others.
+    /// Hides the tracks without sound if another track has sound, because a reader would read them
+    /// too. Returns the edits of the tracks that are not hidden.
     fn seen(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
         let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =

@@ -130,7 +130,8 @@ fn tag(start: &[u8]) -> Option<u64> {
     }
 }
 
-/// Returns the offset of the first frame in `start`: one that two more follow, or the end.
+/// Returns the offset of the first frame in `start`: a frame that two more frames follow, or the
+/// end.
 fn first(start: &[u8], whole: bool) -> Option<usize> {
     (0..start.len().saturating_sub(3)).find(|at| {
         let mut place = *at;
@@ -206,7 +207,7 @@ impl Mpeg {
         (self.header.rate, self.header.channels)
     }
 
-    /// Returns the announced samples of each channel, including those of [`Mpeg::silent`].
+    /// Returns the announced samples of each channel, including the samples of [`Mpeg::silent`].
     pub(super) fn announced(&self) -> Option<u64> {
         self.information.frames?.checked_mul(self.header.samples)
     }
@@ -227,8 +228,8 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Skips bytes that are no frame. The loss is that of frames with as many bytes; after
-    /// the last frame it is zero.
+    /// Skips bytes that are no frame. The loss is that of as many bytes of frames; after the last
+    /// frame it is zero.
     fn search(&mut self) -> DecodeStep {
         let (mut passed, mut zeros) = (0, true);
         loop {

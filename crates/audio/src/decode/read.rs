@@ -11,7 +11,7 @@ pub(super) enum DecodeStep {
     /// Samples were appended, perhaps none. `at` is the frame where they begin, if the recording
     /// states it.
     Sound { at: Option<u64> },
-    /// A damaged stretch of about so many frames.
+    /// A damaged stretch of about `frames` frames.
     Lost { frames: u64, what: String },
     /// The end.
     End,

@@ -103,7 +103,7 @@ pub enum LogScale {
     Natural,
 }
 
-/// A logarithm that is never taken of zero: of `max(floor, value + offset)`.
+/// The logarithm of `max(floor, value + offset)`, so never of zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogSettings {
     /// Kind of logarithm.
@@ -125,7 +125,7 @@ impl LogSettings {
     }
 }
 
-/// All keys of the file, before it is known which of them its kind has.
+/// All keys of the file, before its kind decides which of them it may have.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct FlatFeatures {

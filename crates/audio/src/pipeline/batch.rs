@@ -15,8 +15,8 @@ pub(super) struct RunScores {
 }
 
 impl RunScores {
-    /// Returns the frames of one window, the first is 0. The caller fills in the window's number,
-    /// rows and level.
+    /// Returns the frames of window `index`, counted from 0. The caller fills in the window's
+    /// number, rows and level.
     pub(super) fn window(&self, index: usize) -> WindowScores<'_> {
         let range = index * self.frames * self.classes..(index + 1) * self.frames * self.classes;
         WindowScores {

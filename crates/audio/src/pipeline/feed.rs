@@ -49,8 +49,8 @@ pub(super) struct AudioFeed {
     _stop_on_drop: StopOnDrop,
 }
 
-/// Flag that is set on drop: a recording without sound gives its thread nothing to send that could
-/// fail.
+/// Flag that is set on drop. A failed send does not show the drop to the thread of a recording
+/// without sound, because that thread sends nothing.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -61,7 +61,7 @@ impl Drop for StopOnDrop {
 }
 
 impl AudioFeed {
-    /// Starts a thread that opens a recording, and waits until it has.
+    /// Starts a thread that opens a recording, and waits until the recording is open.
     ///
     /// # Errors
     /// Returns the errors of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop;

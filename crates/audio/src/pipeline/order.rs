@@ -1,4 +1,4 @@
-//! Puts labels and faults in time order: each waits until none that starts earlier can come.
+//! Puts labels and faults in time order: each waits until no entry that starts earlier can come.
 //!
 //! A class that is on for an hour would hold back everything that starts after it. So at most
 //! [`WAITING_MAX`] entries wait; then the earliest leaves, even if an earlier one may follow.
@@ -23,7 +23,7 @@ struct OrderedEvent {
 }
 
 impl Ord for OrderedEvent {
-    /// The earliest is the greatest, because the heap returns the greatest.
+    /// Orders the earliest as the greatest, because the heap returns the greatest.
     fn cmp(&self, other: &OrderedEvent) -> Ordering {
         other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
     }

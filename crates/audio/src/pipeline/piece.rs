@@ -111,7 +111,7 @@ impl AudioPiece {
         self.chunks.front().is_some_and(|chunk| whole(chunk) || late(chunk))
     }
 
-    /// Returns true if none of its windows waits or is still to come.
+    /// Returns true if no window of the piece waits or is still to come.
     pub(super) fn exhausted(&self) -> bool {
         self.next >= self.end && self.chunks.is_empty()
     }

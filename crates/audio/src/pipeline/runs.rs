@@ -104,7 +104,7 @@ impl ModelRuns {
     /// Adds the next window; blocks while enough runs are in flight.
     ///
     /// # Errors
-    /// `Cancelled`; the last run's error if too many failed; those of `deliver`.
+    /// `Cancelled`; the last run's error if too many failed; the errors of `deliver`.
     pub(super) fn push(
         &mut self,
         window: FeatureWindow<'_>,
@@ -140,12 +140,12 @@ impl ModelRuns {
         self.open.iter().map(|piece| piece.waiting).sum()
     }
 
-    /// Returns the maximum of waiting windows while a run is in flight: those of the pieces that
-    /// can run side by side, and the overlap of the next piece with the last. So the windows of the
-    /// next run are read while the current one runs, and not before.
+    /// Returns the maximum of waiting windows while a run is in flight: the windows of the pieces
+    /// that can run side by side, and the overlap of the next piece with the last. So the windows
+    /// of the next run are read while the current one runs, and not before.
     ///
     /// The last piece of a group of lanes needs only one run's windows for its group to start. It
-    /// ends as the others do, and gets its windows as theirs are used.
+    /// ends like the other pieces, and gets its windows while theirs are used.
     fn waiting_max(&self) -> u64 {
         let CutPlan { length, lead_in, lanes, run, .. } = self.plan;
         let pieces = (lanes * self.runs_max()) as u64;
@@ -211,10 +211,10 @@ impl ModelRuns {
         }
     }
 
-    /// Returns the next of `from`; `None` after the last. Delivers outputs meanwhile.
+    /// Returns the next message of `from`; `None` after the last. Delivers outputs meanwhile.
     ///
     /// # Errors
-    /// `Cancelled`; the last run's error if too many failed; those of `deliver`.
+    /// `Cancelled`; the last run's error if too many failed; the errors of `deliver`.
     pub(super) fn wait_for<T>(
         &mut self,
         from: &Receiver<T>,

@@ -16,8 +16,8 @@ pub(super) enum WindowValues {
 }
 
 impl WindowValues {
-    /// Makes an empty store with room for `count` values; with `steps` it holds steps until a value
-    /// is none.
+    /// Makes an empty store with room for `count` values. With `steps` it holds steps until a value
+    /// is not a whole step.
     pub(super) fn with_room(count: usize, steps: bool) -> WindowValues {
         if steps {
             WindowValues::Steps(Vec::with_capacity(count))
@@ -47,7 +47,7 @@ impl WindowValues {
         }
     }
 
-    /// Copies values from index `from` on; fills `to`.
+    /// Fills `to` with the values from index `from` on.
     pub(super) fn copy(&self, from: usize, to: &mut [f32]) {
         match self {
             WindowValues::Floats(values) => to.copy_from_slice(&values[from..from + to.len()]),

@@ -12,7 +12,7 @@ const VOICE: &str = "voice";
 /// Label of a voice that matches no enrolled speaker.
 const UNKNOWN: &str = "unknown";
 
-/// Labels who speaks.
+/// Labels windows with their speakers.
 pub(super) struct SpeakerLabeller {
     rule: EmbeddingSettings,
     speakers: Option<Speakers>,
@@ -64,7 +64,8 @@ impl SpeakerLabeller {
         self.tracks.frame(start, end, now.into_iter().collect(), out);
     }
 
-    /// A window covers the hop at its middle; the first one also all before it.
+    /// Returns the time in seconds from which a window counts. A window covers the hop at its
+    /// middle; the first window also covers everything before it.
     fn start(&self, window: u64) -> f64 {
         if window == 0 {
             0.0

@@ -50,7 +50,7 @@ impl Grid {
         Ok(Grid { frames, hop, origin, row_samples, rate: f64::from(recogniser.rate) })
     }
 
-    /// Frames of each window.
+    /// Returns the frames of each window.
     pub(crate) fn frames(&self) -> usize {
         self.frames
     }

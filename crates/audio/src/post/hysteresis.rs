@@ -169,7 +169,7 @@ impl Detector {
             out(waiting);
         }
         let Some(mut open) = self.open else { return };
-        // It cannot end before its mark, or before the next frame where it has none.
+        // The event cannot end before its mark or, without a mark, before the next frame.
         let least = open.mark.map_or(at, |(mark, _)| mark);
         if open.padded.is_none() && least - open.start > rule.min {
             open.padded = Some(self.pad_before(open.start, rule, out));

@@ -1,5 +1,4 @@
-//! Binds a recogniser to a model's signature: which tensors are made of what, with the model's
-//! types.
+//! Binds a recogniser to a model's signature: the source of each tensor, with the model's types.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::encode;
 use super::schema::{self, attribute, attribute_type, graph, model, node, tensor};
 use engine::publish::{PacedFileWriter, WriteOptions};
 
-/// Size in bytes from which protobuf, and thus ONNX Runtime, refuses a message.
+/// Smallest size in bytes of a message that protobuf, and thus ONNX Runtime, refuses.
 pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
 /// ONNX format version of the output: the oldest that has all element types of Millpond.
 const IR_VERSION: i64 = 9;
@@ -154,7 +154,7 @@ impl OnnxParameter {
     }
 }
 
-/// A model being built. Keeps the order: nodes must come in an order in which they can run.
+/// A model being built. Keeps the order of the nodes, which must be an order in which they can run.
 #[derive(Clone, Debug)]
 pub struct ModelBuilder {
     graph: Vec<u8>,

@@ -14,8 +14,9 @@ use super::tensor::Location;
 /// read files that its author could not see.
 pub(super) struct ExternalFiles {
     dir: PathBuf,
-    /// Directories that may contain files after links are resolved: the model's, and that of its
-    /// own file if that is a link (model caches link every file of a model into one store).
+    /// Directories that may contain files after links are resolved: the model's directory, and the
+    /// directory of the model's own file if that is a link (model caches link every file of a model
+    /// into one store).
     roots: Vec<PathBuf>,
     known: HashMap<Vec<u8>, (PathBuf, u64)>,
 }

@@ -1,4 +1,4 @@
-//! Reads a graph's parameters, to check what a session binds.
+//! Reads a graph's parameters, to check the parameters that a session binds.
 
 use std::ops::Range;
 use std::path::Path;

@@ -9,7 +9,8 @@ use base::{Error, Result};
 
 use engine::publish::{AlignedBuffer, BLOCK};
 
-/// Window in bytes for walking over headers: little more than a read costs anyway.
+/// Window in bytes for walking over headers. A read of this size costs little more than a small
+/// one.
 pub(super) const WALK_BYTES: usize = 64 << 10;
 /// Window in bytes for copying.
 pub(super) const COPY_BYTES: usize = 4 << 20;

@@ -48,8 +48,8 @@ impl Walker {
     /// Opens `path` with a window of `window_bytes`.
     ///
     /// # Errors
-    /// `DataLoss` for an empty file and for a known format that is not ONNX, with its name; those
-    /// of opening it.
+    /// `DataLoss` for an empty file and for a known format that is not ONNX, with its name; the
+    /// errors of opening the file.
     pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<Walker> {
         if let Some(other) = engine::foreign::identify(path) {
             return Err(Error::data_loss(format!("{} is {other}", path.display())));

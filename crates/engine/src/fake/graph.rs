@@ -128,7 +128,7 @@ impl FakeGraph {
         Some(())
     }
 
-    /// Returns the signature that lines of inputs and outputs add to.
+    /// Returns the signature to which lines of inputs and outputs are added.
     fn current(&mut self) -> &mut Signature {
         self.signatures.last_mut().map_or(&mut self.signature, |named| &mut named.signature)
     }

@@ -20,8 +20,8 @@ pub struct LayoutNames {
 
 /// A version being written: parameters one after another, then the graph, then the manifest.
 ///
-/// Writes into an existing directory that holds none of the layout's files. Nothing is complete
-/// before [`LayoutWriter::finish`]. A dropped writer leaves files without a manifest, which no
+/// Writes into an existing directory that holds none of the layout's files. The version is complete
+/// only after [`LayoutWriter::finish`]. A dropped writer leaves files without a manifest, which no
 /// reader accepts.
 ///
 /// ```no_run
@@ -182,10 +182,10 @@ impl LayoutWriter {
         self.finish_with(|out| out.put(graph))
     }
 
-    /// As [`LayoutWriter::finish`], with a graph that is written in pieces.
+    /// Finishes as [`LayoutWriter::finish`] does, with a graph that is written in pieces.
     ///
     /// # Errors
-    /// As [`LayoutWriter::finish`]; those of `graph`.
+    /// The errors of [`LayoutWriter::finish`] and of `graph`.
     pub fn finish_with(
         mut self,
         graph: impl FnOnce(&mut GraphWriter) -> Result<()>,

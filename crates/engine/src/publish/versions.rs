@@ -18,8 +18,8 @@ const HIDDEN_PREFIX: &str = ".tmp-";
 /// The protocols carry version numbers as `int64`.
 const VERSION_MAX: u64 = i64::MAX as u64;
 
-/// A hidden directory to write a version in. If it is dropped without [`VersionClaim::commit`], it
-/// removes everything that was written.
+/// A hidden directory to write a version in. Dropping it without [`VersionClaim::commit`] removes
+/// everything that was written.
 pub struct VersionClaim {
     root: PathBuf,
     made_root: bool,
@@ -109,7 +109,7 @@ impl Drop for VersionClaim {
             tracing::warn!(dir = %self.hidden.display(), %error, "an unfinished version could not be removed");
         }
         if self.made_root {
-            // Fails, as it should, if another publisher uses it by now.
+            // This fails, as it should, if another publisher uses the directory by now.
             let _ = std::fs::remove_dir(&self.root);
         }
     }

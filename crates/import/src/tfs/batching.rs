@@ -13,7 +13,7 @@ const ENQUEUED_DEFAULT: i64 = 10;
 /// Maximum of queued requests.
 const QUEUE_MAX: usize = 1 << 20;
 
-/// A schedule, and what it does not express.
+/// A schedule, and the parts that it cannot express.
 pub(crate) struct ConvertedBatching {
     pub(crate) schedule: ScheduleOptions,
     pub(crate) notes: Vec<String>,
@@ -79,7 +79,7 @@ pub(crate) fn convert(
     })
 }
 
-/// Returns the most concurrent runs; `None` is as many as there are threads.
+/// Returns the maximum number of concurrent runs; `None` allows one for each thread.
 fn runs(parameters: &BatchingParameters, threads: usize) -> Result<Option<usize>> {
     let all = i64::try_from(threads).unwrap_or(i64::MAX);
     let wanted = positive("num_batch_threads", parameters.num_batch_threads, all)?;

@@ -209,7 +209,7 @@ fn labels(model: &pb::ModelConfig) -> Result<BTreeMap<String, u64>> {
     model.version_labels.iter().map(label).collect()
 }
 
-/// Returns the part of the requests that is logged.
+/// Returns the share of the requests that is logged.
 fn log_rate(model: &pb::ModelConfig) -> Result<Option<f64>> {
     let sampling = model.logging_config.as_ref().and_then(|logging| logging.sampling_config);
     match sampling.map(|sampling| sampling.sampling_rate) {

@@ -43,7 +43,7 @@ pub(crate) struct SessionThreads {
 }
 
 impl SessionThreads {
-    /// Takes the threads from a session's settings. The second value names the others.
+    /// Takes the threads from a session's settings. The second value names the other settings.
     pub(crate) fn of(config: &ConfigProto) -> (SessionThreads, Option<String>) {
         let threads = SessionThreads {
             intra_op: config.intra_op_parallelism_threads.into(),

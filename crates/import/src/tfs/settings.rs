@@ -51,8 +51,8 @@ pub fn settings(models: &Path, batching: Option<&Path>) -> Result<ImportedSettin
     Ok(ImportedSettings { text: HEAD.to_owned() + &to_text(&settings)?, notes })
 }
 
-/// Returns the section `[inference]`, with the first directory of a `logging_config`. Notes what
-/// has no setting.
+/// Returns the section `[inference]`, with the first directory of a `logging_config`. Notes the
+/// parts that have no setting.
 fn inference(list: &pb::ModelServerConfig, path: &Path, notes: &mut Vec<String>) -> Option<Table> {
     let Some(pb::model_server_config::Config::ModelConfigList(list)) = &list.config else {
         return None;

@@ -24,7 +24,8 @@ pub struct VersionBatching {
 
 impl VersionBatching {
     /// Gives `models` the schedules of their newest versions. A model without the file merges
-    /// nothing, as in TensorFlow Serving. Returns what the schedules do not express.
+    /// nothing, as in TensorFlow Serving. Returns notes about parts that the schedules cannot
+    /// express.
     ///
     /// # Errors
     /// `InvalidArgument` for a file that is wrong.

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use super::schedule;
 use crate::{ImportError, to_text};
 
-/// Settings of a model, and what they do not express.
+/// Settings of a model, and the parts that they cannot express.
 #[derive(Debug, Default)]
 pub struct ConvertedModel {
     policy: Option<String>,
@@ -148,7 +148,7 @@ enum Backend {
     Other,
 }
 
-/// Notes where a model's files must change, and returns its engine.
+/// Notes the required changes of a model's files, and returns its engine.
 fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> Backend {
     let name = if config.backend.is_empty() { &config.platform } else { &config.backend };
     let (backend, file) = match name.as_str() {
@@ -249,7 +249,7 @@ fn instances(config: &pb::ModelConfig, backend: Backend, model: &mut ConvertedMo
     }
 }
 
-/// Takes types and shapes of a TorchScript, which has none of its own.
+/// Takes types and shapes of a TorchScript module, which has none of its own.
 fn signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let batched = config.max_batch_size > 0;
     let text = |name: &str, data_type: i32, dims: &[i64]| TensorText {

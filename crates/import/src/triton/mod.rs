@@ -88,7 +88,7 @@ impl Repository {
     /// Returns the settings file of all models. It names the repository as a directory of models.
     ///
     /// # Errors
-    /// Returns an error for a repository that is gone.
+    /// Returns an error for a repository that no longer exists.
     pub fn settings(&self) -> std::result::Result<String, ImportError> {
         let repository = std::fs::canonicalize(&self.dir)
             .map_err(|error| ImportError::usage(format!("{}: {error}", self.dir.display())))?;

@@ -2,8 +2,8 @@
 //! model, and the samples of the machine.
 //!
 //! Each phase's time beyond the typical one is assigned to causes. The machine is blamed at most
-//! for the time that the kernel says that threads waited for a core. The rest of a phase belongs to
-//! the cause that the phase itself shows, such as the client while the body arrives.
+//! for the time in which, according to the kernel, threads waited for a core. The rest of a phase
+//! belongs to the cause that the phase itself shows, such as the client while the body arrives.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::typical::Typical;
 
 /// Most causes that are reported of one request.
 const CAUSES_SHOWN_MAX: usize = 5;
-/// Least share of the excess for a cause after the first.
+/// Minimum share of the excess for a cause after the first.
 const SHARE_MIN: f64 = 0.02;
 /// Typical time of a page fault without a read from disk, in milliseconds.
 const MINOR_FAULT_MS: f64 = 0.0007;
@@ -170,8 +170,8 @@ impl<'a> Search<'a> {
         time - throttled - stolen - contended
     }
 
-    /// Returns the part of competing processor time that loads used. Time that other processes use
-    /// always is no reason for a slow request.
+    /// Returns the part of competing processor time that loads used. Time that other processes
+    /// always use is no reason for a slow request.
     fn load_share(&self) -> f64 {
         let (evidence, loads) = (self.evidence, self.evidence.loads);
         let floor = CORES_MIN / 2.0 * evidence.length;
@@ -262,8 +262,8 @@ impl<'a> Search<'a> {
     }
 
     /// Blames delays of the machine for at most `time` of the wait behind the model's own runs: a
-    /// stop of the workers delays every later request until the queue is empty again. Also a stop
-    /// between two runs, which no run shows. Returns the rest.
+    /// stop of the workers delays every later request until the queue is empty again. This includes
+    /// a stop between two runs, which no run shows. Returns the rest.
     fn backlog(&mut self, time: f64) -> f64 {
         let evidence = self.evidence;
         let before = evidence.backlog;
@@ -323,7 +323,7 @@ impl<'a> Search<'a> {
         shown.into_iter().map(cause).collect()
     }
 
-    /// Describes what was observed of a cause.
+    /// Describes the observation behind a cause.
     fn detail(&self, cause: Cause) -> String {
         let evidence = self.evidence;
         let run = self.timeline.run.as_ref();

@@ -10,7 +10,7 @@ use super::causes::SlowCause;
 
 /// Most slow requests that are kept of all models together.
 const RECORDS_MAX: usize = 256;
-/// Most slow requests of each model that are kept even if those of others follow.
+/// Maximum slow requests of each model that are kept even if slow requests of other models follow.
 const MODEL_RECORDS_MAX: usize = 8;
 /// Most models with records of their own.
 const MODELS_MAX: usize = 1024;

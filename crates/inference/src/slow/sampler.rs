@@ -8,7 +8,7 @@ use os::{CoreTimes, CpuQuota, ThreadTable};
 
 use super::evidence::MachineSample;
 
-/// Samples between two looks for a CPU quota, if there was none.
+/// Samples between two checks for a CPU quota, if none was found.
 const QUOTA_LOOK_EVERY: u32 = 100;
 
 /// Groups of threads.

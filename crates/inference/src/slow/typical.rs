@@ -10,9 +10,9 @@ use super::window::LatencyWindow;
 
 /// Fewest requests of the window for a limit.
 const REQUESTS_MIN: u64 = 20;
-/// Least time above the median, so that a fast model does not report noise.
+/// Minimum time above the median, so that a fast model does not report noise.
 const EXCESS_MIN: Duration = Duration::from_millis(1);
-/// Least ratio of the limit and the median.
+/// Minimum ratio of the limit and the median.
 const RATIO_MIN: u32 = 2;
 /// Weight of a request in the means.
 const WEIGHT: f32 = 1.0 / 32.0;
@@ -27,8 +27,8 @@ pub(crate) struct ModelTypical {
     /// Nanoseconds above which a request is slow.
     limit: AtomicU64,
     median: AtomicU64,
-    /// Moving means of the requests that were not slow, as bits of floats. Two requests at the same
-    /// time may lose one of them.
+    /// Moving means of the requests that were not slow, as bits of floats. If two requests are
+    /// recorded at the same time, one of them may be lost.
     means: [AtomicU32; MEANS],
 }
 
@@ -73,7 +73,7 @@ impl ModelTypical {
         false
     }
 
-    /// Computes the limit anew from the window. Keeps the last one if there are too few requests.
+    /// Recomputes the limit from the window. Keeps the last limit if there are too few requests.
     pub(crate) fn update_limit(&self) {
         let quantiles = self.window.quantiles();
         if quantiles.count < REQUESTS_MIN {

@@ -13,9 +13,9 @@ const PARTS: usize = 1 << FRACTION_BITS;
 /// Octaves of microseconds: up to 134 s.
 const OCTAVES: usize = 27;
 const BUCKETS: usize = OCTAVES * PARTS;
-/// Histograms of the ring, of which one fills.
+/// Histograms of the ring. One of them is being filled.
 const SLOTS: usize = 6;
-/// Time after which the next histogram fills.
+/// Time after which the next histogram is filled.
 pub(crate) const SLOT_TIME: Duration = Duration::from_secs(10);
 
 /// Latencies of the last minute.
@@ -49,7 +49,7 @@ impl LatencyWindow {
         slot[bucket(latency)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Discards the oldest histogram and fills it anew. A latency that is recorded at the same time
+    /// Clears the oldest histogram and fills it again. A latency that is recorded at the same time
     /// may be lost.
     pub(crate) fn rotate(&self) {
         let next = (self.filling.load(Ordering::Relaxed) + 1) % SLOTS;

@@ -130,7 +130,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Answers requests that are fulfilled or cannot be.
+    /// Answers requests that are fulfilled or can no longer be fulfilled.
     pub(super) fn answer_waiters(&mut self) {
         let now = Instant::now();
         for waiter in std::mem::take(&mut self.waiters) {

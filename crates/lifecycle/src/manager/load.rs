@@ -134,8 +134,7 @@ impl Model {
         }
     }
 
-    /// Drops the wish to load a version again if its files cannot be loaded and will not be without
-    /// a change.
+    /// Drops the request to load a version again if its files cannot be loaded unless they change.
     pub(super) fn drop_vain_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {

@@ -85,7 +85,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Returns true if it is known to hold other files than those of `fingerprint`.
+    /// Returns true if the directory is known to hold other files than those of `fingerprint`.
     pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
         !matches!(self.found, VersionContents::Unreadable(_)) && self.fingerprint != fingerprint
     }
@@ -380,8 +380,8 @@ impl Model {
         views.iter().any(|view| view.loading) || choice.aspired.iter().any(waiting)
     }
 
-    /// Returns true if a version has not had its first try yet, or if no version serves and one
-    /// that still changes on disk may (`may_wait`).
+    /// Returns true if a version has not had its first try yet. With `may_wait`, also if no version
+    /// serves and a version that still changes on disk may serve later.
     pub(crate) fn starting(&self, now: Instant, may_wait: bool) -> bool {
         let ready = self.versions.values().any(|version| version.serving.is_some());
         let settling = self.versions.values().any(Version::settling);

@@ -1,4 +1,5 @@
-//! How much of the pool is faulted in: the versions that should serve, and room for the next one.
+//! Amount of the pool that is faulted in: the versions that should serve, and room for the next
+//! one.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

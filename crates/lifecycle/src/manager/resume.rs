@@ -10,7 +10,7 @@ use super::model::Model;
 use super::rollout::RequestedRollout;
 use crate::rollout::RolloutSplit;
 
-/// A running rollout, as the file keeps it.
+/// A running rollout as stored in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(crate) struct KeptRollout {
     stable: KeptVersion,
@@ -68,7 +68,7 @@ impl Model {
         self.rollout.resumes = context.rollouts.get(&self.config.base_path).cloned();
     }
 
-    /// Drops a rollout of the last stop if its versions are on disk no more or have other files.
+    /// Drops a rollout of the last stop if its versions are no longer on disk or have other files.
     /// Otherwise repeats the request of an administrator's rollout.
     pub(super) fn check_resumed(&mut self) {
         let Some(kept) = self.rollout.resumes.clone().filter(|_| !self.versions.is_empty()) else {

@@ -303,7 +303,7 @@ impl Model {
         context.withdrawals.replace(&self.config.base_path, withdrawn);
     }
 
-    /// Holds a version back that was withdrawn before the start.
+    /// Holds back a version that was withdrawn before the start.
     pub(super) fn stay_withdrawn(&mut self, context: &ManagerContext, number: u64, reason: String) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(disk) = &version.disk else { return };

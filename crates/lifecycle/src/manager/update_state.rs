@@ -9,7 +9,7 @@ use crate::UpdateStatus;
 pub(crate) struct Update {
     /// End of its part of the window.
     pub(super) due: Instant,
-    /// The same, as people read it.
+    /// The same as wall-clock time, for display.
     pub(super) due_at: SystemTime,
     pub(super) stage: UpdateStage,
     /// True if an older version served before the load. If none did, the load is a first load,

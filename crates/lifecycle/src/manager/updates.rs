@@ -13,7 +13,7 @@ use crate::policy::View;
 use crate::policy::updates::{UpdateNeed, UpdateStep, chosen_without_waits, need, step};
 use crate::{LifecycleEvent, LifecycleState, UpdateEnd};
 
-/// Time between two looks at the turn of a version that wants to load now.
+/// Time between two checks of the turn of a version that wants to load now.
 pub(super) const TURN_PAUSE: Duration = Duration::from_millis(200);
 
 impl Manager {
@@ -136,8 +136,8 @@ impl Model {
         context.set_state(self, number, LifecycleState::Discovered, reason);
     }
 
-    /// Lets versions that an administrator loads take the place of older ones without a wait, also
-    /// of an older one whose load is under way.
+    /// Lets versions that an administrator loads replace older ones without a wait, even an older
+    /// one whose load is under way.
     pub(super) fn update_by_hand(&mut self, context: &ManagerContext, targets: &BTreeSet<u64>) {
         if !context.updates.staggers() {
             return;
@@ -154,7 +154,7 @@ impl Model {
         }
     }
 
-    /// Lets no other process of the fleet load a version that a rollout withdrew.
+    /// Prevents the other processes of the fleet from loading a version that a rollout withdrew.
     pub(super) fn hold_back(&self, context: &ManagerContext, number: u64, reason: &str) {
         if let Some(turns) = &context.updates.turns {
             let reason = format!("withdrawn by a rollout: {reason}");
@@ -162,7 +162,7 @@ impl Model {
         }
     }
 
-    /// Ends the update of a version, if it is one.
+    /// Ends the update of a version, if it has one.
     pub(super) fn end_update(&mut self, context: &ManagerContext, number: u64, end: UpdateEnd) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };

@@ -1,4 +1,4 @@
-//! Updates that wait: which versions need a turn, and what follows from its state. Pure: the
+//! Updates that wait: the versions that need a turn, and the effects of the turn's state. Pure: the
 //! results depend on the arguments only.
 
 use std::collections::BTreeSet;

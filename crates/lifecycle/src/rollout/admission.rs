@@ -15,8 +15,8 @@ const KNOWN_RUNS_MIN: u64 = 16;
 /// Mean time of the candidate, as a multiple of stable's, up to which it has no limit of its own:
 /// the limits of the queue are then enough.
 pub(crate) const SLOWER_RATIO: f64 = 1.5;
-/// Requests a worker that may be in flight besides half of the workers, counted in runs of the
-/// stable version. A candidate that takes ten times as long may have a tenth of them.
+/// Requests per worker that may be in flight in addition to half of the workers, counted in runs of
+/// the stable version. A candidate that takes ten times as long may have a tenth of them.
 const STABLE_RUNS_PER_WORKER_MAX: f64 = 16.0;
 
 /// Runs of a version, and their times.

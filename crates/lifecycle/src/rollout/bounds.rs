@@ -8,8 +8,8 @@
 /// Steps of a bisection: more than a mantissa has bits.
 const STEPS: usize = 60;
 
-/// Weights of the mixture: a prior guess of where the probability lies. Any choice is valid; a good
-/// one needs fewer trials.
+/// Weights of the mixture: a prior estimate of the probability. Any choice is valid; a good one
+/// needs fewer trials.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixtureWeights {
     hits: f64,
@@ -61,7 +61,8 @@ impl Evidence {
     }
 }
 
-/// Returns a bound that the probability is above, at every moment, with probability `1 - level`.
+/// Returns a lower bound of the probability. With probability `1 - level`, it holds at all moments
+/// at once.
 pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
     let (mut refuted, mut kept) = (0.0, evidence.rate());
     for _ in 0..STEPS {
@@ -71,7 +72,8 @@ pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
     refuted
 }
 
-/// Returns a bound that the probability is below, at every moment, with probability `1 - level`.
+/// Returns an upper bound of the probability. With probability `1 - level`, it holds at all moments
+/// at once.
 pub(crate) fn upper_bound(evidence: Evidence, level: f64) -> f64 {
     let (mut kept, mut refuted) = (evidence.rate(), 1.0);
     for _ in 0..STEPS {

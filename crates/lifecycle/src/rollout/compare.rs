@@ -95,8 +95,8 @@ fn widened<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
     Some(tensor.to_vec::<T>().ok()?.into_iter().map(Into::into).collect())
 }
 
-/// Returns why requests to `stable` cannot be answered by `candidate`: a signature, an input or an
-/// output that is missing or has another type, or an input that the candidate needs besides.
+/// Returns the reason why `candidate` cannot answer requests to `stable`: a signature, an input or
+/// an output that is missing or has another type, or an additional input that the candidate needs.
 pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
     differs(stable.signature(), candidate.signature()).or_else(|| {
         stable.signatures().iter().find_map(|named| {

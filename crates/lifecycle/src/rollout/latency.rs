@@ -59,8 +59,8 @@ impl LatencyCounts {
         self.largest(above + 1).map(|bucket| Duration::from_micros(lowest(bucket)))
     }
 
-    /// Returns a latency in microseconds that p99 is not below, at every moment, with probability
-    /// `1 - level`.
+    /// Returns a lower bound of p99 in microseconds. With probability `1 - level`, it holds at all
+    /// moments at once.
     ///
     /// At most a hundredth of the latencies are above p99. If `n` above it refute that, the `n`-th
     /// largest latency is not above p99.
@@ -79,8 +79,8 @@ impl LatencyCounts {
         self.largest(refuted).map_or(0, lowest)
     }
 
-    /// Returns a latency in microseconds that p99 is not above, with the same promise; `None` while
-    /// there are too few latencies.
+    /// Returns an upper bound of p99 in microseconds, with the same promise; `None` while there are
+    /// too few latencies.
     pub(crate) fn p99_below(&self, level: f64) -> Option<u64> {
         let trials = self.total();
         if !Evidence::rare(0, trials).refutes(TAIL, level) {

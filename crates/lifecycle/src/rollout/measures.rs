@@ -1,4 +1,4 @@
-//! What happens to the requests of a rollout. Requests count with atomic operations.
+//! Counts of the requests of a rollout. Requests count with atomic operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,7 +76,7 @@ pub struct RolloutMeasures {
 }
 
 impl RolloutMeasures {
-    /// Starts to count. `signature` is that of the outputs whose distributions are judged, if any;
+    /// Starts to count. `signature` describes the outputs whose distributions are judged, if any;
     /// `workers` run the requests.
     pub(crate) fn new(
         tolerance: f64,

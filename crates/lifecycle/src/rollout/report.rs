@@ -46,13 +46,13 @@ pub struct RolloutHistory {
     pub candidate: u64,
     /// State in which it ended.
     pub state: RolloutState,
-    /// Why it ended.
+    /// Reason for its end.
     pub reason: String,
     /// Requests that the candidate answered or failed.
     pub requests: u64,
     /// Requests that it failed.
     pub errors: u64,
-    /// When it ended.
+    /// Time of its end.
     pub at: SystemTime,
 }
 
@@ -92,7 +92,7 @@ pub struct RolloutReport {
     /// Share of copies whose answer differs, or the largest distance of the distributions of
     /// outputs; `None` if neither is known.
     pub drift: Option<f64>,
-    /// Why the last rollout ended.
+    /// Reason for the end of the last rollout.
     pub reason: Option<String>,
     /// Ended rollouts, the last one first.
     pub history: Vec<RolloutHistory>,

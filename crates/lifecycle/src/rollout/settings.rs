@@ -12,9 +12,9 @@ use crate::Transition;
 const TOLERANCE: f64 = 1e-3;
 /// Requests of the candidate after which it is promoted, unless configured.
 const PROMOTE_REQUESTS: u64 = 2000;
-/// Share of failed requests that a candidate may have more than stable, unless configured.
+/// Excess of a candidate's share of failed requests over stable's share, unless configured.
 const ERRORS: f64 = 0.001;
-/// Times of stable's p99 that a candidate's p99 may reach, unless configured.
+/// Maximum of a candidate's p99 as a multiple of stable's p99, unless configured.
 const LATENCY: f64 = 1.2;
 /// Requests of the candidate before its latency is judged, unless configured.
 const LATENCY_SAMPLES: u64 = 200;
@@ -183,8 +183,8 @@ fn split(traffic: Option<f64>, shadow: Option<f64>) -> Result<Option<RolloutSpli
 }
 
 impl RolloutFile {
-    /// Returns the settings with those of `base` for absent keys. A section that chooses traffic or
-    /// shadow drops the other one, and what only the other one uses.
+    /// Returns the settings, with absent keys taken from `base`. A section that chooses traffic or
+    /// shadow drops the other one and the settings that only the other one uses.
     pub fn over(&self, base: &RolloutFile) -> RolloutFile {
         let mut base = base.clone();
         if self.traffic.is_some() {

@@ -184,7 +184,7 @@ impl Classified {
     }
 }
 
-/// Says what `files` are. `settled` is true if they have stopped changing.
+/// Classifies `files`. `settled` is true if they have stopped changing.
 fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let sizes = files.iter().map(|file| (file.path.as_path(), file.bytes));

@@ -60,8 +60,8 @@ pub(super) fn nested(tensor: &Tensor) -> Result<Value> {
     }
 }
 
-/// Parses the inputs of a request in the Open Inference Protocol's JSON form, in which `bench load
-/// --request` files are written for any API.
+/// Parses the inputs of a request in the Open Inference Protocol's JSON form. Files for
+/// `bench load --request` have this form for any API.
 ///
 /// # Errors
 /// `InvalidArgument` if a field is missing or a value does not fit its type.

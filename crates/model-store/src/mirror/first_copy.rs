@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use super::{Poll, StoreMirror};
 use crate::place::block_on;
 
-/// Failures after which the server goes on with what it has, or fails if it has no listing.
+/// Failures after which the server goes on with the copies that it has, or fails if it has no
+/// listing.
 const FAILURES_MAX: u32 = 3;
 /// Shortest time between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(100);

@@ -23,7 +23,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";
 
-/// Result of one look at a store.
+/// Result of one check of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Poll {
     /// True if something is left to do: a copy failed, or a version may still change.
@@ -32,7 +32,7 @@ pub(crate) struct Poll {
     pub(crate) failed: bool,
 }
 
-/// Things that all followers share.
+/// Resources that all followers share.
 pub(crate) struct SyncContext<'a> {
     pub(crate) config: &'a MirrorConfig,
     pub(crate) pacer: &'a Pacer,
@@ -42,7 +42,7 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) bytes_max: u64,
 }
 
-/// A version whose bytes are not those of its manifest.
+/// A version whose bytes do not match its manifest.
 struct DamagedVersion {
     /// Fingerprint of its listing.
     stamp: String,
@@ -60,7 +60,7 @@ pub(crate) struct Follower {
     /// The last listing whose changes were all copied.
     copied: Option<StoreListing>,
     pub(super) listed: Option<StoreListing>,
-    /// Since when a version without a manifest has its fingerprint.
+    /// Fingerprint of each version without a manifest, and the time since when it has it.
     settling: BTreeMap<(String, u64), (String, Instant)>,
     /// Versions with wrong bytes, which are not fetched again.
     damaged: BTreeMap<(String, u64), DamagedVersion>,
@@ -144,7 +144,7 @@ impl Follower {
         self.last_error = Some(text);
     }
 
-    /// Lists the store, copies what changed, and sets the time of the next look.
+    /// Lists the store, copies the changes, and sets the time of the next check.
     pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
         let result = self.look(context).await;
         let changed = matches!(&result, Ok((_, true)));
@@ -157,7 +157,7 @@ impl Follower {
         result.map(|(poll, _)| poll)
     }
 
-    /// As [`Follower::poll`]. Returns also true if the listing changed.
+    /// Does the work of [`Follower::poll`]. Also returns true if the listing changed.
     async fn look(&mut self, context: &SyncContext<'_>) -> Result<(Poll, bool)> {
         let objects = self.place.list().await?;
         let labels = StoreLabels { store: self.label() };
@@ -231,7 +231,7 @@ impl Follower {
             match self.ensure(context, name, version, remote).await {
                 Ok(true) => present += 1,
                 Ok(false) => poll.pending |= remote.kind() == RemoteKind::Foreign,
-                // It can never be had, so an earlier version serves.
+                // The version can never be copied, so an earlier version serves.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
                     self.failed(context, name, Some(version), &error);
                     let reason = error.message().to_owned();
@@ -271,8 +271,8 @@ impl Follower {
         problem.push_str(&text);
     }
 
-    /// Returns the policy of a model: its settings file, the server's settings for it, those of the
-    /// root.
+    /// Returns the policy of a model, from the first of these that has one: its settings file, the
+    /// server's settings for it, the settings of the root.
     pub(super) fn policy(&self, name: &str) -> VersionPolicy {
         let settings = std::fs::read_to_string(self.cache.model_dir(name).join(SETTINGS_NAME));
         let own = settings.ok().and_then(|text| lifecycle::version_policy(&text));

@@ -6,7 +6,7 @@ use std::time::Duration;
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Returns the time to the next listing. `pause` is the time before this one, `poll` the shortest
-/// one, and `changed` is true if the listing differed from the one before.
+/// time, and `changed` is true if the listing differed from the one before.
 pub(super) fn next_pause(pause: Duration, poll: Duration, changed: bool) -> Duration {
     let next = if changed { poll } else { pause * 2 };
     next.min(PAUSE_MAX.max(poll))

@@ -138,8 +138,8 @@ impl LogFiles {
         }
     }
 
-    /// Closes files of other models, the one that was idle longest first, until the open files and
-    /// `more` bytes have room. Closed files can be removed.
+    /// Closes files of other models, the longest idle first, until the open files and `more` bytes
+    /// have room. Closed files can be removed.
     fn close_idle(&mut self, model: &Arc<str>, more: u64) {
         while self.open.values().map(|open| open.bytes).sum::<u64>() + more > self.bytes_max {
             let others = self.open.iter().filter(|(other, _)| *other != model);

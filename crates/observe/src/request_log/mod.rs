@@ -1,9 +1,9 @@
 //! The request log: a sample of the requests of every protocol, in a form that warm-up reads:
 //! TFRecord of `PredictionLog`, or lines of JSON.
 //!
-//! A request is sampled where it ends. A bounded queue takes it to the thread `request-log`,
-//! which encodes and writes it. If the thread falls behind, records are dropped and counted; no
-//! request waits.
+//! A request is sampled at its end. A bounded queue takes it to the thread `request-log`, which
+//! encodes and writes it. If the thread falls behind, records are dropped and counted; no request
+//! waits.
 
 mod file;
 
@@ -36,7 +36,7 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
 const RATE: f64 = 0.01;
 /// Default of [`RequestLogConfig::bytes_max`].
 const BYTES_MAX: u64 = GIB;
-/// Least time between two log lines about failed writes.
+/// Minimum time between two log lines about failed writes.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Multiplier that spreads consecutive numbers evenly: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -66,7 +66,7 @@ impl RequestLogFormat {
 pub struct RequestLogConfig {
     /// Directory of the files.
     pub dir: PathBuf,
-    /// Part of the requests that is logged, 0 to 1.
+    /// Share of the requests that is logged, 0 to 1.
     pub rate: f64,
     /// Most bytes of all files. The oldest files are removed.
     pub bytes_max: u64,
@@ -98,7 +98,8 @@ enum LogMessage {
     Stop,
 }
 
-/// A request without its version, which could otherwise not be unloaded before it is written.
+/// A request without its version, so that the version can be unloaded before the request is
+/// written.
 struct LoggedRequest {
     id: VersionId,
     protocol: &'static str,
@@ -115,7 +116,7 @@ struct LoggedRequest {
 }
 
 impl LoggedRequest {
-    /// Encodes the request for a file; `None` if its format does not have such a request.
+    /// Encodes the request for a file; `None` if the format cannot hold such a request.
     ///
     /// # Errors
     /// `InvalidArgument` if a tensor has no form in JSON.
@@ -198,8 +199,8 @@ impl RequestLog {
     }
 }
 
-/// Returns true for request number `number` if it is one of the part `rate`. The chosen ones are
-/// spread evenly, without the rhythm of every nth request.
+/// Returns true if request number `number` belongs to the share `rate`. The chosen ones are spread
+/// evenly, without the rhythm of every nth request.
 fn samples(number: u64, rate: f64) -> bool {
     rate >= 1.0 || (number.wrapping_mul(SPREAD) as f64) < rate * u64::MAX as f64
 }
@@ -264,7 +265,7 @@ impl LogWriter {
         }
     }
 
-    /// Writes a request. Returns false if the format does not have such a request.
+    /// Writes a request. Returns false if the format cannot hold such a request.
     fn write(&mut self, request: &LoggedRequest) -> Result<bool> {
         let Some(record) = request.encode(self.format)? else { return Ok(false) };
         self.files.append(&request.id.model, &record)?;

@@ -1,4 +1,4 @@
-//! Traces of requests and loads: which calls begin one, and the spans that it has.
+//! Traces of requests and loads: the calls that begin one, and its spans.
 
 mod calls;
 mod loads;
@@ -75,8 +75,8 @@ impl RequestStarter {
         RequestStarter { inference, tracer, scheme: if tls { "https" } else { "http" } }
     }
 
-    /// Starts a request of `protocol` with the given headers. `call` is asked for only if the
-    /// request may be traced.
+    /// Starts a request of `protocol` with the given headers. Runs `call` only if the request may
+    /// be traced.
     pub fn start(
         &self,
         protocol: &'static str,
