@@ -28,7 +28,7 @@ pub struct BulkImage {
 pub struct BulkOutcome {
     /// Id of its point.
     pub id: PointId,
-    /// True if the collection did not have it before.
+    /// True if the collection did not have the image before.
     pub added: bool,
 }
 

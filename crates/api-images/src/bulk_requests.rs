@@ -21,8 +21,8 @@ use super::bulk::{self, BulkResponse, BulkTarget, Source};
 use super::folder::Folder;
 use super::held_files::HeldFiles;
 
-/// Most archives, folders, rebuilds and searches for duplicates at the same time. A further one is
-/// refused.
+/// Maximum archives, folders, rebuilds and searches for duplicates at the same time. A further one
+/// is refused.
 const BULKS_MAX: usize = 4;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(10);

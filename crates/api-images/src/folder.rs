@@ -12,9 +12,9 @@ use super::archive::looks_like_an_image;
 use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
-/// Most levels of directories.
+/// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;
-/// Most entries of one directory.
+/// Maximum entries of one directory.
 const ENTRIES_MAX: usize = 1_000_000;
 /// Bytes at the start of a file that show its format.
 const HEAD_BYTES: u64 = 16;

@@ -85,7 +85,8 @@ pub async fn create(
             known.stored.clear();
         }
         named.collection().flush_before_pin()?;
-        // Before the files are pinned: settings may say how far they go, and must not be ahead.
+        // Read before the files are pinned: settings may say how far the files go, and must not be
+        // ahead of them.
         let settings = named.settings();
         let pinned = named.collection().pin()?;
         let source = BackupSource { named, settings: &settings, pinned: &pinned };

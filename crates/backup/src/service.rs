@@ -166,11 +166,11 @@ impl BackupRequest {
 /// State of a request.
 #[derive(Clone, Debug)]
 pub enum BackupJobState {
-    /// It waits for the thread.
+    /// The job waits for the thread.
     Waiting,
-    /// It is being worked on.
+    /// The job is being worked on.
     Running,
-    /// It has ended with this report or error.
+    /// The job has ended with this report or error.
     Ended(Result<Value>),
 }
 
@@ -264,7 +264,7 @@ impl BackupService {
     /// Returns the store.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the server has none; those of [`BackupStore::open`].
+    /// `FailedPrecondition` if the server has none; the errors of [`BackupStore::open`].
     pub fn store(&self) -> Result<BackupStore> {
         self.shared.store()
     }

@@ -264,7 +264,8 @@ fn socket_path(url: &str) -> Option<&str> {
     Some(path.strip_prefix("//").unwrap_or(path))
 }
 
-/// Returns the settings of TLS, which trusts the certificates of `--ca`, or those of the system.
+/// Returns the settings of TLS, which trusts the certificates of `--ca`, or the certificates of the
+/// system.
 fn tls(args: &TlsArgs) -> CommandResult<TlsConfig> {
     let roots = match args.issuers().map_err(usage)? {
         None => RootCerts::PlatformVerifier,

@@ -14,7 +14,7 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Agent, Error, Timeout};
 
-/// Connects to one Unix socket. The host of the address means nothing.
+/// Connects to one Unix socket. The host of the address is ignored.
 #[derive(Debug)]
 pub(crate) struct UnixConnector {
     path: PathBuf,

@@ -1,7 +1,8 @@
 //! Aliases of collections, and changes of collections after their creation.
 //!
-//! The record of a collection never changes. What clients may change later is in one document for
-//! the whole cluster, of which each version is an object of its own in the store.
+//! The record of a collection never changes. Everything that clients may change later is in one
+//! document for the whole cluster. Each version of the document is an object of its own in the
+//! store.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Checks of writes. A holder skips an operation of the log that it cannot make, so what a
-//! collection would refuse is refused here, before it is in the log. `payload_sizes` checks the
-//! changes whose outcome depends on stored payloads.
+//! Checks of writes. A holder skips an operation of the log that it cannot make, so operations that
+//! a collection would refuse are refused here, before they are in the log. `payload_sizes` checks
+//! the changes whose outcome depends on stored payloads.
 
 use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
@@ -18,7 +18,7 @@ const UUID_BYTES: usize = 56;
 /// Maximum squared length of a vector, as in `search`.
 const SQUARE_MAX: f64 = 1e36;
 
-/// Member of a collection's extra settings that has those of images.
+/// Member of a collection's extra settings that has the settings of images.
 pub(super) const IMAGES: &str = "images";
 
 /// Checks the nesting of JSON text.

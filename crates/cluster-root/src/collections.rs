@@ -68,7 +68,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
 /// Waits until each shard of a new collection has a holder.
 ///
 /// # Errors
-/// `Unavailable` with retry advice if some have none in time.
+/// `Unavailable` with retry advice if some shards have no holder in time.
 pub(super) async fn wait_for_holders(
     context: &RootContext,
     record: &CollectionRecord,

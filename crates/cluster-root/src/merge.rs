@@ -179,7 +179,7 @@ pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -
 /// Returns the JSON text of a merged answer.
 ///
 /// # Errors
-/// `Internal` if it is none.
+/// `Internal` if the text is not JSON.
 pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
     let text = String::from_utf8(result).map_err(|error| error.to_string());
     text.and_then(|text| RawValue::from_string(text).map_err(|error| error.to_string()))

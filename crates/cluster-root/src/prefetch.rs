@@ -19,7 +19,7 @@ use super::read::{answers, of_all};
 use super::root_query::{QueryRun, RootQuery};
 use super::split;
 
-/// Most prefetches of one batch of queries, at one level.
+/// Maximum prefetches of one batch of queries, at one level.
 const BATCH_MAX: usize = 1024;
 
 /// Replaces the prefetches of each query by their hits. Returns the completeness of these.

@@ -61,7 +61,7 @@ pub(super) struct QueryRun<'a> {
 pub(super) struct MmrChoice {
     /// From 0, only similarity to the query counts, to 1, only difference of the hits.
     pub(super) diversity: f32,
-    /// Most hits to choose from.
+    /// Maximum hits to choose from.
     pub(super) candidates: usize,
 }
 

@@ -57,7 +57,7 @@ struct RunningCall {
 /// State of one shard.
 #[derive(Debug)]
 struct ReadProgress<T, E> {
-    /// Holders that were not asked, in the order in which they are.
+    /// Holders that were not asked yet, in the order in which they will be asked.
     candidates: VecDeque<String>,
     /// Requests that run and whose nodes do not count as failed.
     running: u32,
@@ -250,8 +250,8 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         calls
     }
 
-    /// Ends the read. The requests that still run say that their nodes are slow. Returns the result
-    /// of each shard, or its last error if there was one.
+    /// Ends the read. Requests that still run show that their nodes are slow. Returns the result of
+    /// each shard, or its last error if there was one.
     pub fn finish(
         self,
         latencies: &mut NodeLatencies,

@@ -22,8 +22,8 @@ pub fn keeps_ownership(
     seen: Option<SeenOwner<'_>>,
     wanted: Option<&str>,
 ) -> bool {
-    // The view may not show a new ownership yet, so an absent one says nothing. A larger epoch of
-    // this node belongs to a key that was created again: no writer has it yet.
+    // The view may not show a new ownership yet, so an ownership that is absent may still exist. A
+    // larger epoch of this node belongs to a key that was created again: no writer has it yet.
     let is_seen = seen.is_none_or(|seen| seen.node == own && seen.epoch <= epoch);
     is_seen && wanted.is_none_or(|wanted| wanted == own)
 }

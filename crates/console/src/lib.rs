@@ -43,7 +43,7 @@ use watch::ServerWatch;
 
 /// The version that pages show. All crates of the workspace have one.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Most open pages. A further one is refused.
+/// Maximum open pages. A further one is refused.
 const EVENTS_VIEWERS_MAX: usize = 32;
 /// Time between two scans.
 const TICK: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ enum News {
     End,
 }
 
-/// Sources of what the pages show.
+/// Sources of the data that the pages show.
 pub struct PageSources {
     /// Models, workers, memory and counters.
     pub parts: ObservedParts,
@@ -130,7 +130,7 @@ impl Page {
     }
 }
 
-/// Returns the routes of what the overview shows.
+/// Returns the routes of the data that the overview shows.
 pub fn live_routes() -> Router<Arc<Page>> {
     Router::new()
         .route("/events", get(events::events))

@@ -76,7 +76,7 @@ struct Processor {
 struct MemoryUse {
     kind: &'static str,
     used: u64,
-    /// Limit, or else `None`.
+    /// Limit; `None` if there is none.
     max: Option<u64>,
 }
 

@@ -26,7 +26,7 @@ pub struct EtcdServer {
     tls: Option<EtcdTls>,
 }
 
-/// TLS of an etcd: issuer of its certificate and those of its clients.
+/// TLS of an etcd: the issuer of its certificate, and the issuer of its clients' certificates.
 pub struct EtcdTls {
     /// Issuer of the certificates.
     pub authority: Authority,

@@ -1,6 +1,6 @@
 //! NVRTC, the compiler for kernels, opened at run time.
 //!
-//! `cudarc` has bindings too, but they find it by name only and panic if it is missing.
+//! `cudarc` has bindings too, but they find NVRTC only by name and panic if it is missing.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -16,9 +16,9 @@ const NAMES: [&str; 5] =
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 /// Folders of NVIDIA's wheels below `$VIRTUAL_ENV/lib/python*/site-packages`.
 const WHEEL_FOLDERS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
-/// Most bytes of a log or a program that are accepted.
+/// Maximum bytes of a log or a program that are accepted.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
-/// Most characters of the compiler's log in an error.
+/// Maximum characters of the compiler's log in an error.
 const LOG_BYTES_MAX: usize = 4096;
 /// `NVRTC_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -139,7 +139,7 @@ impl Nvrtc {
     /// Returns its version: major and minor.
     ///
     /// # Errors
-    /// `Internal` if the library gives none.
+    /// `Internal` if the library does not return its version.
     pub fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the signature is that of NVRTC's documentation.
@@ -179,8 +179,8 @@ impl Nvrtc {
         let destroy = unsafe {
             self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram")
         }?;
-        // SAFETY: the program was made above and is not used again. That freeing fails changes
-        // nothing.
+        // SAFETY: the program was made above and is not used again. A failure to free it has no
+        // effect.
         unsafe { destroy(&mut program) };
         image
     }
@@ -237,7 +237,7 @@ impl Nvrtc {
             )));
         }
         let mut out = vec![0_u8; bytes];
-        // SAFETY: the program lives, and there is room for as many bytes as it said it has.
+        // SAFETY: the program lives, and there is room for as many bytes as it reported.
         self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "give its output")?;
         Ok(out)
     }

@@ -387,7 +387,7 @@ mod wide {
         if where_both(low_less, high_less) == 0 {
             return;
         }
-        // Values that are not less, and NaN, must not hide the least of the others.
+        // Values that are not less, and NaN, must not hide the minimum of the others.
         let (low, high) =
             (_mm256_blendv_ps(so_far, low, low_less), _mm256_blendv_ps(so_far, high, high_less));
         let least = _mm256_min_ps(low, high);

@@ -140,8 +140,9 @@ mod sse2 {
     ) -> u8 {
         let all = |value: u16| _mm_set1_epi16(value as i16);
         let zero = _mm_setzero_si128();
-        // How far the difference exceeds the error, 0 if it does not. The difference of half a turn
-        // is -32768, which is its own negative and, taken without a sign, larger than any error.
+        // Excess of the difference over the error, 0 if there is none. The difference of half a
+        // turn is -32768, which is its own negative and, taken without a sign, larger than any
+        // error.
         let beyond = |values: &[u16; EDGES], value: u16, error: u16| {
             let difference = _mm_sub_epi16(load(values), all(value));
             let distance = _mm_max_epi16(difference, _mm_sub_epi16(zero, difference));

@@ -226,8 +226,8 @@ impl ExamplePlan {
     /// Turns examples into the inputs of `signature`, that of this plan.
     ///
     /// # Errors
-    /// `InvalidArgument` for a signature that takes no strings; those of [`Examples::features`] and
-    /// of `reserve`.
+    /// `InvalidArgument` for a signature that takes no strings; the errors of
+    /// [`Examples::features`] and of `reserve`.
     pub(crate) fn inputs(
         &self,
         examples: &Examples,
@@ -288,8 +288,8 @@ fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, Feature
 /// Plans the tasks of MultiInference. They run in order.
 ///
 /// # Errors
-/// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; those
-/// of [`ExamplePlan::new`].
+/// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; the
+/// errors of [`ExamplePlan::new`].
 pub(crate) fn plan_tasks(
     servable: &Servable,
     tasks: &[tfs::warmup::ExampleTask],

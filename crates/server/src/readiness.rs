@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::first_copies::FirstCopies;
 
-/// Most clients that follow the readiness at the same time. Each is a task until its client
+/// Maximum clients that follow the readiness at the same time. Each is a task until its client
 /// disconnects.
 pub(crate) const WATCHERS_MAX: usize = 1024;
 

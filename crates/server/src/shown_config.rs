@@ -39,7 +39,7 @@ static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
     OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
 });
 
-/// Most directories whose disks are shown.
+/// Maximum directories whose disks are shown.
 const DIRECTORIES_MAX: usize = 8;
 
 fn absolute(path: &Path) -> std::path::PathBuf {

@@ -150,7 +150,7 @@ pub struct Salvaged {
 }
 
 impl Salvaged {
-    /// Reads `bytes` bytes with `read`. A `DataLoss` of it means that part of the range is lost.
+    /// Reads `bytes` bytes with `read`. If `read` returns `DataLoss`, part of the range is lost.
     pub(crate) fn read(
         bytes: usize,
         read: impl Fn(u64, &mut [u8]) -> Result<()>,
@@ -274,7 +274,7 @@ pub trait Sealed: Send + Sync + Debug {
 /// Limits of a [`Reader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// Most reads in flight.
+    /// Maximum reads in flight.
     pub depth: usize,
     /// Bytes of the largest read; a multiple of 4096.
     pub read_bytes_max: usize,

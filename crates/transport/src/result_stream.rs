@@ -18,7 +18,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-/// Most bytes of results that wait for a client.
+/// Maximum bytes of results that wait for a client.
 const RESULTS_BYTES_MAX: usize = 32 << 20;
 /// Longest time in which a client reads nothing while no more results fit.
 const RESULTS_STALL_MAX: Duration = Duration::from_secs(60);

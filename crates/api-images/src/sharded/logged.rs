@@ -10,7 +10,7 @@ use crate::point_features::{
 };
 use crate::settings::{ImageSettings, WantedImages};
 
-/// Most bytes of the payload of logged features with the service's block. A stored original adds
+/// Maximum bytes of the payload of logged features with the service's block. A stored original adds
 /// its facts to the block when the operation is made: a name of 512 bytes, six times as long in
 /// JSON, and the key. So an acknowledged operation is never too large.
 const FEATURES_PAYLOAD_BYTES_MAX: usize = PAYLOAD_BYTES_MAX - (4 << 10);

@@ -40,7 +40,7 @@ pub struct CoarseAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoarseCandidates {
-    /// Internal ids. Those of other shards are left out.
+    /// Internal ids. Ids of other shards are left out.
     pub ids: Vec<u64>,
     /// Similarity of the embedding of each.
     pub coarse: Vec<f32>,

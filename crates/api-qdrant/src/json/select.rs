@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::OneOrMany;
 
-/// Most names of one path.
+/// Maximum names of one path.
 const STEPS_MAX: usize = 64;
 
 /// The requested part of the payload.

@@ -10,7 +10,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::unsupported;
 
-/// Most names in one vector field.
+/// Maximum names in one vector field.
 const NAMES_MAX: usize = 64;
 
 /// A point's vector.

@@ -9,9 +9,9 @@ use super::report::text;
 use crate::client::HttpClient;
 use crate::exit::{CommandError, CommandResult};
 
-/// First interval between two looks at a job; each next one is longer,
+/// First interval between two looks at a job. Each next interval is longer, up to [`LOOK_LAST`].
 const LOOK_FIRST: Duration = Duration::from_millis(20);
-/// up to this.
+/// Longest interval between two looks.
 const LOOK_LAST: Duration = Duration::from_millis(500);
 
 /// POSTs `body` to `path` and waits for the job. Returns its report.

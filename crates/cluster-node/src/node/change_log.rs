@@ -113,7 +113,7 @@ impl ChangeLog {
     async fn remove_before(&self, number: u64) {
         let numbers = self.numbers(0).await.unwrap_or_default();
         for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
-            // What stays is removed after the next change.
+            // Remaining versions are removed after the next change.
             let _ = self.objects.remove(&self.key(old)).await;
         }
     }

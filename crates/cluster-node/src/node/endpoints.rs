@@ -249,9 +249,9 @@ struct DrainRequest {
     node: String,
 }
 
-/// Leaves the shards of a node to others. It serves them until then, and until it is stopped. The
-/// node learns it from etcd, because its own admin calls may be at a port that only its machine
-/// reaches.
+/// Leaves the shards of a node to others. The node serves them until then, and until it is stopped.
+/// It learns of the drain from etcd, because its admin port may be reachable only from its own
+/// machine.
 async fn drain(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
     Reply::of(answer_drain(&node, &headers, body).await)
 }

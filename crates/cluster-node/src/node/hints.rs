@@ -1,7 +1,7 @@
 //! Announcements of new entries to the holders of their shards. Small entries are passed on with
-//! the announcement, so holders apply them without a read of the log. Of others, holders learn the
-//! number, and read the log at once instead of at their next poll. A lost announcement costs
-//! freshness only.
+//! the announcement, so holders apply them without a read of the log. For larger entries, holders
+//! receive only the number, and read the log at once instead of at their next poll. A lost
+//! announcement costs freshness only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -223,8 +223,8 @@ impl ShardFollower {
             let look = self.state.looks_wanted.load(Ordering::Acquire);
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
-                // The store may be down or refuse a key, or an entry is damaged. What is applied is
-                // served on.
+                // The store may be down or refuse a key, or an entry is damaged. Applied entries
+                // are still served.
                 Err(error) => {
                     if pause == PAUSE_MIN {
                         tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");

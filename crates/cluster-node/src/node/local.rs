@@ -134,7 +134,7 @@ impl LocalCollections {
     }
 
     /// Returns the shards that have a local collection which follows a log. Other collections of
-    /// this directory are none.
+    /// this directory are not shards.
     ///
     /// # Errors
     /// The error of the registry.

@@ -100,7 +100,7 @@ impl HeldShards {
                     self.first_catch_up.look(&self.behind(&current), Instant::now());
                 }
             }
-            // If a record was not read, an absent collection says nothing.
+            // If a record was not read, an absent collection may still exist.
             let is_whole = is_member && self.catalog.is_whole();
             self.drop_unneeded(&current, is_whole && is_certain).await;
             if is_whole {

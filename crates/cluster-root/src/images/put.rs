@@ -156,7 +156,7 @@ impl PutAnswer {
     }
 }
 
-/// An image on its way into the collection of a request, on a node that extracts.
+/// An image that is being added to the collection of a request, on a node that extracts.
 pub(super) struct ImagePut<'a> {
     pub(super) context: &'a RootContext,
     pub(super) images: Arc<ImagesState>,

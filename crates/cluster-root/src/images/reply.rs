@@ -17,7 +17,8 @@ const PASSED_HEADERS: [HeaderName; 4] = [
     header::RETRY_AFTER,
 ];
 
-/// Returns a response of JSON text. `reservation` is that of the answers it was made from.
+/// Returns a response of JSON text. `reservation` is that of the answers from which the text was
+/// made.
 ///
 /// # Errors
 /// Errors of the budget, if the text is larger than these answers.

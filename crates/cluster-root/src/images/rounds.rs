@@ -60,8 +60,9 @@ impl RoundsPlan {
 pub(super) struct RoundsAnswer {
     pub(super) results: ResultTexts,
     pub(super) coverage: ReadCoverage,
-    /// Points that the filter allows, as the first round has counted them. `None` without one: the
-    /// last round has counted them. It has no filter after a first round.
+    /// Points that the filter allows, as the first round has counted them. `None` without a first
+    /// round, because the last round counts them then. After a first round, the last round has no
+    /// filter.
     pub(super) of: Option<u64>,
     /// True if the first round may have missed candidates.
     pub(super) partial: bool,

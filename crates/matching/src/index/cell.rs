@@ -18,7 +18,7 @@ const ANGLE_PAIRS: usize = ANGLES * (ANGLES + 1) / 2;
 pub(crate) const CELLS: usize = LENGTHS * ANGLE_PAIRS;
 /// Nearest neighbours whose edges a print is filed with.
 const FILED: usize = 6;
-/// Most edges of a print that are filed: their number fits a byte.
+/// Maximum edges of a print that are filed: their number fits a byte.
 pub(crate) const FILED_MAX: usize = 255;
 
 /// An edge with angles of 256 steps.

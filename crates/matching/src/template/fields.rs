@@ -9,7 +9,7 @@ use crate::graph::{Graph, VERTICES_MAX, Vertex};
 pub(crate) const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
 pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
-/// Most minutiae of a view: the count is a byte.
+/// Maximum minutiae of a view: the count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
 
 /// Reads numbers one after the other, big-endian.

@@ -1,4 +1,4 @@
-//! Queries that come together: one pass over the codes of a segment serves several.
+//! Queries that arrive together: one pass over the codes of a segment serves several of them.
 
 use base::Result;
 

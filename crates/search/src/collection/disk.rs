@@ -143,7 +143,7 @@ impl Collection {
     /// Checks that merging segments of `bytes` leaves the room that flushes need.
     ///
     /// # Errors
-    /// `StorageFull` if it does not.
+    /// `StorageFull` if the disk does not have that room.
     pub(super) fn check_room_to_merge(&self, bytes: u64) -> Result<()> {
         let lacks =
             self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));

@@ -142,7 +142,7 @@ impl Collection {
     }
 
     /// Records how long a flush took after its memtable was full. A long flush that no writer
-    /// waited for says nothing, and is ignored.
+    /// waited for is not a useful measurement, and is ignored.
     fn record_flush_time(&self, took: Duration) {
         let mut known = self.flush_time.lock();
         if self.stall.is_escalated() || took < *known {

@@ -324,7 +324,7 @@ impl Collection {
         }
         {
             let mut writer = self.writer.lock();
-            // After a start, its changes may be in one memtable with those of later logs.
+            // After a start, changes of this log and of later logs may be in one memtable.
             let is_active = self.live.lock().active().log <= number;
             if is_active {
                 self.freeze_active(&mut writer)?;

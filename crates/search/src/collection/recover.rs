@@ -124,8 +124,8 @@ impl Collection {
         }
     }
 
-    /// Reads the pending deletes of all segments. If they are lost the segment is not served,
-    /// because it would bring deleted points back.
+    /// Reads the pending deletes of all segments. If they are lost, the segment is not served,
+    /// because deleted points would reappear.
     fn read_pending_deletes(&self, manifest: &ManifestContent) {
         for entry in &manifest.segments {
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();

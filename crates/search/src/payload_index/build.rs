@@ -19,8 +19,8 @@ use super::{
 use crate::filter::parse_date;
 use crate::points::RESERVED_KEY;
 
-/// Bytes of memory of a different value beside its text: its entry in a hash table that may be
-/// half empty, and in the sorted list.
+/// Bytes of memory of a distinct value besides its text: its entry in a hash table that may be half
+/// empty, and in the sorted list.
 const VALUE_BYTES: u64 = 96;
 /// Bytes of memory of one value of one row: an entry in a growing list.
 const POSTING_BYTES: u64 = 16;
@@ -194,7 +194,8 @@ impl PayloadIndexBuilder {
         // The other half is for paths and reasons of fields without an index.
         let mut room = DIRECTORY_BYTES_MAX / 2;
         for (at, field) in self.fields.drain(..).enumerate() {
-            // A dropped field left an empty one without a name. A field may have no name either.
+            // A dropped field left an empty field without a name. A real field may have an empty
+            // name too.
             let state = self.by_path.get(&field.path);
             if matches!(state, Some(FieldState::Indexed(of)) if *of == at) {
                 let field = field.write(&mut writer)?;

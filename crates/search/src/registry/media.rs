@@ -96,7 +96,7 @@ struct FileMemory {
 
 impl Media {
     /// `choice` is for collections in `directory` without a choice of their own. Memory for files
-    /// in DRAM is reserved from `budget` by this or when the first collection needs it.
+    /// in DRAM is reserved from `budget` by this call, or when the first collection needs it.
     ///
     /// # Errors
     /// `InvalidArgument` if the system has no such NUMA node, `Unimplemented` with a remedy if DAX

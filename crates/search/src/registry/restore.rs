@@ -110,7 +110,8 @@ impl RestoringCollection {
         publish_copy(&self.medium, list, &options.shape)?;
         let stored = StoredSettings::new(&self.settings, &self.points, self.layout);
         files::replace(SETTINGS_KIND, &self.directory.join(SETTINGS), &stored)?;
-        // Finds what cannot be opened before the name leads to it. This also replays the logs.
+        // Finds a collection that cannot be opened before it gets its name. This also replays the
+        // logs.
         drop(self.core.open_at(&self.name, &self.directory)?);
         let core = self.core.clone();
         let named = core.publish_directory(&self.name, &mut self.directory, self.replaces)?;
@@ -120,7 +121,7 @@ impl RestoringCollection {
 }
 
 impl Drop for RestoringCollection {
-    /// Removes the files that were written, or those of the collection that was replaced.
+    /// Removes the files that were written, or the files of the collection that was replaced.
     fn drop(&mut self) {
         if !self.directory.as_os_str().is_empty() {
             remove_directory(std::mem::take(&mut self.directory));

@@ -89,7 +89,7 @@ impl SearchLimits {
 
 /// Divisor of the cache's bytes for single records; the rest holds blocks of files.
 ///
-/// If queries have no favourites, all bytes of blocks save equally many reads, and single records
+/// If queries have no favourites, all bytes of blocks avoid equally many reads, and single records
 /// save almost none. If queries repeat, a quarter of the bytes still holds the records of hundreds
 /// of them for fingerprints, or of dozens for photographs.
 const RECORDS_SHARE: u64 = 4;

@@ -18,9 +18,9 @@ pub(super) struct Extent {
     pub(super) offset: u64,
     /// Length in bytes.
     pub(super) bytes: u32,
-    /// First record in [`ReadPlan::wanted`] that it serves,
+    /// First record in [`ReadPlan::wanted`] that the read serves.
     pub(super) first: usize,
-    /// and the end of its records.
+    /// End of its records in [`ReadPlan::wanted`].
     pub(super) end: usize,
     /// True if it retries a record without its neighbours, so that caches are not used.
     pub(super) apart: bool,

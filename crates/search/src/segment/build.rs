@@ -110,7 +110,7 @@ impl SegmentForm {
         }
     }
 
-    /// Returns true if the codes of a segment of `rows` rows can stay on the medium. Those of an
+    /// Returns true if the codes of a segment of `rows` rows can stay on the medium. Codes of an
     /// index that compares all rows are always in memory.
     pub(crate) fn codes_can_move(self, rows: u64) -> bool {
         !coarse::compares_all(self.kind, rows, self.dims)

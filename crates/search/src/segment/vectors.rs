@@ -1,5 +1,5 @@
-//! Embeddings of a segment, read from its medium for exact scores. Every page is verified when it
-//! is read; if the medium is mapped memory, once.
+//! Embeddings of a segment, read from its medium for exact scores. Every page is verified at each
+//! read, or only once if the medium is mapped memory.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -62,7 +62,7 @@ fn respond(mut frames: ResponseFrames) -> Response {
 /// Returns the frame of a message, which takes over the reservation of its call.
 ///
 /// # Errors
-/// `ResourceExhausted` for more than 4 GiB, and those of the budget.
+/// `ResourceExhausted` for more than 4 GiB, and the errors of the budget.
 pub(super) fn encode<M: Message>(
     requests: &RequestResources,
     message: &M,

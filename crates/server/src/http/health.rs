@@ -14,7 +14,7 @@ use crate::collections::Collections;
 use crate::compose::Server;
 use crate::readiness::{Readiness, Unready};
 
-/// Most models that an answer names.
+/// Maximum models that an answer names.
 const MODELS_NAMED_MAX: usize = 100;
 
 struct ProbeState {

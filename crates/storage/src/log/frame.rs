@@ -25,7 +25,7 @@ use base::{Error, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
 
-/// Most bytes of a payload.
+/// Maximum bytes of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the log's header.
 pub(super) const HEADER_BYTES: usize = 64;

@@ -12,7 +12,8 @@ use crate::options;
 use crate::page::PAGE_BYTES;
 use crate::table::{FILES_MAX, Table};
 
-/// Most resubmissions of one read, after the system asked for one or part of it came.
+/// Maximum resubmissions of one read, after the system requested one or returned only a part of the
+/// read.
 const RETRIES_MAX: u8 = 16;
 
 /// A read from its submission until its completion was passed on.

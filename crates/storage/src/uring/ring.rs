@@ -165,7 +165,7 @@ impl Ring {
     }
 }
 
-/// Says once what could not be registered: reads work all the same, at more work each.
+/// Logs once which resources could not be registered. Reads still work, but each costs more.
 fn note_unregistered(what: &str, error: &io::Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

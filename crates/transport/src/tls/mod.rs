@@ -113,7 +113,7 @@ pub struct TlsFiles {
     pub cert: PemSource,
     /// Private key of the certificate.
     pub key: PemSource,
-    /// Certificates whose holders issue those of clients; `None` accepts clients without one.
+    /// Certificates of the issuers of client certificates; `None` accepts clients without one.
     pub client_ca: Option<PemSource>,
 }
 

@@ -31,7 +31,7 @@ use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::Bits;
 
-/// Least score (of [`matching::score`]) that accepts two fingerprints as the same finger.
+/// Minimum score (of [`matching::score`]) that accepts two fingerprints as the same finger.
 ///
 /// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, which the constants here were
 /// chosen with, the highest score is 156. Of 113,216 pairs of six other databases of FVC2002 and
@@ -50,8 +50,8 @@ const RESOLUTION_MAX: f32 = 2_500.0;
 /// coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Most pixels at 500 dots per inch: four fingers side by side have two and a half million. As many
-/// need 150 MB and less than 2 s of a core.
+/// Maximum pixels at 500 dots per inch: four fingers side by side have two and a half million. As
+/// many need 150 MB and less than 2 s of a core.
 const PIXELS_MAX: f32 = 4e6;
 
 /// Properties of a fingerprint image.

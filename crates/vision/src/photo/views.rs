@@ -11,12 +11,12 @@ use crate::pixels::Image;
 
 use super::KeypointOptions;
 
-/// Most views of one photograph.
+/// Maximum views of one photograph.
 pub const VIEWS_MAX: usize = 12;
 /// Longer side of the working image of coarse keypoints, in pixels.
 const COARSE_WORKING: u32 = 256;
-/// Candidates of a coarse view by those of a usual search. The embedding of a small crop is often
-/// far from that of its photograph, and this view costs no run of a model.
+/// Candidates of a coarse view for each candidate of a usual search. The embedding of a small crop
+/// is often far from that of its photograph, and this view costs no run of a model.
 const COARSE_CANDIDATES: usize = 10;
 /// Shortest side of a part, in pixels.
 const PART_SIDE_MIN: u32 = 48;

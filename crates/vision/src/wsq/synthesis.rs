@@ -82,8 +82,8 @@ impl PhaseTaps {
     }
 }
 
-/// Continuation of the coefficients of a line beyond its ends: that of the symmetric line that they
-/// come from.
+/// Continuation of the coefficients of a line beyond its ends. It follows the symmetry of the line
+/// that they come from.
 #[derive(Clone, Copy)]
 struct Edges {
     /// Sum of a place before the first coefficient and of the place that it mirrors.

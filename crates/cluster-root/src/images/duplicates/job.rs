@@ -1,4 +1,4 @@
-//! The job: walks the shards, compares page by page, and keeps what it found in the store.
+//! The job: walks the shards, compares page by page, and keeps its results in the store.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -451,8 +451,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::internal(format!("a search for duplicates: {error}"))))
 }
 
-/// Returns the points of a page: those of a second at a low rate, and fewer if the embeddings are
-/// long or the shards many.
+/// Returns the points of a page: the points of one second at a low rate, and fewer if the
+/// embeddings are long or the shards many.
 fn page_points(options: &DuplicateOptions, dims: usize, shards: u32) -> usize {
     let by_values = PAGE_VALUES_MAX / dims.max(1);
     let by_neighbours = PAGE_NEIGHBOURS_MAX / (NEIGHBOURS_MAX * (shards as usize).max(1));
