@@ -42,8 +42,8 @@ impl Archive {
     /// archive.
     ///
     /// # Errors
-    /// The error that ended the upload; `InvalidArgument` if it is no archive; `TooLarge` for too
-    /// many entries; `StorageFull` if the disk is full.
+    /// The error that ended the upload; `InvalidArgument` if it is not an archive; `TooLarge` for
+    /// too many entries; `StorageFull` if the disk is full.
     pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,

@@ -56,7 +56,7 @@ pub(crate) enum SourceEntry {
     Image(BulkImage),
     /// Name and error of an image that cannot be read.
     Failed(String, Error),
-    /// A file that is no image.
+    /// A file that is not an image.
     Ignored,
     /// No file.
     Nothing,

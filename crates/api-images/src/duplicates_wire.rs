@@ -28,7 +28,7 @@ pub struct DuplicatesRequest {
     threshold: Option<f32>,
     /// True to compare keypoints; `None` is true for images.
     verify: Option<bool>,
-    /// Minimum score of a verified pair; `None` is that of an accepted search result.
+    /// Minimum score of a verified pair; `None` is the score of an accepted search result.
     score: Option<f32>,
     /// Maximum points per second; 0 is no limit.
     points_per_second: Option<u64>,

@@ -177,7 +177,7 @@ struct EmbedderShape<'a> {
 }
 
 impl<'a> EmbedderShape<'a> {
-    /// Finds the parts, or returns `None` if the model is no embedder.
+    /// Finds the parts, or returns `None` if the model is not an embedder.
     fn of(signature: &'a Signature) -> Option<EmbedderShape<'a>> {
         let mut needed = signature.inputs.iter().filter(|input| !input.optional);
         let (input, None) = (needed.next()?, needed.next()) else { return None };

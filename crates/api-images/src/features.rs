@@ -286,7 +286,7 @@ pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
 /// Parses and checks the caller's payload.
 ///
 /// # Errors
-/// `InvalidArgument` if it is no JSON object or has the service's own key.
+/// `InvalidArgument` if it is not a JSON object or has the service's own key.
 pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)

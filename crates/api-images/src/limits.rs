@@ -27,7 +27,7 @@ pub fn accept_score(kind: ImageKind) -> f32 {
     }
 }
 
-/// Returns the smallest score of an accepted image. `wanted` is that of the request.
+/// Returns the smallest score of an accepted image. `wanted` is the value in the request.
 ///
 /// # Errors
 /// `InvalidArgument` for a number that is not finite.
@@ -76,7 +76,7 @@ pub(crate) struct CandidateLimit {
 }
 
 impl CandidateLimit {
-    /// Returns the limit of a collection of `rows` images. `wanted` is that of the request.
+    /// Returns the limit of a collection of `rows` images. `wanted` is the value in the request.
     ///
     /// # Errors
     /// `InvalidArgument` for numbers out of range.

@@ -34,7 +34,7 @@ impl FingersRequest {
     /// Returns the files of the fingers.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text that is no base64.
+    /// `InvalidArgument` for a text that is not base64.
     pub fn files(self) -> Result<Vec<Bytes>> {
         // One more shows that there are too many.
         self.prints.iter().take(FINGERS_MAX + 1).map(|print| print_file(print)).collect()
@@ -44,7 +44,7 @@ impl FingersRequest {
 /// Decodes a print in JSON.
 ///
 /// # Errors
-/// `InvalidArgument` for a text that is no base64.
+/// `InvalidArgument` for a text that is not base64.
 pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
     let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
     decoded

@@ -157,7 +157,7 @@ impl SearchPlan {
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
-            // A point that was removed meanwhile is no hit. A damaged point makes the result
+            // A point that was removed meanwhile is not a hit. A damaged point makes the result
             // partial.
             partial |= point.is_err();
             let Ok(Some(point)) = point else { continue };
@@ -239,7 +239,7 @@ pub(crate) fn allowed_rows(named: &NamedCollection, clause: Option<&Filter>) -> 
 }
 
 /// Runs `work` on a search thread, again from its start after each pause of a filter that reads
-/// payloads. Does not begin it, and does not continue it, once the caller has gone.
+/// payloads. Does not begin it, and does not continue it, once the caller has disconnected.
 ///
 /// # Errors
 /// `Unavailable` if no thread can take it; the errors of `work`.

@@ -47,7 +47,7 @@ pub(crate) struct PointFeatures {
     /// Number of keypoints in the record.
     #[serde(default)]
     pub(crate) keypoints: Option<usize>,
-    /// Size of the image in pixels. Without it, that of the graph counts.
+    /// Size of the image in pixels. Without it, the size of the graph counts.
     #[serde(default)]
     pub(crate) width: Option<u32>,
     #[serde(default)]

@@ -48,8 +48,8 @@ pub(crate) struct RebuildRequest {
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
-/// is not served, or to switch a name that is no alias; `AlreadyExists` while a rebuild of the name
-/// runs; `ResourceExhausted` if too many rebuilds and uploads run.
+/// is not served, or to switch a name that is not an alias; `AlreadyExists` while a rebuild of the
+/// name runs; `ResourceExhausted` if too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,

@@ -214,7 +214,7 @@ impl RestCall {
         let job = move || {
             if !sender.is_closed() {
                 let result = handler(&registry, &context, &body).and_then(|result| encode(&result));
-                // Sending fails if the client is gone; the change is made all the same.
+                // Sending fails if the client is gone; the change is made nevertheless.
                 let _ = sender.send(result);
             }
         };

@@ -174,8 +174,8 @@ impl QueryRun<'_> {
         self.present(ranked, &projection, budget)
     }
 
-    /// Returns at most `count` hits of `query`, which is that of `request`; without a query, the
-    /// first points in the order of their ids.
+    /// Returns at most `count` hits of `query`, which is the query of `request`; without a query,
+    /// the first points in the order of their ids.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,

@@ -131,7 +131,7 @@ fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
 }
 
 /// Appends all bytes of `from` to `to` and makes them durable. Compares length and checksum with
-/// those of `file`.
+/// the length and checksum of `file`.
 ///
 /// # Errors
 /// `DataLoss` if they differ; the errors of `from` and `to`.

@@ -260,7 +260,7 @@ impl WriteQueue {
 }
 
 impl QueueState {
-    /// Takes the first write, and those behind it that fit into the same entry.
+    /// Takes the first write, and the writes behind it that fit into the same entry.
     fn take(&mut self, bytes_max: usize) -> QueueLook {
         let mut operations = Vec::new();
         let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };

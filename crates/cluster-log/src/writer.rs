@@ -59,9 +59,9 @@ impl ShardWriter {
         ShardWriter { handle: Arc::new(WriterHandle { shared }) }
     }
 
-    /// Appends operations to the log, in one entry with those of other calls. Returns the number of
-    /// the entry once it is durable and counts. If the future is dropped before the operations have
-    /// an entry, they are not written.
+    /// Appends operations to the log, in one entry with the operations of other calls. Returns the
+    /// number of the entry once it is durable and counts. If the future is dropped before the
+    /// operations have an entry, they are not written.
     ///
     /// # Errors
     /// `InvalidArgument` without operations; `TooLarge` if no entry can have them;

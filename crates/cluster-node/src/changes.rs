@@ -32,7 +32,7 @@ pub struct CollectionChanges {
     /// Declared indexes of payload fields: `data_type` and `params`, by field.
     #[serde(default)]
     pub payload_schema: Map<String, Value>,
-    /// Hints without effect, beside those of the request that created the collection.
+    /// Hints without effect, in addition to the hints of the request that created the collection.
     #[serde(default)]
     pub hints: Map<String, Value>,
     /// Members to be merged into the metadata of that request. Null removes one.

@@ -38,7 +38,7 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     RootAnswer::of(&json!({ "collections": names }))
 }
 
-/// Tells if a collection has this name or alias.
+/// Responds with true if a collection has this name or alias.
 pub(super) async fn exists(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let exists = context.state.loaded_view()?.collection(&context.collection).is_some();
     RootAnswer::of(&json!({ "exists": exists }))

@@ -119,7 +119,7 @@ impl HitOrder {
     pub(super) fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
         let by_id = || one.id.cmp(&other.id);
         match self {
-            // A score that is no number has no JSON and comes last.
+            // A score that is not a number has no JSON and comes last.
             HitOrder::HigherScore => {
                 let score = |key: &PointKey| key.score.unwrap_or(f32::NEG_INFINITY);
                 score(other).total_cmp(&score(one)).then_with(by_id)

@@ -163,7 +163,7 @@ impl RootQuery {
         let prefetches = std::mem::take(&mut self.request.prefetch);
         if let Some(VectorQuery::Fuse(fusion)) = &self.request.query {
             let lists = prefetches.iter().zip(found).map(|(prefetch, found)| {
-                // A score that is no number has no JSON.
+                // A score that is not a number has no JSON.
                 let score = |key: &PointKey| key.score().unwrap_or(f32::NAN);
                 let hit =
                     |key: &PointKey| FusionHit::new(prefetch, metric, key.point(), score(key));

@@ -245,8 +245,8 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
     merged(&context, &read, merge::count).await
 }
 
-/// Returns the number of points, and true if points of some shards are not counted. `body` is that
-/// of a request to count points.
+/// Returns the number of points, and true if points of some shards are not counted. `body` is the
+/// body of a request to count points.
 ///
 /// # Errors
 /// As [`answers`].

@@ -44,7 +44,7 @@ pub(super) fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32,
 /// Reads the members of a body that was read by its type already.
 ///
 /// # Errors
-/// `InvalidArgument` if it is no object.
+/// `InvalidArgument` if it is not an object.
 pub(super) fn members(body: &[u8]) -> Result<RawMembers> {
     serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))

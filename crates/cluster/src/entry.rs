@@ -63,7 +63,7 @@ pub struct LogReplay {
 }
 
 impl LogReplay {
-    /// Starts at `from`, where the largest epoch so far is `epoch`, as a list of segments says.
+    /// Starts at `from`, where the largest epoch so far is `epoch`, as given by a list of segments.
     pub fn new(from: EntryNumber, epoch: Epoch) -> LogReplay {
         LogReplay { next: from, epoch }
     }

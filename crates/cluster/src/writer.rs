@@ -35,7 +35,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<B> {
     /// The referee made this process the owner. The log is read from `from`, where the largest
-    /// epoch so far is `covered`, as the newest list of segments says.
+    /// epoch so far is `covered`, as given by the newest list of segments.
     Granted {
         /// Number of this ownership.
         epoch: Epoch,
@@ -100,7 +100,7 @@ struct PendingBatch<B> {
     number: EntryNumber,
     ticket: Ticket,
     writes: B,
-    /// Create or read that will tell whether the entry is durable; `None` if it is.
+    /// Create or read that will show whether the entry is durable; `None` if it is.
     request: Option<RequestId>,
 }
 

@@ -2,7 +2,7 @@
 //! login of browsers. All files are built into the binary.
 //!
 //! A task reads the counters of the server once a second ([`watch`]), keeps their history, adds
-//! events to the journal, and sends open pages what is new. Pages read; each change that a page
+//! events to the journal, and sends new data to open pages. Pages read; each change that a page
 //! makes is a call of the public API. No request to a model calls this crate, and the number of
 //! open pages is bounded.
 
@@ -121,7 +121,7 @@ impl Page {
         watched.scan(&self.parts.lifecycle.status(), &self.history, end);
     }
 
-    /// Scans, and tells open pages.
+    /// Scans, and notifies open pages.
     fn tick(&self) {
         self.scan();
         if self.news.receiver_count() > 0 {

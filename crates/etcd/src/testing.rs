@@ -95,7 +95,7 @@ impl EtcdServer {
         &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
-    /// Stops the process without ending it.
+    /// Pauses the process (it does not end).
     pub fn pause(&self) {
         self.signal("-STOP");
     }

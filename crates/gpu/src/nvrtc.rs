@@ -142,7 +142,7 @@ impl Nvrtc {
     /// `Internal` if the library does not return its version.
     pub fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let version = unsafe {
             self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")
         }?;
@@ -160,7 +160,7 @@ impl Nvrtc {
         let source = CString::new(crate::SOURCE)
             .map_err(|_| Error::internal("the kernels hold a zero byte"))?;
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let create = unsafe { self.function::<Create>(c"nvrtcCreateProgram") }?;
         // SAFETY: both texts end with a zero and live over the call; there are no headers.
         let code = unsafe {
@@ -175,7 +175,7 @@ impl Nvrtc {
         };
         self.check(code, "take the kernels")?;
         let image = self.compile_program(program, target);
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let destroy = unsafe {
             self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram")
         }?;
@@ -197,7 +197,7 @@ impl Nvrtc {
         let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
         let options = options.map(|option| CString::new(option).unwrap_or_default());
         let pointers = options.each_ref().map(|option| option.as_ptr());
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let compile = unsafe {
             self.function::<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int>(
                 c"nvrtcCompileProgram",
@@ -227,7 +227,7 @@ impl Nvrtc {
     /// Returns the log or the code of a program.
     fn output(&self, program: Program, size: &CStr, text: &CStr) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: both signatures are those of NVRTC's documentation.
+        // SAFETY: both signatures are the ones in NVRTC's documentation.
         let (size, text) = unsafe { (self.function::<Size>(size)?, self.function::<Text>(text)?) };
         // SAFETY: the program lives, and the size goes to a size.
         self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;

@@ -396,9 +396,9 @@ impl DeviceRows {
         let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
         launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
-        // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the
-        // sizes that the kernel computes from the same shape and the same division (tested against
-        // each other), and live until `_synchronized`.
+        // SAFETY: the arguments match RANK in kernels.cu in order and type; buffers have the sizes
+        // that the kernel computes from the same shape and the same division (tested against each
+        // other), and live until `_synchronized`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
         let (lists_each, kept) = (plan.parts as u32, k as u32);
         let mut launch = stream.launch_builder(&gpu.merge);

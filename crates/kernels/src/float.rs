@@ -2,8 +2,8 @@
 //!
 //! Clustering, exact search and batches compare many vectors with many. One side is packed into
 //! [`Panels`] of 16 columns. A tile of 6 rows and 16 columns then needs two loads and six
-//! broadcasts for twelve fused multiply-adds, and its sums stay in registers. The arrangement is
-//! that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
+//! broadcasts for twelve fused multiply-adds, and its sums stay in registers. The arrangement
+//! follows Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
 //! registers of eight lanes.
 
 #[cfg(target_arch = "x86_64")]

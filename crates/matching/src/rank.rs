@@ -2,8 +2,8 @@
 //!
 //! A score above the threshold is proof, and proven candidates come first. A lower score says
 //! little, especially for images with few points; there the similarity of embeddings is the better
-//! guess. So the result is never worse than that of the coarse stage unless a wrong candidate is
-//! accepted.
+//! guess. So the result is never worse than the result of the coarse stage unless a wrong candidate
+//! is accepted.
 
 use std::cmp::Ordering;
 

@@ -45,5 +45,5 @@ pub(crate) const COVERED: f32 = 2.6;
 pub(crate) const OFFSET: f32 = 40.0;
 /// A pair of vertices of photographs with similar descriptors.
 pub(crate) const PHOTO_PAIR: f32 = 25.0;
-/// A pair whose descriptors differ in as many bits as is tolerated.
+/// A pair whose descriptors differ in as many bits as the tolerance allows.
 pub(crate) const DESCRIPTOR_ERROR: f32 = 12.0;

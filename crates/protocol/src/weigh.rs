@@ -98,8 +98,8 @@ const fn list(
     })
 }
 
-/// Returns the field of a map from strings to values of `size` bytes. `layout` is that of an entry.
-/// A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
+/// Returns the field of a map from strings to values of `size` bytes. `layout` is the layout of an
+/// entry. A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
 const fn map(
     what: &'static str,
     count_max: u32,

@@ -33,7 +33,7 @@ pub struct Config {
     pub data: DataConfig,
     /// Parameter memory.
     pub memory: MemoryConfig,
-    /// Models, and how they are loaded.
+    /// Models and the settings for loading them.
     pub models: ModelsConfig,
     /// Search path of the library of ONNX Runtime.
     pub onnxruntime: LibrarySearch,
@@ -311,7 +311,7 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Models, and how they are loaded.
+/// Models and the settings for loading them.
 #[derive(Clone, Debug)]
 pub struct ModelsConfig {
     /// Named models.
@@ -374,8 +374,8 @@ impl std::fmt::Debug for StoresConfig {
     }
 }
 
-/// Default directory of backups, in that of the collections. No collection has a name that starts
-/// with a dot.
+/// Default directory of backups, inside the directory of the collections. No collection has a name
+/// that starts with a dot.
 const BACKUPS_DIRECTORY: &str = ".backups";
 
 /// Collections and images: directories and limits.
@@ -417,7 +417,8 @@ pub struct SearchConfig {
     pub embedding_model: Option<String>,
     /// Maximum collections.
     pub collections_max: usize,
-    /// Key that writes, or an administrator's if there is no other; signs tokens.
+    /// Key that may write, or that has an administrator's rights if there is no other key. It signs
+    /// tokens.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
     pub gpu: Option<search::coarse::device::GpuOptions>,
@@ -501,7 +502,8 @@ impl Default for ClusterConfig {
 /// Backups of collections: their store, rate and schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackupSettings {
-    /// Directory or URL of the store; `None` is a directory in that of the collections.
+    /// Directory or URL of the store; `None` is a directory inside the directory of the
+    /// collections.
     pub place: Option<String>,
     /// Options of that URL: names and values of the provider's own variables, in lower case.
     pub options: Vec<(String, String)>,

@@ -103,7 +103,8 @@ impl Directory {
             Error::invalid(format!("{}: a path with a zero byte", self.path.display()))
         })?;
         let mut found = MaybeUninit::<libc::statvfs>::zeroed();
-        // SAFETY: `path` ends with a zero byte and `found` has room for what the call writes.
+        // SAFETY: `path` ends with a zero byte and `found` has room for the bytes that the call
+        // writes.
         let code = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
         if code != 0 {
             return Err(io_error(&self.path, &io::Error::last_os_error()));

@@ -305,7 +305,7 @@ pub trait Reader: Send {
     ///
     /// # Errors
     /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that
-    /// fails later reports that when it completes.
+    /// fails later reports the failure when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
     /// Starts the queued reads, waits until at least `wait` are done (0: does not wait; more than

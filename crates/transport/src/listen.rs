@@ -244,7 +244,7 @@ struct ShutdownSignals {
     watcher: Watcher,
     /// True from the beginning of the shutdown.
     stop: watch::Receiver<bool>,
-    /// True once idle connections need not wait for a request any more.
+    /// True once idle connections no longer wait for a request.
     drained: watch::Receiver<bool>,
 }
 

@@ -100,8 +100,8 @@ impl ResultWriter {
         Ok(())
     }
 
-    /// Ends the answer, or breaks it off with an error. Waits until the client has read what is
-    /// queued, so that the permit of the calling thread bounds this memory. If the client reads
+    /// Ends the answer, or breaks it off with an error. Waits until the client has read the queued
+    /// results, so that the permit of the calling thread bounds this memory. If the client reads
     /// nothing for too long, the rest is dropped and the answer breaks off.
     pub fn end(&self, ended: Result<()>) {
         self.finish(ended);

@@ -121,7 +121,7 @@ where
     Reply::of(found.await.map(Reply::json))
 }
 
-/// Tells a step if its caller has disconnected.
+/// Shows a step whether its caller has disconnected.
 struct CallerWatch(Arc<AtomicBool>);
 
 impl CallerWatch {

@@ -208,7 +208,8 @@ impl ExtractedQuery {
 pub struct ExtractedView {
     /// The view.
     pub view: QueryView,
-    /// Features of its pixels. The embedding is empty if it is that of the whole photograph.
+    /// Features of its pixels. The embedding is empty if the view has the embedding of the whole
+    /// photograph.
     pub query: ExtractedQuery,
 }
 

@@ -73,7 +73,7 @@ pub fn read_features(
         let payload = point.payload(None).map_err(|error| of_point(error, at))?;
         check_payload_size(&payload, FEATURES_PAYLOAD_BYTES_MAX)
             .map_err(|error| of_point(error, at))?;
-        // The kind and the model are those of the collection by now.
+        // By now, the kind and the model are known from the collection.
         let features = PointFeatures { kind: None, model: None, ..point.features.clone() };
         logged.push(LoggedPoint { id: features.id, text: features.to_json()? });
     }

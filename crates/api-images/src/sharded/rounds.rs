@@ -103,7 +103,7 @@ pub struct RankAnswer {
 /// A hit of a shard.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankedImage {
-    /// Internal id of the point. The smaller goes first if scores are equal.
+    /// Internal id of the point. If scores are equal, the smaller id comes first.
     pub key: u64,
     /// Id of the point.
     pub id: PointId,

@@ -154,7 +154,7 @@ impl QueryGroupsRequest {
     }
 }
 
-/// Members of a request for groups beside those of a query.
+/// Members of a request for groups, in addition to the members of a query.
 #[derive(serde::Deserialize)]
 struct GroupParams {
     group_by: String,

@@ -17,7 +17,7 @@ pub enum WithPayload {
     All(bool),
     /// The values at these paths.
     Include(PayloadPaths),
-    /// All but the values at these paths.
+    /// All values except the values at these paths.
     Exclude(PayloadPaths),
 }
 

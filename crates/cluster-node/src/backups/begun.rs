@@ -1,4 +1,4 @@
-//! Backups that were begun and not finished, such as those of a node that was killed.
+//! Backups that were begun and not finished, such as backups of a node that was killed.
 //!
 //! `begun/COLLECTION/ID` has the record of the collection, from before the first copy until the
 //! backup has its description. So a later backup finds and removes the remains of a stopped one.

@@ -298,8 +298,8 @@ impl ClusterBackups {
         let log = ShardLog::new(self.cluster.place(), shard.key);
         let store = snapshot_store(&self.cluster, &shard.key.collection);
         let known = snapshots(&store, &shard.key.local_name()).await?;
-        // Snapshots stay for an hour. If those from the beginning of a long backup are gone, it has
-        // later writes of this shard too.
+        // Snapshots stay for an hour. If the snapshots from the beginning of a long backup are
+        // gone, the backup has later writes of this shard too.
         if !known.is_empty() && known.iter().all(|known| known.position.next > end) {
             end = log.end().await?;
         }

@@ -23,7 +23,7 @@ pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackupSet {
     version: u32,
-    /// Id; that of the backup of each shard too.
+    /// Id of the backup, and of the backup of each shard.
     pub id: BackupId,
     /// Record of the collection.
     pub record: CollectionRecord,

@@ -98,7 +98,7 @@ fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
 fn is_same_everywhere(error: &Error) -> bool {
     use ErrorKind::{AlreadyExists, InvalidArgument, TooLarge};
     // `AlreadyExists`: the hash of a UUID belongs to another point. `NotFound` is a file that this
-    // machine lost: an absent point is no error.
+    // machine lost, because an absent point is not an error.
     matches!(error.kind(), InvalidArgument | TooLarge | AlreadyExists)
 }
 

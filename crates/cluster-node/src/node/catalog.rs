@@ -81,7 +81,7 @@ impl StoreCatalog {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// Reads the ids of all collections, without what was read before.
+    /// Reads the ids of all collections. Does not use earlier reads.
     ///
     /// # Errors
     /// The store's error; `DataLoss` for a record that cannot be read.
@@ -184,7 +184,7 @@ impl StoreCatalog {
         }
     }
 
-    /// Reads the newest aliases and changes. Damage is logged, and those known before stay.
+    /// Reads the newest aliases and changes. Damage is logged, and the known versions stay.
     ///
     /// # Errors
     /// The store's error.

@@ -27,8 +27,8 @@ use cluster_log::was_not_made;
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum shards that a node reads at the same time. More wait.
 pub(super) const READS_RUNNING_MAX: usize = 64;
-/// Start of the routes of background work. Their reads have turns of their own, so that no query
-/// waits for one.
+/// Start of the routes of background work. Their reads have turns of their own, so that queries do
+/// not wait for them.
 const BACKGROUND_PATHS: &str = "images/duplicates/";
 /// Maximum shards that a node reads at the same time for background work. More wait.
 pub(super) const BACKGROUND_READS_MAX: usize = 16;

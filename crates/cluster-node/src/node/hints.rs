@@ -133,7 +133,7 @@ fn encoded(entry: &LogEntry<Batch>) -> Option<String> {
     Some(STANDARD.encode(bytes))
 }
 
-/// Returns what to announce to each node that follows one of the logs, by its address.
+/// Returns the announcements for each node that follows one of the logs, by the node's address.
 fn by_holder(
     services: &NodeServices,
     shards: &BTreeMap<ShardKey, PendingShard>,

@@ -263,7 +263,7 @@ impl ShardFollower {
         }
     }
 
-    /// Returns the next step: an entry that was passed on, or what the log has.
+    /// Returns the next step: an entry that was passed on, or the next step of the log.
     async fn next_step(&self, follower: &mut LogFollower) -> Result<NextStep> {
         let next = follower.position().next;
         let mut passed = false;

@@ -1,5 +1,5 @@
-//! A node's own work: it follows the logs of the shards that it holds, writes the logs of those
-//! that it owns, takes snapshots, and answers roots.
+//! A node's own work: it follows the logs of the shards that it holds, writes the logs of the
+//! shards that it owns, takes snapshots, and answers roots.
 
 mod apply;
 mod backup_schedule;

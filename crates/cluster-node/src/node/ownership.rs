@@ -20,7 +20,7 @@ use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
 use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 
-/// Time between two looks at the ownership, beside those after a change of the view.
+/// Time between two looks at the ownership, in addition to looks after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause before this node tries to own a log again that has refused it.

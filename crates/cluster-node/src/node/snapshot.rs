@@ -1,8 +1,9 @@
 //! Snapshots of shards in the object store, by the crate `backup`.
 //!
-//! The first holder of a shard takes them. The log begins at the position of the oldest one that is
-//! kept, so a node that restores slowly still finds what it needs. A snapshot may contain changes
-//! behind its position; a restored holder makes them a second time, with the same result.
+//! The first holder of a shard takes the snapshots. The log begins at the position of the oldest
+//! one that is kept, so a node that restores slowly still finds what it needs. A snapshot may
+//! contain changes behind its position; a restored holder makes them a second time, with the same
+//! result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -22,7 +22,8 @@ use super::target::ImageTarget;
 /// Minimum age at which an upload is over: its point is in the log, or never will be. Clocks of
 /// nodes and store differ less.
 const UPLOAD_OVER: Duration = Duration::from_secs(3600);
-/// Timeouts of requests after which an upload is over: its own, that of the removal, and one more.
+/// Timeouts of requests after which an upload is over: the upload's own, the timeout of the
+/// removal, and one more.
 const UPLOAD_TIMEOUTS: u32 = 3;
 
 /// Removes an image: first its point, then its original. Only the removed point refers to this

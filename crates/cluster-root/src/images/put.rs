@@ -82,7 +82,7 @@ impl RootPutParams {
     /// Returns true if the image is to be put in at idle priority.
     ///
     /// # Errors
-    /// `InvalidArgument` for a value that is no flag.
+    /// `InvalidArgument` for a value that is not a flag.
     fn is_background(&self) -> Result<bool> {
         query_flag("background", self.background.as_deref())
     }

@@ -156,7 +156,7 @@ impl Histories {
         }
     }
 
-    /// Drops what is older than the history, and versions and models of which nothing is left.
+    /// Drops everything older than the history, and versions and models of which nothing is left.
     fn expire(&mut self, end: u64) {
         for model in self.models.values_mut() {
             model.versions.retain(|_, track| {

@@ -198,7 +198,7 @@ fn points(records: &[TimedRecord], step: u64) -> Vec<HistoryPoint> {
     records.iter().enumerate().map(point).collect()
 }
 
-/// Returns the last record, with those before it if it has fewer than [`TAIL_REQUESTS_MIN`]
+/// Returns the last record, with the records before it if it has fewer than [`TAIL_REQUESTS_MIN`]
 /// latencies. Without any it has no percentiles.
 fn widened(records: &[TimedRecord], step: u64) -> TrafficRecord {
     let Some((last, before)) = records.split_last() else { return TrafficRecord::default() };

@@ -131,8 +131,8 @@ impl EdgeFinder {
         out.truncate(FILED_MAX);
     }
 
-    /// Returns the edges of a query: those to all neighbours of its stars, because a minutia that
-    /// is missing in one print moves others up.
+    /// Returns the edges of a query: the edges to all neighbours of its stars, because a minutia
+    /// that is missing in one print moves others up.
     pub(crate) fn asked(&mut self, vertices: impl Iterator<Item = Vertex>) -> Vec<HeadedEdge> {
         let mut out = Vec::new();
         self.edges(vertices, usize::MAX, |edge| out.push(edge));

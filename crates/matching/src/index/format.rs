@@ -11,7 +11,7 @@ use super::BLOCK_ROWS;
 use super::cell::CELLS;
 use super::weight::rarity;
 
-/// Step that goes on without an edge.
+/// Step that moves on and is not an edge.
 pub(crate) const ESCAPE: u8 = 255;
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 16;

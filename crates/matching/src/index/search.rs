@@ -13,8 +13,8 @@ use crate::graph::{Graph, VERTICES_MAX};
 pub struct EdgeHit {
     /// Row of the index.
     pub row: u32,
-    /// Sum of the weights of its votes in natural logarithms, less what chance gives; higher is
-    /// more similar.
+    /// Sum of the weights of its votes in natural logarithms, minus the expected weight of chance
+    /// votes; higher is more similar.
     pub score: f32,
 }
 

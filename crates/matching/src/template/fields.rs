@@ -36,7 +36,7 @@ impl<'a> Fields<'a> {
         Ok(self.take(bytes)?.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)))
     }
 
-    /// Checks that the announced length is that of the bytes.
+    /// Checks that the announced length equals the length of the bytes.
     pub(crate) fn check_length(&self, length: u32) -> Result<()> {
         if length as usize == self.bytes.len() {
             return Ok(());

@@ -427,7 +427,7 @@ fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     }
 }
 
-/// Returns the working memory of this index; replaces that of another kind.
+/// Returns the working memory of this index. Replaces the memory of another kind of index.
 fn work_of(scratch: &mut CoarseScratch) -> &mut FlatScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<FlatScratch>()) {
         scratch.other = Some(Box::new(FlatScratch::default()));

@@ -158,7 +158,7 @@ impl Rabitq {
     fn probes_for_share(&self, probes: usize, allowed: usize) -> FilteredProbes {
         let share = allowed as f64 / f64::from(self.rows());
         let lists = probes as f64 * share.powf(-SHARE_EXPONENT);
-        // As many as without a filter: a filter may exclude whole clusters.
+        // As many lists as without a filter: a filter may exclude whole clusters.
         let rows = probes as f64 * f64::from(self.rows()) / self.clusters() as f64;
         FilteredProbes {
             rows: (rows.ceil() as usize).min(allowed),
@@ -496,7 +496,7 @@ fn nearer(one: &RabitqCandidate, other: &RabitqCandidate) -> std::cmp::Ordering 
     one.cost.total_cmp(&other.cost).then(one.row.cmp(&other.row))
 }
 
-/// Returns the working memory of this index; replaces that of another kind.
+/// Returns the working memory of this index. Replaces the memory of another kind of index.
 fn work_of(scratch: &mut CoarseScratch) -> &mut RabitqScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<RabitqScratch>()) {
         scratch.other = Some(Box::new(RabitqScratch::default()));

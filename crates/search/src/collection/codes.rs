@@ -99,8 +99,9 @@ impl Collection {
         segments.filter(|segment| segment.movable_codes() > 0).collect()
     }
 
-    /// Moves the codes of the segment with the most to the medium, so that their memory is free.
-    /// Returns false if there is none, or if memory has no room to open it again.
+    /// Moves the codes of the segment with the most movable codes to the medium, which frees that
+    /// memory. Returns false if there is no such segment, or if memory has no room to open it
+    /// again.
     ///
     /// # Errors
     /// The error of the medium.

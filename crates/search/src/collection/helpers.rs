@@ -100,7 +100,7 @@ pub(super) struct SegmentsSearch {
     filter: Option<Filter>,
     exact: bool,
     deadline: Option<Instant>,
-    /// Limits of passes over payloads: those of the owner, who waits for helpers.
+    /// Limits of passes over payloads: the limits of the owner, who waits for helpers.
     limit: PartLimit,
     count: usize,
     /// Segments in the order of the search, with their numbers in the state.

@@ -36,7 +36,7 @@ pub(super) struct ManifestContent {
     pub(super) damaged_logs: Vec<DamagedLog>,
 }
 
-/// Log, and how far it was durable when the list was published.
+/// Log, and the position up to which it was durable when the list was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NamedLog {
     pub(super) number: u64,

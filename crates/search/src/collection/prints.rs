@@ -38,7 +38,7 @@ const UNINDEXED: f32 = f32::MAX;
 
 impl Collection {
     /// Returns the best points by `scorer` among the candidates of the index of edges. The coarse
-    /// score of a hit is that of [`matching::index::EdgeHit`], or 0 without an index.
+    /// score of a hit is the score of its [`matching::index::EdgeHit`], or 0 without an index.
     ///
     /// # Errors
     /// `InvalidArgument` for too many candidates or a wrong filter. Damaged data makes the result

@@ -315,8 +315,8 @@ impl Collection {
         self.unquarantine(&CollectionFile::Log(log).name());
     }
 
-    /// Abandons the lost changes of a damaged log: points that are unknown because of it count as
-    /// deleted, and the rest of the log is removed.
+    /// Abandons the lost changes of a damaged log: points that are unknown because of the damage
+    /// count as deleted, and the rest of the log is removed.
     pub(super) fn abandon_log(&self, number: u64) -> Result<()> {
         let name = CollectionFile::Log(number).name();
         if !self.health.lock().damaged_logs.contains_key(&number) {

@@ -1,4 +1,4 @@
-//! State of a collection at one moment, and how changes modify it.
+//! State of a collection at one moment, and the changes that modify it.
 //!
 //! A query takes the current [`CollectionState`] and keeps it, so it sees the points that existed
 //! when it began. A writer copies only data that others still hold: a list of pointers and at most

@@ -69,7 +69,7 @@ pub(super) enum RoomPolicy {
 enum WriteOutcome {
     /// The change is in memory, and in this log under this number.
     Done(Arc<Log>, u64),
-    /// There is no room now; there may be after a flush.
+    /// No room now; there may be room after a flush.
     NoRoom(Error),
 }
 

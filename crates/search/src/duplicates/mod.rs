@@ -7,8 +7,9 @@
 //! matcher compares the keypoints; a pair of points without records counts by its similarity alone.
 //!
 //! The job keeps its pairs and its position in the directory `duplicates` of the collection, so it
-//! continues after a restart. It runs at low priority and at a limited rate. Its memory is that of
-//! one step, [`NEIGHBOURS_MAX`] candidates a thread, and the pairs, at most [`PAIRS_MAX`].
+//! continues after a restart. It runs at low priority and at a limited rate. Its memory is the
+//! memory of one step, [`NEIGHBOURS_MAX`] candidates a thread, and the pairs, at most
+//! [`PAIRS_MAX`].
 //!
 //! A collection of a cluster has shards on several nodes. A root runs its job there, and uses
 //! [`NeighbourSearch`] and [`PairVerifier`] on the nodes that hold the shards.

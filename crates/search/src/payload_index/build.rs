@@ -43,7 +43,7 @@ pub(crate) struct PayloadIndexBuilder {
     fields: Vec<FieldBuilder>,
     by_path: HashMap<String, FieldState>,
     unindexed: Vec<UnindexedField>,
-    /// False once a path was left out without being named.
+    /// False once a path was left out and not named.
     complete: bool,
     bytes: u64,
     bytes_max: u64,
@@ -251,7 +251,7 @@ impl FieldBuilder {
             && let Some(micros) = parse_date(text)
         {
             let date = self.number_of(KeyOf::Date(micros));
-            // Before the text, so that the last entry of the row is that of a value.
+            // Written before the text, so that the last entry of the row belongs to a value.
             self.post(row, date);
             let last = self.postings.len() - 1;
             self.postings.swap(last - 1, last);

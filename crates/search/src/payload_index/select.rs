@@ -301,7 +301,7 @@ impl FieldReader<'_> {
         Ok(met)
     }
 
-    /// Adds the rows of all values but those of `excluded`.
+    /// Adds the rows of all values except the values of `excluded`.
     fn add_others(&self, excluded: &MatchValues, rows: &mut RowSet) -> Result<()> {
         let counts = |key: KeyRef<'_>| key.to_value().is_some_and(|value| !excluded.has(&value));
         for dense in self.field.dense.iter().filter(|dense| counts(dense.key.as_ref())) {

@@ -111,7 +111,7 @@ fn into_object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Merges `new` into the objects at `path`. A value that is no object is replaced by one.
+/// Merges `new` into the objects at `path`. A value that is not an object is replaced by one.
 fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     match path.split_first() {
         None => {

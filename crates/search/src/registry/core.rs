@@ -1,4 +1,5 @@
-//! State that the registry's threads share: the collections, and how they are created and removed.
+//! State that the registry's threads share: the collections, and the code that creates and removes
+//! them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
@@ -192,8 +193,8 @@ impl RegistryCore {
         }
     }
 
-    /// Moves codes of the collection with the most to the medium. Returns false if there are none,
-    /// or if that failed.
+    /// Moves codes of the collection with the most movable codes to the medium. Returns false if
+    /// there are none, or if that failed.
     pub(super) fn move_codes(&self) -> bool {
         let sizes =
             self.ready().into_iter().map(|named| (named.collection().movable_codes(), named));

@@ -1,4 +1,4 @@
-//! Media of collections: how their files are read, and where files in memory lie.
+//! Media of collections: the access to their files, and the place of files in memory.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -117,7 +117,7 @@ impl Media {
         Ok(media)
     }
 
-    /// Returns the choice of a collection: its own, or that of the registry.
+    /// Returns the choice of a collection: its own choice, or the choice of the registry.
     fn choice(&self, own: Option<MediumChoice>) -> MediumChoice {
         own.unwrap_or(self.choice)
     }

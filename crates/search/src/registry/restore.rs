@@ -1,7 +1,7 @@
 //! Collections made of copied files: restored from a backup, or cloned from another collection.
 //!
 //! The files go to a temporary directory, which gets the collection's name at the end. A later
-//! start removes what a crash left of it. If the name is taken, both directories are exchanged in
+//! start removes the remains after a crash. If the name is taken, both directories are exchanged in
 //! one step, so that after a crash either the old collection exists or the new one.
 
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ impl RestoringCollection {
         std::fs::hard_link(source, self.directory.join(&self.points).join(file)).is_ok()
     }
 
-    /// Makes the files a collection that is served. `list` is that of
+    /// Makes the files a collection that is served. `list` comes from
     /// [`crate::collection::PinnedFiles::list`].
     ///
     /// # Errors

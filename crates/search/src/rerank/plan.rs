@@ -41,7 +41,7 @@ pub(super) struct Joining {
     pub(super) gap_max: u32,
 }
 
-/// Reads to submit, those with the most promising candidates first.
+/// Reads to submit. Reads with the most promising candidates come first.
 #[derive(Debug, Default)]
 pub(super) struct ReadPlan {
     /// Sorted by page.

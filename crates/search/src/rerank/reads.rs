@@ -95,7 +95,7 @@ impl Reads {
         self.slots.iter().filter(move |slot| slot.busy && slot.flight == flight)
     }
 
-    /// Adds a record to a read of its page. Returns false if there is none.
+    /// Adds a record to a read of its page. Returns false if there is no such read.
     pub(super) fn attach(&mut self, flight: u64, wanted: WantedRecord) -> bool {
         let start = wanted.address.offset;
         let end = wanted.address.offset + u64::from(wanted.address.bytes);

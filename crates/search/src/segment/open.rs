@@ -346,8 +346,8 @@ impl Segment {
         self.payload_index.as_ref().map_or_else(Vec::new, PayloadIndex::fields)
     }
 
-    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index cannot
-    /// tell.
+    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index does not
+    /// have that information.
     ///
     /// # Errors
     /// The error of the medium.

@@ -26,7 +26,7 @@ pub(super) const PREFIX_BYTES: usize = 5;
 /// Returns the compression that the messages of a call may have.
 ///
 /// # Errors
-/// `Unimplemented`, as gRPC requires, for any but gzip and deflate.
+/// `Unimplemented`, as gRPC requires, for a compression other than gzip and deflate.
 pub(super) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     decompress::coding_of(headers, ENCODING).map_err(|error| Error::unimplemented(error.message()))
 }

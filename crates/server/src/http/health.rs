@@ -20,7 +20,7 @@ const MODELS_NAMED_MAX: usize = 100;
 struct ProbeState {
     readiness: Arc<Readiness>,
     collections: Arc<Collections>,
-    /// That of this node, if there is a cluster.
+    /// Readiness of this node, if there is a cluster.
     node: Option<NodeReadiness>,
 }
 

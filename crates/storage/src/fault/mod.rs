@@ -128,8 +128,8 @@ impl FaultMedium {
         self.shared.model().crashed
     }
 
-    /// Writes to `target`, an empty medium, what remains if the power fails now, with random
-    /// choices by `seed`.
+    /// Writes to `target`, an empty medium, the bytes that remain if the power fails now, with
+    /// random choices by `seed`.
     ///
     /// # Errors
     /// The error of `target`.

@@ -61,7 +61,7 @@ struct LogState {
     /// Frames not yet written.
     pending: Vec<u8>,
     spare: Vec<u8>,
-    /// Keys of the last payloads, those since the last flush included.
+    /// Keys of the last payloads, including the keys since the last flush.
     keys: Vec<u64>,
     /// Number of those keys since the last flush.
     keys_fresh: usize,

@@ -137,8 +137,8 @@ impl Ring {
         }
         loop {
             let count = self.ring.submission().len() as u32;
-            // SAFETY: no argument is passed; what the entries point to was vouched for when they
-            // were pushed.
+            // SAFETY: no argument is passed. The memory of the entries was checked when they were
+            // pushed.
             let entered = unsafe {
                 self.ring.submitter().enter::<libc::sigset_t>(
                     count,

@@ -92,7 +92,7 @@ impl AccessPolicy {
 /// The rules of [`AccessPolicy::guard_operations`].
 #[derive(Clone, Copy)]
 pub struct OperationGuard {
-    /// Returns what a request does; `None` needs no key.
+    /// Returns the operation of a request; `None` needs no key.
     pub operation: fn(&Parts, &RawPathParams) -> Option<Operation>,
     /// Answers a request without a key.
     pub unauthenticated: fn(&Parts, &Error) -> Response,

@@ -109,7 +109,7 @@ impl std::fmt::Display for PemSource {
 /// Certificates and key of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificate of the server, followed by those between it and its root.
+    /// Certificate of the server, followed by the certificates between it and its root.
     pub cert: PemSource,
     /// Private key of the certificate.
     pub key: PemSource,

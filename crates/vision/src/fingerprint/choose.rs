@@ -25,7 +25,7 @@ const MARGIN: f32 = 6.0;
 const AHEAD: f32 = 16.0;
 /// Two ends that face each other within this many pixels are a broken line.
 const GAP: f32 = 12.0;
-/// Maximum difference, in turns, between the directions of such ends.
+/// Maximum angle, in turns, between the direction of such an end and the line to the other end.
 const GAP_ANGLE: f32 = 0.14;
 /// A minutia with this many others within this radius in pixels is noise.
 const CROWD: usize = 5;

@@ -91,7 +91,7 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     graph
 }
 
-/// The map from pixels of the working image to those of the graph.
+/// Map from pixels of the working image to pixels of the graph.
 struct Frame {
     width: u32,
     height: u32,

@@ -142,7 +142,7 @@ impl Edges {
     }
 }
 
-/// Coefficients of a line, with those beyond its ends.
+/// Coefficients of a line, and coefficients beyond its ends.
 struct ExtendedLine {
     values: Vec<f32>,
     /// Coefficients before the first.

@@ -44,7 +44,7 @@ const READ_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Pause before the second attempt of a read. It doubles up to the longest pause.
 const READ_PAUSE: Duration = Duration::from_millis(500);
 const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Longest time between two steps. Other roots see by it that the job runs.
+/// Longest time between two steps. The steps show other roots that the job runs.
 const CHECKPOINT: Duration = Duration::from_secs(5);
 /// Pairs of an object. Fewer are in the step.
 const PART_PAIRS: usize = 4096;
@@ -258,7 +258,7 @@ impl ClusterJob {
         }
     }
 
-    /// Adds the pairs that the keypoints confirm, and those without keypoints to compare.
+    /// Adds the pairs that the keypoints confirm, and the pairs without keypoints to compare.
     async fn verify(&mut self, mut found: Vec<PointNeighbours>, accept: f32) -> JobResult<()> {
         while !found.is_empty() {
             let ids = found.iter().take(PROBES_MAX).map(|point| point.point.id).collect();
@@ -281,7 +281,7 @@ impl ClusterJob {
         Ok(())
     }
 
-    /// Compares the records of some points with those of their neighbours.
+    /// Compares the records of some points with the records of their neighbours.
     async fn verify_batch(
         &mut self,
         batch: Vec<PointNeighbours>,

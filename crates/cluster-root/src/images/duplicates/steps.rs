@@ -146,8 +146,8 @@ impl JobSteps {
         self.objects.key(&format!("{}/pairs/{name}", self.path))
     }
 
-    /// Reads the newest step; `None` if there was no job. A step that this program cannot read is
-    /// that of a failed job.
+    /// Reads the newest step; `None` if there was no job. A step that this program cannot read
+    /// counts as the step of a failed job.
     ///
     /// # Errors
     /// The store's error.
