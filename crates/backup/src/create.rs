@@ -210,7 +210,7 @@ async fn check_unchanged(
     )))
 }
 
-/// Returns the report of a backup of which nothing was uploaded.
+/// Returns the report of a backup that uploaded no files.
 fn report(list: &BackupList) -> BackupReport {
     BackupReport {
         backup: list.id.clone(),

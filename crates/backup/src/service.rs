@@ -230,7 +230,7 @@ pub struct BackupService {
 }
 
 impl BackupService {
-    /// Creates the service. Opens nothing.
+    /// Creates the service. Does not open anything.
     pub fn new(
         config: BackupConfig,
         access: Arc<dyn RegistryAccess>,
@@ -605,7 +605,7 @@ impl ServiceShared {
 
     /// Backs up all collections that have changed, and removes backups by the policy. Leaves out
     /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
-    /// done between two collections.
+    /// handled between two collections.
     fn back_up_all(&self, requests: &Receiver<QueuedJob>, young: Option<Duration>) {
         let Some(registry) = self.access.open_already() else { return };
         let store = match self.store() {

@@ -92,7 +92,7 @@ impl Transport for UnixTransport {
     fn is_open(&mut self) -> bool {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        // Bytes that no request has asked for belong to no answer either.
+        // Bytes that arrive without a request are not an answer either.
         matches!(
             rustix::net::recv(&self.stream, &mut byte[..], flags),
             Err(rustix::io::Errno::AGAIN)

@@ -18,7 +18,7 @@ use super::codec::{Batch, ENTRY_OPERATIONS_MAX};
 use super::options::WriterOptions;
 use super::retry::StoreHealth;
 
-/// Bytes counted for an operation beside its text: its length in the entry, and memory.
+/// Bytes counted for an operation besides its text: its length in the entry, and memory.
 const OPERATION_BYTES: usize = 64;
 /// Advice to a client whose write was not made.
 const RETRY_AFTER: Duration = Duration::from_millis(250);

@@ -50,7 +50,7 @@ pub(super) fn depth(json: &[u8]) -> Result<()> {
 /// Checks an operation for a collection.
 ///
 /// # Errors
-/// As the collection would refuse it.
+/// The error with which the collection would refuse the operation.
 pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSettings) -> Result<()> {
     match operation {
         UpdateOperation::Upsert(request) => upsert(request, settings),
@@ -95,7 +95,7 @@ fn repeatable(keys: &[String]) -> Result<()> {
     }
 }
 
-/// Checks the size of a payload beside the longest id.
+/// Checks the size of a payload together with the longest id.
 fn payload_size(payload: &Map<String, Value>) -> Result<()> {
     let bytes = serde_json::to_vec(payload)
         .map_err(|error| Error::internal(format!("a payload: {error}")))?

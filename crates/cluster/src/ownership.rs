@@ -48,7 +48,8 @@ pub fn ownership_step(
     wanted: Option<&str>,
 ) -> OwnershipStep {
     match seen {
-        // Also if another node should own the shard, which waits for it.
+        // Releases the ownership also if another node should own the shard: that node waits for the
+        // release.
         Some(seen) if seen.node == own => OwnershipStep::Release(seen.epoch),
         None if wanted == Some(own) => OwnershipStep::Acquire,
         _ => OwnershipStep::Wait,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use base::{Error, Result};
 use libloading::Library;
 
-/// Names that the loader may know the library by, newest first.
+/// File names of the library for the loader, newest first.
 const NAMES: [&str; 5] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
 /// Folders of packages that the loader does not always search.

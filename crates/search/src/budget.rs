@@ -228,7 +228,7 @@ impl BudgetReservation {
     pub(crate) fn refill(&mut self, bytes: u64) {
         if bytes > self.bytes {
             let wanted = (bytes - self.bytes).min(self.budget.free());
-            // Another thread may have been faster; the next call tries again.
+            // Another thread may have been faster. The next call tries again.
             if self.budget.take(wanted, "").is_ok() {
                 self.bytes += wanted;
             }

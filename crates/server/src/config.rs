@@ -116,7 +116,7 @@ pub struct ListenerConfig {
     pub cors: CorsPolicy,
     /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
     pub tfs_metrics: Option<String>,
-    /// Other servers whose names `/metrics` has beside Millpond's.
+    /// Other servers whose metric names `/metrics` has in addition to Millpond's.
     pub metric_names: MetricNames,
     /// Longest time for the headers of a request, and between two pieces of its body.
     pub client_timeout: Duration,

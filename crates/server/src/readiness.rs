@@ -103,7 +103,7 @@ impl Readiness {
 pub(crate) struct ReadinessWatchers {
     /// Changes with the status of any model.
     pub(crate) changes: watch::Receiver<()>,
-    /// One for each client.
+    /// One permit for each client.
     pub(crate) permits: Arc<Semaphore>,
 }
 

@@ -30,7 +30,7 @@ pub const RECORD_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES: usize = 12;
 /// Offset of the record in a run of several pages.
 const LONG_START: usize = 16;
-/// Maximum bytes of a record that fits in a page beside its two offsets.
+/// Maximum bytes of a record that fits in a page besides its two offsets.
 const SHORT_BYTES_MAX: usize = PAGE_BYTES - HEADER_BYTES - 4;
 
 /// Position of a packed record.

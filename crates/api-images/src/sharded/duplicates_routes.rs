@@ -268,7 +268,7 @@ fn records(
     let mut answer = RecordsAnswer::default();
     let mut bytes = 0;
     for id in request.ids {
-        // One at a time: the records of all points may take much memory.
+        // One record at a time: the records of all points may take much memory.
         for record in stored_records(named, &[id]) {
             answer.records.push(match record {
                 Ok(Some(record)) => {

@@ -13,9 +13,9 @@ use search::registry::NamedCollection;
 use super::local::blocking;
 use cluster_log::Batch;
 
-/// Pause before an operation is tried again: from this, doubled each time,
+/// First pause before an operation is tried again. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// up to this.
+/// Longest pause before an operation is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Tries of one operation. Then the follower starts over, with a new local collection if the data
 /// of the old one is damaged.

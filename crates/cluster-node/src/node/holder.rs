@@ -26,9 +26,9 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that a read waits for the entry that it needs before it has the log read: a writer passes
 /// entries on a moment after it acknowledges them.
 const PASSED_WAIT: Duration = Duration::from_millis(10);
-/// Pause after a failure: from this, doubled each time,
+/// First pause after a failure. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// up to this.
+/// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// State of a shard that requests and the follower share.

@@ -123,7 +123,7 @@ async fn take(
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(async {
             let known = snapshots(&store, &name).await?;
-            // The turn may have come late, and another node may have been the first holder since.
+            // The turn may have come late. Meanwhile another node may have become the first holder.
             let position = local::position(&named).unwrap_or_default();
             let is_newer = known.iter().all(|known| known.position.next < position.next);
             if position.next < floor.entry || !is_newer {

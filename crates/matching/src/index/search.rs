@@ -85,7 +85,7 @@ impl EdgeIndex {
         out.extend(scratch.best.sorted().map(|(cost, row)| EdgeHit { row, score: -cost }));
     }
 
-    /// Leaves the lists that say enough in `reads`.
+    /// Writes the lists whose votes have enough weight to `reads`.
     fn plan(&self, query: &EdgeQuery, reads: &mut Vec<ListRead>) {
         reads.clear();
         for &edge in &query.edges {

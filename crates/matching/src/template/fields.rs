@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         )))
     }
 
-    /// Checks that nothing follows.
+    /// Checks that no bytes follow.
     pub(crate) fn end(&self) -> Result<()> {
         if self.at == self.bytes.len() {
             return Ok(());

@@ -17,7 +17,7 @@ use crate::budget::{FreeOnDemand, MemoryBudget};
 
 /// Parts of the cache with a lock each.
 const SHARDS: usize = 16;
-/// Bytes of a block beside its content: the entry, its key in the queue, the reservation.
+/// Bytes of a block besides its content: the entry, its key in the queue, the reservation.
 const BLOCK_OVERHEAD: u64 = 192;
 /// Blocks evicted at most to make room for one.
 const EVICTED_MAX: usize = 64;
@@ -174,7 +174,7 @@ impl CodeCache {
         Some(cached.block.clone())
     }
 
-    /// Returns true if a block is cached. Counts nothing.
+    /// Returns true if a block is cached. Does not count a look-up.
     pub(crate) fn has(&self, key: CodeKey) -> bool {
         self.shard(key).lock().blocks.contains_key(&key)
     }

@@ -48,8 +48,8 @@ pub(crate) struct FilterCounts {
     late: AtomicU64,
 }
 
-/// Counts of filters that were evaluated on a segment since the start. A cached result counts
-/// nothing.
+/// Counts of filters that were evaluated on a segment since the start. A cached result is not
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterStats {
     /// Decided by the payload index alone.

@@ -93,7 +93,7 @@ pub(super) struct Publisher {
     pub(super) listed: Option<ManifestContent>,
 }
 
-/// Files beside one segment, and their content.
+/// Files that belong to one segment, and their content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentFiles {
     pub(super) deletes: Option<u64>,

@@ -30,7 +30,7 @@ pub struct PointParts {
 }
 
 impl PointParts {
-    /// All parts.
+    /// All parts of a point.
     pub const ALL: PointParts = PointParts { embedding: true, record: true, payload: true };
     /// No part: only shows if the point exists.
     pub const NONE: PointParts = PointParts { embedding: false, record: false, payload: false };

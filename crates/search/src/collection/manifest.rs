@@ -69,7 +69,7 @@ pub(super) struct DamagedLog {
     pub(super) doubtful: bool,
 }
 
-/// Segment and the files beside it.
+/// Segment and the files that belong to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SegmentEntry {
     /// Number of its file.

@@ -322,7 +322,7 @@ impl Collection {
     }
 
     /// Returns the bytes that merging segments into one of `rows` rows needs: to build it, and to
-    /// open it beside the old ones.
+    /// open it while the old ones are open.
     fn merge_bytes(&self, rows: u64) -> u64 {
         let form = self.options.segment_form();
         let building = rows * PLACE_BYTES + form.working_bytes(rows);

@@ -100,7 +100,7 @@ impl CollectionOptions {
         }
     }
 
-    /// Returns the properties that decide the memory of a segment beside its number of rows.
+    /// Returns the properties that decide the memory of a segment besides its number of rows.
     pub(crate) fn segment_form(&self) -> SegmentForm {
         SegmentForm { kind: self.kind, dims: self.shape.dims, records: self.records }
     }

@@ -77,7 +77,7 @@ impl Collection {
         Ok(found)
     }
 
-    /// Returns the points that no index knows.
+    /// Returns the points without an index.
     fn unindexed<'s>(
         &self,
         query: &PrintQuery<'_>,

@@ -283,7 +283,7 @@ fn read_list(
     Ok((manifest, content))
 }
 
-/// Returns the listed segments, all closed, and the files beside them.
+/// Returns the listed segments, all closed, and the files that belong to them.
 fn closed(manifest: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, SegmentFiles>) {
     let slot = |entry: &SegmentEntry| SegmentSlot {
         number: entry.number,

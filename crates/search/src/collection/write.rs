@@ -17,7 +17,7 @@ use crate::ingest::{
     LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes,
 };
 
-/// Maximum frozen memtables beside the active one.
+/// Maximum frozen memtables, in addition to the active one.
 pub(super) const FROZEN_MAX: usize = 1;
 /// A memtable may fill in this many times the duration of a flush. Too large a factor costs little,
 /// because writes are no longer slowed down once the flush is done. With too small a factor, the

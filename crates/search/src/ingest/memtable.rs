@@ -20,7 +20,7 @@ const BLOCK_ROWS: usize = 256;
 const AHEAD: usize = 4;
 /// Values of an embedding to prefetch; the processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
-/// Bytes of a row beside its content: pointers, lengths, the entry in the table of ids.
+/// Bytes of a row besides its content: pointers, lengths, the entry in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
 /// Point in memory. Its memory is reserved until the last reference is dropped.

@@ -31,8 +31,8 @@ const ROW_BYTES: u64 = 256;
 /// different value in each row.
 pub(crate) const SPARE_ROW_BYTES: u64 = 512;
 
-/// Returns the bytes of memory of a builder for `rows` rows, beside the memory that the coarse
-/// index has used before.
+/// Returns the bytes of memory of a builder for `rows` rows, in addition to the memory that the
+/// coarse index has used before.
 pub(crate) fn memory_bytes(rows: u64) -> u64 {
     rows * ROW_BYTES + (1 << 20)
 }

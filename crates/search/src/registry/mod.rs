@@ -116,7 +116,7 @@ impl std::ops::Deref for WritingCollection<'_> {
     }
 }
 
-/// All collections of one directory.
+/// Collections of one directory.
 pub struct Registry {
     core: Arc<RegistryCore>,
     pool: SearchPool,

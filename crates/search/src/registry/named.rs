@@ -20,9 +20,9 @@ use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 
-/// Delay before the next try after a failure of background work: from this, doubled each time,
+/// First delay before the next try after a failure of background work. Doubled after each failure.
 const RETRY_MIN: Duration = Duration::from_millis(200);
-/// up to this.
+/// Longest delay before the next try.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Points in the order of their internal ids: numbers, then UUIDs by their hash.

@@ -461,7 +461,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     .any(|w| self.open_to(w.candidate)))
     }
 
-    /// Returns true if more candidates may come.
+    /// Returns true if more candidates may follow.
     pub(super) fn expects_more(&self) -> bool {
         !self.ended
     }

@@ -132,8 +132,8 @@ impl UringReader {
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as in flight even if the call fails: the kernel may have taken some, and the
-        // buffer must outlive them.
+        // Counted as in flight even if the call fails: the kernel may have accepted some reads, and
+        // the buffer must outlive them.
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {

@@ -26,7 +26,7 @@ const ORIGINS_MAX: usize = 256;
 /// Origins whose pages may use the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CorsPolicy {
-    /// This server's own pages only.
+    /// Only this server's own pages.
     #[default]
     Closed,
     /// All pages.

@@ -47,7 +47,7 @@ impl BlockShard {
         }
     }
 
-    /// Returns the bytes for `blocks` blocks beside their content.
+    /// Returns the overhead bytes of `blocks` blocks, without their content.
     pub(super) fn overhead(blocks: usize) -> usize {
         const ENTRY: usize =
             2 * size_of::<(BlockKey, usize)>() + size_of::<(BlockKey, Arc<CachedBlock>)>() + 64;

@@ -138,7 +138,7 @@ fn ghost_entries(entries: usize) -> usize {
     entries.max(8).next_power_of_two()
 }
 
-/// Returns the bytes for `entries` records beside their content.
+/// Returns the overhead bytes of `entries` records, without their content.
 fn overhead(entries: usize) -> usize {
     RecordIndex::footprint(entries) + ghost_entries(entries) * size_of::<u32>()
 }
