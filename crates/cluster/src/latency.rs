@@ -19,10 +19,10 @@ const DOWN_TIME: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL: u64 = 256;
 /// Weight of the newest latency in the mean.
 const NEWEST_WEIGHT: f64 = 0.2;
-/// A node is slow if its mean exceeds the mean of another holder by this factor and by
+/// A node is slow if its mean exceeds this many times the mean of another holder plus
 /// [`SLOW_MARGIN_S`].
 const SLOW_FACTOR: f64 = 3.0;
-/// Seconds by which the mean of a slow node must also exceed the mean of another holder.
+/// Seconds that are added to the limit of [`SLOW_FACTOR`].
 const SLOW_MARGIN_S: f64 = 0.005;
 /// One latency counts as at most this many times the mean plus [`OUTLIER_MARGIN_S`], so that one
 /// outlier makes no node slow.

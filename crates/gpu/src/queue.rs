@@ -4,7 +4,7 @@
 //! A pass over the codes costs about the same for one query as for eight, and the device runs one
 //! search after another. So a thread that finds no search running starts its own at once. Searches
 //! that arrive meanwhile wait. As soon as the running search ends, the first waiting thread runs
-//! all of them together. No search waits for later ones to arrive.
+//! the searches that fit together. No search waits for later ones to arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
