@@ -13,11 +13,11 @@ use zip::unstable::read::ZipIterable;
 use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
-/// Most bytes of an archive.
+/// Maximum bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
-/// Most entries of an archive.
+/// Maximum entries of an archive.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Most bytes of the directory of an archive, which is held in memory.
+/// Maximum bytes of the directory of an archive, which is held in memory.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
 /// Largest ratio of the contents to the archive. Images hardly shrink in an archive, so a larger
 /// ratio means a zip bomb.
@@ -42,8 +42,8 @@ impl Archive {
     /// archive.
     ///
     /// # Errors
-    /// The error that ended the upload; `InvalidArgument` if it is no archive; `TooLarge` for too
-    /// many entries; `StorageFull` if the disk is full.
+    /// The error that ended the upload; `InvalidArgument` if it is not an archive; `TooLarge` for
+    /// too many entries; `StorageFull` if the disk is full.
     pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,

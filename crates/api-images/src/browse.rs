@@ -19,9 +19,9 @@ use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
 
-/// Most images of one page.
+/// Maximum images of one page.
 const PAGE_MAX: usize = 1000;
-/// Most ids of one request.
+/// Maximum ids of one request.
 const IDS_MAX: usize = 1000;
 /// Allowed sides of thumbnails in pixels.
 const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
@@ -249,7 +249,7 @@ pub(crate) async fn keypoints(
 /// Removes an image, and its original if no other version of the collection has the image.
 ///
 /// # Errors
-/// `NotFound`; those of the collection.
+/// `NotFound`; the errors of the collection.
 pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointId) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
@@ -276,7 +276,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
 /// disconnects.
 ///
 /// # Errors
-/// `NotFound`; those of the registry.
+/// `NotFound`; the errors of the registry.
 pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;

@@ -28,7 +28,7 @@ pub struct BulkImage {
 pub struct BulkOutcome {
     /// Id of its point.
     pub id: PointId,
-    /// True if the collection did not have it before.
+    /// True if the collection did not have the image before.
     pub added: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum SourceEntry {
     Image(BulkImage),
     /// Name and error of an image that cannot be read.
     Failed(String, Error),
-    /// A file that is no image.
+    /// A file that is not an image.
     Ignored,
     /// No file.
     Nothing,

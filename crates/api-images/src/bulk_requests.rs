@@ -21,8 +21,8 @@ use super::bulk::{self, BulkResponse, BulkTarget, Source};
 use super::folder::Folder;
 use super::held_files::HeldFiles;
 
-/// Most archives, folders, rebuilds and searches for duplicates at the same time. A further one is
-/// refused.
+/// Maximum archives, folders, rebuilds and searches for duplicates at the same time. A further one
+/// is refused.
 const BULKS_MAX: usize = 4;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -106,8 +106,8 @@ impl BulkResources {
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if too many requests with many images are worked on;
-    /// the error that ended the upload; `InvalidArgument` for a body that is no archive; the error
-    /// of `make`.
+    /// the error that ended the upload; `InvalidArgument` for a body that is not an archive; the
+    /// error of `make`.
     pub async fn archive<T: BulkTarget>(
         self: &Arc<Self>,
         request: BulkRequest,
@@ -139,9 +139,9 @@ impl BulkResources {
     /// `make` returns, as [`BulkResources::archive`]. Only administrators may.
     ///
     /// # Errors
-    /// `PermissionDenied`; the errors of the body; `InvalidArgument` for a path that is no folder;
-    /// `ResourceExhausted` with retry advice if too many requests with many images are worked on;
-    /// the error of `make`.
+    /// `PermissionDenied`; the errors of the body; `InvalidArgument` for a path that is not a
+    /// folder; `ResourceExhausted` with retry advice if too many requests with many images are
+    /// worked on; the error of `make`.
     pub async fn folder<T: BulkTarget>(
         self: &Arc<Self>,
         request: BulkRequest,

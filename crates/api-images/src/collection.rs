@@ -37,7 +37,7 @@ pub(crate) struct CollectionSpec {
     pub(crate) name: String,
     pub(crate) kind: Option<ImageKind>,
     pub(crate) model: Option<String>,
-    /// Least quality of a fingerprint, 0 to 100; a worse one is refused.
+    /// Minimum quality of a fingerprint, 0 to 100; a worse one is refused.
     pub(crate) quality_min: u8,
 }
 

@@ -39,7 +39,8 @@ pub(crate) struct DuplicateJobs {
 #[derive(Clone)]
 struct DuplicateJob {
     control: Arc<DuplicateControl>,
-    /// Progress until the job's own is published: the file may still have that of an earlier job.
+    /// Progress until the job's own is published: the file may still have the progress of an
+    /// earlier job.
     begun: Value,
     /// Set by the thread at its end.
     ended: Arc<Mutex<Option<Result<()>>>>,
@@ -128,7 +129,7 @@ pub(crate) fn progress(state: &ImagesState, name: &str) -> Result<Value> {
 /// Cancels a running job, or removes the result of an ended one.
 ///
 /// # Errors
-/// `NotFound` if there is neither.
+/// `NotFound` if there is neither a job nor a result.
 pub(crate) fn cancel(state: &ImagesState, name: &str) -> Result<Value> {
     let named = state.services.registry()?.get(name)?;
     // No job starts meanwhile.
@@ -216,7 +217,7 @@ impl GroupWriter<'_> {
                 let point = match point {
                     Ok(Some(point)) => point,
                     Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
-                    // It was removed, or it is damaged and cannot be shown.
+                    // The image was removed, or it is damaged and cannot be shown.
                     Ok(None) | Err(_) => continue,
                 };
                 known.insert(*id, point.id);

@@ -24,13 +24,13 @@ const RATE_DEFAULT: u64 = 5000;
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DuplicatesRequest {
-    /// Least similarity of embeddings.
+    /// Minimum similarity of embeddings.
     threshold: Option<f32>,
     /// True to compare keypoints; `None` is true for images.
     verify: Option<bool>,
-    /// Least score of a verified pair; `None` is that of an accepted search result.
+    /// Minimum score of a verified pair; `None` is the score of an accepted search result.
     score: Option<f32>,
-    /// Most points per second; 0 is no limit.
+    /// Maximum points per second; 0 is no limit.
     points_per_second: Option<u64>,
     /// True to discard an earlier result or an unfinished job.
     #[serde(default)]

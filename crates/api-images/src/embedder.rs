@@ -11,9 +11,9 @@ use vision::{Fit, Image, Layout, Order, Preprocess};
 const SIDE_DEFAULT: u32 = 224;
 /// Largest side of an input.
 const SIDE_MAX: usize = 2048;
-/// Most images of one run.
+/// Maximum images of one run.
 const BATCH_MAX: usize = 16;
-/// Fewest values of an embedding of a model that is chosen without a name. Fewer values are the
+/// Minimum values of an embedding of a model that is chosen without a name. Fewer values are the
 /// classes of a classifier (such as two for upside down), which would make a useless search. The
 /// smallest embeddings in use have 64.
 const DIMS_MIN: usize = 16;
@@ -25,7 +25,7 @@ pub(crate) struct Embedder {
     input: Arc<str>,
     output: Arc<str>,
     preprocess: Preprocess,
-    /// Most images of one run.
+    /// Maximum images of one run.
     pub(crate) batch_max: usize,
     /// Values of one vector, if the signature fixes them.
     dims: Option<usize>,
@@ -177,7 +177,7 @@ struct EmbedderShape<'a> {
 }
 
 impl<'a> EmbedderShape<'a> {
-    /// Finds the parts, or returns `None` if the model is no embedder.
+    /// Finds the parts, or returns `None` if the model is not an embedder.
     fn of(signature: &'a Signature) -> Option<EmbedderShape<'a>> {
         let mut needed = signature.inputs.iter().filter(|input| !input.optional);
         let (input, None) = (needed.next()?, needed.next()) else { return None };

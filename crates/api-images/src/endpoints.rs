@@ -69,7 +69,7 @@ fn answer(outcome: Result<Value>) -> Reply {
     Reply::of(outcome.map(|body| Reply::json(body.to_string())))
 }
 
-/// Reads a whole body. A body that ends early puts nothing in.
+/// Reads a whole body. A body that ends early adds no image.
 pub(crate) async fn whole(
     services: &ImageServices,
     headers: &HeaderMap,

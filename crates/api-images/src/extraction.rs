@@ -25,7 +25,7 @@ pub(crate) struct ImageFile {
     /// Name of the image, which errors show.
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
-    /// Least quality of a fingerprint, 0 to 100.
+    /// Minimum quality of a fingerprint, 0 to 100.
     pub(crate) quality_min: u8,
 }
 

@@ -16,9 +16,9 @@ use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.
 pub(crate) const BLOCK: &str = "image";
-/// Most bytes of an image's file.
+/// Maximum bytes of an image's file.
 pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of an image's name.
+/// Maximum bytes of an image's name.
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners in dots per inch. Any other resolution in a file is ignored.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
@@ -286,7 +286,7 @@ pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
 /// Parses and checks the caller's payload.
 ///
 /// # Errors
-/// `InvalidArgument` if it is no JSON object or has the service's own key.
+/// `InvalidArgument` if it is not a JSON object or has the service's own key.
 pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)

@@ -12,9 +12,9 @@ use super::archive::looks_like_an_image;
 use super::bulk::{BulkImage, Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
-/// Most levels of directories.
+/// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;
-/// Most entries of one directory.
+/// Maximum entries of one directory.
 const ENTRIES_MAX: usize = 1_000_000;
 /// Bytes at the start of a file that show its format.
 const HEAD_BYTES: u64 = 16;
@@ -28,8 +28,8 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// # Errors
-    /// `InvalidArgument` if `path` is no absolute path of a readable directory, `TooLarge` if it
-    /// has too many entries.
+    /// `InvalidArgument` if `path` is not an absolute path of a readable directory, `TooLarge` if
+    /// it has too many entries.
     pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
@@ -99,7 +99,7 @@ fn wanted(entry: &DirEntry) -> Option<PathBuf> {
     (kind.is_file() || kind.is_dir()).then(|| entry.path())
 }
 
-/// Reads a file; `None` if it is no image.
+/// Reads a file; `None` if it is not an image.
 fn read(path: &Path) -> Result<Option<Bytes>> {
     let wrong = |error: std::io::Error| Error::invalid(format!("it cannot be read: {error}"));
     let mut file = File::open(path).map_err(wrong)?;

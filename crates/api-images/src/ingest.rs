@@ -23,9 +23,9 @@ use super::pool::threads;
 use super::settings::ImageKind;
 use super::store::{self, PutOutcome, ReadyImage};
 
-/// Most queued images, with their bytes.
+/// Maximum queued images, with their bytes.
 const QUEUE_MAX: usize = 16;
-/// Most images that one thread handles together.
+/// Maximum images that one thread handles together.
 const BATCH_MAX: usize = 8;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

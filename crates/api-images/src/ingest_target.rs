@@ -11,7 +11,7 @@ use super::job::IngestJob;
 use super::state::ImagesState;
 use super::store::PutOutcome;
 
-/// Most images of one request in flight.
+/// Maximum images of one request in flight.
 const IN_FLIGHT_MAX: usize = 64;
 
 /// Target of a request with many images.

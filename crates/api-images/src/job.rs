@@ -1,4 +1,4 @@
-//! Images on their way into a collection, and the request that they belong to.
+//! Images that are being added to a collection, and the request that they belong to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ pub(crate) struct IngestJob {
 }
 
 impl IngestJob {
-    /// Creates the job of a request, on whose runtime this is called.
+    /// Creates the job of a request. Must be called on the runtime of the request.
     pub(crate) fn new(
         services: &Arc<ImageServices>,
         wanted: CollectionSpec,

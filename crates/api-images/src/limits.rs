@@ -5,7 +5,7 @@ use search::collection::{CANDIDATES_MAX, PRINT_CANDIDATES_MAX};
 
 use super::settings::ImageKind;
 
-/// Most hits of one response.
+/// Maximum hits of one response.
 pub const HITS_MAX: usize = 1000;
 /// Default number of candidates that the exact stage compares. Embeddings of photographs of one
 /// object are near each other.
@@ -13,10 +13,10 @@ const PHOTO_CANDIDATES: usize = 100;
 /// Divisor of a collection's fingerprints that are compared by default, the best by the index of
 /// their edges: 1 % (`docs/adr/0020-fingerprint-index.md`).
 const PRINTS_SHARE: u64 = 100;
-/// Fewest fingerprints that are compared by default: all of a small collection. They take a tenth
+/// Minimum fingerprints that are compared by default: all of a small collection. They take a tenth
 /// of a second.
 const PRINTS_LEAST: u64 = 4096;
-/// Fewest fingerprints that a shard compares of the candidates that a request names.
+/// Minimum fingerprints that a shard compares of the candidates that a request names.
 const SHARD_PRINTS_LEAST: usize = 16;
 
 /// Returns the smallest score at which images of this kind show the same subject.
@@ -27,7 +27,7 @@ pub fn accept_score(kind: ImageKind) -> f32 {
     }
 }
 
-/// Returns the smallest score of an accepted image. `wanted` is that of the request.
+/// Returns the smallest score of an accepted image. `wanted` is the value in the request.
 ///
 /// # Errors
 /// `InvalidArgument` for a number that is not finite.
@@ -76,7 +76,7 @@ pub(crate) struct CandidateLimit {
 }
 
 impl CandidateLimit {
-    /// Returns the limit of a collection of `rows` images. `wanted` is that of the request.
+    /// Returns the limit of a collection of `rows` images. `wanted` is the value in the request.
     ///
     /// # Errors
     /// `InvalidArgument` for numbers out of range.

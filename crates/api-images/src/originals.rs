@@ -45,7 +45,7 @@ impl Originals {
     /// Reads an image.
     ///
     /// # Errors
-    /// `NotFound` if it does not exist; otherwise those of the store.
+    /// `NotFound` if it does not exist; otherwise the errors of the store.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
         let store = self.store()?;
         let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;

@@ -15,7 +15,7 @@ use super::prints;
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 
-/// Most fingers of one request.
+/// Maximum fingers of one request.
 const FINGERS_MAX: usize = 10;
 /// Hits of each finger that are grouped: the prints of a person share the places.
 pub const FINGER_HITS_MAX: usize = 1000;
@@ -34,7 +34,7 @@ impl FingersRequest {
     /// Returns the files of the fingers.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text that is no base64.
+    /// `InvalidArgument` for a text that is not base64.
     pub fn files(self) -> Result<Vec<Bytes>> {
         // One more shows that there are too many.
         self.prints.iter().take(FINGERS_MAX + 1).map(|print| print_file(print)).collect()
@@ -44,7 +44,7 @@ impl FingersRequest {
 /// Decodes a print in JSON.
 ///
 /// # Errors
-/// `InvalidArgument` for a text that is no base64.
+/// `InvalidArgument` for a text that is not base64.
 pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
     let decoded = base64::engine::general_purpose::STANDARD.decode(base64);
     decoded
@@ -87,9 +87,9 @@ pub struct FoundPersons {
 }
 
 impl FoundPersons {
-    /// Begins without a person. `threshold` is the least score of a single finger. A person is
-    /// accepted from it times half of one more than the fingers: scores of two impostors add up to
-    /// less, because each rarely is high.
+    /// Creates an empty list of persons. `threshold` is the least score of a single finger. A
+    /// person is accepted from a score of `threshold * (fingers + 1) / 2`: scores of two impostors
+    /// add up to less, because each is rarely high.
     ///
     /// # Errors
     /// `InvalidArgument` for no finger or more than ten.

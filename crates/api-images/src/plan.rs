@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use super::collection::ImageCollection;
 use super::query_features::QueryFeatures;
 
-/// Most candidates whose embeddings are read, so that candidates without matching keypoints are
+/// Maximum candidates whose embeddings are read, so that candidates without matching keypoints are
 /// ranked by their exact similarity.
 const EXACT_MAX: usize = 1000;
 
@@ -113,7 +113,7 @@ impl SearchPlan {
     /// Runs the search on a search thread.
     ///
     /// # Errors
-    /// `Unavailable` if no thread can take it; those of the collection.
+    /// `Unavailable` if no thread can take it; the errors of the collection.
     pub(crate) async fn submit(
         self,
         registry: &Registry,
@@ -157,7 +157,7 @@ impl SearchPlan {
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
-            // A point that was removed meanwhile is no hit. A damaged point makes the result
+            // A point that was removed meanwhile is not a hit. A damaged point makes the result
             // partial.
             partial |= point.is_err();
             let Ok(Some(point)) = point else { continue };
@@ -239,10 +239,10 @@ pub(crate) fn allowed_rows(named: &NamedCollection, clause: Option<&Filter>) -> 
 }
 
 /// Runs `work` on a search thread, again from its start after each pause of a filter that reads
-/// payloads. Does not begin it, and does not continue it, once the caller has gone.
+/// payloads. Does not begin it, and does not continue it, once the caller has disconnected.
 ///
 /// # Errors
-/// `Unavailable` if no thread can take it; those of `work`.
+/// `Unavailable` if no thread can take it; the errors of `work`.
 pub(crate) async fn on_search_thread<T: Send + 'static>(
     registry: &Registry,
     named: &Arc<NamedCollection>,

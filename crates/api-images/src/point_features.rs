@@ -13,14 +13,14 @@ use super::collection::ImageCollection;
 use super::features::{BLOCK, Facts, Features, checked_name, checked_quality, original_key};
 use super::settings::{ImageKind, WantedImages};
 
-/// Most points of one request.
+/// Maximum points of one request.
 pub(crate) const POINTS_MAX: usize = 1000;
-/// Most bytes of the JSON of one request.
+/// Maximum bytes of the JSON of one request.
 pub(crate) const FEATURES_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the rest
-/// is for the id that they keep beside it.
+/// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the
+/// rest is for the id that they keep besides it.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
-/// Most levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
+/// Maximum levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
 /// 128.
 const PAYLOAD_DEPTH_MAX: usize = 120;
 /// Start of the keys that collections keep in payloads for themselves.
@@ -47,7 +47,7 @@ pub(crate) struct PointFeatures {
     /// Number of keypoints in the record.
     #[serde(default)]
     pub(crate) keypoints: Option<usize>,
-    /// Size of the image in pixels. Without it, that of the graph counts.
+    /// Size of the image in pixels. Without it, the size of the graph counts.
     #[serde(default)]
     pub(crate) width: Option<u32>,
     #[serde(default)]
@@ -295,8 +295,8 @@ impl ExpectedFeatures {
         }
     }
 
-    /// Returns the properties of a collection that does not exist yet: those of the request, or of
-    /// its first point.
+    /// Returns the properties of a collection that does not exist yet: the properties in the
+    /// request, or of its first point.
     ///
     /// # Errors
     /// `NotFound` if no model is named.
@@ -353,7 +353,8 @@ pub(crate) struct CheckedFeatures {
 }
 
 impl CheckedFeatures {
-    /// Returns the payload to store. `before` is that of the stored point, whose original remains.
+    /// Returns the payload to store. `before` is the payload of the stored point, whose original
+    /// remains.
     ///
     /// # Errors
     /// `TooLarge` for one that collections refuse.

@@ -11,7 +11,7 @@ use metrics::{KindLabels, Metrics};
 use os::CpuAccount;
 use tokio::sync::oneshot;
 
-/// Most queued work. Further work is refused. The bytes of images are queued too.
+/// Maximum queued work. Further work is refused. The bytes of images are queued too.
 const QUEUE_MAX: usize = 64;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ impl Pool {
     /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if the queue is full; those of `work`.
+    /// `ResourceExhausted` with retry advice if the queue is full; the errors of `work`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,

@@ -35,7 +35,7 @@ pub(crate) struct Rebuild {
     pub(crate) to: Mutex<Option<String>>,
     pub(crate) model: String,
     pub(crate) switch: bool,
-    /// Most images that may fail.
+    /// Maximum images that may fail.
     pub(crate) max_failed: usize,
     pub(crate) total: AtomicU64,
     pub(crate) done: AtomicU64,

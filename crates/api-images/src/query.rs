@@ -42,7 +42,7 @@ pub(crate) enum QueryImage {
     Point(PointId),
 }
 
-/// Features of a query, and what was found.
+/// Features of a query, and the results of its search.
 pub(crate) struct Found {
     features: QueryFeatures,
     pub(crate) result: SearchResult,

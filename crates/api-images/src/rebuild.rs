@@ -26,9 +26,9 @@ use super::state::ImagesState;
 
 /// Points of one page.
 const PAGE: usize = 32;
-/// Most passes. A collection that changes faster than it can be copied is not switched.
+/// Maximum passes. A collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;
-/// Most failed images of a rebuild. Their names and reasons take about 20 MB of memory.
+/// Maximum failed images of a rebuild. Their names and reasons take about 20 MB of memory.
 const FAILURES_MAX: usize = 100_000;
 
 #[derive(serde::Deserialize)]
@@ -38,7 +38,8 @@ pub(crate) struct RebuildRequest {
     /// True to change the alias once the copy is complete.
     #[serde(default)]
     switch: bool,
-    /// Most images that may be missing in the new version because they cannot be read or embedded.
+    /// Maximum images that may be missing in the new version because they cannot be read or
+    /// embedded.
     #[serde(default)]
     max_failed: usize,
 }
@@ -47,8 +48,8 @@ pub(crate) struct RebuildRequest {
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
-/// is not served, or to switch a name that is no alias; `AlreadyExists` while a rebuild of the name
-/// runs; `ResourceExhausted` if too many rebuilds and uploads run.
+/// is not served, or to switch a name that is not an alias; `AlreadyExists` while a rebuild of the
+/// name runs; `ResourceExhausted` if too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,
@@ -204,8 +205,8 @@ impl RebuildWork<'_> {
         unseen: &mut Option<Error>,
     ) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
-        // An image that failed in an earlier pass is not tried again. It is no failure once
-        // removed.
+        // An image that failed in an earlier pass is not tried again. It does not count as a
+        // failure once it is removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {

@@ -61,7 +61,7 @@ impl ImageServices {
     ///
     /// # Errors
     /// Returns the errors of [`InferenceService::infer`]; `FailedPrecondition` for an output that
-    /// is no vector.
+    /// is not a vector.
     pub(crate) async fn embed(&self, embedder: &Embedder, tensor: Vec<f32>) -> Result<Vec<f32>> {
         let request = InferenceRequest {
             servable: embedder.servable.clone(),

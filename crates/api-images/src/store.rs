@@ -22,7 +22,7 @@ const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug)]
 pub(crate) struct PutOutcome {
-    /// True if the collection did not have it before.
+    /// True if the collection did not have the image before.
     pub(crate) added: bool,
     id: PointId,
     /// The service's block of its payload.
@@ -79,7 +79,7 @@ pub(crate) fn status_of(outcome: &Result<PutOutcome>) -> &'static str {
 /// `None` for others.
 ///
 /// # Errors
-/// Per image, those of [`NamedCollection::get`].
+/// Per image, the errors of [`NamedCollection::get`].
 pub(crate) fn present(
     named: &NamedCollection,
     ids: &[[u8; 16]],
@@ -92,7 +92,7 @@ pub(crate) fn present(
     found.into_iter().map(outcome).collect()
 }
 
-/// An image on its way into a collection.
+/// An image that is being added to a collection.
 pub(crate) struct ReadyImage {
     pub(crate) features: Features,
     pub(crate) embedding: Vec<f32>,

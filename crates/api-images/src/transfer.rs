@@ -19,7 +19,8 @@ use super::settings::ImageKind;
 
 /// An image whose features are wanted.
 pub(crate) struct FeatureExtraction {
-    /// The collection that decides on kind and model. If it does not exist, this does.
+    /// The collection that decides on kind and model. If it does not exist, these properties
+    /// decide.
     pub(crate) wanted: CollectionSpec,
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
@@ -95,7 +96,8 @@ impl WrittenPoints {
 /// request. After an error of the collection some points may have been written.
 ///
 /// # Errors
-/// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and those of the collection.
+/// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and the errors of the
+/// collection.
 pub(crate) async fn write(
     services: &Arc<ImageServices>,
     wanted: CollectionSpec,
@@ -177,7 +179,7 @@ fn is_lost(error: &Error) -> bool {
 /// Writes features over the points that are there, whose payloads are `before`.
 ///
 /// # Errors
-/// `TooLarge` for a payload that collections refuse, before any point is written; those of
+/// `TooLarge` for a payload that collections refuse, before any point is written; the errors of
 /// [`NamedCollection::upsert`].
 pub(crate) fn upsert(
     named: &NamedCollection,

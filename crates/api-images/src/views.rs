@@ -203,8 +203,8 @@ impl ViewSearch<'_> {
     }
 }
 
-/// Adds the hits of views to those of the whole photograph. Each image keeps its best score. Then
-/// keeps the best.
+/// Adds the hits of views to the hits of the whole photograph. Each image keeps its best score.
+/// Then keeps the best images.
 pub(crate) fn add(shown: &mut Vec<ShownHit>, hits: Vec<ShownHit>, plan: &SearchPlan) {
     for new in hits {
         match shown.iter_mut().find(|hit| hit.id == new.id) {

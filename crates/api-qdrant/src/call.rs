@@ -22,8 +22,8 @@ use crate::json;
 use crate::params::RequestParams;
 use crate::state::{CollectionsState, ImageCollections};
 
-/// Most objects in the body of a query: searches of a batch, and conditions of filters, two objects
-/// each.
+/// Maximum objects in the body of a query: searches of a batch, and conditions of filters, two
+/// objects each.
 const QUERY_OBJECTS_MAX: usize = 1 << 16;
 /// Longest wait of a read for a collection that is being opened.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -214,7 +214,7 @@ impl RestCall {
         let job = move || {
             if !sender.is_closed() {
                 let result = handler(&registry, &context, &body).and_then(|result| encode(&result));
-                // Sending fails if the client is gone; the change is made all the same.
+                // Sending fails if the client is gone; the change is made nevertheless.
                 let _ = sender.send(result);
             }
         };

@@ -16,7 +16,7 @@ pub(crate) fn list(registry: &Registry, context: &CallContext) -> Result<Value> 
     Ok(json!({ "collections": names }))
 }
 
-/// Tells if a collection has this name or alias, in any state.
+/// Responds with true if a collection has this name or alias, in any state.
 pub(crate) fn exists(registry: &Registry, context: &CallContext) -> Result<Value> {
     let found = match registry.get(&context.collection) {
         Err(error) => error.kind() != ErrorKind::NotFound,

@@ -30,7 +30,7 @@ pub enum Fusion {
         /// Weight of each prefetch; 1 by default.
         weights: Option<Vec<f32>>,
     },
-    /// By the scores of a hit, relative to those of its list.
+    /// By the scores of a hit, relative to the scores of its list.
     DistributionBased,
 }
 
@@ -96,8 +96,8 @@ impl Fusion {
         sums.into_iter().map(|(id, score)| FusionHit { id, score: score as f32 }).collect()
     }
 
-    /// Returns what each hit of a list adds to the score of its point. `number` is that of the
-    /// list.
+    /// Returns the value that each hit of a list adds to the score of its point. `number` is the
+    /// number of the list.
     fn scores<I>(&self, number: usize, list: &[FusionHit<I>]) -> Vec<f64> {
         match self {
             Fusion::ReciprocalRank { constant, weights } => {

@@ -7,7 +7,7 @@ use search::coarse::Metric;
 
 use crate::scores;
 
-/// Most candidates of a query: each is compared with each chosen hit.
+/// Maximum candidates of a query: each is compared with each chosen hit.
 const CANDIDATES_MAX: usize = 1024;
 
 /// A hit that may be chosen.

@@ -24,9 +24,9 @@ use crate::mmr::{self, MmrCandidate};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
 
-/// Most examples of one query, positive and negative together.
+/// Maximum examples of one query, positive and negative together.
 const EXAMPLES_MAX: usize = 1024;
-/// Most queries of one batch.
+/// Maximum queries of one batch.
 const BATCH_MAX: usize = 1024;
 
 /// Hits of a query, best first.
@@ -174,8 +174,8 @@ impl QueryRun<'_> {
         self.present(ranked, &projection, budget)
     }
 
-    /// Returns at most `count` hits of `query`, which is that of `request`; without a query, the
-    /// first points in the order of their ids.
+    /// Returns at most `count` hits of `query`, which is the query of `request`; without a query,
+    /// the first points in the order of their ids.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,

@@ -164,7 +164,7 @@ pub(crate) fn scroll(
     body: &[u8],
 ) -> Result<ScrollResponse> {
     let request: json::ScrollRequest = json::parse(body)?;
-    // The points beyond the most of one page come with the next one.
+    // Points beyond the maximum of one page come with the next page.
     let limit = request.limit().min(IDS_MAX);
     let projection =
         Projection::new(named, true, request.with_payload, request.with_vector.as_ref());

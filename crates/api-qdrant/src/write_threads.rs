@@ -9,7 +9,7 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 /// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads
 /// more than the disk has queues help. Besides waiting they parse JSON.
 const WRITE_THREADS: usize = 4;
-/// Most writes that wait for a thread. Each holds its request's body.
+/// Maximum writes that wait for a thread. Each holds its request's body.
 pub(crate) const WRITES_MAX: usize = 64;
 /// Retry advice for a refused write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

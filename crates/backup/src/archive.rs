@@ -37,8 +37,8 @@ pub fn archive_bytes(list: &BackupList) -> Result<u64> {
 /// Writes a backup of `collection` as an archive. Compares each object with its checksum.
 ///
 /// # Errors
-/// `DataLoss` that names a damaged object; those of the store and of `out`. The archive is then
-/// incomplete.
+/// `DataLoss` that names a damaged object; the errors of the store and of `out`. The archive is
+/// then incomplete.
 pub async fn write_archive(
     context: &BackupContext<'_>,
     collection: &str,
@@ -79,8 +79,8 @@ fn padding(bytes: u64) -> Vec<u8> {
 ///
 /// # Errors
 /// `InvalidArgument` for another file, in particular for a snapshot of Qdrant's own; `DataLoss` if
-/// a file of the archive is missing, shortened or changed; otherwise those of the registry. The
-/// collection of the name stays as it was.
+/// a file of the archive is missing, shortened or changed; otherwise the errors of the registry.
+/// The collection of the name stays as it was.
 pub fn read_archive(
     registry: &Registry,
     archive: impl Read,
@@ -131,10 +131,10 @@ fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
 }
 
 /// Appends all bytes of `from` to `to` and makes them durable. Compares length and checksum with
-/// those of `file`.
+/// the length and checksum of `file`.
 ///
 /// # Errors
-/// `DataLoss` if they differ; those of `from` and `to`.
+/// `DataLoss` if they differ; the errors of `from` and `to`.
 fn append_checked(from: &mut impl Read, file: &BackupFile, to: &mut dyn Writer) -> Result<()> {
     let wrong = |why: String| Error::data_loss(format!("{} in the snapshot: {why}", file.name));
     let mut hasher = blake3::Hasher::new();

@@ -66,7 +66,7 @@ pub async fn copy(
     outcome.map_err(|error| error.context(format!("backup {backup} of {collection:?}")))
 }
 
-/// Copies the object of a backup's file from the store of `context` to the key `to` in that of
+/// Copies the object of a backup's file from the store of `context` to the key `to` in the store of
 /// `target`, and compares its checksum.
 ///
 /// # Errors

@@ -85,7 +85,8 @@ pub async fn create(
             known.stored.clear();
         }
         named.collection().flush_before_pin()?;
-        // Before the files are pinned: settings may say how far they go, and must not be ahead.
+        // Read before the files are pinned: settings may say how far the files go, and must not be
+        // ahead of them.
         let settings = named.settings();
         let pinned = named.collection().pin()?;
         let source = BackupSource { named, settings: &settings, pinned: &pinned };
@@ -118,7 +119,7 @@ async fn known_objects(context: &BackupContext<'_>, collection: &str) -> Result<
     Ok(KnownObjects { stored, listed, newest })
 }
 
-/// Returns true if the pinned state is that of `list`.
+/// Returns true if the pinned state equals the state of `list`.
 fn is_same(list: &BackupList, source: &BackupSource<'_>) -> bool {
     let BackupSource { named, settings, pinned } = *source;
     let same_file = |(listed, file): (&BackupFile, &PinnedFile)| {
@@ -187,8 +188,8 @@ async fn upload(
     Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
 }
 
-/// Checks that a file is still that of an earlier backup, before its object is replaced: a damaged
-/// file must not take the place of a sound object that earlier backups need.
+/// Checks that a file still matches an earlier backup, before its object is replaced: a damaged
+/// file must not replace a sound object that earlier backups need.
 ///
 /// # Errors
 /// `DataLoss` if it differs; the error of the medium.
@@ -209,7 +210,7 @@ async fn check_unchanged(
     )))
 }
 
-/// Returns the report of a backup of which nothing was uploaded.
+/// Returns the report of a backup that uploaded no files.
 fn report(list: &BackupList) -> BackupReport {
     BackupReport {
         backup: list.id.clone(),

@@ -50,7 +50,8 @@ impl LocalObject {
 
 impl Drop for LocalObject {
     fn drop(&mut self) {
-        // Nothing is there after a rename. Otherwise its name keeps it out of all lists of objects.
+        // After a rename, the file does not exist. Otherwise its name keeps it out of all lists of
+        // objects.
         let _ = std::fs::remove_file(&self.staged);
     }
 }

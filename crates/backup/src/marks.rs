@@ -3,8 +3,8 @@
 //!
 //! Each puts its mark first and then looks for marks of the other kind. At least one of two that
 //! start together therefore sees the other. A removal that sees a backup ends without removing
-//! objects. A backup that sees a removal waits for its end. A mark that is older than
-//! [`STALE`] is that of a program that has died.
+//! objects. A backup that sees a removal waits for its end. A mark that is older than [`STALE`]
+//! belongs to a program that has died.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -31,7 +31,7 @@ pub struct PruneReport {
 /// stopped one.
 ///
 /// # Errors
-/// `InvalidArgument` for a policy without a rule, `DataLoss` if a list that stays cannot be read
+/// `InvalidArgument` for a policy without a rule, `DataLoss` if a list that is kept cannot be read
 /// (no object is then removed); otherwise the store's error.
 pub async fn prune(
     context: &BackupContext<'_>,

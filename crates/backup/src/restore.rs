@@ -38,8 +38,8 @@ pub struct RestoreReport {
 ///
 /// # Errors
 /// `NotFound` if there is no such backup, `AlreadyExists` if the name is taken, `DataLoss` that
-/// names the object if one is missing, shortened or changed, `StorageFull` without room;
-/// otherwise those of the store and of the registry. The collection of the name stays as it was.
+/// names the object if one is missing, shortened or changed, `StorageFull` without room; otherwise
+/// the errors of the store and of the registry. The collection of the name stays as it was.
 pub async fn restore(
     context: &BackupContext<'_>,
     registry: &Registry,
@@ -85,7 +85,7 @@ pub(crate) fn finish(
         .map_err(|error| error.context(format!("backup {}", list.id)))?;
     let points = named.collection().count();
     if points < list.points {
-        // The files are those of the backup, so this is a matter for the log and not an error.
+        // The files match the backup, so this is a matter for the log and not an error.
         tracing::warn!(
             collection = named.name(),
             points,

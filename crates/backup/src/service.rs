@@ -166,11 +166,11 @@ impl BackupRequest {
 /// State of a request.
 #[derive(Clone, Debug)]
 pub enum BackupJobState {
-    /// It waits for the thread.
+    /// The job waits for the thread.
     Waiting,
-    /// It is being worked on.
+    /// The job is being worked on.
     Running,
-    /// It has ended with this report or error.
+    /// The job has ended with this report or error.
     Ended(Result<Value>),
 }
 
@@ -230,7 +230,7 @@ pub struct BackupService {
 }
 
 impl BackupService {
-    /// Creates the service. Opens nothing.
+    /// Creates the service. Does not open anything.
     pub fn new(
         config: BackupConfig,
         access: Arc<dyn RegistryAccess>,
@@ -264,7 +264,7 @@ impl BackupService {
     /// Returns the store.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the server has none; those of [`BackupStore::open`].
+    /// `FailedPrecondition` if the server has none; the errors of [`BackupStore::open`].
     pub fn store(&self) -> Result<BackupStore> {
         self.shared.store()
     }
@@ -605,7 +605,7 @@ impl ServiceShared {
 
     /// Backs up all collections that have changed, and removes backups by the policy. Leaves out
     /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
-    /// done between two collections.
+    /// handled between two collections.
     fn back_up_all(&self, requests: &Receiver<QueuedJob>, young: Option<Duration>) {
         let Some(registry) = self.access.open_already() else { return };
         let store = match self.store() {

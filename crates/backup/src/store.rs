@@ -200,7 +200,7 @@ impl BackupStore {
         self.names_below(&format!("{collection}/{directory}")).await
     }
 
-    /// Returns the objects in a directory of the store and in those below it, by name.
+    /// Returns the objects in a directory of the store and in the directories below it, by name.
     pub(crate) async fn names_below(
         &self,
         directory: &str,

@@ -220,8 +220,8 @@ impl BackupContext<'_> {
     /// Downloads an object, passes its pieces to `each`, and compares length and checksum.
     ///
     /// # Errors
-    /// `DataLoss` that names the object if it is missing, shortened or changed; those of the store
-    /// and of `each`.
+    /// `DataLoss` that names the object if it is missing, shortened or changed; the errors of the
+    /// store and of `each`.
     pub(crate) async fn download(
         &self,
         collection: &str,

@@ -112,7 +112,7 @@ impl HttpClient {
             .unwrap_or_else(|| URL_DEFAULT.to_owned());
         let socket = socket_path(&url).map(str::to_owned);
         let base = match url.split_once("://") {
-            // The name of the host means nothing to a socket's server.
+            // A server on a socket ignores the name of the host.
             _ if socket.is_some() => UNIX_BASE.to_owned(),
             None => format!("http://{url}"),
             Some(("http" | "https", _)) => url.clone(),
@@ -264,7 +264,8 @@ fn socket_path(url: &str) -> Option<&str> {
     Some(path.strip_prefix("//").unwrap_or(path))
 }
 
-/// Returns the settings of TLS, which trusts the certificates of `--ca`, or those of the system.
+/// Returns the settings of TLS, which trusts the certificates of `--ca`, or the certificates of the
+/// system.
 fn tls(args: &TlsArgs) -> CommandResult<TlsConfig> {
     let roots = match args.issuers().map_err(usage)? {
         None => RootCerts::PlatformVerifier,

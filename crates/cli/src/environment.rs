@@ -193,7 +193,7 @@ pub(crate) fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
     tls
 }
 
-/// Returns the key that a client command sends: that of its flag, else a variable's.
+/// Returns the key that a client command sends: the key of its flag, else the key of a variable.
 pub(crate) fn client_key(flag: Option<&String>) -> Option<String> {
     flag.cloned().or_else(|| API_KEY.text()).or_else(|| ADMIN_KEY.text())
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use base::{Error, ErrorKind};
 use import::ImportError;
 
-/// Exit codes for `--help`. The numbers are those of [`ExitStatus`].
+/// Exit codes for `--help`. The numbers are defined by [`ExitStatus`].
 pub(crate) const EXIT_CODES_HELP: &str = "\
 Exit codes:
   0  done

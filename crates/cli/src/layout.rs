@@ -35,7 +35,7 @@ pub(crate) fn models_in(dir: &Path) -> Vec<String> {
 }
 
 /// Explains why nothing in a root or a model will be served, and what to do. Empty if something
-/// will be.
+/// will be served.
 pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {

@@ -234,7 +234,7 @@ fn rate(rate: Option<ByteRate>) -> Rate {
     }
 }
 
-/// Creates a progress bar on standard error, which is hidden if that is no terminal.
+/// Creates a progress bar on standard error, which is hidden if standard error is not a terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     let template = "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";

@@ -14,7 +14,7 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Agent, Error, Timeout};
 
-/// Connects to one Unix socket. The host of the address means nothing.
+/// Connects to one Unix socket. The host of the address is ignored.
 #[derive(Debug)]
 pub(crate) struct UnixConnector {
     path: PathBuf,
@@ -92,7 +92,7 @@ impl Transport for UnixTransport {
     fn is_open(&mut self) -> bool {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        // Bytes that no request has asked for belong to no answer either.
+        // Bytes that arrive without a request are not an answer either.
         matches!(
             rustix::net::recv(&self.stream, &mut byte[..], flags),
             Err(rustix::io::Errno::AGAIN)

@@ -169,7 +169,7 @@ impl FromStr for ModelSource {
 /// Parses a port.
 ///
 /// # Errors
-/// Returns a message if it is no number from 0 to 65535.
+/// Returns a message if it is not a number from 0 to 65535.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }

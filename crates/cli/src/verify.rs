@@ -13,9 +13,9 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::values::TimeSpan;
 
-/// Most clients of the closed loop.
+/// Maximum clients of the closed loop.
 const CLIENTS_MAX: usize = 1024;
-/// Most rounds.
+/// Maximum rounds.
 const ROUNDS_MAX: usize = 1000;
 
 /// `millpond verify --against HOST:PORT --requests FILE`.

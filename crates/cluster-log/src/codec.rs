@@ -13,7 +13,8 @@
 //! | | the operations, one after the other |
 //! | 4 | CRC-32C of everything before |
 //!
-//! Numbers are little-endian. An entry has one form only: what decodes encodes to the same bytes.
+//! Numbers are little-endian. An entry has only one form: bytes that can be decoded encode to the
+//! same bytes again.
 
 use std::sync::Arc;
 

@@ -210,7 +210,7 @@ impl WriterDriver {
             Action::Read(request, number) => return self.read(request, number),
             Action::Create(request, number, entry) => self.create(request, number, entry),
             Action::ReadFloor(request) => self.read_floor(request),
-            // Holders apply the log. The number is that of the acknowledgement, which follows.
+            // Holders apply the log. The number belongs to the acknowledgement, which follows.
             Action::Apply(number, batch) => {
                 self.next = number.plus(1);
                 self.applied = Some(batch);
@@ -229,7 +229,7 @@ impl WriterDriver {
         None
     }
 
-    /// Tells the acknowledged entry.
+    /// Passes the acknowledged entry on.
     fn pass_on(&mut self, number: EntryNumber) {
         if let Some(batch) = self.applied.take() {
             let (epoch, writer, body) = (self.epoch, self.id, EntryBody::Writes(batch));

@@ -9,7 +9,7 @@ use super::store::REQUEST_TIMEOUT_DEFAULT;
 /// Longest time in which writes are gathered into an entry.
 pub const GATHER_MAX: Duration = Duration::from_millis(50);
 
-/// Bytes of an entry beside its operations, with room.
+/// Bytes of an entry besides its operations, with a margin.
 const ENTRY_ROOM: usize = 1 << 10;
 
 /// Settings of a [`ShardWriter`](super::ShardWriter).

@@ -18,7 +18,7 @@ use super::codec::{Batch, ENTRY_OPERATIONS_MAX};
 use super::options::WriterOptions;
 use super::retry::StoreHealth;
 
-/// Bytes counted for an operation beside its text: its length in the entry, and memory.
+/// Bytes counted for an operation besides its text: its length in the entry, and memory.
 const OPERATION_BYTES: usize = 64;
 /// Advice to a client whose write was not made.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
@@ -30,7 +30,7 @@ pub fn was_not_made(error: &Error) -> bool {
     error.kind() != ErrorKind::Unavailable || error.retry_after().is_some()
 }
 
-/// State of a queue; a later one replaces an earlier one only.
+/// State of a queue. A state is replaced only by a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum QueueSignal {
     /// Takes writes.
@@ -102,7 +102,7 @@ struct QueueState {
     /// Writes without an entry, by number and so in order.
     waiting: BTreeMap<u64, WaitingWrite>,
     waiting_amount: WriteAmount,
-    /// Writes whose entries are on their way.
+    /// Writes whose entries are in flight.
     taken_amount: WriteAmount,
 }
 
@@ -175,8 +175,8 @@ impl WriteQueue {
         Ok(bytes)
     }
 
-    /// Takes writes for an entry if it is time: the first has waited for others and no entry is on
-    /// its way, or there are enough for a full entry. `on_way` is the number of entries without an
+    /// Takes writes for an entry if it is time: the first has waited for others and no entry is in
+    /// flight, or there are enough for a full entry. `on_way` is the number of entries without an
     /// answer.
     pub(super) fn look(&self, on_way: usize) -> QueueLook {
         let mut state = self.state.lock();
@@ -260,7 +260,7 @@ impl WriteQueue {
 }
 
 impl QueueState {
-    /// Takes the first write, and those behind it that fit into the same entry.
+    /// Takes the first write, and the writes behind it that fit into the same entry.
     fn take(&mut self, bytes_max: usize) -> QueueLook {
         let mut operations = Vec::new();
         let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };

@@ -16,7 +16,7 @@ pub enum WriterPhase {
     Starting,
     /// Writes.
     Owning,
-    /// The ownership ended; waits for the entries on their way. New writes are refused.
+    /// The ownership ended; waits for the entries in flight. New writes are refused.
     Draining,
     /// The ownership is lost, and the writer has ended.
     Lost,

@@ -15,7 +15,7 @@ use super::queue::QueueSignal;
 use super::shared::{WriterPhase, WriterShared, WriterStatus};
 use super::store::ShardLog;
 
-/// Function that is told an acknowledged entry. It must not block.
+/// Function that is called with an acknowledged entry. It must not block.
 pub type OnEntry = Box<dyn Fn(EntryNumber, LogEntry<Batch>) + Send>;
 
 /// Writer of a shard's log, for one ownership. Clones are handles to the same writer. It ends when
@@ -43,7 +43,8 @@ impl ShardWriter {
         ShardWriter::start_watched(log, epoch, options, Box::new(|_, _| {}))
     }
 
-    /// As [`ShardWriter::start`]. `on_entry` is told every entry when it is acknowledged, in order.
+    /// As [`ShardWriter::start`]. `on_entry` is called with every entry when it is acknowledged, in
+    /// order.
     pub fn start_watched(
         log: ShardLog,
         epoch: Epoch,
@@ -58,9 +59,9 @@ impl ShardWriter {
         ShardWriter { handle: Arc::new(WriterHandle { shared }) }
     }
 
-    /// Appends operations to the log, in one entry with those of other calls. Returns the number of
-    /// the entry once it is durable and counts. If the future is dropped before the operations have
-    /// an entry, they are not written.
+    /// Appends operations to the log, in one entry with the operations of other calls. Returns the
+    /// number of the entry once it is durable and counts. If the future is dropped before the
+    /// operations have an entry, they are not written.
     ///
     /// # Errors
     /// `InvalidArgument` without operations; `TooLarge` if no entry can have them;
@@ -71,7 +72,7 @@ impl ShardWriter {
         shared.queue.add(operations)?.wait(deadline, &shared.health).await
     }
 
-    /// Ends the ownership, or assumes that it has ended. Entries on their way may still be
+    /// Ends the ownership, or assumes that it has ended. Entries in flight may still be
     /// acknowledged, which is safe; other writes are refused.
     pub fn expire(&self) {
         self.handle.shared.queue.close(QueueSignal::Expired);
@@ -87,7 +88,7 @@ impl ShardWriter {
         self.phase(|phase| phase != WriterPhase::Starting).await == WriterPhase::Owning
     }
 
-    /// Waits until the ownership is lost and nothing of this writer is on its way. After
+    /// Waits until the ownership is lost and no request of this writer is in flight. After
     /// [`ShardWriter::expire`] this may take until the store answers.
     pub async fn lost(&self) {
         self.phase(|phase| phase == WriterPhase::Lost).await;

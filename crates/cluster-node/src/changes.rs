@@ -1,7 +1,8 @@
 //! Aliases of collections, and changes of collections after their creation.
 //!
-//! The record of a collection never changes. What clients may change later is in one document for
-//! the whole cluster, of which each version is an object of its own in the store.
+//! The record of a collection never changes. Everything that clients may change later is in one
+//! document for the whole cluster. Each version of the document is an object of its own in the
+//! store.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,7 @@ pub struct CollectionChanges {
     /// Declared indexes of payload fields: `data_type` and `params`, by field.
     #[serde(default)]
     pub payload_schema: Map<String, Value>,
-    /// Hints without effect, beside those of the request that created the collection.
+    /// Hints without effect, in addition to the hints of the request that created the collection.
     #[serde(default)]
     pub hints: Map<String, Value>,
     /// Members to be merged into the metadata of that request. Null removes one.

@@ -31,7 +31,7 @@ pub trait CollectionCatalog: Send + Sync {
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
     ) -> BoxFuture<'a, Result<u64>>;
 
-    /// Returns true once the collections were read from the store. Before, an absent one says
-    /// nothing.
+    /// Returns true once the collections were read from the store. Before that, an absent
+    /// collection may still exist.
     fn is_loaded(&self) -> bool;
 }

@@ -29,7 +29,7 @@ const PAGE_POINTS: usize = 1000;
 const PAGE_PAYLOADS: usize = 256;
 
 /// Makes a change of the points that its filter chooses. Returns the largest number of an entry
-/// that has some of it; 0 if the filter chooses none.
+/// that has a part of the change; 0 if the filter chooses no point.
 ///
 /// # Errors
 /// The first error of a shard, after which some points are changed and others are not.

@@ -1,6 +1,6 @@
-//! Checks of writes. A holder skips an operation of the log that it cannot make, so what a
-//! collection would refuse is refused here, before it is in the log. `payload_sizes` checks the
-//! changes whose outcome depends on stored payloads.
+//! Checks of writes. A holder skips an operation of the log that it cannot make, so operations that
+//! a collection would refuse are refused here, before they are in the log. `payload_sizes` checks
+//! the changes whose outcome depends on stored payloads.
 
 use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
@@ -18,7 +18,7 @@ const UUID_BYTES: usize = 56;
 /// Maximum squared length of a vector, as in `search`.
 const SQUARE_MAX: f64 = 1e36;
 
-/// Member of a collection's extra settings that has those of images.
+/// Member of a collection's extra settings that has the settings of images.
 pub(super) const IMAGES: &str = "images";
 
 /// Checks the nesting of JSON text.
@@ -50,7 +50,7 @@ pub(super) fn depth(json: &[u8]) -> Result<()> {
 /// Checks an operation for a collection.
 ///
 /// # Errors
-/// As the collection would refuse it.
+/// The error with which the collection would refuse the operation.
 pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSettings) -> Result<()> {
     match operation {
         UpdateOperation::Upsert(request) => upsert(request, settings),
@@ -95,7 +95,7 @@ fn repeatable(keys: &[String]) -> Result<()> {
     }
 }
 
-/// Checks the size of a payload beside the longest id.
+/// Checks the size of a payload together with the longest id.
 fn payload_size(payload: &Map<String, Value>) -> Result<()> {
     let bytes = serde_json::to_vec(payload)
         .map_err(|error| Error::internal(format!("a payload: {error}")))?

@@ -38,7 +38,7 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     RootAnswer::of(&json!({ "collections": names }))
 }
 
-/// Tells if a collection has this name or alias.
+/// Responds with true if a collection has this name or alias.
 pub(super) async fn exists(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let exists = context.state.loaded_view()?.collection(&context.collection).is_some();
     RootAnswer::of(&json!({ "exists": exists }))
@@ -68,7 +68,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
 /// Waits until each shard of a new collection has a holder.
 ///
 /// # Errors
-/// `Unavailable` with retry advice if some have none in time.
+/// `Unavailable` with retry advice if some shards have no holder in time.
 pub(super) async fn wait_for_holders(
     context: &RootContext,
     record: &CollectionRecord,

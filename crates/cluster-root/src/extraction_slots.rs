@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// Most images of this root in extraction on one node: as many as its queue of bulk work takes.
+/// Maximum images of this root in extraction on one node: as many as its queue of bulk work takes.
 const NODE_IMAGES_MAX: usize = 64;
 /// Longest wait for a slot before the nodes are looked at again: a new node notifies no waiter.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);

@@ -212,7 +212,7 @@ fn best_values(
 /// Hits of each group.
 #[derive(Clone, Copy)]
 struct GroupHits<'a> {
-    /// Most hits of a group.
+    /// Maximum hits of a group.
     size: usize,
     /// Path of the field by which points are grouped.
     field: &'a str,

@@ -6,8 +6,8 @@
 //!
 //! # Reads
 //! A holder that fails is replaced at once by another one. A holder that is slower than usual gets
-//! a second request beside it, within the budget of `cluster::HedgeBudget`. If shards stay without
-//! an answer, the answer is partial and names its coverage, or fails below `min_coverage`.
+//! a second request at another holder, within the budget of `cluster::HedgeBudget`. If shards stay
+//! without an answer, the answer is partial and names its coverage, or fails below `min_coverage`.
 //!
 //! # Writes
 //! All points and filters are checked before anything is sent, because holders cannot refuse an

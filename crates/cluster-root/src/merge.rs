@@ -119,7 +119,7 @@ impl HitOrder {
     pub(super) fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
         let by_id = || one.id.cmp(&other.id);
         match self {
-            // A score that is no number has no JSON and comes last.
+            // A score that is not a number has no JSON and comes last.
             HitOrder::HigherScore => {
                 let score = |key: &PointKey| key.score.unwrap_or(f32::NEG_INFINITY);
                 score(other).total_cmp(&score(one)).then_with(by_id)
@@ -179,7 +179,7 @@ pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -
 /// Returns the JSON text of a merged answer.
 ///
 /// # Errors
-/// `Internal` if it is none.
+/// `Internal` if the text is not JSON.
 pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
     let text = String::from_utf8(result).map_err(|error| error.to_string());
     text.and_then(|text| RawValue::from_string(text).map_err(|error| error.to_string()))

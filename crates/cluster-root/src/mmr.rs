@@ -86,7 +86,7 @@ async fn best_hits(
         let merged = merge::merged_hits(shards, order, HitRange { offset: 0, limit: depth })?;
         let hits = merged.points.iter().map(|point| {
             let hit = MergedHit { id: point.key.point(), members: merge::read(point.text)? };
-            // A score that is no number has no JSON.
+            // A score that is not a number has no JSON.
             Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
         });
         let hits = hits.collect::<Result<Vec<_>>>()?;

@@ -51,7 +51,7 @@ struct StoredPayload {
 /// Checks that operations, which are made in order, make no payload too large.
 ///
 /// # Errors
-/// `TooLarge` if one would; `Unavailable` if the payloads cannot be read.
+/// `TooLarge` if a payload would become too large; `Unavailable` if the payloads cannot be read.
 pub(super) async fn check(
     context: &RootContext,
     record: &Arc<CollectionRecord>,

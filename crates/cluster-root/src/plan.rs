@@ -1,4 +1,4 @@
-//! Plans: the shards that would move if nodes came or went. Nothing is moved by a plan.
+//! Plans: the shards that would move if nodes came or went. A plan moves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ struct NodePlan {
     restores: usize,
 }
 
-/// Returns the plan for nodes that come and go: shards now and then, and their moves.
+/// Returns the plan for nodes that come and go: shards before and after, and their moves.
 pub(super) async fn plan(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: PlanRequest = match body.is_empty() {
         true => PlanRequest::default(),

@@ -19,7 +19,7 @@ use super::read::{answers, of_all};
 use super::root_query::{QueryRun, RootQuery};
 use super::split;
 
-/// Most prefetches of one batch of queries, at one level.
+/// Maximum prefetches of one batch of queries, at one level.
 const BATCH_MAX: usize = 1024;
 
 /// Replaces the prefetches of each query by their hits. Returns the completeness of these.
@@ -163,7 +163,7 @@ impl RootQuery {
         let prefetches = std::mem::take(&mut self.request.prefetch);
         if let Some(VectorQuery::Fuse(fusion)) = &self.request.query {
             let lists = prefetches.iter().zip(found).map(|(prefetch, found)| {
-                // A score that is no number has no JSON.
+                // A score that is not a number has no JSON.
                 let score = |key: &PointKey| key.score().unwrap_or(f32::NAN);
                 let hit =
                     |key: &PointKey| FusionHit::new(prefetch, metric, key.point(), score(key));

@@ -115,7 +115,7 @@ impl QueryRun<'_> {
         Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
     }
 
-    /// Answers queries without mmr and fusion in one read. `bytes` are those of the request.
+    /// Answers queries without mmr and fusion in one read. `bytes` are the bytes of the request.
     async fn together(
         &self,
         queries: Vec<RootQuery>,

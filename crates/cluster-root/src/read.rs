@@ -25,8 +25,8 @@ use super::split::{self, IdsBody, RawMembers};
 /// every shard returns all of its values.
 const FACET_VALUES_MAX: usize = 65_536;
 
-/// Longest time of the second read of points that a holder does not have. A store that does not
-/// answer lets it fail.
+/// Longest time of the second read of points that a holder does not have. The read fails if the
+/// store does not answer.
 const CONFIRMATION_MAX: Duration = Duration::from_secs(5);
 
 /// Returns a read of all shards of a collection.
@@ -245,8 +245,8 @@ pub(super) async fn count(context: RootContext, body: Bytes) -> Result<RootAnswe
     merged(&context, &read, merge::count).await
 }
 
-/// Returns the number of points, and true if points of some shards are not counted. `body` is that
-/// of a request to count points.
+/// Returns the number of points, and true if points of some shards are not counted. `body` is the
+/// body of a request to count points.
 ///
 /// # Errors
 /// As [`answers`].

@@ -19,11 +19,11 @@ use super::read::confirmed;
 use super::shard_read::RETRY_AFTER;
 use super::split::{self, RawMembers};
 
-/// Maximum values of the vectors that stand for points in one request. Their JSON takes up to 20
+/// Maximum values of the vectors that replace points in one request. Their JSON takes up to 20
 /// bytes a value.
 const VALUES_MAX: usize = 4 << 20;
 
-/// Checks the size of the vectors that stand for the points of a request.
+/// Checks the size of the vectors that replace the points of a request.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`VALUES_MAX`] values.
@@ -61,7 +61,7 @@ pub(super) struct QueryRun<'a> {
 pub(super) struct MmrChoice {
     /// From 0, only similarity to the query counts, to 1, only difference of the hits.
     pub(super) diversity: f32,
-    /// Most hits to choose from.
+    /// Maximum hits to choose from.
     pub(super) candidates: usize,
 }
 
@@ -101,7 +101,7 @@ impl RootQuery {
                 Metric::L2 => HitOrder::LowerScore,
             },
             Some(VectorQuery::Fuse(_)) => HitOrder::HigherScore,
-            // All scores are equal, so the order is that of the ids.
+            // All scores are equal, so the order is the order of the ids.
             None => HitOrder::HigherScore,
         }
     }

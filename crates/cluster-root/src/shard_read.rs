@@ -28,7 +28,8 @@ pub(super) enum ReadBody {
 pub(super) enum ReadPriority {
     /// A request of a client, which waits.
     Client,
-    /// Background work. Nodes answer it at low priority, so its times say nothing about others.
+    /// Background work. Nodes answer it at low priority, so its latencies say nothing about other
+    /// requests.
     Background,
 }
 
@@ -54,14 +55,14 @@ pub(super) struct ShardAnswers {
     pub(super) nodes: BTreeMap<u32, String>,
     /// Shards that answered.
     pub(super) coverage: ReadCoverage,
-    /// Error of a shard that did not.
+    /// Error of a shard that did not answer.
     pub(super) failure: Option<Error>,
     /// Bytes of the results, and of answers that came second.
     pub(super) reservation: Reservation,
 }
 
 impl ShardAnswers {
-    /// Replaces the answers of `shards` by those of a second read.
+    /// Replaces the answers of `shards` by the answers of a second read.
     pub(super) fn replace(&mut self, shards: &[u32], again: ShardAnswers) {
         for shard in shards {
             self.results.remove(shard);

@@ -44,7 +44,7 @@ pub(super) fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32,
 /// Reads the members of a body that was read by its type already.
 ///
 /// # Errors
-/// `InvalidArgument` if it is no object.
+/// `InvalidArgument` if it is not an object.
 pub(super) fn members(body: &[u8]) -> Result<RawMembers> {
     serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
@@ -53,7 +53,7 @@ pub(super) fn members(body: &[u8]) -> Result<RawMembers> {
 /// Returns the JSON text of a value.
 ///
 /// # Errors
-/// `Internal` if it has none.
+/// `Internal` if the value has no JSON text.
 pub(super) fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
     to_raw_value(value).map_err(|error| Error::internal(format!("a request's part: {error}")))
 }
@@ -117,7 +117,7 @@ struct PointText {
 /// Splits a checked upsert, and adds its operations.
 ///
 /// # Errors
-/// `InvalidArgument` if the body is none.
+/// `InvalidArgument` if the body is not an upsert.
 pub(super) fn upsert(body: &str, shards: u32, split: &mut ShardOperations) -> Result<()> {
     let body: UpsertText<'_> = read(body)?;
     let mut points: BTreeMap<u32, Vec<String>> = BTreeMap::new();
@@ -232,7 +232,7 @@ impl ChangeSteps {
 /// batch.
 ///
 /// # Errors
-/// `InvalidArgument` if the body is none.
+/// `InvalidArgument` if the body is not such a change.
 pub(super) fn selection(
     kind: &str,
     body: &str,
@@ -260,7 +260,7 @@ pub(super) fn selection(
 /// Splits a checked batch, in the order of its operations. Returns their number.
 ///
 /// # Errors
-/// `InvalidArgument` if the body is none.
+/// `InvalidArgument` if the body is not a batch.
 pub(super) fn batch(body: &str, shards: u32, steps: &mut ChangeSteps) -> Result<usize> {
     #[derive(Deserialize)]
     struct OperationsText<'a> {

@@ -140,7 +140,7 @@ impl RootState {
         self.images.as_ref().filter(|images| images.extracts).map(|images| &images.state)
     }
 
-    /// Counts a request to nodes, or an answer to a client. `kind` is that of
+    /// Counts a request to nodes, or an answer to a client. `kind` is a kind of
     /// [`metrics::ClusterMetrics::requests`].
     pub(super) fn count(&self, kind: &'static str) {
         self.requests.metrics.cluster.requests.get_or_create(&KindLabels { kind }).inc();

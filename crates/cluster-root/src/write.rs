@@ -1,7 +1,8 @@
 //! Writes: checked, split by shard, and sent to the owners.
 //!
 //! Only operations by ids go to the log: a holder may make some of them twice after a restart, and
-//! only those by ids lead to the same points then. `by_filter` looks up the points of a filter.
+//! only operations by ids lead to the same points then. `by_filter` looks up the points of a
+//! filter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -158,7 +159,7 @@ fn text(body: &[u8]) -> Result<&str> {
 }
 
 /// Makes the steps of a change, one after the other. Returns the largest number of an entry that
-/// has some of it; 0 without operations.
+/// has a part of the change; 0 without operations.
 ///
 /// # Errors
 /// `TooLarge` if a payload would become too large; the step is not made then. The first error of a

@@ -3,7 +3,7 @@
 //! `cargo run --release -p millpond-cluster --example simulate -- [--seeds 10000] [--first 0]
 //! [--world NAME]`
 //!
-//! Exits with 1 if a world has a violation or too little happens in the worlds of a kind, and if a
+//! Exits with 1 if a world has a violation or too little happens in the worlds of a kind, or if a
 //! planted mistake is not found. The first violation of each kind is printed with its seed, which
 //! repeats it.
 

@@ -43,12 +43,12 @@ pub struct UnneededTimer {
 }
 
 impl UnneededTimer {
-    /// Takes the need of the copy at `now`. Returns true if the copy can be removed: it was
+    /// Records the need of the copy at `now`. Returns true if the copy can be removed: it was
     /// unneeded at each look for [`UNNEEDED_STAYS`], because the same nodes `wanted` hold the
     /// shard.
     ///
-    /// Other nodes start the time again. Such a node may be about to remove its copy, and its
-    /// announcement with it, because it relied on the same nodes before.
+    /// If `wanted` changes, the time starts again. A new node may be about to remove its copy and
+    /// its announcement, because it relied on the same nodes before.
     pub fn look(&mut self, need: CopyNeed, wanted: &[String], now: Instant) -> bool {
         if need != CopyNeed::Unneeded {
             self.since = None;

@@ -34,7 +34,7 @@ pub struct WriterId(pub u128);
 /// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryBody<B> {
-    /// The first entry of an owner: nothing of earlier owners counts behind it.
+    /// First entry of an owner. Entries of earlier owners behind it do not count.
     Fence,
     /// Writes of clients.
     Writes(B),
@@ -53,9 +53,9 @@ pub struct LogEntry<B> {
 
 /// Reads a log in order and says which entries count.
 ///
-/// An entry counts unless an earlier one has a larger epoch. An owner may have several entries on
-/// their way at once; entries that arrive behind the fence of its successor must not count, because
-/// it can acknowledge none of them.
+/// An entry counts unless an earlier one has a larger epoch. An owner may have several entries in
+/// flight at once; entries that arrive behind the fence of its successor must not count, because it
+/// can acknowledge none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogReplay {
     next: EntryNumber,
@@ -63,7 +63,7 @@ pub struct LogReplay {
 }
 
 impl LogReplay {
-    /// Starts at `from`, where the largest epoch so far is `epoch`, as a list of segments says.
+    /// Starts at `from`, where the largest epoch so far is `epoch`, as given by a list of segments.
     pub fn new(from: EntryNumber, epoch: Epoch) -> LogReplay {
         LogReplay { next: from, epoch }
     }

@@ -1,5 +1,5 @@
 //! One read of some shards: a request to one holder of each, to another one after a failure, and to
-//! another one beside a slow one.
+//! another one in parallel to a slow one.
 //!
 //! The caller sends the requests and reports their outcomes. The first result of a shard counts,
 //! and later ones are ignored.
@@ -19,7 +19,7 @@ const ROUND_PAUSE: Duration = Duration::from_millis(50);
 pub enum CallReason {
     /// First request for its shards.
     First,
-    /// Second request, beside a slow one.
+    /// Second request, in parallel to a slow one.
     Hedge,
     /// Request after one that failed or did not answer for a long time.
     Retry,
@@ -57,7 +57,7 @@ struct RunningCall {
 /// State of one shard.
 #[derive(Debug)]
 struct ReadProgress<T, E> {
-    /// Holders that were not asked, in the order in which they are.
+    /// Holders that were not asked yet, in the order in which they will be asked.
     candidates: VecDeque<String>,
     /// Requests that run and whose nodes do not count as failed.
     running: u32,
@@ -227,7 +227,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         self.calls.values().flat_map(|call| [call.hedge_at, call.stall_at]).flatten().min()
     }
 
-    /// Returns the requests to send beside late ones.
+    /// Returns the requests to send in parallel to late ones.
     pub fn timers_fired(&mut self, latencies: &mut NodeLatencies, now: Instant) -> Vec<NodeCall> {
         let mut hedged = BTreeSet::new();
         let mut stalled = BTreeSet::new();
@@ -250,8 +250,8 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         calls
     }
 
-    /// Ends the read. The requests that still run say that their nodes are slow. Returns the result
-    /// of each shard, or its last error if there was one.
+    /// Ends the read. Requests that still run show that their nodes are slow. Returns the result of
+    /// each shard, or its last error if there was one.
     pub fn finish(
         self,
         latencies: &mut NodeLatencies,

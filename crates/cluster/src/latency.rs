@@ -19,18 +19,20 @@ const DOWN_TIME: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL: u64 = 256;
 /// Weight of the newest latency in the mean.
 const NEWEST_WEIGHT: f64 = 0.2;
-/// A node is slow if its mean is this many times the mean of another holder,
+/// A node is slow if its mean exceeds this many times the mean of another holder plus
+/// [`SLOW_MARGIN_S`].
 const SLOW_FACTOR: f64 = 3.0;
-/// and this many seconds more.
+/// Seconds that are added to the limit of [`SLOW_FACTOR`].
 const SLOW_MARGIN_S: f64 = 0.005;
-/// One latency counts as at most this many times the mean, so that one outlier makes no node slow,
+/// One latency counts as at most this many times the mean plus [`OUTLIER_MARGIN_S`], so that one
+/// outlier makes no node slow.
 const OUTLIER_FACTOR: f64 = 4.0;
-/// and this many seconds more.
+/// Seconds that are added to the limit of [`OUTLIER_FACTOR`].
 const OUTLIER_MARGIN_S: f64 = 0.01;
 /// A request is given to another holder without a budget after this many estimates of the 95th
-/// percentile,
+/// percentile.
 const STALL_FACTOR: u32 = 4;
-/// but not before this time.
+/// Minimum time before a request is given to another holder without a budget.
 const STALL_TIME_MIN: Duration = Duration::from_secs(1);
 /// Maximum nodes that are remembered.
 const NODES_MAX: usize = 4096;
@@ -125,7 +127,7 @@ impl NodeLatencies {
         });
     }
 
-    /// Takes the time for which an unfinished request has run. It counts only if it says that the
+    /// Takes the time for which an unfinished request has run. It counts only if it shows that the
     /// node is slower than known.
     pub fn record_unfinished(&mut self, node: &str, elapsed: Duration) {
         self.change(node, |node| {

@@ -22,8 +22,8 @@ pub fn keeps_ownership(
     seen: Option<SeenOwner<'_>>,
     wanted: Option<&str>,
 ) -> bool {
-    // The view may not show a new ownership yet, so an absent one says nothing. A larger epoch of
-    // this node belongs to a key that was created again: no writer has it yet.
+    // The view may not show a new ownership yet, so an ownership that is absent may still exist. A
+    // larger epoch of this node belongs to a key that was created again: no writer has it yet.
     let is_seen = seen.is_none_or(|seen| seen.node == own && seen.epoch <= epoch);
     is_seen && wanted.is_none_or(|wanted| wanted == own)
 }
@@ -48,7 +48,8 @@ pub fn ownership_step(
     wanted: Option<&str>,
 ) -> OwnershipStep {
     match seen {
-        // Also if another node should own the shard, which waits for it.
+        // Releases the ownership also if another node should own the shard: that node waits for the
+        // release.
         Some(seen) if seen.node == own => OwnershipStep::Release(seen.epoch),
         None if wanted == Some(own) => OwnershipStep::Acquire,
         _ => OwnershipStep::Wait,

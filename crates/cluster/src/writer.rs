@@ -31,11 +31,11 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Event that the writer is told.
+/// Event that is reported to the writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<B> {
     /// The referee made this process the owner. The log is read from `from`, where the largest
-    /// epoch so far is `covered`, as the newest list of segments says.
+    /// epoch so far is `covered`, as given by the newest list of segments.
     Granted {
         /// Number of this ownership.
         epoch: Epoch,
@@ -44,7 +44,7 @@ pub enum Event<B> {
         /// Largest epoch before `from`.
         covered: Epoch,
     },
-    /// The ownership ended or must be assumed to have ended. What is on its way may still succeed.
+    /// The ownership ended or must be assumed to have ended. Requests in flight may still succeed.
     Expired,
     /// A client's batch of writes.
     Submitted(Ticket, B),
@@ -90,17 +90,17 @@ pub enum WriterState {
     Checking,
     /// Owns the shard and writes.
     Owning,
-    /// The ownership ended; waits for what is on its way.
+    /// The ownership ended; waits for requests in flight.
     Draining,
 }
 
-/// A batch whose entry is on its way or durable but not acknowledged.
+/// A batch whose entry is in flight, or durable but not acknowledged.
 #[derive(Clone, Debug)]
 struct PendingBatch<B> {
     number: EntryNumber,
     ticket: Ticket,
     writes: B,
-    /// Create or read that will tell whether the entry is durable; `None` if it is.
+    /// Create or read that will show whether the entry is durable; `None` if it is.
     request: Option<RequestId>,
 }
 
@@ -128,7 +128,7 @@ pub struct LogWriter<B> {
     waiting: VecDeque<(Ticket, B)>,
     /// Batches with a number, in order.
     pending: VecDeque<PendingBatch<B>>,
-    /// Read of the floor on its way.
+    /// Read of the floor that is in flight.
     check: Option<FloorCheck>,
     /// Latest request.
     request: RequestId,
@@ -164,7 +164,7 @@ impl<B: Clone> LogWriter<B> {
         self.epoch
     }
 
-    /// Takes what happened and appends what to do, in order. Late answers change nothing.
+    /// Handles an event and appends the resulting actions, in order. Late answers have no effect.
     pub fn handle(&mut self, event: Event<B>, actions: &mut Vec<Action<B>>) {
         match event {
             Event::Granted { epoch, from, covered } => self.granted(epoch, from, covered, actions),
@@ -353,7 +353,7 @@ impl<B: Clone> LogWriter<B> {
                 self.check_floor(actions);
             }
             Some(entry) if entry.epoch > self.epoch => self.lose(actions),
-            // An older owner's entry behind the fence does not count. Only one batch is on its way
+            // An older owner's entry behind the fence does not count. Only one batch is in flight
             // in this part of the log.
             Some(_) => self.create_at_next(at, actions),
         }

@@ -16,7 +16,7 @@ use crate::history::{HistoryRange, ModelHistory, SPAN_SECONDS_MAX};
 use crate::tick::json;
 use crate::window::SchedulerWindow;
 
-/// Most histories that are computed at the same time. A further request waits.
+/// Maximum histories that are computed at the same time. A further request waits.
 pub(crate) const DETAILS_MAX: usize = 2;
 
 #[derive(Deserialize)]

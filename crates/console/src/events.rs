@@ -20,7 +20,7 @@ use transport::{Reply, Shared};
 
 use crate::{EVENTS_VIEWERS_MAX, News, Page, tick};
 
-/// Most events that wait for one viewer.
+/// Maximum events that wait for one viewer.
 const EVENTS_WAITING_MAX: usize = 1;
 /// Longest time in which a viewer may read nothing.
 const VIEWER_STALL_MAX: Duration = Duration::from_secs(30);

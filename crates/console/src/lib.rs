@@ -2,7 +2,7 @@
 //! login of browsers. All files are built into the binary.
 //!
 //! A task reads the counters of the server once a second ([`watch`]), keeps their history, adds
-//! events to the journal, and sends open pages what is new. Pages read; each change that a page
+//! events to the journal, and sends new data to open pages. Pages read; each change that a page
 //! makes is a call of the public API. No request to a model calls this crate, and the number of
 //! open pages is bounded.
 
@@ -43,7 +43,7 @@ use watch::ServerWatch;
 
 /// The version that pages show. All crates of the workspace have one.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Most open pages. A further one is refused.
+/// Maximum open pages. A further one is refused.
 const EVENTS_VIEWERS_MAX: usize = 32;
 /// Time between two scans.
 const TICK: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ enum News {
     End,
 }
 
-/// Sources of what the pages show.
+/// Sources of the data that the pages show.
 pub struct PageSources {
     /// Models, workers, memory and counters.
     pub parts: ObservedParts,
@@ -121,7 +121,7 @@ impl Page {
         watched.scan(&self.parts.lifecycle.status(), &self.history, end);
     }
 
-    /// Scans, and tells open pages.
+    /// Scans, and notifies open pages.
     fn tick(&self) {
         self.scan();
         if self.news.receiver_count() > 0 {
@@ -130,7 +130,7 @@ impl Page {
     }
 }
 
-/// Returns the routes of what the overview shows.
+/// Returns the routes of the data that the overview shows.
 pub fn live_routes() -> Router<Arc<Page>> {
     Router::new()
         .route("/events", get(events::events))

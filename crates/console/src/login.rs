@@ -163,7 +163,7 @@ async fn log_out(State(state): Shared<LoginState>, headers: HeaderMap) -> Reply 
     }
 }
 
-/// Tells a page if the server needs keys, and whose session its browser has.
+/// Reports if the server needs keys, and the key and role of the browser's session.
 async fn session(State(state): Shared<LoginState>, headers: HeaderMap) -> Reply {
     let keys = state.access.keys.as_ref();
     let session = session_of(&headers);

@@ -18,7 +18,7 @@ const APART_MAX: Duration = Duration::from_secs(5);
 /// A directory whose disk is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownDirectory {
-    /// Its use, for people.
+    /// Use of the directory, as the page shows it.
     pub name: &'static str,
     /// Its path.
     pub path: PathBuf,
@@ -76,7 +76,7 @@ struct Processor {
 struct MemoryUse {
     kind: &'static str,
     used: u64,
-    /// Limit, or else `None`.
+    /// Limit; `None` if there is none.
     max: Option<u64>,
 }
 

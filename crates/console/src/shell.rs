@@ -41,7 +41,7 @@ pub(crate) fn render(page: &PageSource, pages: &[PageSource]) -> String {
         .replace("{body}", page.body.trim_end())
 }
 
-/// Returns the links of the navigation, of which that of `page` is marked.
+/// Returns the links of the navigation. The link of `page` is marked.
 fn tabs(page: &PageSource, pages: &[PageSource]) -> String {
     let of_pages = pages.iter().filter_map(|other| Some((other.path, other.tab?)));
     let link = |(path, name): (&str, &str)| {

@@ -19,7 +19,7 @@ pub(crate) struct Threads {
     pub(crate) cores: Option<f64>,
 }
 
-/// Compares the threads' CPU time with that of the last scan.
+/// Compares the threads' CPU time with the CPU time of the last scan.
 #[derive(Default)]
 pub(crate) struct ThreadWatch {
     last: Option<(Instant, Named)>,

@@ -14,9 +14,9 @@ use crate::trouble::{self, ModelState, TroubleLevel};
 use crate::window::batch_size_names;
 use crate::{Page, files};
 
-/// Most models on the page, the first by name.
+/// Maximum models on the page, the first by name.
 pub(crate) const MODELS_SHOWN_MAX: usize = 1000;
-/// Most versions of a model in the overview, the newest.
+/// Maximum versions of a model in the overview, the newest.
 const VERSIONS_SHOWN_MAX: usize = 8;
 /// Seconds of the small charts.
 const SPARK_SECONDS: u64 = 900;

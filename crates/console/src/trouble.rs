@@ -1,11 +1,12 @@
-//! Decides how badly a model does: what the overview lists first, and says in one line.
+//! Decides how severe the problems of a model are: the overview lists the worst models first, with
+//! one line of text.
 
 use lifecycle::{LifecycleState, ModelStatus, UpdateStatus};
 use serde::Serialize;
 
 use crate::history::TrafficRecord;
 
-/// Fewest failed requests of the last minute that are trouble.
+/// Minimum failed requests of the last minute that are trouble.
 const ERRORS_MIN: u64 = 3;
 /// Share of failed requests from which a model is in trouble.
 const ERROR_SHARE_WARNING: f64 = 0.01;
@@ -16,11 +17,11 @@ const ERROR_SHARE_FAILING: f64 = 0.05;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TroubleLevel {
-    /// It serves nothing although it should, or fails many requests.
+    /// The model serves nothing although it should, or fails many requests.
     Failing,
-    /// It serves, but an operator should look at it.
+    /// The model serves, but an operator should look at it.
     Warning,
-    /// It does as it should.
+    /// The model works as it should.
     None,
 }
 
@@ -36,7 +37,7 @@ pub(crate) enum ModelState {
     Failed,
     /// An administrator unloaded it.
     Unloaded,
-    /// It has no version.
+    /// The model has no version.
     Empty,
 }
 

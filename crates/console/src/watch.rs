@@ -40,7 +40,7 @@ pub(crate) struct ServerWatch {
     journal: Arc<EventJournal>,
     refused: BTreeMap<&'static str, u64>,
     disk_refused: HashMap<String, u64>,
-    /// Models in whose last look many requests failed.
+    /// For each model: true if many requests failed at the last look.
     failing: HashMap<Arc<str>, bool>,
 }
 

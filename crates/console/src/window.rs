@@ -46,7 +46,7 @@ impl SchedulerWindow {
     }
 }
 
-/// Adds the counters of a second. Keeps those of the window.
+/// Adds the counters of a second. Keeps the counters of the window.
 pub(crate) fn push(totals: &mut VecDeque<ModelSnapshot>, counters: &ModelSnapshot) {
     if totals.is_empty() {
         // Counts from before the first scan belong to the second that ends now.

@@ -22,8 +22,8 @@ const CLASSES: usize = 10;
 const DRAWN: usize = 4;
 /// Brightness from 0 (paper) to 16 (ink), in steps of 4.
 const INK: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
-/// Fewest held-out images that the model must read rightly: 349 of 360 after its training, less a
-/// few for other processors' rounding.
+/// Minimum held-out images that the model must read correctly: 349 of 360 after its training, less
+/// a few for other processors' rounding.
 const RIGHT_MIN: usize = 345;
 
 /// Writes the model to `path`.
@@ -81,7 +81,7 @@ pub(super) struct DigitsReport {
 /// Asks the served model for all held-out images.
 ///
 /// # Errors
-/// If an answer does not fit the model's signature, or too few images are read rightly.
+/// If an answer does not fit the model's signature, or too few images are read correctly.
 pub(super) fn check(caller: &mut GrpcCaller) -> Result<DigitsReport> {
     let records: Vec<&[u8]> = HELD_OUT.chunks_exact(RECORD).collect();
     let pixels: Vec<f32> =

@@ -74,8 +74,8 @@ pub struct OcrLines {
 /// Reads the lines drawn into `assets`.
 ///
 /// # Errors
-/// `NotFound` if they were not drawn; `InvalidArgument` for a width that is no multiple of a step,
-/// because no rule could cut its output back exactly.
+/// `NotFound` if they were not drawn; `InvalidArgument` for a width that is not a multiple of a
+/// step, because no rule could cut its output back exactly.
 pub fn lines(assets: &Path) -> Result<OcrLines> {
     let dir = assets.join(LINES_DIR);
     let list = dir.join(LINES_FILE);

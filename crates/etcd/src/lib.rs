@@ -289,7 +289,7 @@ impl Etcd {
     }
 
     /// Sends a request to one endpoint, with a token if there is a user. A request that is refused
-    /// for its token is sent a second time with another one.
+    /// for its token is sent a second time with another token.
     async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
         let Some(login) = &self.login else {
             return self.exchange(address, path, body, None).await;

@@ -14,8 +14,8 @@ use super::wire;
 
 /// Path of logins.
 const LOGIN_PATH: &str = "/v3/auth/authenticate";
-/// Time for a login, and for waiting for that of another request. etcd hashes the password slowly
-/// on purpose.
+/// Time for a login, and for waiting for the login of another request. etcd hashes the password
+/// slowly on purpose.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A user of etcd.

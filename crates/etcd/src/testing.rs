@@ -26,7 +26,7 @@ pub struct EtcdServer {
     tls: Option<EtcdTls>,
 }
 
-/// TLS of an etcd: issuer of its certificate and those of its clients.
+/// TLS of an etcd: the issuer of its certificate, and the issuer of its clients' certificates.
 pub struct EtcdTls {
     /// Issuer of the certificates.
     pub authority: Authority,
@@ -95,7 +95,7 @@ impl EtcdServer {
         &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
-    /// Stops the process without ending it.
+    /// Pauses the process (it does not end).
     pub fn pause(&self) {
         self.signal("-STOP");
     }

@@ -85,7 +85,7 @@ pub(super) struct KeyValue {
 }
 
 impl KeyValue {
-    /// Returns the key as it is in etcd: the order of keys is that of their bytes.
+    /// Returns the key as it is in etcd: keys are ordered by their bytes.
     pub(super) fn key(&self) -> Result<Vec<u8>> {
         decoded(&self.key)
     }

@@ -16,7 +16,7 @@ use crate::plan::Coding;
 
 /// Index of the device: the first that the driver shows (`CUDA_VISIBLE_DEVICES` selects it).
 const ORDINAL: usize = 0;
-/// Least compute capability, times ten: products of four bytes in one instruction.
+/// Minimum compute capability, times ten: products of four bytes in one instruction.
 const CAPABILITY_MIN: u32 = 61;
 /// Compute capability to compile for if the compiler does not know the device: later devices run
 /// code of earlier ones.
@@ -24,8 +24,8 @@ const CAPABILITY_KNOWN: u32 = 80;
 /// Freed device memory that the driver keeps for the next search, in bytes. Without it, the driver
 /// gives the buffers of a search back to the device at its end and maps them anew for the next.
 const KEPT_BYTES: u64 = 64 << 20;
-/// Most of the free device memory that rows may take, in percent: searches and other programs need
-/// some too.
+/// Maximum share of the free device memory that rows may take, in percent: searches and other
+/// programs need some too.
 const DEVICE_PERCENT_MAX: u64 = 80;
 
 /// Resources of the GPU.
@@ -33,9 +33,9 @@ const DEVICE_PERCENT_MAX: u64 = 80;
 pub struct GpuOptions {
     /// Search path of the run-time compiler.
     pub compiler: CompilerSearch,
-    /// Most device memory for rows, in bytes; also at most 80 % of what is free.
+    /// Maximum device memory for rows, in bytes; also at most 80 % of what is free.
     pub device_bytes_max: u64,
-    /// Most pinned host memory for rows that do not fit the device, in bytes.
+    /// Maximum pinned host memory for rows that do not fit the device, in bytes.
     pub pinned_bytes_max: u64,
 }
 
@@ -62,8 +62,8 @@ pub struct Gpu {
     pub(crate) pinned_bytes: AtomicU64,
     /// Queries that ran in a search of another thread.
     pub(crate) joined: AtomicU64,
-    /// Set by the first error but a lack of memory: the context survives few errors, so the device
-    /// is not used again.
+    /// Set by the first error other than a lack of memory. The context survives few errors, so the
+    /// device is not used again.
     broken: AtomicBool,
     name: String,
 }
@@ -177,8 +177,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Converts an error of the driver. After any but a lack of memory the device is not used
-    /// again.
+    /// Converts an error of the driver. After any error except a lack of memory, the device is not
+    /// used again.
     pub(crate) fn failed(&self, error: DriverError) -> Error {
         if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Error::exhausted("the GPU has not enough free memory");

@@ -1,6 +1,6 @@
 //! NVRTC, the compiler for kernels, opened at run time.
 //!
-//! `cudarc` has bindings too, but they find it by name only and panic if it is missing.
+//! `cudarc` has bindings too, but they find NVRTC only by name and panic if it is missing.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -9,16 +9,16 @@ use std::path::PathBuf;
 use base::{Error, Result};
 use libloading::Library;
 
-/// Names that the loader may know the library by, newest first.
+/// File names of the library for the loader, newest first.
 const NAMES: [&str; 5] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
 /// Folders of packages that the loader does not always search.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 /// Folders of NVIDIA's wheels below `$VIRTUAL_ENV/lib/python*/site-packages`.
 const WHEEL_FOLDERS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
-/// Most bytes of a log or a program that are accepted.
+/// Maximum bytes of a log or a program that are accepted.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
-/// Most characters of the compiler's log in an error.
+/// Maximum characters of the compiler's log in an error.
 const LOG_BYTES_MAX: usize = 4096;
 /// `NVRTC_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -139,10 +139,10 @@ impl Nvrtc {
     /// Returns its version: major and minor.
     ///
     /// # Errors
-    /// `Internal` if the library gives none.
+    /// `Internal` if the library does not return its version.
     pub fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let version = unsafe {
             self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")
         }?;
@@ -160,7 +160,7 @@ impl Nvrtc {
         let source = CString::new(crate::SOURCE)
             .map_err(|_| Error::internal("the kernels hold a zero byte"))?;
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let create = unsafe { self.function::<Create>(c"nvrtcCreateProgram") }?;
         // SAFETY: both texts end with a zero and live over the call; there are no headers.
         let code = unsafe {
@@ -175,12 +175,12 @@ impl Nvrtc {
         };
         self.check(code, "take the kernels")?;
         let image = self.compile_program(program, target);
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let destroy = unsafe {
             self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram")
         }?;
-        // SAFETY: the program was made above and is not used again. That freeing fails changes
-        // nothing.
+        // SAFETY: the program was made above and is not used again. A failure to free it has no
+        // effect.
         unsafe { destroy(&mut program) };
         image
     }
@@ -197,7 +197,7 @@ impl Nvrtc {
         let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
         let options = options.map(|option| CString::new(option).unwrap_or_default());
         let pointers = options.each_ref().map(|option| option.as_ptr());
-        // SAFETY: the signature is that of NVRTC's documentation.
+        // SAFETY: the signature is the one in NVRTC's documentation.
         let compile = unsafe {
             self.function::<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int>(
                 c"nvrtcCompileProgram",
@@ -227,7 +227,7 @@ impl Nvrtc {
     /// Returns the log or the code of a program.
     fn output(&self, program: Program, size: &CStr, text: &CStr) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: both signatures are those of NVRTC's documentation.
+        // SAFETY: both signatures are the ones in NVRTC's documentation.
         let (size, text) = unsafe { (self.function::<Size>(size)?, self.function::<Text>(text)?) };
         // SAFETY: the program lives, and the size goes to a size.
         self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
@@ -237,7 +237,7 @@ impl Nvrtc {
             )));
         }
         let mut out = vec![0_u8; bytes];
-        // SAFETY: the program lives, and there is room for as many bytes as it said it has.
+        // SAFETY: the program lives, and there is room for as many bytes as it reported.
         self.check(unsafe { text(program, out.as_mut_ptr().cast()) }, "give its output")?;
         Ok(out)
     }

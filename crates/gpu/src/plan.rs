@@ -1,5 +1,5 @@
-//! Division of a batch of queries among blocks. The arithmetic is that of `kernels.cu`; it is apart
-//! from the device so that tests need none.
+//! Division of a batch of queries among blocks. The arithmetic is that of `kernels.cu`; it is
+//! separate from the device, so that tests need no device.
 
 use base::{Error, Result};
 
@@ -9,20 +9,20 @@ pub const TILE_ROWS: usize = 128;
 const LIST_SLOTS: usize = 2048;
 /// Bytes of a piece, the unit in which codes are read.
 pub const PIECE_BYTES: usize = 16;
-/// Most queries of one group, which share one pass over the codes.
+/// Maximum queries of one group, which share one pass over the codes.
 const GROUP_MAX: usize = 8;
-/// Most rows that one search may return: one list of a block and room for the next tile fill its
+/// Maximum rows that one search may return: one list of a block and room for the next tile fill its
 /// shared memory.
 pub const K_MAX: usize = LIST_SLOTS - TILE_ROWS;
-/// Most queries of one search: the transfers stay a few megabytes.
+/// Maximum queries of one search: the transfers stay a few megabytes.
 pub const QUERIES_MAX: usize = 1024;
-/// Most values of a vector, as in the index.
+/// Maximum values of a vector, as in the index.
 pub const DIMS_MAX: usize = 4096;
-/// Most rows, as in the index: tiles and rows are counted in 32 bits.
+/// Maximum rows, as in the index: tiles and rows are counted in 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
 /// Blocks of one group for each multiprocessor, so that one computes while another waits.
 const BLOCKS_PER_PROCESSOR: usize = 4;
-/// Most keys of all lists of one query together, so that merging stays a small part of the work.
+/// Maximum keys of all lists of one query together, so that merging stays a small part of the work.
 const LISTED_MAX: usize = 1 << 18;
 
 /// Coding of rows.

@@ -2,9 +2,9 @@
 //! together.
 //!
 //! A pass over the codes costs about the same for one query as for eight, and the device runs one
-//! search after another. So the thread that finds no search running starts its own at once; those
-//! that come meanwhile are taken by the first of them as soon as it ends. No search waits for
-//! others to come.
+//! search after another. So a thread that finds no search running starts its own at once. Searches
+//! that arrive meanwhile wait. As soon as the running search ends, the first waiting thread runs
+//! the searches that fit together. No search waits for later ones to arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct QueryBatch {
     pub(crate) k: usize,
 }
 
-/// Searches over one set of rows. As many wait as threads search.
+/// Searches over one set of rows. The number of searching threads bounds the waiting searches.
 #[derive(Debug, Default)]
 pub(crate) struct SearchQueue {
     state: Mutex<QueueState>,
@@ -56,8 +56,8 @@ enum Turn {
     Done(Result<Vec<u64>>),
 }
 
-/// The searches that run with that of this thread. On drop, every one has an answer and the next
-/// thread leads, also after a panic.
+/// The searches that run together with the search of this thread. On drop, every search has an
+/// answer and the next thread leads, also after a panic.
 struct Leader<'a> {
     queue: &'a SearchQueue,
     followers: Vec<Arc<WaitingSearch>>,
@@ -70,7 +70,7 @@ impl SearchQueue {
     /// other threads that `run` was called with.
     ///
     /// # Errors
-    /// Those of `run`; `Internal` if the thread that ran it panicked, or the number of keys is
+    /// The errors of `run`; `Internal` if the thread that ran it panicked, or the number of keys is
     /// wrong.
     pub(crate) fn search(
         &self,

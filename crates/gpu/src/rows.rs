@@ -335,7 +335,7 @@ impl DeviceRows {
                 self.rows
             )));
         }
-        // What it refuses must not fail the searches of other threads.
+        // A request that this check refuses must not fail the searches of other threads.
         SearchPlan::new(self.rows, count, k, self.gpu.processors)?;
         let scales = match queries {
             Queries::Bytes { scales, .. } => scales.to_vec(),
@@ -378,7 +378,7 @@ impl DeviceRows {
             (stream.alloc::<u64>(count * plan.parts * k), stream.alloc::<u64>(count * k))
         };
         let (lists, best) = (lists.map_err(failed)?, best.map_err(failed)?);
-        // Declared after the buffers, so it goes before them.
+        // Declared after the buffers, so it is dropped before them.
         let _synchronized = SynchronizeOnDrop(stream);
         let shape = Shape {
             rows: self.rows as u32,
@@ -396,9 +396,9 @@ impl DeviceRows {
         let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
         launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
-        // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the
-        // sizes that the kernel computes from the same shape and the same division (tested against
-        // each other), and live until `_synchronized`.
+        // SAFETY: the arguments match RANK in kernels.cu in order and type; buffers have the sizes
+        // that the kernel computes from the same shape and the same division (tested against each
+        // other), and live until `_synchronized`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
         let (lists_each, kept) = (plan.parts as u32, k as u32);
         let mut launch = stream.launch_builder(&gpu.merge);
@@ -444,7 +444,8 @@ impl Drop for DeviceRows {
         // The codes are freed in the context of this thread, which may never have searched. Without
         // a context they stay allocated, and the next call finds the failure.
         if let Err(error) = self.gpu.context.bind_to_thread() {
-            // This reports an earlier failure of a call that returns none, and did not bind.
+            // This error is an earlier failure of a call that returns no error. The context was not
+            // bound.
             self.gpu.failed(error);
             let _ = self.gpu.context.bind_to_thread();
         }

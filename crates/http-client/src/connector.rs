@@ -16,7 +16,8 @@ use tower::Service;
 
 use crate::tls::ClientTls;
 
-/// Time to connect. An address without a machine refuses nothing, it stays silent.
+/// Timeout of a connect. An address without a machine does not refuse connections; it does not
+/// answer at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time to connect and for the handshake of TLS. A busy server answers late.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

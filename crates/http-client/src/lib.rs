@@ -220,7 +220,7 @@ impl HttpClient {
             .client
             .request(request)
             .await
-            // The source says if a connection was ever made.
+            // The source shows if a connection was ever made.
             .map_err(|error| self.connection_error(address, &error).with_source(error))?;
         let status = response.status().as_u16();
         let headers = response.headers().clone();

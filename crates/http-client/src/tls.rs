@@ -41,7 +41,7 @@ pub struct ClientTlsFiles {
 /// Certificate of a client and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdentityFiles {
-    /// Certificate, followed by those between it and its root.
+    /// Certificate, followed by the certificates between it and its root.
     pub cert: PemSource,
     /// Private key of the certificate.
     pub key: PemSource,

@@ -150,7 +150,7 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
         if let Some(found) = cause.downcast_ref() {
             return Some(found);
         }
-        // `source` of such an error leaves out the error in it.
+        // `source` of such an error leaves out the inner error.
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = match inner {
             Some(inner) => Some(inner),

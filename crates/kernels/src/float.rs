@@ -2,8 +2,8 @@
 //!
 //! Clustering, exact search and batches compare many vectors with many. One side is packed into
 //! [`Panels`] of 16 columns. A tile of 6 rows and 16 columns then needs two loads and six
-//! broadcasts for twelve fused multiply-adds, and its sums stay in registers. The arrangement is
-//! that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
+//! broadcasts for twelve fused multiply-adds, and its sums stay in registers. The arrangement
+//! follows Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
 //! registers of eight lanes.
 
 #[cfg(target_arch = "x86_64")]
@@ -387,7 +387,7 @@ mod wide {
         if where_both(low_less, high_less) == 0 {
             return;
         }
-        // Values that are not less, and NaN, must not hide the least of the others.
+        // Values that are not less, and NaN, must not hide the minimum of the others.
         let (low, high) =
             (_mm256_blendv_ps(so_far, low, low_less), _mm256_blendv_ps(so_far, high, high_less));
         let least = _mm256_min_ps(low, high);

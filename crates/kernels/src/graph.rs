@@ -140,8 +140,9 @@ mod sse2 {
     ) -> u8 {
         let all = |value: u16| _mm_set1_epi16(value as i16);
         let zero = _mm_setzero_si128();
-        // How far the difference exceeds the error, 0 if it does not. The difference of half a turn
-        // is -32768, which is its own negative and, taken without a sign, larger than any error.
+        // Excess of the difference over the error, 0 if there is none. The difference of half a
+        // turn is -32768, which is its own negative and, taken without a sign, larger than any
+        // error.
         let beyond = |values: &[u16; EDGES], value: u16, error: u16| {
             let difference = _mm_sub_epi16(load(values), all(value));
             let distance = _mm_max_epi16(difference, _mm_sub_epi16(zero, difference));
@@ -150,7 +151,7 @@ mod sse2 {
         let length = beyond(&edges.length, edge[0], length_error);
         let start = beyond(&edges.start, edge[1], angle_error);
         let end = beyond(&edges.end, edge[2], angle_error);
-        // A length with the sign bit is none.
+        // A length with the sign bit set stands for no edge.
         let none = _mm_subs_epu16(load(&edges.length), all(i16::MAX as u16));
         let beyond = _mm_or_si128(_mm_or_si128(length, none), _mm_or_si128(start, end));
         _mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(beyond, zero), zero)) as u8
@@ -198,7 +199,7 @@ mod avx2 {
             let square = _mm256_min_epu32(square, _mm256_set1_epi32(SQUARE_MAX as i32));
             let index = _mm256_set1_epi32(index as i32);
             let mut rank = _mm256_or_si256(_mm256_slli_epi32::<8>(square), index);
-            // A point is no neighbour of itself.
+            // A point is not a neighbour of itself.
             rank = _mm256_or_si256(rank, _mm256_cmpeq_epi32(own, index));
             for row in &mut sorted {
                 let old = *row;

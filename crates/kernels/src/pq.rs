@@ -4,13 +4,13 @@
 //! the nearest value. A cost that is a sum over parts is then a sum of table look-ups. A table of
 //! 16 bytes fits the byte shuffle of the processor, which looks up 32 codes in one instruction
 //! (André, Kermarrec, Le Scouarnec, "Cache locality is not enough", VLDB 2015; the block layout is
-//! that of the published 4-bit "fast scan").
+//! the published layout of the 4-bit "fast scan").
 //!
 //! # Layout
 //! A block holds 32 rows. For every pair of parts it has 32 bytes; the low half of a byte is the
-//! code of the first part, the high half that of the second. Byte `2 i` belongs to row `i` and byte
-//! `2 i + 1` to row `i + 16`, so that the even and the odd bytes, summed as 16-bit numbers, are
-//! rows in order.
+//! code of the first part, the high half is the code of the second. Byte `2 i` belongs to row `i`
+//! and byte `2 i + 1` to row `i + 16`, so that the even and the odd bytes, summed as 16-bit
+//! numbers, are rows in order.
 
 use crate::cpu::{self, SimdLevel};
 use crate::topk::TopK;

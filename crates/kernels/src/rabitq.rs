@@ -97,8 +97,8 @@ pub struct BoundGate {
     pub limit: f32,
 }
 
-/// Scans one block: writes the lower bounds of its vectors and returns a mask of those below the
-/// gate's limit (bit `i` for vector `i`). Panics if the lengths do not fit.
+/// Scans one block: writes the lower bounds of its vectors and returns a mask of the bounds below
+/// the gate's limit (bit `i` for vector `i`). Panics if the lengths do not fit.
 pub fn scan(
     table: &SignTable,
     codes: &[u8],

@@ -6,7 +6,7 @@
 //! Exact selection happens once, at the end. A scan skips whole blocks whose costs are above the
 //! threshold.
 
-/// Least capacity beyond `k`, so that a small `k` does not prune after every other push.
+/// Minimum capacity beyond `k`, so that a small `k` does not prune after every other push.
 const ROOM_MIN: usize = 32;
 /// Keys sampled to find the new threshold.
 const SAMPLE: usize = 16;

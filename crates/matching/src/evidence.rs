@@ -5,7 +5,7 @@ use crate::tuning::{
     SUPPORT,
 };
 
-/// Fewest pairs of a pairing that scores.
+/// Minimum pairs of a pairing that scores.
 pub(crate) const PAIRS_MIN: u32 = 2;
 /// Error of an edge or a descriptor at its tolerance.
 pub(crate) const ERROR_SCALE: u32 = 256;

@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 
-/// Most vertices of a graph: an index fits a byte.
+/// Maximum vertices of a graph: an index fits a byte.
 pub const VERTICES_MAX: usize = 256;
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 32;

@@ -10,7 +10,7 @@ use crate::roots::Root;
 use crate::star::{Star, set_lanes};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, TURN_ERROR_MAX};
 
-/// Stands for "no partner".
+/// Marks a vertex without a partner.
 const ALONE: u16 = u16::MAX;
 
 /// Vertices and edges of one graph.

@@ -5,11 +5,11 @@
 //! length and the angles of its two ends against it, which do not change when the image is moved
 //! or turned.
 //!
-//! Matching finds edges that both graphs have and lets them vote for pairs of points, the roots.
-//! It grows a pairing from each root along further edges. Photographs are rigid: there it takes
-//! all pairs that agree with the pose of the root's edge. The score says how unlikely the best
-//! pairing is as a coincidence. The idea is that of the published description of `SourceAFIS`; the
-//! voting, the growth, the score and the extension to descriptors and scale are our own.
+//! Matching finds edges that both graphs have and lets them vote for pairs of points, the roots. It
+//! grows a pairing from each root along further edges. Photographs are rigid: there it takes all
+//! pairs that agree with the pose of the root's edge. The score says how unlikely the best pairing
+//! is as a coincidence. The idea comes from the published description of `SourceAFIS`; the voting,
+//! the growth, the score and the extension to descriptors and scale are our own.
 //!
 //! This crate owns the graph, its record in a page of a segment, ISO/IEC 19794-2 templates, the
 //! matcher, the index of fingerprints, and synthetic graphs for tests and benches. It does no I/O

@@ -12,7 +12,7 @@ use crate::tuning::{POSE_ANGLE_ERROR_MAX, POSE_CONE, POSE_CONE_FITTED, POSE_NEAR
 const FITS: usize = 2;
 /// Steps of a vertex's kind to a doubling of its scale.
 const KINDS_PER_DOUBLING: i32 = 8;
-/// Most by which the scales of two points may differ, in such steps.
+/// Maximum difference of the scales of two points, in such steps.
 const KIND_ERROR_MAX: i32 = 5;
 /// 2^(0/8), 2^(1/8) and so on.
 const DOUBLING: [f32; 8] = [

@@ -11,7 +11,7 @@ use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
 /// Options of a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchOptions {
-    /// Most bits by which two descriptors of the same point may differ, of 256.
+    /// Maximum number of bits, of 256, in which two descriptors of the same point differ.
     pub descriptor_bits_max: u32,
 }
 

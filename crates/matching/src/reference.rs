@@ -1,5 +1,5 @@
-//! The matcher once more, in its plainest form. The fast one must give the same evidence bit by
-//! bit.
+//! Reference implementation of the matcher, in its simplest form. The fast matcher must give the
+//! same evidence, bit for bit.
 //!
 //! It has no filing of edges, no vector registers, no heap and no reused memory: it sorts, and
 //! loops over everything. The arithmetic (an edge, an outline, a score) is shared.

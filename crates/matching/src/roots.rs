@@ -38,8 +38,8 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     }
 }
 
-/// Picks the pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those with
-/// lower record and probe vertices.
+/// Picks the pairs with the most votes, best first, at most [`ROOTS_MAX`]; among equal pairs, the
+/// pairs with lower record and probe vertices come first.
 pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
     roots.clear();
     let (eights, rest) = votes.as_chunks::<8>();

@@ -8,9 +8,9 @@
 
 use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 
-/// Least distance of two minutiae, in pixels.
+/// Minimum distance of two minutiae, in pixels.
 const RIDGE_PERIOD: f32 = 9.0;
-/// Least distance of two minutiae of an [`impression`] of which one may be false.
+/// Minimum distance of two minutiae of an [`impression`] of which one may be false.
 const CLOSE: f32 = 5.0;
 /// Share of minutiae of an impression that point against their neighbours.
 const TURNED: f32 = 0.1;

@@ -2,17 +2,17 @@
 
 use crate::edge::{DEGREE, PER_PIXEL};
 
-/// Most by which the lengths of one edge in two impressions differ.
+/// Maximum difference of the lengths of one edge in two impressions.
 pub(crate) const LENGTH_ERROR_MAX: u16 = (13 * PER_PIXEL) as u16;
-/// Most by which an angle at its ends differs.
+/// Maximum difference of an angle at its ends.
 pub(crate) const ANGLE_ERROR_MAX: u16 = (15.0 * DEGREE) as u16;
-/// Most by which the rotation of a pair may differ from that of the root.
+/// Maximum difference between the rotation of a pair and the rotation of the root.
 pub(crate) const TURN_ERROR_MAX: u16 = (25.0 * DEGREE) as u16;
-/// Most roots that are grown.
+/// Maximum roots that are grown.
 pub(crate) const ROOTS_MAX: usize = 12;
-/// Fewest votes of a root.
+/// Minimum votes of a root.
 pub(crate) const VOTES_MIN: u8 = 2;
-/// Most roots of photographs, which are more certain.
+/// Maximum roots of photographs, which are more certain.
 pub(crate) const PHOTO_ROOTS_MAX: usize = 6;
 /// Tolerance of a position between two photographs of one thing, as a share of the record's
 /// longer side.
@@ -45,5 +45,5 @@ pub(crate) const COVERED: f32 = 2.6;
 pub(crate) const OFFSET: f32 = 40.0;
 /// A pair of vertices of photographs with similar descriptors.
 pub(crate) const PHOTO_PAIR: f32 = 25.0;
-/// A pair whose descriptors differ in as many bits as is tolerated.
+/// A pair whose descriptors differ in as many bits as the tolerance allows.
 pub(crate) const DESCRIPTOR_ERROR: f32 = 12.0;

@@ -1,7 +1,7 @@
 //! gRPC's server reflection: describes the services to clients that have no `.proto` files.
 //!
-//! Descriptors are those of `proto/`. Messages of TensorFlow Serving have fewer fields there than
-//! in its own files.
+//! Descriptors come from `proto/`. Messages of TensorFlow Serving have fewer fields there than in
+//! its own files.
 
 use std::collections::BTreeMap;
 

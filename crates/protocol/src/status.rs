@@ -104,7 +104,7 @@ pub struct BatchTotal {
 /// Batching of a model's requests, as its configuration shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batching {
-    /// Most items of a merged batch; 0 if requests are not joined along axis 0.
+    /// Maximum items of a merged batch; 0 if requests are not joined along axis 0.
     pub batch_max: u32,
     /// Sizes that do not linger.
     pub preferred: Vec<u32>,
@@ -121,7 +121,7 @@ pub struct Batching {
 /// Limits of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Most waiting requests; 0 for the server's limit.
+    /// Maximum waiting requests; 0 for the server's limit.
     pub queue_max: u32,
     /// Deadline of a request without its own; zero for the server's.
     pub timeout: Duration,

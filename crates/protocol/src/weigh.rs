@@ -21,7 +21,7 @@ use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::tfs::TASKS_MAX;
 use crate::wire::{RANK_MAX, TENSORS_MAX};
 
-/// Most bytes of memory for each byte of any other request message of the services.
+/// Maximum bytes of memory for each byte of any other request message of the services.
 ///
 /// An entry of the parameters of a load has at least five bytes on the wire. It has fewer than 160
 /// bytes in memory, and a growing map holds three times as many.
@@ -33,7 +33,7 @@ const GROUPS_MAX: u32 = 100;
 const GROWTH: u64 = 3;
 /// Smallest capacity of a list.
 const ROOM_MIN: u64 = 8;
-/// Most fields of one layout.
+/// Maximum fields of one layout.
 const FIELDS_MAX: usize = 16;
 
 /// The cost of a message once it is decoded.
@@ -98,8 +98,8 @@ const fn list(
     })
 }
 
-/// Returns the field of a map from strings to values of `size` bytes. `layout` is that of an entry.
-/// A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
+/// Returns the field of a map from strings to values of `size` bytes. `layout` is the layout of an
+/// entry. A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
 const fn map(
     what: &'static str,
     count_max: u32,

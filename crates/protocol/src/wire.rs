@@ -3,9 +3,10 @@
 use base::{DType, Error, Result, Shape, Tensor};
 use bytes::Bytes;
 
-/// Most axes of a tensor that a client may send.
+/// Maximum axes of a tensor that a client may send.
 pub(crate) const RANK_MAX: usize = 64;
-/// Most inputs or requested outputs of one request. Checks that compare them pairwise rely on it.
+/// Maximum inputs or requested outputs of one request. Checks that compare them pairwise rely on
+/// it.
 pub(crate) const TENSORS_MAX: usize = 1024;
 
 /// Longest name of a model, version label or tensor, in bytes. Messages repeat names, and a gRPC

@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use base::units::format_bytes;
 use base::{Error, Result};
 
-/// Attempts of a reservation to take idle memory back: other threads may use what it gave back.
+/// Maximum attempts of a reservation to reclaim idle memory. Other threads may take the reclaimed
+/// memory first.
 const TAKES_MAX: usize = 4;
 
 /// Memory limit shared by collections.
@@ -21,11 +22,11 @@ pub struct MemoryBudget {
     used: AtomicU64,
     peak: AtomicU64,
     refused: AtomicU64,
-    /// Reserved memory that is given back if it is needed.
+    /// Holder of reserved memory that can be released on demand.
     idle: OnceLock<Weak<dyn FreeOnDemand>>,
 }
 
-/// Holder of memory that counts as free, because it gives its reservations back if they are needed.
+/// Holder of memory that counts as free, because the holder releases its reservations on demand.
 pub(crate) trait FreeOnDemand: Send + Sync {
     /// Returns the bytes that it has reserved.
     fn bytes(&self) -> u64;
@@ -41,7 +42,7 @@ pub struct BudgetStats {
     pub limit: u64,
     /// Bytes reserved now.
     pub used: u64,
-    /// Most bytes ever reserved at once; never above the limit.
+    /// Maximum bytes ever reserved at once; never above the limit.
     pub peak: u64,
     /// Reservations refused since the start.
     pub refused: u64,
@@ -77,14 +78,15 @@ impl MemoryBudget {
         Ok(BudgetReservation { budget: self.clone(), bytes })
     }
 
-    /// Reserves `bytes` of the memory that nothing uses, for the [`FreeOnDemand`] holder itself.
-    /// Takes nothing back and counts no refusal.
+    /// Reserves unused `bytes` for the [`FreeOnDemand`] holder itself. Does not reclaim memory and
+    /// does not count a refusal.
     pub(crate) fn reserve_idle(self: &Arc<MemoryBudget>, bytes: u64) -> Option<BudgetReservation> {
         self.try_take(bytes).ok()?;
         Some(BudgetReservation { budget: self.clone(), bytes })
     }
 
-    /// Reserves `bytes` if they are free. Counts no refusal, since the caller can do without.
+    /// Reserves `bytes` if they are free. Does not count a refusal, since the caller can continue
+    /// without them.
     pub(crate) fn reserve_if_free(
         self: &Arc<MemoryBudget>,
         bytes: u64,
@@ -186,7 +188,8 @@ impl BudgetReservation {
     /// Changes the size to `bytes`. Shrinking never fails.
     ///
     /// # Errors
-    /// `ResourceExhausted` if it grows by more than is free; the size is then unchanged.
+    /// `ResourceExhausted` if the reservation grows by more than the free memory; the size is then
+    /// unchanged.
     pub(crate) fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
         if bytes > self.bytes {
             self.budget.take(bytes - self.bytes, what)?;
@@ -213,7 +216,7 @@ impl BudgetReservation {
         Ok(BudgetReservation { budget: self.budget.clone(), bytes })
     }
 
-    /// Merges a reservation that was [split](Self::split) off back, without its being free in
+    /// Merges back a reservation that was [split](Self::split) off. Its bytes are never free in
     /// between.
     pub(crate) fn join(&mut self, mut other: BudgetReservation) {
         if Arc::ptr_eq(&self.budget, &other.budget) {
@@ -225,7 +228,7 @@ impl BudgetReservation {
     pub(crate) fn refill(&mut self, bytes: u64) {
         if bytes > self.bytes {
             let wanted = (bytes - self.bytes).min(self.budget.free());
-            // Another thread may have been faster; the next call tries again.
+            // Another thread may have been faster. The next call tries again.
             if self.budget.take(wanted, "").is_ok() {
                 self.bytes += wanted;
             }

@@ -22,7 +22,7 @@ const CHUNK_WORDS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 8;
 const CHUNK_ROWS: u32 = (CHUNK_WORDS * 64) as u32;
 const MAGIC: [u8; 8] = *b"MPDELETE";
 const VERSION: u32 = 1;
-/// Flag of a page whose rows were unknown when it was written.
+/// Flag of a page whose rows were unknown when the page was written.
 const FLAG_UNKNOWN: u32 = 1;
 
 /// Maximum pending deletes of a segment that is not open.

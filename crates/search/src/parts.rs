@@ -47,7 +47,8 @@ impl SharedParts {
         (part < self.count).then_some(part)
     }
 
-    /// Registers a helper before its first claim. It leaves once it has passed on its results.
+    /// Registers a helper before its first claim. The helper leaves after it has delivered its
+    /// results.
     pub(crate) fn enter(&self) -> PartsHelper<'_> {
         self.helpers.lock().running += 1;
         PartsHelper(self)

@@ -72,7 +72,7 @@ fn stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
     paths.iter().map(stamp).collect()
 }
 
-/// All files of a server that say who may do what.
+/// All files of a server that control access.
 pub(crate) struct AccessFiles {
     files: Vec<ReloadedFiles>,
     hangups: Signal,
@@ -80,8 +80,8 @@ pub(crate) struct AccessFiles {
 }
 
 impl AccessFiles {
-    /// Returns the files of a server, which may be none: SIGHUP then does nothing, where it would
-    /// end the process without a handler.
+    /// Returns the files of a server, possibly none: SIGHUP then does nothing. Without a handler,
+    /// it would end the process.
     ///
     /// # Errors
     /// `Internal` if the system refuses the handler of SIGHUP.

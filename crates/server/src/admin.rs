@@ -18,7 +18,7 @@ pub(crate) const ROLLOUT_CALL: &str = "rollouts are changed";
 /// Longest wait for a load or unload. The work itself continues after that.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Longest wait for a listing of the stores, and for the copies of what has changed there.
+/// Longest wait for a listing of the stores, and for the copies of changed files.
 const LISTING_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Returns the request for `action` on `model`.
@@ -32,7 +32,7 @@ pub(crate) fn request<'a>(action: &'a str, model: &'a str, caller: Caller<'a>) -
 /// # Errors
 /// Returns the errors of the load, with its reason. Earlier versions then continue to serve.
 pub(crate) async fn load(state: &ModelsState, name: &str, spec: LoadSpec) -> Result<()> {
-    // If a store is slow, the load goes on with the copies that there are.
+    // If a store is slow, the load continues with the existing copies.
     let _ = state.listings.list(LISTING_WAIT_MAX).await;
     load_copied(&state.lifecycle, name, spec).await
 }

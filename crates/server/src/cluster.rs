@@ -42,8 +42,8 @@ pub(crate) struct ClusterServing {
 }
 
 impl ClusterServing {
-    /// Starts the node of `config` on the current runtime, if there is one. `address` is that of
-    /// the HTTP port.
+    /// Starts the node of `config` on the current runtime, if there is one. `address` is the
+    /// address of the HTTP port.
     ///
     /// # Errors
     /// `InvalidArgument` for settings that cannot work; the error of the store.
@@ -102,7 +102,7 @@ impl ClusterServing {
         &self.tls
     }
 
-    /// Returns the routes of collections and images in a cluster, and those between its nodes.
+    /// Returns the routes of collections and images in a cluster, and the routes between its nodes.
     pub(crate) fn routes(&self) -> Router {
         self.clients.clone().merge(self.node.routes())
     }

@@ -51,7 +51,7 @@ pub(crate) struct Server {
 pub(crate) struct HttpOptions {
     /// Path of the metrics under TensorFlow Serving's names.
     pub(crate) tfs_metrics: Option<String>,
-    /// Other servers whose names `/metrics` has too.
+    /// Other servers whose metric names `/metrics` has too.
     pub(crate) metric_names: MetricNames,
     /// Filter of the program's log.
     pub(crate) log: Option<Arc<dyn LogFilter>>,

@@ -33,7 +33,7 @@ pub struct Config {
     pub data: DataConfig,
     /// Parameter memory.
     pub memory: MemoryConfig,
-    /// Models, and how they are loaded.
+    /// Models and the settings for loading them.
     pub models: ModelsConfig,
     /// Search path of the library of ONNX Runtime.
     pub onnxruntime: LibrarySearch,
@@ -96,11 +96,11 @@ pub struct ListenerConfig {
     pub admin_key: Option<Secret>,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
-    /// Most open connections of a listener. A further one is closed at once.
+    /// Maximum open connections of a listener. A further one is closed at once.
     pub connections_max: usize,
-    /// Most requests that are answered at the same time.
+    /// Maximum requests that are answered at the same time.
     pub requests_max: usize,
-    /// Most bytes that all requests in flight hold together, from the body to the unsent answer.
+    /// Maximum bytes that all requests in flight hold together, from the body to the unsent answer.
     /// `None` is an eighth of the memory of the machine or container, from 256 MiB to 8 GiB.
     pub request_memory_bytes: Option<u64>,
     /// Deadline of a request without one, and the longest deadline of any request.
@@ -116,7 +116,7 @@ pub struct ListenerConfig {
     pub cors: CorsPolicy,
     /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
     pub tfs_metrics: Option<String>,
-    /// Other servers whose names `/metrics` has beside Millpond's.
+    /// Other servers whose metric names `/metrics` has in addition to Millpond's.
     pub metric_names: MetricNames,
     /// Longest time for the headers of a request, and between two pieces of its body.
     pub client_timeout: Duration,
@@ -252,10 +252,10 @@ impl Config {
 pub struct DataConfig {
     /// Inference workers; 0 is one per core.
     pub workers: usize,
-    /// Most merged batches of one model at the same time, if the model's settings do not set it. 0
-    /// is the number of workers. Only its consistency is checked here.
+    /// Maximum merged batches of one model at the same time, if the model's settings do not set it.
+    /// 0 is the number of workers. Only its consistency is checked here.
     pub runtime_threads: usize,
-    /// Most queued requests of one model. A further one is refused.
+    /// Maximum queued requests of one model. A further one is refused.
     pub queue_max: usize,
     /// Pin worker i to core i.
     pub pin: bool,
@@ -311,7 +311,7 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Models, and how they are loaded.
+/// Models and the settings for loading them.
 #[derive(Clone, Debug)]
 pub struct ModelsConfig {
     /// Named models.
@@ -351,7 +351,7 @@ pub struct ModelsConfig {
 pub struct StoresConfig {
     /// Names and values of the providers' own variables, in lower case.
     pub options: Vec<(String, String)>,
-    /// Most bytes of local copies.
+    /// Maximum bytes of local copies.
     pub cache_bytes_max: u64,
     /// True if a store has no complete copy yet, so the first load is not finished before there is
     /// one. The server sets it.
@@ -374,8 +374,8 @@ impl std::fmt::Debug for StoresConfig {
     }
 }
 
-/// Default directory of backups, in that of the collections. No collection has a name that starts
-/// with a dot.
+/// Default directory of backups, inside the directory of the collections. No collection has a name
+/// that starts with a dot.
 const BACKUPS_DIRECTORY: &str = ".backups";
 
 /// Collections and images: directories and limits.
@@ -386,7 +386,7 @@ pub struct SearchConfig {
     /// True if the server must not start without the directory. Otherwise it starts without
     /// collections.
     pub required: bool,
-    /// Most bytes of memory of all collections together.
+    /// Maximum bytes of memory of all collections together.
     pub memory_bytes: u64,
     /// Part of that memory which caches the most read records.
     pub cache_bytes: u64,
@@ -407,7 +407,7 @@ pub struct SearchConfig {
     pub background_rate: u64,
     /// Segments of similar size that are merged into one.
     pub merge_segments: usize,
-    /// Most live rows of a merged segment.
+    /// Maximum live rows of a merged segment.
     pub segment_rows: u32,
     /// Directory or URL of the original images; `None` is a directory beside the collections.
     pub originals: Option<String>,
@@ -415,9 +415,10 @@ pub struct SearchConfig {
     pub originals_options: Vec<(String, String)>,
     /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
-    /// Most collections.
+    /// Maximum collections.
     pub collections_max: usize,
-    /// Key that writes, or an administrator's if there is no other; signs tokens.
+    /// Key that may write, or that has an administrator's rights if there is no other key. It signs
+    /// tokens.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
     pub gpu: Option<search::coarse::device::GpuOptions>,
@@ -501,7 +502,8 @@ impl Default for ClusterConfig {
 /// Backups of collections: their store, rate and schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackupSettings {
-    /// Directory or URL of the store; `None` is a directory in that of the collections.
+    /// Directory or URL of the store; `None` is a directory inside the directory of the
+    /// collections.
     pub place: Option<String>,
     /// Options of that URL: names and values of the provider's own variables, in lower case.
     pub options: Vec<(String, String)>,

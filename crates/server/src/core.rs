@@ -218,7 +218,7 @@ fn onnx_engine(config: &Config) -> Result<Arc<dyn Engine>> {
     }
 }
 
-/// Returns all engines. Those beside ONNX Runtime open their library with their first model.
+/// Returns all engines. Engines other than ONNX Runtime open their library with their first model.
 fn with_others(onnx: Arc<dyn Engine>, config: &Config) -> Vec<Arc<dyn Engine>> {
     let torch = TorchEngine::new(config.libtorch.clone());
     let tensorflow = TensorFlowEngine::new(config.tensorflow.clone());

@@ -5,15 +5,15 @@
 const OWN_MAX: u64 = 256;
 /// Descriptors planned for each collection: its logs and its segments.
 const PER_COLLECTION: u64 = 4;
-/// Most collections of a server whose limit is high enough.
+/// Maximum collections of a server whose limit is high enough.
 pub(crate) const COLLECTIONS_MAX: usize = 1000;
 
 /// Shares of the limit of open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorPlan {
-    /// Most connections of one listener.
+    /// Maximum connections of one listener.
     pub connections_max: usize,
-    /// Most collections.
+    /// Maximum collections.
     pub collections_max: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Classify, Regress and MultiInference: which signature and outputs of a version answer a request
-//! with examples, and how.
+//! Classify, Regress and MultiInference: the choice of the signature and outputs of a version that
+//! answer a request with examples.
 //!
 //! A SavedModel has signatures for examples: one input of serialised examples, and outputs of known
 //! names. For any other model, the sections `[classify]` and `[regress]` of its settings name the
@@ -85,7 +85,7 @@ pub(crate) struct ExamplePlan {
 impl ExamplePlan {
     /// Plans a request to the version that `servable` runs by default, with the signature of this
     /// name, or the default one if it is empty. If `check_method` is set, the method of the
-    /// signature must be that of the request.
+    /// signature must be the method of the request.
     ///
     /// # Errors
     /// `InvalidArgument` and `FailedPrecondition` for a signature or settings that do not answer
@@ -223,11 +223,11 @@ impl ExamplePlan {
         [&self.classes, &self.scores, &self.value].into_iter().flatten().cloned().collect()
     }
 
-    /// Turns examples into the inputs of `signature`, that of this plan.
+    /// Turns examples into the inputs of `signature`, which is the signature of this plan.
     ///
     /// # Errors
-    /// `InvalidArgument` for a signature that takes no strings; those of [`Examples::features`] and
-    /// of `reserve`.
+    /// `InvalidArgument` for a signature that takes no strings; the errors of
+    /// [`Examples::features`] and of `reserve`.
     pub(crate) fn inputs(
         &self,
         examples: &Examples,
@@ -288,8 +288,8 @@ fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, Feature
 /// Plans the tasks of MultiInference. They run in order.
 ///
 /// # Errors
-/// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; those
-/// of [`ExamplePlan::new`].
+/// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; the
+/// errors of [`ExamplePlan::new`].
 pub(crate) fn plan_tasks(
     servable: &Servable,
     tasks: &[tfs::warmup::ExampleTask],

@@ -18,7 +18,7 @@ use crate::config::ListenerConfig;
 use crate::surface::Surface;
 use crate::{grpc, http};
 
-/// Most connections of the admin port.
+/// Maximum connections of the admin port.
 const ADMIN_CONNECTIONS_MAX: usize = 1024;
 
 /// Bound sockets of a server.

@@ -18,6 +18,6 @@ pub trait LogFilter: Send + Sync + std::fmt::Debug {
     /// Replaces the filter.
     ///
     /// # Errors
-    /// `InvalidArgument` for a text that is no filter. The filter then stays.
+    /// `InvalidArgument` for a text that is not a filter. The filter then stays.
     fn set(&self, filter: &str) -> Result<()>;
 }

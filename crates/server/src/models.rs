@@ -34,7 +34,7 @@ pub(crate) struct ModelsState {
     pub(crate) engine_version: String,
     /// Encode responses of Predict over gRPC with `tensor_content`.
     pub(crate) tfs_tensor_content: bool,
-    /// Refuse signatures whose method is not that of the request.
+    /// Refuse signatures whose method differs from the method of the request.
     pub(crate) tfs_method_check: bool,
     /// Deadline of requests to TensorFlow Serving's REST API, besides the server's.
     pub(crate) rest_timeout: Option<Duration>,

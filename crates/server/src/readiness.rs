@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::first_copies::FirstCopies;
 
-/// Most clients that follow the readiness at the same time. Each is a task until its client
+/// Maximum clients that follow the readiness at the same time. Each is a task until its client
 /// disconnects.
 pub(crate) const WATCHERS_MAX: usize = 1024;
 
@@ -103,7 +103,7 @@ impl Readiness {
 pub(crate) struct ReadinessWatchers {
     /// Changes with the status of any model.
     pub(crate) changes: watch::Receiver<()>,
-    /// One for each client.
+    /// One permit for each client.
     pub(crate) permits: Arc<Semaphore>,
 }
 

@@ -91,8 +91,8 @@ impl ModelConfigurator {
     /// serves. Roots stay.
     ///
     /// # Errors
-    /// Those of [`ModelListRules`], with which nothing changes; `FailedPrecondition` if a model
-    /// could not be loaded.
+    /// The errors of [`ModelListRules`], after which nothing has changed; `FailedPrecondition` if a
+    /// model could not be loaded.
     pub(crate) async fn replace_list(&self, config: &ModelServerConfig) -> Result<()> {
         let applied = loop {
             let current = self.current();

@@ -20,7 +20,7 @@ pub(crate) fn of_headers(headers: &HeaderMap) -> Result<Option<RequestKey>> {
     RequestKey::new(key.as_bytes())
 }
 
-/// Returns the key in a parameter, or else that of the headers.
+/// Returns the key in a parameter, or else the key in the headers.
 ///
 /// # Errors
 /// `InvalidArgument` for a key that is too long.

@@ -76,7 +76,7 @@ fn start_gpu(config: &Config) {
     }
 }
 
-/// Configuration to follow while serving, and who is notified of it.
+/// Configuration to follow while serving, and the service manager that is notified of it.
 struct Following {
     watch: Option<ConfigWatch>,
     manager: ServiceManager,

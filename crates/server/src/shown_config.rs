@@ -10,7 +10,7 @@ use lifecycle::ModelRoot;
 use crate::config::Config;
 use crate::http::openapi;
 
-/// Returns what the page shows of `config` and of the composed server.
+/// Returns the parts of `config` and of the composed server that the page shows.
 pub(crate) fn shown_config(config: &Config, engine: String) -> ShownConfig {
     let roots = config.models.roots.iter().map(|root| root.dir.as_path());
     let local = config.models.roots.iter().find(|root| root.store.is_none());
@@ -39,7 +39,7 @@ static CALLS: LazyLock<OfferedCalls> = LazyLock::new(|| {
     OfferedCalls { rollout: offered("/v2/models/{model}/rollout"), slow: offered("/v2/slow") }
 });
 
-/// Most directories whose disks are shown.
+/// Maximum directories whose disks are shown.
 const DIRECTORIES_MAX: usize = 8;
 
 fn absolute(path: &Path) -> std::path::PathBuf {

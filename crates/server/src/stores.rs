@@ -55,7 +55,7 @@ impl ModelStores {
         }
     }
 
-    /// Copies the stores that were never copied, then follows those of the server's current
+    /// Copies the stores that were never copied, then follows the stores of the server's current
     /// configuration.
     ///
     /// # Errors

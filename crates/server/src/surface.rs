@@ -6,7 +6,7 @@ pub(crate) enum Surface {
     /// All of them.
     #[default]
     Whole,
-    /// All but admin calls, metrics and pages, which the admin port offers.
+    /// Everything except admin calls, metrics and pages, which the admin port offers.
     Public {
         /// The admin port.
         admin_port: u16,

@@ -79,7 +79,7 @@ impl TraceSettings {
     /// Changes the settings of a model, or of the server if `model` is empty, as Triton has them.
     ///
     /// # Errors
-    /// `FailedPrecondition` without a collector, and those of [`changed_trace`].
+    /// `FailedPrecondition` without a collector, and the errors of [`changed_trace`].
     pub(crate) fn change_triton(&self, model: &str, settings: &TraceSettingValues) -> Result<()> {
         let rate = match changed_trace(self.rates()?.of_model(model), settings)? {
             TraceChange::Keep => return Ok(()),

@@ -27,9 +27,9 @@ const JSON_DIR: &str = "warmup";
 /// Ends of the names of files with one body, and with one body on each line.
 const BODY: &str = "json";
 const LINES: &str = "jsonl";
-/// Most requests that are read; TensorFlow Serving's limit.
+/// Maximum requests that are read; TensorFlow Serving's limit.
 const REQUESTS_MAX: usize = 1000;
-/// Most bytes that one file of recorded requests may have.
+/// Maximum bytes that one file of recorded requests may have.
 const FILE_BYTES_MAX: u64 = 256 * MIB;
 
 /// Reads the recorded requests of a version directory.

@@ -36,7 +36,7 @@ fn main() {
     let medium = UringMedium::new(directory.clone()).unwrap();
     prepare(&medium, pages);
     let file = medium.open("reads").unwrap();
-    // Reads in flight at most, and how many are waited for and put behind them at once.
+    // Maximum reads in flight, and the number of reads that are awaited and replaced at once.
     let (depth, batch) = (number(0) as usize, number(1) as usize);
     let arms = match depth {
         0 => vec![

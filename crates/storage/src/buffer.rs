@@ -43,8 +43,8 @@ impl Buffer {
             // SAFETY: advice about the mapping just made; refusal costs only look-ups.
             unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        // SAFETY: as above. Where the kernel does not know this word, pages come when they are
-        // first read into.
+        // SAFETY: as above. If the kernel does not know this advice, pages are allocated at the
+        // first read into them.
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
         Ok(Buffer { start, bytes })
     }

@@ -13,7 +13,7 @@ use crate::options;
 /// Returns the index of the next read among that many queued ones.
 pub(crate) type PickRead = Box<dyn FnMut(usize) -> usize + Send>;
 
-/// Reads during [`Reader::complete`]; between the calls nothing is in flight.
+/// Reader that reads during [`Reader::complete`]. No read is in flight between the calls.
 pub(crate) struct BufferedReader {
     options: ReaderOptions,
     queue: VecDeque<QueuedRead>,

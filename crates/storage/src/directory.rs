@@ -20,7 +20,7 @@ use crate::medium::{Salvaged, Space, Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-/// Bytes written before they are sent to the disk and the ones before them leave the page cache.
+/// Bytes to write before they are sent to the disk. Earlier bytes then leave the page cache.
 const WRITE_BACK_BYTES: u64 = 4 << 20;
 
 /// A file opened for writing, and its path.
@@ -103,14 +103,15 @@ impl Directory {
             Error::invalid(format!("{}: a path with a zero byte", self.path.display()))
         })?;
         let mut found = MaybeUninit::<libc::statvfs>::zeroed();
-        // SAFETY: `path` ends with a zero byte and `found` has room for what the call writes.
+        // SAFETY: `path` ends with a zero byte and `found` has room for the bytes that the call
+        // writes.
         let code = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
         if code != 0 {
             return Err(io_error(&self.path, &io::Error::last_os_error()));
         }
         // SAFETY: the call succeeded, and zeros are a valid value besides.
         let found = unsafe { found.assume_init() };
-        // File systems without a fixed number of files say 0.
+        // File systems without a fixed number of files report 0.
         let files_free = (found.f_files > 0).then_some(found.f_favail);
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(Some(Space { free: bytes(found.f_bavail), total: bytes(found.f_blocks), files_free }))

@@ -11,8 +11,7 @@
 //! wrong result and never a panic.
 //!
 //! # Not here
-//! The contents of segments and their list: those are in the search crate. This crate starts no
-//! thread.
+//! The contents of segments and their list are in the search crate. This crate starts no thread.
 
 #![allow(unsafe_code)]
 

@@ -20,7 +20,7 @@ use crate::directory::refusal;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
-/// Most bytes of a list.
+/// Maximum bytes of a list.
 pub const LIST_BYTES_MAX: usize = 64 << 20;
 
 const FILE: &str = "manifest";
@@ -155,7 +155,7 @@ impl Manifest {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // A slot never named a list that is not whole, so without a trace of slots nothing is lost.
+        // A slot never names an incomplete list, so nothing is lost if there is no trace of slots.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
             return Ok(None);
         }

@@ -150,7 +150,7 @@ pub struct Salvaged {
 }
 
 impl Salvaged {
-    /// Reads `bytes` bytes with `read`. A `DataLoss` of it means that part of the range is lost.
+    /// Reads `bytes` bytes with `read`. If `read` returns `DataLoss`, part of the range is lost.
     pub(crate) fn read(
         bytes: usize,
         read: impl Fn(u64, &mut [u8]) -> Result<()>,
@@ -274,7 +274,7 @@ pub trait Sealed: Send + Sync + Debug {
 /// Limits of a [`Reader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// Most reads in flight.
+    /// Maximum reads in flight.
     pub depth: usize,
     /// Bytes of the largest read; a multiple of 4096.
     pub read_bytes_max: usize,
@@ -305,7 +305,7 @@ pub trait Reader: Send {
     ///
     /// # Errors
     /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that
-    /// fails later reports that when it completes.
+    /// fails later reports the failure when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
     /// Starts the queued reads, waits until at least `wait` are done (0: does not wait; more than

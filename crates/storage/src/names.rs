@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{Error, Result};
 
-/// Most bytes of a name.
+/// Maximum bytes of a name.
 pub const NAME_BYTES_MAX: usize = 100;
 
 /// Checks that a name is one path component of `[a-z0-9._-]` that does not start with a dot.

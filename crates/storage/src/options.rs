@@ -5,9 +5,9 @@ use base::{Error, Result};
 use crate::medium::{Read, ReaderOptions};
 use crate::page::PAGE_BYTES;
 
-/// Most reads in flight of one reader.
+/// Maximum reads in flight of one reader.
 pub const DEPTH_MAX: usize = 4096;
-/// Most bytes of buffers of one reader.
+/// Maximum bytes of buffers of one reader.
 pub const BUFFER_BYTES_MAX: usize = 256 << 20;
 
 /// Checks a reader's options.

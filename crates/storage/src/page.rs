@@ -23,14 +23,14 @@ use crate::bytes::{u16_at, u32_at};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// Most bytes of a record.
+/// Maximum bytes of a record.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes before the table of offsets.
 const HEADER_BYTES: usize = 12;
 /// Offset of the record in a run of several pages.
 const LONG_START: usize = 16;
-/// Most bytes of a record that fits in a page beside its two offsets.
+/// Maximum bytes of a record that fits in a page besides its two offsets.
 const SHORT_BYTES_MAX: usize = PAGE_BYTES - HEADER_BYTES - 4;
 
 /// Position of a packed record.

@@ -20,7 +20,7 @@ use crate::page::PAGE_BYTES;
 
 /// Version of the format that this program writes.
 pub const VERSION: u32 = 1;
-/// Most sections of a superblock.
+/// Maximum sections of a superblock.
 pub const SECTIONS_MAX: usize = 120;
 
 const MAGIC: &[u8; 8] = b"MPSEGMNT";

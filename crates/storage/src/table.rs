@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use crate::medium::Sealed;
 
-/// Most idle entries kept, and most files registered with a ring.
+/// Maximum idle entries kept, and maximum files registered with a ring.
 pub(crate) const FILES_MAX: usize = 64;
 
 /// A file that was read from.

@@ -1,5 +1,5 @@
 //! The watermark: a second record of the durable position of each log, because a log whose file is
-//! cut off or missing cannot tell it.
+//! cut off or missing cannot show that position.
 //!
 //! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording
 //! overwrites the older slot in place, so it needs no room, and makes it durable. It follows a
@@ -20,7 +20,7 @@ use crate::log::LogPosition;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
-/// Most logs of a watermark: the ones with the highest numbers.
+/// Maximum logs of a watermark: the ones with the highest numbers.
 pub const MARKS_MAX: usize = (SUM_AT - HEADER_BYTES) / MARK_BYTES;
 
 const FILE: &str = "watermark";

@@ -179,7 +179,8 @@ struct Attached {
     _alive: Option<Arc<()>>,
 }
 
-/// Mark of an answer whose bytes are counted in the memory of requests. It ends with them.
+/// Mark of an answer whose bytes are counted in the memory of requests. The mark ends when these
+/// bytes are dropped.
 #[derive(Clone, Debug)]
 pub struct HeldAnswer(pub(crate) Weak<()>);
 

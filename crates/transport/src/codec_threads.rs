@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 
 /// Largest text in bytes that is decoded or encoded on the connection's thread.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
-/// Most fields and elements of a message that is decoded on the connection's thread.
+/// Maximum fields and elements of a message that is decoded on the connection's thread.
 pub const INLINE_WORK_MAX: u64 = 16 << 10;
-/// Most threads, on a machine with that many cores.
+/// Maximum threads, on a machine with that many cores.
 const THREADS_MAX: usize = 16;
 
 /// The kind of work, as metrics label it.

@@ -48,8 +48,8 @@ const ROOM_MIN: usize = 64 << 10;
 /// Decompresses `body`. The returned bytes hold their part of the budget through `reservation`.
 ///
 /// # Errors
-/// `TooLarge` for more than `bytes_max` bytes, `InvalidArgument` for a damaged body, and those of
-/// the budget.
+/// `TooLarge` for more than `bytes_max` bytes, `InvalidArgument` for a damaged body, and the errors
+/// of the budget.
 pub fn decompress(
     coding: ContentCoding,
     body: &[u8],

@@ -1,4 +1,4 @@
-//! File descriptors: their limit, and how a listener refuses connections at the limit.
+//! File descriptors: their limit, and the refusal of connections at the limit.
 
 use std::fs::File;
 use std::task::Poll;
@@ -52,7 +52,7 @@ impl SpareDescriptor {
         Ok(SpareDescriptor(Some(file)))
     }
 
-    /// Accepts a connection with the reserved descriptor and closes it, so that its client need not
+    /// Accepts a connection with the reserved descriptor and closes it, so that its client does not
     /// wait for a timeout. Returns true if there were a connection and a descriptor.
     pub(crate) async fn refuse(&mut self, listener: &TcpListener) -> bool {
         self.0 = None;

@@ -49,7 +49,7 @@ impl HeaderTimeout {
         AnsweringGuard(self.0.clone())
     }
 
-    /// Returns when a head has taken longer than `limit`.
+    /// Returns once a head has taken longer than `limit`.
     pub(crate) async fn elapsed(&self, limit: Duration) {
         loop {
             self.0.begun.notified().await;

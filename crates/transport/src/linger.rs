@@ -1,8 +1,8 @@
 //! Closing an HTTP/1.1 connection so that its client can read the last answer.
 //!
-//! Closing a socket with unread bytes resets the connection, which can destroy an answer on its
-//! way. A connection that ends at a shutdown is therefore closed for writing first and then read
-//! until the client closes it.
+//! Closing a socket with unread bytes resets the connection, which can destroy an answer in flight.
+//! A connection that ends at a shutdown is therefore closed for writing first and then read until
+//! the client closes it.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::tls::{SocketReader, SocketStream, SocketWriter};
 
 /// Longest wait for the client to close.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
-/// Most bytes that the client may send during that wait.
+/// Maximum bytes that the client may send during that wait.
 const LINGER_BYTES_MAX: usize = 256 << 10;
 
 type ReadHalfSlot = Arc<Mutex<Option<SocketReader>>>;

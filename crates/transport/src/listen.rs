@@ -38,7 +38,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
 /// Pause after a failed accept, which keeps the loop from spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Most bytes of headers of a request.
+/// Maximum bytes of headers of a request.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 /// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round
 /// trips.
@@ -49,16 +49,15 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Most open connections; a further one is closed at once.
+    /// Maximum open connections; a further one is closed at once.
     pub connections_max: usize,
-    /// Most streams of an HTTP/2 connection.
+    /// Maximum streams of an HTTP/2 connection.
     pub streams_max: usize,
     /// Longest time for the headers of a request, from their first byte.
     pub header_timeout: Duration,
     /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
-    /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its
-    /// way.
+    /// Part of that time in which idle HTTP/1.1 connections stay open for a request in flight.
     pub drain_time: Duration,
     /// Time after which an HTTP/2 connection with unread answers is closed if the client reads next
     /// to nothing.
@@ -245,7 +244,7 @@ struct ShutdownSignals {
     watcher: Watcher,
     /// True from the beginning of the shutdown.
     stop: watch::Receiver<bool>,
-    /// True once idle connections need not wait for a request any more.
+    /// True once idle connections no longer wait for a request.
     drained: watch::Receiver<bool>,
 }
 
@@ -327,9 +326,9 @@ where
 
 /// Ends the connections of a listener and waits until they are closed.
 ///
-/// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be on its
-/// way. The connection is kept for the drain time: the answer to that request says `connection:
-/// close`. HTTP/2 has GOAWAY instead.
+/// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be in
+/// flight. The connection is kept for the drain time: the answer to that request says
+/// `connection: close`. HTTP/2 has GOAWAY instead.
 async fn end_connections(
     limits: ConnectionLimits,
     version: HttpVersion,

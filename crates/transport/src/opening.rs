@@ -1,5 +1,5 @@
 //! The first bytes of a connection: the handshake of TLS, and the answer to a client that speaks
-//! TLS where the listener does not, or the other way round.
+//! TLS to a listener without TLS, or the other way round.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,8 +58,8 @@ impl ConnectionOpener {
     /// Returns the stream once the client's first bytes of HTTP have arrived; `None` if the
     /// connection has ended. `drained` ends the wait for them.
     ///
-    /// The parsers' own timers and their shutdown start with the first byte. A client that never
-    /// sends one is timed, and disconnected at a shutdown, here.
+    /// The parsers' own timers and their shutdown start with the first byte. This function applies
+    /// the timeout to a client that never sends a byte, and disconnects it at a shutdown.
     pub(crate) async fn open(
         &self,
         stream: TcpStream,
@@ -115,7 +115,8 @@ impl ConnectionOpener {
         spoke.then_some(())
     }
 
-    /// Tells a client of the other kind what to do, in the bytes that it can read.
+    /// Tells a client with the wrong protocol (TLS or plain text) what to do, in bytes that it can
+    /// read.
     async fn explain(&self, stream: TcpStream, peer: Peer, outcome: &'static str, text: &str) {
         self.count(outcome);
         self.warn(peer, text);

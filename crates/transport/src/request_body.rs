@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-/// Most bytes of an unread body that are discarded to keep its connection open.
+/// Maximum bytes of an unread body that are discarded to keep its connection open.
 const DISCARD_BYTES_MAX: u64 = 64 << 10;
 /// Longest wait for these bytes.
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
@@ -45,9 +45,9 @@ struct UnreadBody {
 }
 
 impl RequestBody {
-    /// Wraps the body of a request. `headers` are those of an HTTP/1.1 request, whose unread body
-    /// must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream for
-    /// each request.
+    /// Wraps the body of a request. `headers` are the headers of an HTTP/1.1 request, whose unread
+    /// body must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream
+    /// for each request.
     pub(crate) fn new(
         incoming: Incoming,
         headers: Option<&HeaderMap>,

@@ -18,9 +18,9 @@ use crate::receive_permits::ReceivePermits;
 /// The state that a router's handlers share.
 pub type Shared<S> = axum::extract::State<Arc<S>>;
 
-/// Most bytes of a JSON value besides its text, while a list of such values grows.
+/// Maximum bytes of a JSON value besides its text, while a list of such values grows.
 const JSON_VALUE_BYTES: u64 = 96;
-/// Most bytes of a JSON object besides its members: a node of a B-tree has room for eleven of
+/// Maximum bytes of a JSON object besides its members: a node of a B-tree has room for eleven of
 /// them.
 const JSON_OBJECT_BYTES: u64 = 704;
 
@@ -29,7 +29,7 @@ const JSON_OBJECT_BYTES: u64 = 704;
 pub struct RequestLimits {
     /// Largest body in bytes, before and after decompression.
     pub body_bytes_max: usize,
-    /// Most requests that are answered at the same time.
+    /// Maximum requests that are answered at the same time.
     pub requests_max: usize,
     /// Longest wait for the next piece of a body.
     pub client_timeout: Duration,

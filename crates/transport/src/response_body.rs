@@ -25,7 +25,7 @@ use crate::resources::RequestResources;
 
 /// Default time between two checks of a large body.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(30);
-/// Fewest bytes of a large body that a client must read in a window: about 9 KB/s.
+/// Minimum bytes of a large body that a client must read in a window: about 9 KB/s.
 pub(crate) const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
 /// Largest body that is handed over whole, in bytes.
 const WHOLE_BYTES_MAX: usize = 256 << 10;
@@ -121,8 +121,8 @@ impl ResponseBody {
         let last = bytes.is_empty();
         unsent.taken += piece.len() as u64;
         drop(unsent);
-        // Without room for the copy the piece goes uncounted: only sent pieces free the memory of
-        // the body.
+        // Without room for the copy, the piece is sent uncounted: only sent pieces free the memory
+        // of the body.
         let piece = match large.budget.reserve(piece.len() as u64) {
             Ok(reservation) => reservation.attach(piece),
             Err(_) => piece,

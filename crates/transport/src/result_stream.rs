@@ -18,7 +18,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-/// Most bytes of results that wait for a client.
+/// Maximum bytes of results that wait for a client.
 const RESULTS_BYTES_MAX: usize = 32 << 20;
 /// Longest time in which a client reads nothing while no more results fit.
 const RESULTS_STALL_MAX: Duration = Duration::from_secs(60);
@@ -89,8 +89,8 @@ impl ResultWriter {
         Ok(())
     }
 
-    /// Ends the answer, or breaks it off with an error. Waits until the client has read what is
-    /// queued, so that the permit of the calling thread bounds this memory. If the client reads
+    /// Ends the answer, or breaks it off with an error. Waits until the client has read the queued
+    /// results, so that the permit of the calling thread bounds this memory. If the client reads
     /// nothing for too long, the rest is dropped and the answer breaks off.
     pub fn end(&self, ended: Result<()>) {
         self.finish(ended);

@@ -123,7 +123,7 @@ fn listen(path: &Path, mode: u32) -> std::io::Result<std::os::unix::net::UnixLis
     // `mode` excludes connects before the mode is set.
     rustix::fs::fchmod(&socket, Mode::from_bits_truncate(mode))?;
     rustix::net::bind(&socket, &address)?;
-    // The umask must not take away what was asked for.
+    // The umask must not remove requested bits of the mode.
     rustix::fs::chmod(path, Mode::from_bits_truncate(mode))?;
     rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
     Ok(socket.into())

@@ -24,14 +24,14 @@ use crate::upload_permits::UploadPermit;
 /// Pieces that wait for the thread. The connection's buffer bounds each of them, at some hundred
 /// kilobytes.
 const PIECES_WAITING_MAX: usize = 8;
-/// Most bytes of an unwanted rest that are discarded, so that a client which reads only after
+/// Maximum bytes of an unwanted rest that are discarded, so that a client which reads only after
 /// sending gets its answer instead of a broken connection.
 const DISCARD_BYTES_MAX: u64 = 256 << 20;
 /// Longest time for discarding that rest.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(20);
-/// Most bytes of a form besides its file.
+/// Maximum bytes of a form besides its file.
 const FORM_BYTES_MAX: u64 = 64 << 10;
-/// Most fields of a form before its file.
+/// Maximum fields of a form before its file.
 const FORM_FIELDS_MAX: usize = 16;
 /// Longest name of a file in bytes; a longer one is cut.
 const FILE_NAME_BYTES_MAX: usize = 255;
@@ -41,7 +41,7 @@ const FILE_NAME_BYTES_MAX: usize = 255;
 pub struct UploadLimits {
     /// The word for the uploaded file in errors, such as "recording".
     pub noun: &'static str,
-    /// Most bytes of the file.
+    /// Maximum bytes of the file.
     pub bytes_max: u64,
     /// Longest wait for the next piece.
     pub piece_timeout: Duration,
@@ -142,7 +142,7 @@ impl FormFile {
     ///
     /// # Errors
     /// `InvalidArgument` for a body that is not a form, `TooLarge` for a form above the limit, and
-    /// those of [`UploadPieces::next`].
+    /// the errors of [`UploadPieces::next`].
     pub async fn first(
         content_type: &str,
         body: Body,

@@ -21,9 +21,9 @@ use crate::socket_authority::AuthorityPatcher;
 use crate::tls::{SocketReader, SocketStream, SocketWriter};
 use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 
-/// Most bytes that wait for the end of a poll; larger writes go straight to the socket.
+/// Maximum bytes that wait for the end of a poll; larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
-/// Most bytes of one read.
+/// Maximum bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
 /// Frames and bytes that a connection reads before it yields to other connections of its thread. A
 /// read takes up to [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.

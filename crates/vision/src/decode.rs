@@ -1,8 +1,8 @@
 //! Decodes the bytes of a file to an upright [`Image`], within limits.
 //!
-//! The bytes tell the format, never a name. The header's claims are checked before a pixel is
-//! allocated, so a small file cannot ask for gigabytes. A file that ends early is refused and not
-//! filled up with grey: half of an image would find the wrong ones.
+//! The format is detected from the bytes, never from a name. The header's claims are checked before
+//! a pixel is allocated, so a small file cannot ask for gigabytes. A file that ends early is
+//! refused and not filled up with grey: half of an image would find the wrong ones.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,9 +9,9 @@ const INCH: f32 = 0.0254;
 /// Tags of TIFF 6.0.
 const X_RESOLUTION: u16 = 282;
 const RESOLUTION_UNIT: u16 = 296;
-/// Most entries of a directory that are read.
+/// Maximum entries of a directory that are read.
 const ENTRIES_MAX: usize = 512;
-/// Most segments of a JPEG file, or chunks of a PNG file, that are read.
+/// Maximum segments of a JPEG file, or chunks of a PNG file, that are read.
 const PARTS_MAX: usize = 256;
 
 /// Returns the claimed dots per inch along the rows; `None` without a plausible claim (1 to

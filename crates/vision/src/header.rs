@@ -10,7 +10,7 @@ use crate::bytes::{be32, le16, le32};
 use crate::limits::{Announced, within};
 use crate::{Format, Limits, NistImage, jpeg, nist, tiff, webp, wsq};
 
-/// Bytes that every decoder may use beside its pixels: windows, tables, rows of narrow images.
+/// Bytes that every decoder may use besides its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
 /// Bytes per pixel that remain after decoding: RGB, and its rotated copy or its brightness with a
 /// halved plane.

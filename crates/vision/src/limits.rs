@@ -95,7 +95,7 @@ pub(crate) struct Announced {
     pub(crate) height: u32,
     /// Bytes per pixel in the file's own depth.
     pub(crate) depth_bytes: u64,
-    /// Bytes that the decoder allocates beside the pixels.
+    /// Bytes that the decoder allocates besides the pixels.
     pub(crate) beside_bytes: u64,
 }
 
@@ -143,8 +143,8 @@ pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Re
     Ok(())
 }
 
-/// Returns the limits for a decoder. A decoder may need twice as much again
-/// beside the pixels (coefficients of a progressive JPEG).
+/// Returns the limits for a decoder. In addition to the pixels, a decoder may need twice their
+/// bytes (coefficients of a progressive JPEG).
 pub(crate) fn allowed(limits: &Limits) -> image::Limits {
     let mut allowed = image::Limits::no_limits();
     (allowed.max_image_width, allowed.max_image_height) =

@@ -68,7 +68,7 @@ impl Image {
         Image { rgb: pixels.flatten().copied().collect(), ..*self }
     }
 
-    /// Returns the pixels of a region. What lies outside the image is left out; at least one pixel
+    /// Returns the pixels of a region. Parts outside the image are left out; at least one pixel
     /// stays.
     pub fn part(&self, region: PixelRegion) -> Image {
         let x = region.x.min(self.width - 1);

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 /// Largest `eXIf` chunk that is kept for its orientation, in bytes.
 const EXIF_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a chunk beside its data: length, kind, checksum.
+/// Bytes of a chunk besides its data: length, kind, checksum.
 const FRAME_BYTES: usize = 12;
 
 /// Returns the file with its critical chunks, transparency and small EXIF data. An incomplete chunk

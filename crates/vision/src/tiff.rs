@@ -1,4 +1,4 @@
-//! TIFF files: those `image` reads, and also palettes and small depths.
+//! TIFF files: all files that `image` reads, and also palettes and small depths.
 
 use std::io::Cursor;
 
@@ -17,7 +17,7 @@ use crate::{Format, Header, Limits, jpeg};
 /// Bytes that the decoder allocates for one value of a directory entry: the value and its converted
 /// copy.
 const VALUE_BYTES: u64 = 48;
-/// Most directory entries that are read.
+/// Maximum directory entries that are read.
 const ENTRIES_MAX: u64 = 65_535;
 
 /// Reads the size and depth of the first page.
@@ -134,7 +134,7 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     Ok(most)
 }
 
-/// Most values of one tag. The decoder reserves 32 bytes for each announced value.
+/// Maximum values of one tag. The decoder reserves 32 bytes for each announced value.
 const VALUES_MAX: u64 = 1 << 20;
 /// The last tag of TIFF 6.0. Later ones (profiles, metadata, layers) may be long, and the decoder
 /// does not read them.

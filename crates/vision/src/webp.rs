@@ -32,8 +32,8 @@ fn chunks(file: &[u8]) -> Chunks<'_> {
     Chunks(file.get(12..).unwrap_or_default())
 }
 
-/// Returns the EXIF data of a file. The decoder is not used for it: it allocates as many bytes as
-/// the chunk claims.
+/// Returns the EXIF data of a file. Does not use the decoder, which allocates as many bytes as the
+/// chunk claims.
 pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
     chunks(file).find(|chunk| &chunk.kind == b"EXIF").map(|chunk| chunk.data)
 }

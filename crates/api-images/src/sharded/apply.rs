@@ -1,6 +1,6 @@
 //! Operations of images, made in the local collection of a shard.
 //!
-//! An operation can be made again after later ones: if all later ones follow again too, the points
+//! An operation can be repeated after later ones: if all later ones are repeated too, the points
 //! are the same. A holder relies on this after a restart.
 
 use std::collections::HashSet;
@@ -64,7 +64,7 @@ fn put_features(
 ) -> Result<()> {
     let points = expected.check(points)?;
     let ids: Vec<PointId> = points.iter().map(|point| point.features.id).collect();
-    // A damaged point is no new one: other holders know its original.
+    // A damaged point is not a new point: other holders know its original.
     let before = payloads(named, &ids);
     let before = before.into_iter().collect::<Result<Vec<Option<Map<String, Value>>>>>()?;
     upsert(named, &points, &before)

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The root reads the embeddings of one shard page by page, and asks all shards for their
-//! neighbours. It reads the records of the points that have some, and sends them to the shards of
-//! the neighbours, which compare the keypoints.
+//! neighbours. It reads the records of the points that have neighbours, and sends them to the
+//! shards of the neighbours, which compare the keypoints.
 
 use search::duplicates::NearPoint;
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub struct EmbeddingsPage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NeighboursRequest {
-    /// Least similarity.
+    /// Minimum similarity.
     pub threshold: f32,
     /// Embeddings in the form of [`EmbeddingsPage::embeddings`].
     #[serde(with = "crate::base64_text")]
@@ -86,7 +86,7 @@ pub enum StoredRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
-    /// Least score of an accepted pair.
+    /// Minimum score of an accepted pair.
     pub accept: f32,
     /// The records.
     pub probes: Vec<NeighbourProbe>,
@@ -99,7 +99,7 @@ pub struct NeighbourProbe {
     /// The record; empty for a point without an image.
     #[serde(with = "crate::base64_text")]
     pub record: Vec<u8>,
-    /// Internal ids of the neighbours. Those of other shards are left out.
+    /// Internal ids of the neighbours. Ids of other shards are left out.
     pub ids: Vec<u64>,
 }
 
@@ -129,7 +129,7 @@ pub struct AcceptedNeighbour {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupImagesRequest {
-    /// Internal ids. Those of other shards are left out.
+    /// Internal ids. Ids of other shards are left out.
     pub ids: Vec<u64>,
 }
 

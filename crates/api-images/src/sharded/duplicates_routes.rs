@@ -33,9 +33,9 @@ use crate::duplicates_wire::duplicate_image;
 use crate::endpoints::parsed;
 use crate::state::ImagesState;
 
-/// Most points of one request.
+/// Maximum points of one request.
 const POINTS_MAX: usize = 1024;
-/// Most pairs of one request.
+/// Maximum pairs of one request.
 const PAIRS_MAX: usize = POINTS_MAX * NEIGHBOURS_MAX;
 
 /// Returns the routes, below the name of a shard's local collection.
@@ -121,7 +121,7 @@ where
     Reply::of(found.await.map(Reply::json))
 }
 
-/// Tells a step if its caller has disconnected.
+/// Shows a step whether its caller has disconnected.
 struct CallerWatch(Arc<AtomicBool>);
 
 impl CallerWatch {
@@ -147,7 +147,7 @@ impl Drop for StepCaller {
 /// Runs `work` on a thread of its own at low priority.
 ///
 /// # Errors
-/// `ResourceExhausted` if no thread can be started; those of `work`.
+/// `ResourceExhausted` if no thread can be started; the errors of `work`.
 async fn at_low_priority<T: Send + 'static>(
     work: impl FnOnce(&CallerWatch) -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -207,7 +207,7 @@ fn embeddings(
                 page.embeddings
                     .extend(point.embedding.iter().flat_map(|value| value.to_le_bytes()));
             }
-            // It was removed meanwhile.
+            // The point was removed meanwhile.
             Ok(None) => {}
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
             Err(_) => page.unreadable += 1,
@@ -268,7 +268,7 @@ fn records(
     let mut answer = RecordsAnswer::default();
     let mut bytes = 0;
     for id in request.ids {
-        // One at a time: the records of all points may take much memory.
+        // One record at a time: the records of all points may take much memory.
         for record in stored_records(named, &[id]) {
             answer.records.push(match record {
                 Ok(Some(record)) => {
@@ -309,7 +309,7 @@ fn verified(
                     answer.accepted.push(AcceptedNeighbour { probe: at, id: *id, score });
                 }
                 PairOutcome::Refused => answer.refused += 1,
-                // It was removed, or it is in another shard.
+                // The point was removed, or it is in another shard.
                 PairOutcome::Removed => {}
                 PairOutcome::Unreadable => answer.unreadable += 1,
             }
@@ -332,7 +332,7 @@ fn images(
                 images.push(GroupImage { key: *key, shown: duplicate_image(&point) });
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
-            // It was removed, it is in another shard, or it is damaged and cannot be shown.
+            // The point was removed, it is in another shard, or it is damaged and cannot be shown.
             Ok(None) | Err(_) => {}
         }
     }

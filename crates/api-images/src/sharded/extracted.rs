@@ -45,7 +45,7 @@ pub struct ImageInput {
     pub payload: Map<String, Value>,
     /// Its file.
     pub bytes: Bytes,
-    /// Least quality of a fingerprint, 0 to 100.
+    /// Minimum quality of a fingerprint, 0 to 100.
     pub quality_min: u8,
     /// Priority of the extraction.
     pub priority: ExtractionPriority,
@@ -104,8 +104,8 @@ impl ExtractedImage {
         PointId::Uuid(self.features.facts.id)
     }
 
-    /// Returns the key of the original of one upload in `space`. No two uploads may share a key:
-    /// the removal of one of them then costs no other its original.
+    /// Returns the key of the original of one upload in `space`. Each upload must have a key of its
+    /// own, so that the removal of one upload does not remove the original of another.
     pub fn original_key(&self, space: &str, upload: &str) -> String {
         self.features.facts.upload(space, upload)
     }
@@ -208,7 +208,8 @@ impl ExtractedQuery {
 pub struct ExtractedView {
     /// The view.
     pub view: QueryView,
-    /// Features of its pixels. The embedding is empty if it is that of the whole photograph.
+    /// Features of its pixels. The embedding is empty if the view has the embedding of the whole
+    /// photograph.
     pub query: ExtractedQuery,
 }
 

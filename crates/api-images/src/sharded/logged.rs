@@ -10,7 +10,7 @@ use crate::point_features::{
 };
 use crate::settings::{ImageSettings, WantedImages};
 
-/// Most bytes of the payload of logged features with the service's block. A stored original adds
+/// Maximum bytes of the payload of logged features with the service's block. A stored original adds
 /// its facts to the block when the operation is made: a name of 512 bytes, six times as long in
 /// JSON, and the key. So an acknowledged operation is never too large.
 const FEATURES_PAYLOAD_BYTES_MAX: usize = PAYLOAD_BYTES_MAX - (4 << 10);
@@ -73,7 +73,7 @@ pub fn read_features(
         let payload = point.payload(None).map_err(|error| of_point(error, at))?;
         check_payload_size(&payload, FEATURES_PAYLOAD_BYTES_MAX)
             .map_err(|error| of_point(error, at))?;
-        // The kind and the model are those of the collection by now.
+        // By now, the kind and the model are known from the collection.
         let features = PointFeatures { kind: None, model: None, ..point.features.clone() };
         logged.push(LoggedPoint { id: features.id, text: features.to_json()? });
     }

@@ -3,8 +3,8 @@
 //! Each shard has an ordinary local collection, which a log of operations fills. [`logged`] turns a
 //! request into operations, and [`apply`] makes them. [`extracted`] extracts the features of images
 //! and of queries on a node that runs models. A search has two rounds ([`rounds`]), which
-//! [`routes`] serves for one shard each. So does [`duplicates_routes`] for the steps of a search
-//! for duplicates ([`duplicates`]).
+//! [`routes`] serves for one shard each. [`duplicates_routes`] does the same for the steps of a
+//! search for duplicates ([`duplicates`]).
 
 mod apply;
 mod duplicates;

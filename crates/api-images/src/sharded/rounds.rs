@@ -40,7 +40,7 @@ pub struct CoarseAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoarseCandidates {
-    /// Internal ids. Those of other shards are left out.
+    /// Internal ids. Ids of other shards are left out.
     pub ids: Vec<u64>,
     /// Similarity of the embedding of each.
     pub coarse: Vec<f32>,
@@ -103,7 +103,7 @@ pub struct RankAnswer {
 /// A hit of a shard.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankedImage {
-    /// Internal id of the point. The smaller goes first if scores are equal.
+    /// Internal id of the point. If scores are equal, the smaller id comes first.
     pub key: u64,
     /// Id of the point.
     pub id: PointId,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{AbsentField, out_of_limits, unsupported};
 
-/// Most values of a vector; Qdrant's own limit.
+/// Maximum values of a vector; Qdrant's own limit.
 const SIZE_MAX: u64 = 65_536;
 
 /// Returns Qdrant's name of a metric.
@@ -306,7 +306,7 @@ pub fn merge_metadata(metadata: &mut Map<String, Value>, changes: Map<String, Va
     }
 }
 
-/// Most fields with an index in one collection.
+/// Maximum fields with an index in one collection.
 pub const INDEXES_MAX: usize = 1000;
 
 /// Request for an index on a field of the payload.

@@ -67,7 +67,7 @@ pub fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> E
     Error::invalid(format!("{VALIDATION}query parameters: [{name}: {problem}]"))
 }
 
-/// Most bytes of a collection's name in Qdrant's interface.
+/// Maximum bytes of a collection's name in Qdrant's interface.
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// Mark in a message about a value outside its limits, until [`parse`] knows the field's path.
@@ -130,8 +130,8 @@ fn without_line(message: &str) -> &str {
     message.split(" at line ").next().unwrap_or(message)
 }
 
-/// A field without effect: the server does so in any case, or the field tunes machinery that it
-/// lacks.
+/// A field without effect: the server behaves like that in any case, or lacks the feature that the
+/// field tunes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct IgnoredField;
 

@@ -21,7 +21,7 @@ use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive
 /// Points in a response if the request has no limit.
 const DEFAULT_LIMIT: usize = 10;
 
-/// Most prefetches of one query, with the prefetches of its prefetches.
+/// Maximum prefetches of one query, with the prefetches of its prefetches.
 const PREFETCHES_MAX: usize = 64;
 
 /// A query, of the collection or of the hits of prefetches.
@@ -44,7 +44,7 @@ pub struct QueryRequest {
     pub params: SearchParams,
     /// Leaves out hits of a worse score.
     pub score_threshold: Option<f32>,
-    /// Most points of the response; ten by default.
+    /// Maximum points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     /// Number of hits to skip.
@@ -117,15 +117,15 @@ const DEFAULT_GROUP_SIZE: usize = 3;
 pub struct QueryGroupsRequest {
     /// Path of the field, as in a filter.
     pub group_by: String,
-    /// Most points of a group.
+    /// Maximum points of a group.
     pub group_size: usize,
-    /// Most groups of the response.
+    /// Maximum groups of the response.
     pub limit: usize,
     /// The query without its limit.
     pub query: QueryRequest,
 }
 
-/// Most groups of one response.
+/// Maximum groups of one response.
 const GROUPS_MAX: usize = 1024;
 
 impl QueryGroupsRequest {
@@ -154,7 +154,7 @@ impl QueryGroupsRequest {
     }
 }
 
-/// Members of a request for groups beside those of a query.
+/// Members of a request for groups, in addition to the members of a query.
 #[derive(serde::Deserialize)]
 struct GroupParams {
     group_by: String,
@@ -203,7 +203,7 @@ pub struct QueryBatchRequest {
     pub searches: Vec<QueryRequest>,
 }
 
-/// Members of a prefetch: those of a query that choose its hits.
+/// Members of a prefetch: the members of a query that choose its hits.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Prefetch {
@@ -558,7 +558,7 @@ fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
 pub struct ScrollRequest {
     /// Id of the first point.
     pub offset: Option<PointId>,
-    /// Most points of the response; ten by default.
+    /// Maximum points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
     pub limit: Option<usize>,
     /// Limits the points.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::OneOrMany;
 
-/// Most names of one path.
+/// Maximum names of one path.
 const STEPS_MAX: usize = 64;
 
 /// The requested part of the payload.
@@ -17,7 +17,7 @@ pub enum WithPayload {
     All(bool),
     /// The values at these paths.
     Include(PayloadPaths),
-    /// All but the values at these paths.
+    /// All values except the values at these paths.
     Exclude(PayloadPaths),
 }
 

@@ -10,7 +10,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::unsupported;
 
-/// Most names in one vector field.
+/// Maximum names in one vector field.
 const NAMES_MAX: usize = 64;
 
 /// A point's vector.
@@ -162,7 +162,7 @@ fn components<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<Vec<f32>, A::Error>
     Ok(values)
 }
 
-/// Reads an object to its end, and returns the error that says why it is no vector.
+/// Reads an object to its end, and returns the error that says why it is not a vector.
 pub(super) fn object<'de, A: MapAccess<'de>>(map: &mut A) -> Result<A::Error, A::Error> {
     let mut input = None;
     while let Some(key) = map.next_key::<String>()? {

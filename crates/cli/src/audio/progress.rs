@@ -10,7 +10,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// The bar counts milliseconds of the recording.
 const UNITS_PER_SECOND: f64 = 1e3;
 
-/// A progress bar on standard error, hidden if that is no terminal.
+/// A progress bar on standard error, hidden if standard error is not a terminal.
 pub(crate) struct Bar {
     bar: ProgressBar,
     started: Instant,
@@ -20,7 +20,7 @@ pub(crate) struct Bar {
 impl Bar {
     /// Creates a bar for the recording `name` and starts its clock.
     pub(crate) fn new(name: &str) -> Bar {
-        // indicatif hides a bar if its target is no terminal.
+        // indicatif hides a bar if its target is not a terminal.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         bar.enable_steady_tick(DRAW_INTERVAL);
         Bar { bar, started: Instant::now(), name: name.to_owned() }

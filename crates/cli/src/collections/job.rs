@@ -9,15 +9,15 @@ use super::report::text;
 use crate::client::HttpClient;
 use crate::exit::{CommandError, CommandResult};
 
-/// First interval between two looks at a job; each next one is longer,
+/// First interval between two looks at a job. Each next interval is longer, up to [`LOOK_LAST`].
 const LOOK_FIRST: Duration = Duration::from_millis(20);
-/// up to this.
+/// Longest interval between two looks.
 const LOOK_LAST: Duration = Duration::from_millis(500);
 
 /// POSTs `body` to `path` and waits for the job. Returns its report.
 ///
 /// # Errors
-/// Returns the server's error or that of the job.
+/// Returns the server's error or the error of the job.
 pub(super) fn post(client: &HttpClient, path: &str, body: &Value) -> CommandResult<Value> {
     let queued = client.post(path, body)?;
     wait(client, &queued)
@@ -32,7 +32,7 @@ pub(super) fn wait(client: &HttpClient, queued: &Value) -> CommandResult<Value> 
     let number = number.ok_or_else(|| {
         CommandError::failed("the answer names no job").hint("is --url a Millpond server?")
     })?;
-    // indicatif hides a bar if its target is no terminal.
+    // indicatif hides a bar if its target is not a terminal.
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}  {msg}") {
         bar.set_style(style.progress_chars("=> "));

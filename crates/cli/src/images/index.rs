@@ -173,7 +173,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
 }
 
 fn bar(images: usize) -> ProgressBar {
-    // indicatif hides a bar if its target is no terminal.
+    // indicatif hides a bar if its target is not a terminal.
     let bar = ProgressBar::with_draw_target(Some(images as u64), ProgressDrawTarget::stderr());
     if let Ok(style) =
         ProgressStyle::with_template("{bar:30} {pos} of {len}, {per_sec}, {eta} left  {wide_msg}")

@@ -25,7 +25,8 @@ pub(super) enum Terminal {
 }
 
 impl Terminal {
-    /// Returns the best way for standard output, by the environment; `None` if it is no terminal.
+    /// Returns the best way to show images on standard output, by the environment; `None` if
+    /// standard output is not a terminal.
     pub(super) fn detect() -> Option<Terminal> {
         if !std::io::stdout().is_terminal() {
             return None;

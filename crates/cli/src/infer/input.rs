@@ -13,7 +13,8 @@ use crate::infer::image::{self, ImageArgs};
 use crate::infer::metadata::InputSpec;
 use crate::infer::{json, read_file};
 
-/// One input as typed. Without a name it goes to the first input that no other value names.
+/// One input as typed. Without a name, it goes to the first input that is not named by another
+/// value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InputArg {
     pub(crate) name: Option<String>,

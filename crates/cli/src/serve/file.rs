@@ -106,7 +106,7 @@ impl SettingsFile {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let (server, audio) = (&mut self.server, &mut self.audio);
         let cluster = &mut self.cluster;
-        // "none" is a keyword and a URL is no path, so both stay as they are.
+        // "none" is a keyword and a URL is not a path, so both stay as they are.
         let search =
             self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
         let others = [

@@ -79,7 +79,7 @@ fn parse(filter: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// Returns true for a word of a filter that is no level. The library takes such a word for a
+/// Returns true for a word of a filter that is not a level. The library takes such a word for a
 /// module's name, so a typo such as `verbose` would switch off all events.
 fn names_no_level(word: &str) -> bool {
     !word.is_empty() && !word.contains(['=', '[', ']']) && word.parse::<LevelFilter>().is_err()

@@ -74,7 +74,8 @@ pub(crate) fn stamp(path: &Path) -> Option<FileStamp> {
     Some((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
-/// Reads the file as it is; a file with a mistake is empty, and its reader tells the mistake.
+/// Reads the file as it is; a file with a mistake counts as empty, and its reader reports the
+/// mistake.
 fn table(path: &Path) -> Table {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.parse().unwrap_or_default()

@@ -34,7 +34,7 @@ const RECORDINGS_MAX: usize = 1024;
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
 /// Minimum of `--request-memory`.
 const REQUEST_MEMORY_MIN: u64 = 1 << 20;
-/// Most backups that `--backup-keep` may keep.
+/// Maximum backups that `--backup-keep` may keep.
 const BACKUPS_MAX: usize = 100_000;
 /// Shortest interval between the backups of a schedule.
 const BACKUP_INTERVAL_MIN: Duration = Duration::from_secs(60);

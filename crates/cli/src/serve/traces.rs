@@ -8,13 +8,13 @@ use super::options::ServerOptions;
 use crate::environment::{self, OtelVariables};
 use crate::exit::{CommandError, CommandResult};
 
-/// Part of the requests that is traced, if nothing else is said.
+/// Part of the requests that is traced, if no other part is set.
 const SAMPLE: f64 = 0.01;
 /// Path of traces below the address of a collector.
 const TRACES_PATH: &str = "/v1/traces";
 /// The only form in which traces are sent.
 const PROTOCOL: &str = "http/protobuf";
-/// Most attributes of this server.
+/// Maximum attributes of this server.
 const ATTRIBUTES_MAX: usize = 128;
 
 /// Returns the settings of traces; `None` if no collector is named.

@@ -83,7 +83,8 @@ impl ServeSettings {
         Ok(UpdateSettings { window, process: self.process_name(), turns })
     }
 
-    /// Returns the name of this server in its fleet: that of its node, or the machine and the port.
+    /// Returns the name of this server in its fleet: the name of its node, or the machine and the
+    /// port.
     fn process_name(&self) -> String {
         if let Some(node) = &self.cluster.cluster_node {
             return node.clone();

@@ -272,7 +272,7 @@ fn loads(flags: &Flags, config: &mut Config) -> CommandResult {
     Ok(())
 }
 
-/// Configures the models, their settings, and how both follow their files.
+/// Configures the models and their settings, which both follow their files.
 fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     let mut sessions = SessionSettings::read(flags)?;
     let threads = inference_threads(&setup.config);

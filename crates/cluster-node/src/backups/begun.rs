@@ -1,7 +1,7 @@
-//! Backups that were begun and not finished, such as those of a node that was killed.
+//! Backups that were begun and not finished, such as backups of a node that was killed.
 //!
 //! `begun/COLLECTION/ID` has the record of the collection, from before the first copy until the
-//! backup has its description. So a later backup finds what a stopped one left, and removes it.
+//! backup has its description. So a later backup finds and removes the remains of a stopped one.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,7 +1,7 @@
 //! Parts of a shard's log in a backup.
 //!
-//! Entries that do not count, and fences, are left out. The others get epoch 0, which is below that
-//! of every owner of a restored log, also in a cluster with another etcd.
+//! Entries that do not count, and fences, are left out. The others get epoch 0, which is below the
+//! epoch of every owner of a restored log, also in a cluster with another etcd.
 
 use base::{Error, Result};
 use bytes::Bytes;

@@ -242,7 +242,8 @@ impl ClusterBackups {
             Some(_) => Some(self.back_up_originals(record, id).await?),
             None => None,
         };
-        // The data of a removed collection go later: what was copied may be a part, or nothing.
+        // The data of a removed collection is removed later, so the copy may be incomplete or
+        // empty.
         if self.view.current().by_id(&record.id).is_none() {
             return Err(Error::not_found(
                 "the collection was removed before its backup was complete",
@@ -297,8 +298,8 @@ impl ClusterBackups {
         let log = ShardLog::new(self.cluster.place(), shard.key);
         let store = snapshot_store(&self.cluster, &shard.key.collection);
         let known = snapshots(&store, &shard.key.local_name()).await?;
-        // Snapshots stay for an hour. If those from the beginning of a long backup are gone, it has
-        // later writes of this shard too.
+        // Snapshots stay for an hour. If the snapshots from the beginning of a long backup are
+        // gone, the backup has later writes of this shard too.
         if !known.is_empty() && known.iter().all(|known| known.position.next > end) {
             end = log.end().await?;
         }
@@ -350,8 +351,7 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; `DeadlineExceeded`
-    /// after [`RESTORE_TIME_MAX`]; the errors of the stores. What was written is removed an hour
-    /// later.
+    /// after [`RESTORE_TIME_MAX`]; the errors of the stores. Written data is removed an hour later.
     pub async fn restore(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let restored = self.restore_in_time(set, name).await;
         self.count("restore", &restored);
@@ -450,7 +450,7 @@ impl ClusterBackups {
     async fn remove(&self, collection: &str, id: &BackupId) -> Result<()> {
         let _turn = self.turn().await?;
         let set = self.get(collection, id).await?;
-        // A later backup finds what is left if the removal stops.
+        // If the removal stops, a later backup finds the rest.
         self.begin(&set.record, id).await?;
         // First, so that no half of a backup is listed.
         self.objects.remove(&self.set_key(collection, id)).await?;

@@ -122,8 +122,8 @@ impl ClusterBackups {
         Ok(originals)
     }
 
-    /// Writes the originals of a backup of the collection `from` as those of the new collection
-    /// `to`.
+    /// Writes the originals of a backup of the collection `from` as the originals of the new
+    /// collection `to`.
     ///
     /// # Errors
     /// `DataLoss` for damaged or missing originals; the errors of the stores.

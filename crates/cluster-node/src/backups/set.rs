@@ -23,7 +23,7 @@ pub(super) const SET_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackupSet {
     version: u32,
-    /// Id; that of the backup of each shard too.
+    /// Id of the backup, and of the backup of each shard.
     pub id: BackupId,
     /// Record of the collection.
     pub record: CollectionRecord,
@@ -62,7 +62,7 @@ pub struct LogPart {
 
 impl ShardBackup {
     /// Returns the position in the log of a shard that begins with the snapshot. Its epoch is 0,
-    /// below that of each owner: a restored log has entries of no owner.
+    /// below that of each owner: the entries of a restored log have no owner.
     pub(super) fn position(&self) -> FollowPosition {
         FollowPosition { next: EntryNumber(self.next), epoch: Epoch(0) }
     }

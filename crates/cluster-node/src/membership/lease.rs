@@ -109,7 +109,7 @@ impl MemberState {
         repaired
     }
 
-    /// Makes etcd's keys those of this node.
+    /// Makes the keys in etcd match the state of this node.
     async fn repair(&self, kept: Instant) -> Result<()> {
         self.register().await?;
         self.write_info().await?;

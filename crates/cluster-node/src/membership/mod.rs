@@ -54,8 +54,8 @@ impl Membership {
     /// If etcd does not answer, the node is registered later: it tries again with growing pauses.
     /// [`Membership::unjoined`] says why it has not joined.
     ///
-    /// A registration with the same name and address counts as that of an earlier process of this
-    /// node. It is removed at once, with the shards that it owned.
+    /// A registration with the same name and address counts as the registration of an earlier
+    /// process of this node. It is removed at once, with the shards that it owned.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
@@ -139,7 +139,7 @@ impl Membership {
     ///
     /// The epoch can change later without a call: if the lease ended while etcd was not reachable,
     /// the node registers again and creates the keys of its shards again. The view then has the new
-    /// epoch. A writer with another epoch than that of the view must end.
+    /// epoch. A writer with another epoch than the epoch of the view must end.
     ///
     /// # Errors
     /// `Unavailable` if etcd does not answer or the node is not registered at the moment. A key

@@ -35,10 +35,10 @@ impl ViewReadings {
     /// Records an answer of etcd. Returns true if nodes and owners that are absent from it are to
     /// be kept.
     ///
-    /// A cut between etcd and all nodes ends every lease. After it, nodes register again at
-    /// different moments. Without a time of grace the first reading would show an empty cluster,
-    /// and all reads would fail for some seconds. Half a lease is the shortest cut that can end a
-    /// lease.
+    /// A network partition between etcd and all nodes ends every lease. After it, nodes register
+    /// again at different moments. Without a grace period, the first reading would show an empty
+    /// cluster, and all reads would fail for some seconds. Half a lease is the shortest partition
+    /// that can end a lease.
     fn answer(&mut self, now: Instant, lease: Duration) -> bool {
         let silent = self.answered.map(|last| now.duration_since(last));
         if silent.is_some_and(|silent| silent > lease / 2) {

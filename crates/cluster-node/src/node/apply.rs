@@ -13,9 +13,9 @@ use search::registry::NamedCollection;
 use super::local::blocking;
 use cluster_log::Batch;
 
-/// Pause before an operation is tried again: from this, doubled each time,
+/// First pause before an operation is tried again. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// up to this.
+/// Longest pause before an operation is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Tries of one operation. Then the follower starts over, with a new local collection if the data
 /// of the old one is damaged.
@@ -98,7 +98,7 @@ fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> {
 fn is_same_everywhere(error: &Error) -> bool {
     use ErrorKind::{AlreadyExists, InvalidArgument, TooLarge};
     // `AlreadyExists`: the hash of a UUID belongs to another point. `NotFound` is a file that this
-    // machine lost: an absent point is no error.
+    // machine lost, because an absent point is not an error.
     matches!(error.kind(), InvalidArgument | TooLarge | AlreadyExists)
 }
 

@@ -79,7 +79,7 @@ async fn back_up_if_due(
     }
     backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
-    // The new one is not among them.
+    // The new backup is not among them.
     let stay = keep.max(1) - 1;
     for old in &sets[..sets.len().saturating_sub(stay)] {
         backups.delete(&record.name, &old.id).await?;

@@ -38,7 +38,7 @@ pub struct StoreCatalog {
     loaded: AtomicBool,
     /// True if the last reading had every record, so that a collection without one was removed.
     whole: AtomicBool,
-    /// Changes by this process. Records that were read before a change are not taken.
+    /// Changes by this process. Records that were read before a change are ignored.
     changes: AtomicU64,
     log: ChangeLog,
     /// Newest version of the aliases and changes that this process knows.
@@ -81,7 +81,7 @@ impl StoreCatalog {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// Reads the ids of all collections, without what was read before.
+    /// Reads the ids of all collections. Does not use earlier reads.
     ///
     /// # Errors
     /// The store's error; `DataLoss` for a record that cannot be read.
@@ -184,7 +184,7 @@ impl StoreCatalog {
         }
     }
 
-    /// Reads the newest aliases and changes. Damage is logged, and those known before stay.
+    /// Reads the newest aliases and changes. Damage is logged, and the known versions stay.
     ///
     /// # Errors
     /// The store's error.

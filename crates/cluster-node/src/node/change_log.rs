@@ -13,8 +13,8 @@ use crate::changes::{CHANGES_BYTES_MAX, CatalogChanges};
 
 /// Directory of the versions.
 const VERSIONS: &str = "catalog-changes";
-/// Maximum versions that are listed. Each change removes those before it, so there are two or
-/// three.
+/// Maximum versions that are listed. Each change removes the versions before it, so there are two
+/// or three.
 const VERSIONS_MAX: usize = 100_000;
 /// Maximum attempts of one change, if other nodes change the document at the same time.
 const ATTEMPTS_MAX: usize = 16;
@@ -113,7 +113,7 @@ impl ChangeLog {
     async fn remove_before(&self, number: u64) {
         let numbers = self.numbers(0).await.unwrap_or_default();
         for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
-            // What stays is removed after the next change.
+            // Remaining versions are removed after the next change.
             let _ = self.objects.remove(&self.key(old)).await;
         }
     }

@@ -27,8 +27,8 @@ use cluster_log::was_not_made;
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum shards that a node reads at the same time. More wait.
 pub(super) const READS_RUNNING_MAX: usize = 64;
-/// Start of the routes of background work. Their reads have turns of their own, so that no query
-/// waits for one.
+/// Start of the routes of background work. Their reads have turns of their own, so that queries do
+/// not wait for them.
 const BACKGROUND_PATHS: &str = "images/duplicates/";
 /// Maximum shards that a node reads at the same time for background work. More wait.
 pub(super) const BACKGROUND_READS_MAX: usize = 16;
@@ -249,9 +249,9 @@ struct DrainRequest {
     node: String,
 }
 
-/// Leaves the shards of a node to others. It serves them until then, and until it is stopped. The
-/// node learns it from etcd, because its own admin calls may be at a port that only its machine
-/// reaches.
+/// Leaves the shards of a node to others. The node serves them until then, and until it is stopped.
+/// It learns of the drain from etcd, because its admin port may be reachable only from its own
+/// machine.
 async fn drain(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
     Reply::of(answer_drain(&node, &headers, body).await)
 }

@@ -1,8 +1,8 @@
 //! Removal of the data of collections that were removed.
 //!
-//! The record of a collection goes first, so that nodes forget it. Its logs and snapshots stay for
-//! an hour: a node that did not see the removal may still read or write them. One node of the
-//! cluster removes them then.
+//! The record of a collection is removed first, so that nodes forget it. Its logs and snapshots
+//! stay for an hour: a node that did not see the removal may still read or write them. One node of
+//! the cluster removes them then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +46,8 @@ pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>)
     }
 }
 
-/// Removes the data of collections, after the records were read anew. Any doubt keeps all of it.
+/// Removes the data of collections, after the records were read anew. If there is any doubt, all
+/// data stays.
 async fn remove_without_record(
     services: &NodeServices,
     catalog: &StoreCatalog,
@@ -93,7 +94,7 @@ async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
     Ok(objects.directories("data").await?.into_iter().collect())
 }
 
-/// Removes all data of a collection. What stays is removed after a later look.
+/// Removes all data of a collection. Data that remains is removed after a later look.
 async fn remove(services: &NodeServices, id: &str) {
     let place = &services.place;
     let prefix = place.key(&format!("data/{id}"));

@@ -1,7 +1,7 @@
 //! Announcements of new entries to the holders of their shards. Small entries are passed on with
-//! the announcement, so holders apply them without a read of the log. Of others, holders learn the
-//! number, and read the log at once instead of at their next poll. A lost announcement costs
-//! freshness only.
+//! the announcement, so holders apply them without a read of the log. For larger entries, holders
+//! receive only the number, and read the log at once instead of at their next poll. A lost
+//! announcement costs freshness only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ fn encoded(entry: &LogEntry<Batch>) -> Option<String> {
     Some(STANDARD.encode(bytes))
 }
 
-/// Returns what to announce to each node that follows one of the logs, by its address.
+/// Returns the announcements for each node that follows one of the logs, by the node's address.
 fn by_holder(
     services: &NodeServices,
     shards: &BTreeMap<ShardKey, PendingShard>,

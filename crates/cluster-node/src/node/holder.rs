@@ -26,9 +26,9 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that a read waits for the entry that it needs before it has the log read: a writer passes
 /// entries on a moment after it acknowledges them.
 const PASSED_WAIT: Duration = Duration::from_millis(10);
-/// Pause after a failure: from this, doubled each time,
+/// First pause after a failure. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// up to this.
+/// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// State of a shard that requests and the follower share.
@@ -223,8 +223,8 @@ impl ShardFollower {
             let look = self.state.looks_wanted.load(Ordering::Acquire);
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
-                // The store may be down or refuse a key, or an entry is damaged. What is applied is
-                // served on.
+                // The store may be down or refuse a key, or an entry is damaged. Applied entries
+                // are still served.
                 Err(error) => {
                     if pause == PAUSE_MIN {
                         tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
@@ -263,7 +263,7 @@ impl ShardFollower {
         }
     }
 
-    /// Returns the next step: an entry that was passed on, or what the log has.
+    /// Returns the next step: an entry that was passed on, or the next step of the log.
     async fn next_step(&self, follower: &mut LogFollower) -> Result<NextStep> {
         let next = follower.position().next;
         let mut passed = false;

@@ -109,7 +109,7 @@ fn local_request(
     let path = format!("/v1/images/{}/{rest}{query}", key.local_name());
     parts.uri = Uri::try_from(path)
         .map_err(|error| Error::invalid(format!("{rest:?} is no path: {error}")))?;
-    // The path parameters of this route are not those of the local one.
+    // The path parameters of this route differ from the parameters of the local one.
     parts.extensions = http::Extensions::new();
     Ok(http::Request::from_parts(parts, body))
 }

@@ -48,7 +48,7 @@ impl LocalCollections {
     /// as `points/query`; `images/..` are the routes of [`api_images::shard_routes`].
     ///
     /// # Errors
-    /// `Internal` for a path that is none, or an answer that breaks off.
+    /// `Internal` if the path is not valid, or the answer breaks off.
     pub async fn call(
         &self,
         method: Method,
@@ -134,7 +134,7 @@ impl LocalCollections {
     }
 
     /// Returns the shards that have a local collection which follows a log. Other collections of
-    /// this directory are none.
+    /// this directory are not shards.
     ///
     /// # Errors
     /// The error of the registry.

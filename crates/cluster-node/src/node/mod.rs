@@ -1,5 +1,5 @@
-//! A node's own work: it follows the logs of the shards that it holds, writes the logs of those
-//! that it owns, takes snapshots, and answers roots.
+//! A node's own work: it follows the logs of the shards that it holds, writes the logs of the
+//! shards that it owns, takes snapshots, and answers roots.
 
 mod apply;
 mod backup_schedule;
@@ -218,8 +218,8 @@ impl ClusterNode {
         self.held.not_caught_up().filter(|_| self.roles.search)
     }
 
-    /// Makes a node of the cluster take no more shards, and leave its shards to other nodes. It
-    /// serves them until the others do. A restart of it ends that.
+    /// Makes a node of the cluster take no more shards, and leave its shards to other nodes. The
+    /// node serves them until the others do. A restart of the node ends the drain.
     ///
     /// # Errors
     /// As [`Membership::drain_node`].

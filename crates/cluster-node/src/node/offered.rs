@@ -54,7 +54,7 @@ impl OfferedEntries {
         needed > newest
     }
 
-    /// Takes the entry `next`, and drops those before it.
+    /// Takes the entry `next`, and drops the entries before it.
     pub(super) fn take(&self, next: EntryNumber) -> Option<LogEntry<Batch>> {
         let mut waiting = self.waiting.lock();
         waiting.entries = waiting.entries.split_off(&next);

@@ -20,7 +20,7 @@ use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
 use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 
-/// Time between two looks at the ownership, beside those after a change of the view.
+/// Time between two looks at the ownership, in addition to looks after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause before this node tries to own a log again that has refused it.
@@ -110,7 +110,7 @@ impl OwnedShards {
         }
     }
 
-    /// Ends all writers: at the end of the process. The end of the membership then gives up all
+    /// Ends all writers at the end of the process. The end of the membership then gives up all
     /// ownerships at once.
     pub(super) fn end_all(&self) {
         self.leaving.store(true, Ordering::Release);
@@ -143,7 +143,7 @@ impl OwnedShards {
         }
     }
 
-    /// Notes that the log refused this node. If etcd names it as the owner all the same, etcd has
+    /// Notes that the log refused this node. If etcd names it as the owner nevertheless, etcd has
     /// lost its data, and its epochs are too small.
     fn note_loss(&self, view: &ClusterView, key: &ShardKey, epoch: Epoch) {
         let owner = view.owners.get(key);

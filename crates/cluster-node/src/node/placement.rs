@@ -16,7 +16,7 @@ use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
-/// Time between two looks at the placement, beside those after a change of the view.
+/// Time between two looks at the placement, in addition to looks after a change of the view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time for which a node that starts is not ready because of shards that have not caught
 /// up. A broken shard must not keep it out for ever, since its other shards may be needed.
@@ -60,8 +60,8 @@ impl HeldShards {
         self.held.lock().get(key).map(|held| held.holder.state.clone())
     }
 
-    /// Tells the follower of a shard that a writer has appended `newest`, and gives it the entries
-    /// that the writer passed on.
+    /// Notifies the follower of a shard that a writer has appended `newest`, and gives it the
+    /// entries that the writer passed on.
     pub(super) fn appended(
         &self,
         key: &ShardKey,
@@ -100,7 +100,7 @@ impl HeldShards {
                     self.first_catch_up.look(&self.behind(&current), Instant::now());
                 }
             }
-            // If a record was not read, an absent collection says nothing.
+            // If a record was not read, an absent collection may still exist.
             let is_whole = is_member && self.catalog.is_whole();
             self.drop_unneeded(&current, is_whole && is_certain).await;
             if is_whole {

@@ -1,8 +1,9 @@
 //! Snapshots of shards in the object store, by the crate `backup`.
 //!
-//! The first holder of a shard takes them. The log begins at the position of the oldest one that is
-//! kept, so a node that restores slowly still finds what it needs. A snapshot may contain changes
-//! behind its position; a restored holder makes them a second time, with the same result.
+//! The first holder of a shard takes the snapshots. The log begins at the position of the oldest
+//! one that is kept, so a node that restores slowly still finds what it needs. A snapshot may
+//! contain changes behind its position; a restored holder makes them a second time, with the same
+//! result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,7 +123,7 @@ async fn take(
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(async {
             let known = snapshots(&store, &name).await?;
-            // The turn may have come late, and another node may have been the first holder since.
+            // The turn may have come late. Meanwhile another node may have become the first holder.
             let position = local::position(&named).unwrap_or_default();
             let is_newer = known.iter().all(|known| known.position.next < position.next);
             if position.next < floor.entry || !is_newer {

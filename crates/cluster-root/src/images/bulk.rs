@@ -32,7 +32,7 @@ use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
 use super::repeats::{ImageRepeats, RunningImage};
 use super::{pass_on, reply};
 
-/// Most images of one request in flight, with those waiting to be sent again.
+/// Maximum images of one request in flight, with those waiting to be sent again.
 const IN_FLIGHT_MAX: usize = 256;
 /// Longest time in which an image that no node takes is sent again.
 const BUSY_WAIT_MAX: Duration = Duration::from_secs(120);
@@ -122,7 +122,7 @@ struct ClusterTarget {
 }
 
 impl ClusterTarget {
-    /// Creates the target of a request, on whose runtime this is called.
+    /// Creates the target of a request. Must be called on the runtime of the request.
     fn new(upload: BulkUpload, stop: Arc<AtomicBool>) -> ClusterTarget {
         let images = ClusterImages {
             upload,

@@ -217,8 +217,8 @@ impl AskedHolders<'_> {
         order.iter().filter_map(|name| view.nodes.get(name)).cloned().collect()
     }
 
-    /// Sends the request to a node. Returns `None` if another one may do better. The last one has
-    /// all of the time that is left.
+    /// Sends the request to a node. Returns `None` if another holder should be asked. The last one
+    /// has all of the time that is left.
     async fn ask(&mut self, node: &NodeInfo, is_last: bool) -> Option<HttpAnswer> {
         let mut left = self.context.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

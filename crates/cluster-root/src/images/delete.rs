@@ -19,16 +19,17 @@ use super::call::{ImageCall, NoRouteParams};
 use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
 
-/// Least age at which an upload is over: its point is in the log, or never will be. Clocks of nodes
-/// and store differ less.
+/// Minimum age at which an upload is over: its point is in the log, or never will be. Clocks of
+/// nodes and store differ less.
 const UPLOAD_OVER: Duration = Duration::from_secs(3600);
-/// Timeouts of requests after which an upload is over: its own, that of the removal, and one more.
+/// Timeouts of requests after which an upload is over: the upload's own, the timeout of the
+/// removal, and one more.
 const UPLOAD_TIMEOUTS: u32 = 3;
 
-/// Removes an image: first its point, then its original. Only the removed point refers to that,
-/// since each upload has an original of its own.
+/// Removes an image: first its point, then its original. Only the removed point refers to this
+/// original, since each upload has an original of its own.
 ///
-/// Of two uploads of one image, or after a failure, an original stays to which no point refers. It
+/// After two uploads of one image, or after a failure, an original without a point can remain. It
 /// is removed with the image, an hour after its upload or later, or with the collection.
 pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     call.query.own::<NoRouteParams>()?;
@@ -47,7 +48,7 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     Ok(Reply::json(json!({ "deleted": context.item }).to_string()))
 }
 
-/// Removes the original of a removed point, and those of its old uploads.
+/// Removes the original of a removed point, and the originals of its old uploads.
 async fn delete_originals(
     state: &RootState,
     record: &CollectionRecord,

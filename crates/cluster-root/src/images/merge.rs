@@ -71,7 +71,7 @@ pub(super) fn candidates(results: &ResultTexts, most: usize) -> Result<MergedCan
     Ok(merged)
 }
 
-/// Order of hits. The smaller internal id goes first if they are equal.
+/// Order of hits. If hits are equal, the smaller internal id comes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ImageOrder {
     /// Scores from the threshold on first, and the others by the similarity of embeddings.
@@ -158,7 +158,7 @@ pub(super) fn accepted(results: &ResultTexts, threshold: f32) -> Result<Accepted
     Ok(accepted)
 }
 
-/// Adds the hits of views to those of the whole photograph. Each image keeps its best score.
+/// Adds the hits of views to the hits of the whole photograph. Each image keeps its best score.
 fn add_views<'a>(all: &mut Vec<RankedText<'a>>, views: &'a [ViewHit]) {
     for ViewHit { key, score, coarse, shown } in views {
         let new = RankedText { key: *key, score: *score, coarse: *coarse, shown };

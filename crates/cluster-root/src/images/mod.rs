@@ -4,13 +4,13 @@
 //! The features of the query are extracted first, on this node or on one with the role extract. A
 //! search of photographs has two rounds: every shard returns the candidates of its coarse filter,
 //! and the shards of the best of them compare keypoints. A photograph without an accepted match is
-//! searched for again by views of it. A search of fingerprints has one round:
-//! every shard compares its share. An identification searches each finger so.
+//! searched for again by views of it. A search of fingerprints has one round: every shard compares
+//! its share. An identification searches each finger in the same way.
 //!
 //! # Writes
 //! An image's original is in the store before its point is in the log. A node without the role
 //! extract passes images on to one that has it. Features go to the log from any root. The images of
-//! an archive or a folder go to all nodes that have it.
+//! an archive or a folder go to all nodes with that role.
 //!
 //! # Duplicates
 //! A job on the root that got the request compares the points of all shards with each other.

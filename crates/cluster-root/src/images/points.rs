@@ -44,7 +44,7 @@ pub(super) enum LookupConsistency {
 }
 
 impl LookupConsistency {
-    /// Returns that of a request: strong if it wants that, or this one.
+    /// Returns the lookup of a request: strong if the request wants that, otherwise this one.
     pub(super) fn or_strong(self, strong: bool) -> LookupConsistency {
         if strong { LookupConsistency::Strong } else { self }
     }

@@ -82,7 +82,7 @@ impl RootPutParams {
     /// Returns true if the image is to be put in at idle priority.
     ///
     /// # Errors
-    /// `InvalidArgument` for a value that is no flag.
+    /// `InvalidArgument` for a value that is not a flag.
     fn is_background(&self) -> Result<bool> {
         query_flag("background", self.background.as_deref())
     }
@@ -156,7 +156,7 @@ impl PutAnswer {
     }
 }
 
-/// An image on its way into the collection of a request, on a node that extracts.
+/// An image that is being added to the collection of a request, on a node that extracts.
 pub(super) struct ImagePut<'a> {
     pub(super) context: &'a RootContext,
     pub(super) images: Arc<ImagesState>,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use search::points::PointId;
 use tokio::sync::Notify;
 
-/// Most remembered images that were put in. By the time that one is forgotten, holders have
+/// Maximum remembered images that were put in. By the time that one is forgotten, holders have
 /// applied it, and a node finds it.
 const REMEMBERED_MAX: usize = 4096;
 

@@ -17,7 +17,8 @@ const PASSED_HEADERS: [HeaderName; 4] = [
     header::RETRY_AFTER,
 ];
 
-/// Returns a response of JSON text. `reservation` is that of the answers it was made from.
+/// Returns a response of JSON text. `reservation` is that of the answers from which the text was
+/// made.
 ///
 /// # Errors
 /// Errors of the budget, if the text is larger than these answers.
@@ -47,7 +48,7 @@ pub(super) fn with_coverage(mut answer: Value, coverage: ReadCoverage) -> Value 
 /// [`PASSED_HEADERS`].
 ///
 /// # Errors
-/// `Internal` for a status that is none; errors of the budget for the body.
+/// `Internal` for an invalid status; errors of the budget for the body.
 pub(super) fn passed_back(answer: HttpAnswer, requests: &RequestResources) -> Result<Reply> {
     let status = StatusCode::from_u16(answer.status)
         .map_err(|error| Error::internal(format!("a node's status: {error}")))?;

@@ -1,7 +1,7 @@
 //! The rounds of a search over the shards.
 //!
 //! The first of two rounds ends after a part of the time, so that a shard that does not answer
-//! leaves time for the others. Hedging, retries and the coverage are those of any read. A shard
+//! leaves time for the others. Hedging, retries and the coverage are as for any read. A shard
 //! counts as answered if it answered every round in which it was asked.
 
 use std::sync::Arc;
@@ -60,8 +60,9 @@ impl RoundsPlan {
 pub(super) struct RoundsAnswer {
     pub(super) results: ResultTexts,
     pub(super) coverage: ReadCoverage,
-    /// Points that the filter allows, as the first round has counted them. `None` without one: the
-    /// last round has counted them. It has no filter after a first round.
+    /// Points that the filter allows, as the first round has counted them. `None` without a first
+    /// round, because the last round counts them then. After a first round, the last round has no
+    /// filter.
     pub(super) of: Option<u64>,
     /// True if the first round may have missed candidates.
     pub(super) partial: bool,
@@ -148,7 +149,7 @@ impl Rounds<'_> {
             priority: ReadPriority::Client,
         };
         let answers = Box::pin(read_shards(&self.context.state, &read)).await?;
-        // Without any shard of the candidates there is no answer.
+        // The request fails if no shard of the candidates answers.
         answers.check(0.0)?;
         let ShardAnswers { results, coverage: ranked, failure, reservation, .. } = answers;
         let missing = ranked.of - ranked.shards;

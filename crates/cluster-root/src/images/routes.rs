@@ -55,7 +55,7 @@ pub fn image_routes() -> Router<Arc<RootState>> {
 }
 
 /// Answers a request with an image, an archive, or the name of a folder. If the client disconnects,
-/// the work stops at its next wait; that on an archive or a folder before its next image.
+/// the work stops at its next wait; work on an archive or a folder stops before its next image.
 async fn put_images(call: ImageCall) -> Response {
     let answered = match call.media().as_str() {
         "application/zip" | "application/x-zip-compressed" => Box::pin(bulk::archive(call)).await,

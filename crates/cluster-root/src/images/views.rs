@@ -38,7 +38,7 @@ pub(super) struct ViewSearch<'a> {
 
 impl ViewSearch<'_> {
     /// Searches for the views of `file` step by step until one has an accepted match. An error ends
-    /// the search and makes the answer partial: what the whole photograph found is not lost.
+    /// the search and makes the answer partial: the hits of the whole photograph are kept.
     pub(super) async fn run(&self, file: &Bytes, whole: &ExtractedQuery) -> ViewsAnswer {
         let started = Instant::now();
         let mut found = ViewsAnswer::default();

@@ -27,10 +27,10 @@ pub(crate) const SECONDS_MAX: u64 = 120;
 pub(crate) const STEP_SECONDS: u64 = 10;
 /// Seconds of the long history.
 pub(crate) const SPAN_SECONDS_MAX: u64 = 86_400;
-/// Most bytes of the records of all versions. A version that is always busy takes about 0.5 MB a
+/// Maximum bytes of the records of all versions. A version that is always busy takes about 0.5 MB a
 /// day. If more is needed, the oldest intervals of all versions are dropped.
 pub(crate) const HISTORY_BYTES_MAX: usize = 64 << 20;
-/// Most versions with a history. A further one has none until another is forgotten.
+/// Maximum versions with a history. A further one has none until another is forgotten.
 const VERSIONS_MAX: usize = 4096;
 /// Seconds by which the history is shortened at once if its bytes reach their limit.
 const SHORTEN_SECONDS: u64 = 600;
@@ -156,12 +156,12 @@ impl Histories {
         }
     }
 
-    /// Drops what is older than the history, and versions and models of which nothing is left.
+    /// Drops everything older than the history, and versions and models of which nothing is left.
     fn expire(&mut self, end: u64) {
         for model in self.models.values_mut() {
             model.versions.retain(|_, track| {
                 track.forget(end);
-                // A version with counts stays, so that they are not taken for new ones later.
+                // A version with counts stays, so that its counts are not taken for new ones later.
                 track.seen == end || !track.steps.is_empty()
             });
         }

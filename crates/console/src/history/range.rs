@@ -8,9 +8,9 @@ use super::record::{Quantiles, TAIL_REQUESTS_MIN, TrafficRecord};
 use super::series::{RecordSeries, TimedRecord};
 use super::{Histories, SECONDS_MAX, STEP_SECONDS};
 
-/// Most points of a line.
+/// Maximum points of a line.
 const POINTS_MAX: u64 = 360;
-/// Most intervals over which the percentiles of few requests are computed.
+/// Maximum intervals over which the percentiles of few requests are computed.
 const WIDEN_MAX: usize = 10;
 
 /// A range that ends now.
@@ -180,8 +180,8 @@ fn line(version: Option<u64>, records: &[TimedRecord], step: u64) -> VersionHist
     VersionHistory { version, total, points: points(records, step) }
 }
 
-/// Returns the points of records. Percentiles and maximum of few requests are those of the last
-/// intervals, up to [`WIDEN_MAX`], so that one slow request in ten is not a p99.
+/// Returns the points of records. Percentiles and maximum of few requests are computed over the
+/// last intervals, up to [`WIDEN_MAX`], so that one slow request in ten is not a p99.
 fn points(records: &[TimedRecord], step: u64) -> Vec<HistoryPoint> {
     let point = |(index, timed): (usize, &TimedRecord)| {
         // The maximum is of the same requests, so that it is not below a percentile.
@@ -198,7 +198,7 @@ fn points(records: &[TimedRecord], step: u64) -> Vec<HistoryPoint> {
     records.iter().enumerate().map(point).collect()
 }
 
-/// Returns the last record, with those before it if it has fewer than [`TAIL_REQUESTS_MIN`]
+/// Returns the last record, with the records before it if it has fewer than [`TAIL_REQUESTS_MIN`]
 /// latencies. Without any it has no percentiles.
 fn widened(records: &[TimedRecord], step: u64) -> TrafficRecord {
     let Some((last, before)) = records.split_last() else { return TrafficRecord::default() };

@@ -7,7 +7,7 @@ use metrics::STATUSES;
 const OK: usize = 0;
 /// Status of a request whose client went away, which is no error of the server or the request.
 const CANCELLED: &str = "cancelled";
-/// Fewest requests of which a percentile beyond the 90th says something.
+/// Minimum requests of which a percentile beyond the 90th says something.
 pub(crate) const TAIL_REQUESTS_MIN: u64 = 100;
 
 /// Traffic in one interval.
@@ -19,7 +19,7 @@ pub(crate) struct TrafficRecord {
     statuses: Vec<BucketCount>,
     /// Longest latency in microseconds.
     pub(crate) max_us: u32,
-    /// Most requests that waited when the interval's seconds ended.
+    /// Maximum requests that waited when the interval's seconds ended.
     pub(crate) queued: u32,
 }
 

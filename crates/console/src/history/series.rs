@@ -42,7 +42,8 @@ impl RecordSeries {
         }
     }
 
-    /// Adds the traffic of the second that ended at `end`, which is at least that of the last call.
+    /// Adds the traffic of the second that ended at `end`, which is not before the `end` of the
+    /// last call.
     pub(super) fn add(&mut self, end: u64, record: &TrafficRecord) {
         let interval = end.next_multiple_of(self.step);
         if interval > self.open_end {

@@ -11,11 +11,11 @@ use super::BLOCK_ROWS;
 use super::cell::CELLS;
 use super::weight::rarity;
 
-/// Step that goes on without an edge.
+/// Step that moves on and is not an edge.
 pub(crate) const ESCAPE: u8 = 255;
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 16;
-/// Most rows of an index.
+/// Maximum rows of an index.
 const ROWS_MAX: usize = 1 << 30;
 
 /// An edge in the list of its cell.
@@ -52,7 +52,7 @@ pub struct EdgeIndex {
     /// Edges of each cell.
     pub(crate) counts: Vec<u32>,
     pub(crate) blocks: Vec<Block>,
-    /// Rarity of each cell, from `counts`: what an edge in it says.
+    /// Rarity of each cell, from `counts`: the weight of an edge in that cell.
     pub(crate) rarities: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ impl EdgeIndex {
         self.edges.len() as u64 + CELLS as u64 * 5 + blocks.sum::<u64>()
     }
 
-    /// Computes what each cell says.
+    /// Computes the rarity of each cell.
     pub(crate) fn weigh(&mut self) {
         let all = self.counts.iter().map(|&count| u64::from(count)).sum();
         self.rarities = self.counts.iter().map(|&count| rarity(count, all, CELLS)).collect();

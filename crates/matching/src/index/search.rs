@@ -13,8 +13,8 @@ use crate::graph::{Graph, VERTICES_MAX};
 pub struct EdgeHit {
     /// Row of the index.
     pub row: u32,
-    /// Sum of the weights of its votes in natural logarithms, less what chance gives; higher is
-    /// more similar.
+    /// Sum of the weights of its votes in natural logarithms, minus the expected weight of chance
+    /// votes; higher is more similar.
     pub score: f32,
 }
 
@@ -85,7 +85,7 @@ impl EdgeIndex {
         out.extend(scratch.best.sorted().map(|(cost, row)| EdgeHit { row, score: -cost }));
     }
 
-    /// Leaves the lists that say enough in `reads`.
+    /// Writes the lists whose votes have enough weight to `reads`.
     fn plan(&self, query: &EdgeQuery, reads: &mut Vec<ListRead>) {
         reads.clear();
         for &edge in &query.edges {

@@ -6,10 +6,10 @@ use super::cell::{ANGLE_STEP, LENGTH_STEP};
 
 /// Units of a weight in one natural logarithm.
 pub(crate) const PER_NAT: i32 = 8;
-/// Least weight of a vote. Cells that say less are common, so reading them would take most of the
-/// time, and their sum adds more noise than it helps.
+/// Minimum weight of a vote. Cells with a smaller weight are common, so reading them would take
+/// most of the time, and their sum adds more noise than it helps.
 pub(crate) const WEIGHT_MIN: i32 = 4 * PER_NAT;
-/// Weight that a row loses for each edge it is filed with: what an edge gets by chance.
+/// Weight that a row loses for each edge it is filed with: the weight that an edge gets by chance.
 pub(crate) const CHANCE: i32 = 2;
 
 /// Logarithm of the probability that an edge of the same finger falls into a cell of lengths, by
@@ -48,7 +48,8 @@ pub(crate) fn angles(angle: u8) -> impl Iterator<Item = (usize, i32)> + Clone {
     })
 }
 
-/// Returns what a cell says by being rare: the logarithm of all edges over those of the cell.
+/// Returns the rarity of a cell: the logarithm of the number of all edges divided by the number of
+/// edges in the cell.
 pub(crate) fn rarity(edges: u32, all: u64, cells: usize) -> u8 {
     let all = all + SMOOTHING * cells as u64;
     let own = u64::from(edges) + SMOOTHING;

@@ -9,7 +9,7 @@ use crate::graph::{Graph, VERTICES_MAX, Vertex};
 pub(crate) const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
 pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
-/// Most minutiae of a view: the count is a byte.
+/// Maximum minutiae of a view: the count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
 
 /// Reads numbers one after the other, big-endian.
@@ -36,7 +36,7 @@ impl<'a> Fields<'a> {
         Ok(self.take(bytes)?.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)))
     }
 
-    /// Checks that the announced length is that of the bytes.
+    /// Checks that the announced length equals the length of the bytes.
     pub(crate) fn check_length(&self, length: u32) -> Result<()> {
         if length as usize == self.bytes.len() {
             return Ok(());
@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         )))
     }
 
-    /// Checks that nothing follows.
+    /// Checks that no bytes follow.
     pub(crate) fn end(&self) -> Result<()> {
         if self.at == self.bytes.len() {
             return Ok(());

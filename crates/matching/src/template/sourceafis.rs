@@ -12,9 +12,9 @@ use base::{Error, Result};
 use super::fields::{MINUTIAE_MAX, check};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
-/// Version that written templates state: the last whose format this is.
+/// Version that written templates state: the last version with this format.
 const VERSION: &str = "3.18.1-java";
-/// Most nested arrays and maps of a field that is skipped.
+/// Maximum nested arrays and maps of a field that is skipped.
 const DEPTH_MAX: u32 = 8;
 /// Largest coordinate that `SourceAFIS` accepts.
 const POSITION_MAX: f64 = 10_000.0;

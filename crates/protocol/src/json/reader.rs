@@ -7,7 +7,7 @@ use std::ops::Range;
 use base::{Error, Result};
 use bytes::Bytes;
 
-/// Most characters of a malformed number in a message.
+/// Maximum characters of a malformed number in a message.
 const NUMBER_SHOWN_MAX: usize = 32;
 
 /// A position in a body.

@@ -8,7 +8,7 @@ use serde_json::ser::{CompactFormatter, Formatter};
 
 use crate::wire;
 
-/// Most lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
+/// Maximum lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
 const EMPTY_LISTS_MAX: usize = 1 << 16;
 
 /// The form of bytes that may not be text.

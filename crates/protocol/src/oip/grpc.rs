@@ -127,7 +127,7 @@ pub fn boolean(value: bool) -> InferParameter {
 ///
 /// # Errors
 /// `Unimplemented` for parameters with settings or files; `InvalidArgument` for a version that is
-/// no number.
+/// not a number.
 pub fn load_version(
     parameters: &BTreeMap<String, ModelRepositoryParameter>,
 ) -> Result<Option<u64>> {

@@ -12,7 +12,7 @@ use super::{
 use crate::json::Scalar;
 use crate::wire;
 
-/// Most characters of a client's parameter in a message.
+/// Maximum characters of a client's parameter in a message.
 const NAME_SHOWN_MAX: usize = 64;
 /// Parameter for the length of a tensor's raw form.
 pub(super) const BINARY_SIZE: &str = "binary_data_size";

@@ -38,7 +38,8 @@ pub fn trace_settings(rate: f64) -> TraceSettingValues {
     settings.into_iter().map(|(name, value)| (name.to_owned(), vec![value])).collect()
 }
 
-/// Returns what a client's `settings` change, if the part `current` of the requests is traced now.
+/// Returns the change that a client's `settings` request, if the part `current` of the requests is
+/// traced now.
 ///
 /// # Errors
 /// `InvalidArgument` for a malformed value, an unknown setting, or a rate while traces are off;

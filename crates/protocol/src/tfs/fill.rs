@@ -6,7 +6,7 @@
 
 use base::{Error, Result};
 
-/// Most bytes of the filled parts of all tensors in one request.
+/// Maximum bytes of the filled parts of all tensors in one request.
 pub(crate) const FILLED_BYTES_MAX: usize = 64 << 20;
 
 /// Bytes that may still be filled.

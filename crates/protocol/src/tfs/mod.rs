@@ -25,7 +25,7 @@ use base::Signature;
 
 /// Name of a signature that has no name of its own.
 pub const SIGNATURE: &str = "serving_default";
-/// Most tasks of one MultiInference request. Each runs the model once.
+/// Maximum tasks of one MultiInference request. Each runs the model once.
 pub const TASKS_MAX: usize = 64;
 /// Method of a signature for Predict.
 pub const PREDICT_METHOD: &str = "tensorflow/serving/predict";

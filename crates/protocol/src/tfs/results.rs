@@ -60,7 +60,8 @@ pub fn result_bytes_max<'a>(outputs: impl IntoIterator<Item = &'a Tensor>) -> u6
 ///
 /// # Errors
 /// `InvalidArgument` for outputs of another type or shape than [`ClassOutputs`] says; the message
-/// is TensorFlow Serving's. `FailedPrecondition` if the number of `labels` is not that of classes.
+/// is TensorFlow Serving's. `FailedPrecondition` if the number of `labels` differs from the number
+/// of classes.
 pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<ClassificationResult> {
     let ClassOutputs { classes, scores, labels, flat } = outputs;
     let mut columns = None;

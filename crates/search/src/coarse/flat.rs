@@ -27,7 +27,7 @@ const TILE_BYTES: usize = 256 * 1024;
 const QUERIES_MAX: usize = 16;
 /// Maximum bytes of rows stored as bfloat16; a query scans them in a tenth of a millisecond.
 const BFLOAT_BYTES_MAX: usize = 2 << 20;
-/// A filter that allows less than one row in this many has its rows compared one by one.
+/// If a filter allows less than one row in this many, its rows are compared one by one.
 const ONE_BY_ONE: usize = 8;
 /// Minimum candidates compared exactly beyond `k`.
 const EXTRA_MIN: usize = 16;
@@ -142,8 +142,8 @@ impl FlatIndex {
         let values = header.rows * header.dims;
         let codes = match coding {
             Some(0) if bytes.len() == values => FlatCodes::Bytes {
-                // The code without a positive counterpart is never written, but is harmless as the
-                // next one.
+                // -128 has no positive counterpart. It is never written, and it is harmless to read
+                // it as -127.
                 codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
                 scales: section::floats(&find(SCALES)?, header.rows)?,
             },
@@ -417,7 +417,8 @@ fn bring(
     )
 }
 
-/// Returns the candidates to keep: `k`, and as many again if they are compared exactly.
+/// Returns the number of candidates to keep: `k`, and at least as many again by default if they are
+/// compared exactly.
 fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     match (exact, params.refine) {
         (None, _) => k,
@@ -426,7 +427,7 @@ fn kept(k: usize, params: &ScanParams, exact: Option<&dyn Exact>) -> usize {
     }
 }
 
-/// Returns the working memory of this index; replaces that of another kind.
+/// Returns the working memory of this index. Replaces the memory of another kind of index.
 fn work_of(scratch: &mut CoarseScratch) -> &mut FlatScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<FlatScratch>()) {
         scratch.other = Some(Box::new(FlatScratch::default()));

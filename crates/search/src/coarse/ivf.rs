@@ -230,7 +230,7 @@ impl IvfPq {
         Ok(index)
     }
 
-    /// Opens all but the codes of rows, as an index on a medium.
+    /// Opens the index without the codes of rows, as an index on a medium does.
     fn open_without_codes(header: &CoarseHeader, find: LoadSection<'_>) -> Result<IvfPq> {
         let dims = header.dims;
         let shape = PqShape::new(header.dims);

@@ -49,7 +49,7 @@ pub type SectionBytes<'a> = &'a dyn Fn(u32) -> Result<u64>;
 /// Returns the reader of a request to an index on the medium.
 ///
 /// # Errors
-/// `Internal` if there is none.
+/// `Internal` if there is no reader.
 pub(super) fn reader(codes: Option<&dyn ReadCodes>) -> Result<&dyn ReadCodes> {
     codes.ok_or_else(|| Error::internal("codes on the medium were searched without a reader"))
 }

@@ -266,9 +266,9 @@ pub trait Coarse: Send + Sync {
         0
     }
 
-    /// Returns true if [`CoarseRequest::floor`] never decides if a row with a score above it is
-    /// found. Otherwise searches with exact scores have two steps that other threads can take
-    /// apart: [`Coarse::candidates`] does not depend on the floor, [`Coarse::compare`] does.
+    /// Returns true if [`CoarseRequest::floor`] never changes whether a row with a higher score is
+    /// found. Otherwise a search with exact scores has two steps that can run on different threads:
+    /// [`Coarse::candidates`] does not depend on the floor, [`Coarse::compare`] does.
     fn floor_is_exact(&self) -> bool {
         true
     }
@@ -380,8 +380,8 @@ pub fn build(kind: CoarseKind, build: &CoarseBuild) -> Result<BuiltIndex> {
     build_streamed(kind, &build.streamed(&vectors))
 }
 
-/// Builds an index from vectors that are read in passes. Memory does not grow with their bytes, but
-/// with those of the index ([`StreamedBuild`]).
+/// Builds an index from vectors that are read in passes. Memory grows with the bytes of the index
+/// ([`StreamedBuild`]), not with the bytes of the vectors.
 ///
 /// # Errors
 /// As [`build()`]; the errors of the source.

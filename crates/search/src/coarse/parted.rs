@@ -22,9 +22,9 @@ pub trait ScanHelpers {
     /// Returns the number of threads that are not busy with a query.
     fn idle(&self) -> usize;
 
-    /// Offers `scan` to up to `count` threads. A thread that comes calls
-    /// [`super::Coarse::scan_parts`] of the same index with the same allowed rows. Threads may come
-    /// late or never.
+    /// Offers `scan` to up to `count` threads. A thread that accepts the offer calls
+    /// [`super::Coarse::scan_parts`] of the same index with the same allowed rows. Threads may
+    /// accept late or never.
     fn offer(&self, count: usize, scan: Arc<PartedScan>);
 }
 

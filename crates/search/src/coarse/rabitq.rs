@@ -46,9 +46,9 @@ const ROUNDING: f32 = 1e-5;
 /// Rows compared by four bits one by one, with their centres, in the time of one more list;
 /// measured.
 const ROWS_ONE_BY_ONE: usize = 2;
-/// If a share `s` of the rows is allowed, `s` to the power of minus this times as many lists are
-/// scanned: the nearest allowed rows are farther away and so in more lists. The exponent 1 would
-/// find more than without a filter.
+/// If a share `s` of the rows is allowed, the number of scanned lists is multiplied by `s` to the
+/// power of minus this: the nearest allowed rows are farther away and so in more lists. The
+/// exponent 1 would find more than without a filter.
 const SHARE_EXPONENT: f64 = 0.7;
 
 /// Returns the bytes of one row's codes and factors.
@@ -158,7 +158,7 @@ impl Rabitq {
     fn probes_for_share(&self, probes: usize, allowed: usize) -> FilteredProbes {
         let share = allowed as f64 / f64::from(self.rows());
         let lists = probes as f64 * share.powf(-SHARE_EXPONENT);
-        // As many as without a filter: a filter may exclude whole clusters.
+        // As many lists as without a filter: a filter may exclude whole clusters.
         let rows = probes as f64 * f64::from(self.rows()) / self.clusters() as f64;
         FilteredProbes {
             rows: (rows.ceil() as usize).min(allowed),
@@ -309,10 +309,11 @@ impl Rabitq {
         }
     }
 
-    /// Compares candidates exactly, best first, at most `refine`. After the first few it skips
-    /// those whose bound is not below the `k`-th exact cost. Bounds hold only with high
-    /// probability, which the first few make up for. The floor applies to them too, so a candidate
-    /// is skipped only if it is above it by twice the distance of its bound.
+    /// Compares candidates exactly, best first, at most `refine`. After the first few, skips
+    /// candidates whose bound is not below the `k`-th exact cost. Bounds hold only with high
+    /// probability, and the first few comparisons compensate for that. The floor applies to the
+    /// first few too. To be safe for them, it skips a candidate only if the cost of the candidate
+    /// exceeds the cost of the floor by twice the distance to its bound.
     fn compare_exactly(
         &self,
         query: &[f32],
@@ -495,7 +496,7 @@ fn nearer(one: &RabitqCandidate, other: &RabitqCandidate) -> std::cmp::Ordering 
     one.cost.total_cmp(&other.cost).then(one.row.cmp(&other.row))
 }
 
-/// Returns the working memory of this index; replaces that of another kind.
+/// Returns the working memory of this index. Replaces the memory of another kind of index.
 fn work_of(scratch: &mut CoarseScratch) -> &mut RabitqScratch {
     if !scratch.other.as_ref().is_some_and(|other| other.is::<RabitqScratch>()) {
         scratch.other = Some(Box::new(RabitqScratch::default()));

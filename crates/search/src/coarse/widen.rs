@@ -44,9 +44,9 @@ impl FilteredProbes {
         found.saturating_mul(GROWTH).min(clusters)
     }
 
-    /// Keeps those of the lists `near`, nearest first, that are to be scanned: lists with an
-    /// allowed row, until the goal is reached. Returns false if more lists are needed. `starts` has
-    /// the first row of each list, and the number of rows.
+    /// Keeps the lists of `near` to scan, nearest first: lists with an allowed row, until the goal
+    /// is reached. Returns false if more lists are needed. `starts` has the first row of each list,
+    /// and the number of rows.
     pub(super) fn choose(
         &self,
         near: &mut Vec<(f32, u32)>,

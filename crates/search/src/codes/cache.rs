@@ -17,7 +17,7 @@ use crate::budget::{FreeOnDemand, MemoryBudget};
 
 /// Parts of the cache with a lock each.
 const SHARDS: usize = 16;
-/// Bytes of a block beside its content: the entry, its key in the queue, the reservation.
+/// Bytes of a block besides its content: the entry, its key in the queue, the reservation.
 const BLOCK_OVERHEAD: u64 = 192;
 /// Blocks evicted at most to make room for one.
 const EVICTED_MAX: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) enum BlockOwner {
     Index,
 }
 
-/// Blocks that queries asked for, and reads of missing ones.
+/// Blocks that queries requested, and reads of missing blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockReads {
     /// Blocks that queries asked for.
@@ -119,7 +119,7 @@ struct CachedCodes {
 impl CacheShard {
     /// Removes one block that no query uses, if there is one.
     fn evict(&mut self) -> Option<CachedCodes> {
-        // Each block gets one more round at most, and those in use are passed over.
+        // Each block gets at most one more round. Blocks in use are skipped.
         for _ in 0..2 * self.order.len() {
             let key = self.order.pop_front()?;
             let cached = self.blocks.get_mut(&key)?;
@@ -174,13 +174,13 @@ impl CodeCache {
         Some(cached.block.clone())
     }
 
-    /// Returns true if a block is cached. Counts nothing.
+    /// Returns true if a block is cached. Does not count a look-up.
     pub(crate) fn has(&self, key: CodeKey) -> bool {
         self.shard(key).lock().blocks.contains_key(&key)
     }
 
-    /// Makes a block of `content`, cached if memory has room or blocks that were not used can make
-    /// way. Returns the block that another thread cached meanwhile, if there is one.
+    /// Creates a block of `content`, and caches it if memory has room or unused blocks can be
+    /// evicted. Returns the block that another thread cached meanwhile, if there is one.
     pub(crate) fn put(&self, key: CodeKey, content: CodeContent) -> Arc<CodeBlock> {
         let bytes = content.memory_bytes() as u64 + BLOCK_OVERHEAD;
         let mut held = self.budget.reserve_idle(bytes);

@@ -74,7 +74,7 @@ impl CodeBlock {
         CodeBlock { content, _held: held }
     }
 
-    /// Returns the codes; none for a block of numbers.
+    /// Returns the codes; empty for a block of numbers.
     pub fn bytes(&self) -> &[u8] {
         match &self.content {
             CodeContent::Bytes(bytes) => bytes,
@@ -85,7 +85,7 @@ impl CodeBlock {
         }
     }
 
-    /// Returns the numbers; none for a block of codes.
+    /// Returns the numbers; empty for a block of codes.
     pub fn floats(&self) -> &[f32] {
         match &self.content {
             CodeContent::Floats(values) => values,

@@ -1,4 +1,4 @@
-//! Queries that come together: one pass over the codes of a segment serves several.
+//! Queries that arrive together: one pass over the codes of a segment serves several of them.
 
 use base::Result;
 
@@ -9,7 +9,7 @@ use super::state::SegmentView;
 use crate::coarse::{CoarseRequest, Exact};
 use crate::filter::RowSet;
 
-/// Query of a batch, and what it found so far.
+/// Query of a batch, with the hits that were found so far.
 struct BatchRun<'q, 's> {
     query: &'q CollectionQuery<'q>,
     best: BestPoints<'s>,

@@ -1,5 +1,5 @@
-//! Place of the codes of segments: what other segments need, moves to the medium if memory is
-//! short, and reads into memory after the start.
+//! Place of the codes of segments: the memory that other segments need, moves to the medium if
+//! memory is short, and reads into memory after the start.
 
 use std::sync::Arc;
 
@@ -99,8 +99,9 @@ impl Collection {
         segments.filter(|segment| segment.movable_codes() > 0).collect()
     }
 
-    /// Moves the codes of the segment with the most to the medium, so that their memory is free.
-    /// Returns false if there is none, or if memory has no room to open it again.
+    /// Moves the codes of the segment with the most movable codes to the medium, which frees that
+    /// memory. Returns false if there is no such segment, or if memory has no room to open it
+    /// again.
     ///
     /// # Errors
     /// The error of the medium.

@@ -14,11 +14,12 @@ use crate::ingest::{Op, row_bytes};
 
 /// Time for which a measurement of free space is used.
 const MEASURE_AGAIN: Duration = Duration::from_millis(100);
-/// Default reserve: a hundredth of the file system, within these bounds,
+/// Default reserve: a hundredth of the file system, between [`RESERVE_BYTES_MIN`] and
+/// [`RESERVE_BYTES_MAX`].
 const RESERVE_SHARE: u64 = 100;
 const RESERVE_BYTES_MIN: u64 = 64 << 20;
 const RESERVE_BYTES_MAX: u64 = 4 << 30;
-/// and at most this share of a small file system.
+/// The default reserve is at most this share of a small file system.
 const RESERVE_SHARE_MAX: u64 = 8;
 /// Files that must still be possible: many times a segment, its deletes, a list and a log.
 const FILES_RESERVED: u64 = 128;
@@ -143,7 +144,7 @@ impl Collection {
     /// Checks that merging segments of `bytes` leaves the room that flushes need.
     ///
     /// # Errors
-    /// `StorageFull` if it does not.
+    /// `StorageFull` if the disk does not have that room.
     pub(super) fn check_room_to_merge(&self, bytes: u64) -> Result<()> {
         let lacks =
             self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));

@@ -1,4 +1,4 @@
-//! Fields that the payload indexes of a collection's segments know.
+//! Fields in the payload indexes of a collection's segments.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ impl FieldSum {
 }
 
 impl Collection {
-    /// Returns the fields that the open segments know, by path.
+    /// Returns the fields in the payload indexes of the open segments, by path.
     ///
     /// # Errors
     /// The error of the medium.

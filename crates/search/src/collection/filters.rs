@@ -1,5 +1,5 @@
-//! Rows that match a filter, for each segment: from the payload index, and from payloads for what
-//! it leaves undecided. Results are cached.
+//! Rows that match a filter, for each segment: from the payload index, and from payloads for rows
+//! that the index leaves undecided. Results are cached.
 //!
 //! The payloads of a segment never change, so the matching rows stay valid while the segment
 //! exists. Deleted rows are removed when a query uses them.
@@ -48,8 +48,8 @@ pub(crate) struct FilterCounts {
     late: AtomicU64,
 }
 
-/// Counts of filters that were evaluated on a segment since the start. A cached result counts
-/// nothing.
+/// Counts of filters that were evaluated on a segment since the start. A cached result is not
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterStats {
     /// Decided by the payload index alone.
@@ -308,7 +308,7 @@ impl FilterCache {
     }
 
     /// Prepares the most recently used filters for a segment before it is searched, so that no
-    /// query has to read all its payloads. After a failure the next query does it.
+    /// query has to read all its payloads. After a failure, the next query reads the payloads.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
         let clauses: Vec<Arc<Filter>> = self
             .kept

@@ -125,7 +125,8 @@ impl Collection {
         let source = MemtableSource { rows, gone: memtable.deletes().clone() };
         drop(memtable);
         let outcome = self.flush_memtable(source, &mut headroom, deadline);
-        // Also after a failure: the next try needs as much, and other work would take it.
+        // Kept also after a failure: the next try needs as much memory, and other work would take
+        // it.
         headroom.refill(headroom_bytes(self.memtable_bytes));
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
             return self.check_open().map(|()| false);
@@ -142,7 +143,7 @@ impl Collection {
     }
 
     /// Records how long a flush took after its memtable was full. A long flush that no writer
-    /// waited for says nothing, and is ignored.
+    /// waited for is not a useful measurement, and is ignored.
     fn record_flush_time(&self, took: Duration) {
         let mut known = self.flush_time.lock();
         if self.stall.is_escalated() || took < *known {
@@ -207,8 +208,8 @@ impl Collection {
         published
     }
 
-    /// Writes a segment; removes the file after an error. `spare_bytes` are memory for the payload
-    /// index beside the working memory of every segment.
+    /// Writes a segment; removes the file after an error. `spare_bytes` is memory for the payload
+    /// index, in addition to the working memory of every segment.
     pub(super) fn write_segment(
         &self,
         busy: &PendingFile<'_>,

@@ -3,7 +3,7 @@
 //! A query whose segments are many, or whose largest segment has long lists, offers parts to search
 //! threads that are not busy with a query of their own. A thread that helps stops as soon as a
 //! query waits. The result is the same, bit for bit, with any number of helpers: parts are
-//! independent of each other, or what depends on the order of segments stays with the owner.
+//! independent of each other, or work that depends on the order of segments stays with the owner.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(crate) trait Helpers: Send + Sync {
     /// Returns the number of threads that are not busy with a query.
     fn idle(&self) -> usize;
 
-    /// Offers `work` to up to `count` threads. They may come late or never.
+    /// Offers `work` to up to `count` threads. They may accept late or never.
     fn offer(&self, count: usize, work: Arc<dyn HelpWork>);
 
     /// Returns true if a query waits for a thread, so helpers should leave.
@@ -100,12 +100,13 @@ pub(super) struct SegmentsSearch {
     filter: Option<Filter>,
     exact: bool,
     deadline: Option<Instant>,
-    /// Limits of passes over payloads: those of the owner, who waits for helpers.
+    /// Limits of passes over payloads: the limits of the owner, who waits for helpers.
     limit: PartLimit,
     count: usize,
     /// Segments in the order of the search, with their numbers in the state.
     segments: Vec<(u32, SegmentView)>,
-    /// True if the floor decides nothing, so that each segment can use the newest one.
+    /// True if the floor does not affect which rows are found, so that each segment can use the
+    /// newest floor.
     floor_is_exact: bool,
     parts: SharedParts,
     found: Mutex<SharedHits>,

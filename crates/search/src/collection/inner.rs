@@ -93,7 +93,7 @@ pub(super) struct Publisher {
     pub(super) listed: Option<ManifestContent>,
 }
 
-/// Files beside one segment, and their content.
+/// Files that belong to one segment, and their content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentFiles {
     pub(super) deletes: Option<u64>,
@@ -132,8 +132,9 @@ impl CollectionHealth {
 /// Longest wait of [`outlive`].
 const OUTLIVE_MAX: Duration = Duration::from_secs(2);
 
-/// Waits up to [`OUTLIVE_MAX`] until the caller holds the last reference. The background thread
-/// then frees what may be 100,000 rows, and not the query that used them last.
+/// Waits up to [`OUTLIVE_MAX`] until the caller holds the last reference. Then the background
+/// thread frees the memory, which may hold 100,000 rows. Otherwise the query that used the rows
+/// last would free it.
 pub(super) fn outlive<T: ?Sized>(held: &Arc<T>) {
     let deadline = Instant::now() + OUTLIVE_MAX;
     while Arc::strong_count(held) > 1 && Instant::now() < deadline {

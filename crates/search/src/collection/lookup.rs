@@ -30,7 +30,7 @@ pub struct PointParts {
 }
 
 impl PointParts {
-    /// All parts.
+    /// All parts of a point.
     pub const ALL: PointParts = PointParts { embedding: true, record: true, payload: true };
     /// No part: only shows if the point exists.
     pub const NONE: PointParts = PointParts { embedding: false, record: false, payload: false };
@@ -47,7 +47,7 @@ pub struct IdList {
     pub more: bool,
     /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
-    /// Reason why points may be missing that may not be lost for good: `Unavailable` while segments
+    /// Reason why points may be missing although they may still exist: `Unavailable` while segments
     /// are being opened, else `DataLoss`. A caller that changes the listed points has not changed
     /// all of them.
     pub unseen: Option<Error>,

@@ -36,7 +36,7 @@ pub(super) struct ManifestContent {
     pub(super) damaged_logs: Vec<DamagedLog>,
 }
 
-/// Log, and how far it was durable when the list was published.
+/// Log, and the position up to which it was durable when the list was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NamedLog {
     pub(super) number: u64,
@@ -69,7 +69,7 @@ pub(super) struct DamagedLog {
     pub(super) doubtful: bool,
 }
 
-/// Segment and the files beside it.
+/// Segment and the files that belong to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SegmentEntry {
     /// Number of its file.

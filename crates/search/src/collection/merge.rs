@@ -282,8 +282,8 @@ impl Collection {
         Some(self.merge_bytes(rows))
     }
 
-    /// Counts the segments that wait to be merged, after a flush or a merge. None does if the next
-    /// merge has no memory: slower writes would not help it.
+    /// Counts the segments that wait to be merged, after a flush or a merge. The count is 0 if the
+    /// next merge has no memory: slower writes would not help that merge.
     pub(super) fn count_piled(&self) {
         let damaged = self.merging.try_lock();
         let runs = damaged.is_none();
@@ -322,7 +322,7 @@ impl Collection {
     }
 
     /// Returns the bytes that merging segments into one of `rows` rows needs: to build it, and to
-    /// open it beside the old ones.
+    /// open it while the old ones are open.
     fn merge_bytes(&self, rows: u64) -> u64 {
         let form = self.options.segment_form();
         let building = rows * PLACE_BYTES + form.working_bytes(rows);
@@ -349,7 +349,7 @@ impl Collection {
     }
 
     /// Reserves memory for the payload index of a merged segment of `rows` rows, if it is free.
-    /// Without it, fields with many different values may get no index.
+    /// Without it, fields with many distinct values may get no index.
     fn spare_for_index(&self, rows: u64) -> Option<BudgetReservation> {
         let spare = rows * SPARE_ROW_BYTES;
         // The other half of the free memory is for the merged segment.

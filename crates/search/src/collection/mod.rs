@@ -157,9 +157,8 @@ impl Collection {
         }
     }
 
-    /// Makes several changes in order and returns a handle that waits until they are durable. For
-    /// callers that keep changes in order with a lock: they need not hold the lock during that
-    /// wait.
+    /// Makes several changes in order and returns a handle that waits until they are durable. A
+    /// caller that keeps changes in order with a lock can release the lock before that wait.
     ///
     /// # Errors
     /// As [`Collection::upsert`].

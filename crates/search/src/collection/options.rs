@@ -57,8 +57,8 @@ pub struct CollectionOptions {
     pub build_threads: usize,
     /// Longest wait of a write for room before it is refused.
     pub room_wait: Duration,
-    /// Longest wait of a full memtable before its flush is escalated. Queries scan all of its
-    /// points meanwhile, so yielding to them for longer costs them more than it saves.
+    /// Longest wait of a full memtable before its flush is escalated. Queries scan all points of
+    /// the memtable meanwhile, so a longer wait costs queries more than it saves them.
     pub flush_wait: Duration,
     /// When segments are merged.
     pub merging: Merging,
@@ -100,7 +100,7 @@ impl CollectionOptions {
         }
     }
 
-    /// Returns the properties that decide the memory of a segment beside its number of rows.
+    /// Returns the properties that decide the memory of a segment besides its number of rows.
     pub(crate) fn segment_form(&self) -> SegmentForm {
         SegmentForm { kind: self.kind, dims: self.shape.dims, records: self.records }
     }

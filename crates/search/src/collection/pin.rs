@@ -91,7 +91,8 @@ impl PinnedReader {
 
 impl Collection {
     /// Freezes the memtable if it is large, and waits a limited time until the flush threads have
-    /// flushed it. A backup then copies a segment, which the next backup need not copy again.
+    /// flushed it. A backup then copies a segment, and the next backup does not copy the segment
+    /// again.
     ///
     /// # Errors
     /// The error of the medium.
@@ -253,7 +254,7 @@ impl Drop for PinnedFiles<'_> {
         // Merged segments were kept for this reader.
         let publisher = self.collection.publisher.lock();
         // After a failed publication there are files that this list does not name. The next
-        // publication removes what is left over.
+        // publication removes them.
         let is_unpublished = self.collection.unpublished.load(Ordering::Relaxed);
         if let Some(listed) = publisher.listed.as_ref().filter(|_| !is_unpublished) {
             self.collection.remove_leftovers(listed);

@@ -21,8 +21,8 @@ pub struct PrintQuery<'a> {
     pub edges: &'a EdgeQuery,
     /// Maximum hits.
     pub k: usize,
-    /// Points of the index that the exact stage compares, up to [`PRINT_CANDIDATES_MAX`]. Points
-    /// without an index are compared too, as many at most: unflushed ones, and those of segments
+    /// Points of the index that the exact stage compares, up to [`PRINT_CANDIDATES_MAX`]. At most
+    /// as many points without an index are compared too: unflushed points, and points in segments
     /// of older programs.
     pub candidates: usize,
     /// Condition that hits must match.
@@ -31,14 +31,14 @@ pub struct PrintQuery<'a> {
     pub deadline: Option<Instant>,
 }
 
-/// Fewest candidates of a segment with an index.
+/// Minimum candidates of a segment with an index.
 const SEGMENT_CANDIDATES_MIN: usize = 16;
-/// Score of a point without an index, which goes before all others.
+/// Score of a point without an index, which is ranked before all others.
 const UNINDEXED: f32 = f32::MAX;
 
 impl Collection {
     /// Returns the best points by `scorer` among the candidates of the index of edges. The coarse
-    /// score of a hit is that of [`matching::index::EdgeHit`], or 0 without an index.
+    /// score of a hit is the score of its [`matching::index::EdgeHit`], or 0 without an index.
     ///
     /// # Errors
     /// `InvalidArgument` for too many candidates or a wrong filter. Damaged data makes the result
@@ -77,7 +77,7 @@ impl Collection {
         Ok(found)
     }
 
-    /// Returns the points that no index knows.
+    /// Returns the points without an index.
     fn unindexed<'s>(
         &self,
         query: &PrintQuery<'_>,
@@ -119,7 +119,7 @@ impl Collection {
     /// Returns the best points of all indexes.
     ///
     /// A segment contributes by its number of rows: scores depend on how common the edges are in a
-    /// segment, so those of different segments cannot be compared.
+    /// segment, so scores of different segments cannot be compared.
     fn indexed<'s>(
         &self,
         thread: &mut SearchThread,

@@ -315,8 +315,8 @@ impl Collection {
         self.unquarantine(&CollectionFile::Log(log).name());
     }
 
-    /// Abandons the lost changes of a damaged log: points that are unknown because of it count as
-    /// deleted, and the rest of the log is removed.
+    /// Abandons the lost changes of a damaged log: points that are unknown because of the damage
+    /// count as deleted, and the rest of the log is removed.
     pub(super) fn abandon_log(&self, number: u64) -> Result<()> {
         let name = CollectionFile::Log(number).name();
         if !self.health.lock().damaged_logs.contains_key(&number) {
@@ -324,7 +324,7 @@ impl Collection {
         }
         {
             let mut writer = self.writer.lock();
-            // After a start, its changes may be in one memtable with those of later logs.
+            // After a start, changes of this log and of later logs may be in one memtable.
             let is_active = self.live.lock().active().log <= number;
             if is_active {
                 self.freeze_active(&mut writer)?;

@@ -124,8 +124,8 @@ impl Collection {
         }
     }
 
-    /// Reads the pending deletes of all segments. If they are lost the segment is not served,
-    /// because it would bring deleted points back.
+    /// Reads the pending deletes of all segments. If they are lost, the segment is not served,
+    /// because deleted points would reappear.
     fn read_pending_deletes(&self, manifest: &ManifestContent) {
         for entry in &manifest.segments {
             let uuid = uuid_of(&entry.uuid).unwrap_or_default();
@@ -283,7 +283,7 @@ fn read_list(
     Ok((manifest, content))
 }
 
-/// Returns the listed segments, all closed, and the files beside them.
+/// Returns the listed segments, all closed, and the files that belong to them.
 fn closed(manifest: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, SegmentFiles>) {
     let slot = |entry: &SegmentEntry| SegmentSlot {
         number: entry.number,

@@ -142,7 +142,7 @@ impl PayloadScan {
         PayloadScan { slice_end: LIMIT.get().slice_end, ..PayloadScan::new() }
     }
 
-    /// Counts a row and decides what to do. A pass that has stopped stays so.
+    /// Counts a row and decides what to do. A pass that has stopped stays stopped.
     pub(super) fn next_row(&mut self) -> ScanStep {
         if self.rows.is_multiple_of(ROWS_A_TURN) && self.step == ScanStep::Read {
             let now = Instant::now();

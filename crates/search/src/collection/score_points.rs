@@ -12,7 +12,8 @@ use super::search::{CollectionQuery, HitLocation, QueryHits, RankedPoint, Search
 use super::state::{PointLocation, SegmentView};
 use crate::rerank::Scorer;
 
-/// Coarse score of a point while it is scored, so that no bound of a scorer leaves it out.
+/// Coarse score of a point while it is scored: so high that a scorer never skips the point because
+/// of its bound.
 const UNKNOWN: f32 = f32::MAX;
 
 impl Collection {

@@ -209,7 +209,7 @@ impl Collection {
         Ok(found.with(best))
     }
 
-    /// Returns the best points by `scorer` among those with the most similar embeddings.
+    /// Returns the best points by `scorer` among the points with the most similar embeddings.
     ///
     /// # Errors
     /// As [`Collection::nearest`].

@@ -1,8 +1,8 @@
-//! State of a collection at one moment, and how changes modify it.
+//! State of a collection at one moment, and the changes that modify it.
 //!
 //! A query takes the current [`CollectionState`] and keeps it, so it sees the points that existed
-//! when it began. A writer copies only what others still hold: a list of pointers and at most one
-//! chunk of a bitmap.
+//! when it began. A writer copies only data that others still hold: a list of pointers and at most
+//! one chunk of a bitmap.
 //!
 //! Rule: an id is live in at most one place, and the newest change decides where.
 
@@ -60,7 +60,7 @@ pub(super) struct SegmentView {
 pub(super) struct ClosedSegment {
     /// Reason why it is not served; `None` while it is being opened.
     pub(super) reason: Option<Quarantined>,
-    /// Error of the last attempt to open it. It is tried again.
+    /// Error of the last attempt to open the segment. Opening is retried.
     pub(super) delayed: Option<Error>,
     /// Ids that were replaced or deleted since it was last open.
     pub(super) pending_deletes: Arc<HashSet<u64>>,
@@ -298,8 +298,8 @@ impl LiveState {
         views.find_map(|view| view.find(id).map(|row| PointLocation::Segment(view.clone(), row)))
     }
 
-    /// Returns the reason why it is unknown if a point exists that [`LiveState::find`] does not
-    /// return; `None` if it certainly does not exist.
+    /// Returns the reason why a point that [`LiveState::find`] does not return may still exist;
+    /// `None` if it certainly does not exist.
     pub(super) fn doubt(&self, id: u64) -> Option<Error> {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
@@ -398,8 +398,8 @@ impl LiveState {
         }
     }
 
-    /// Records that a segment was opened, or why it never will be and the ids it has, if known.
-    /// Applies its pending deletes.
+    /// Records that a segment was opened, or the reason why it never will be, with its ids if
+    /// known. Applies its pending deletes.
     pub(super) fn opened(
         &mut self,
         number: u64,

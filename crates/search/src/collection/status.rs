@@ -40,7 +40,7 @@ pub struct Status {
     /// Reason why changes are refused: less disk space is free than the reserve. Cleared once there
     /// is room.
     pub low_disk: Option<String>,
-    /// Reason why the log takes no changes, if it does not.
+    /// Reason why the log accepts no changes; `None` if it accepts them.
     pub write_error: Option<String>,
     /// Changes refused since the start because of `low_disk`.
     pub disk_refused: u64,

@@ -1,5 +1,5 @@
 //! A walk through all points for background work: segment by segment in the order of rows, which is
-//! that of coarse clusters, then the memtables in the order of ids.
+//! the order of coarse clusters, then the memtables in the order of ids.
 //!
 //! A walk survives restarts and changes of the collection. It keeps the segments that it has
 //! passed, so it visits a segment that a flush or a merge makes meanwhile as a whole. A point may

@@ -17,21 +17,21 @@ use crate::ingest::{
     LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes,
 };
 
-/// Maximum frozen memtables beside the active one.
+/// Maximum frozen memtables, in addition to the active one.
 pub(super) const FROZEN_MAX: usize = 1;
-/// A memtable may fill in this many times the duration of a flush. If it is too large it costs
-/// little, because writes are no longer slowed down once the flush is done; if it is too small the
-/// memtable is full before.
+/// A memtable may fill in this many times the duration of a flush. Too large a factor costs little,
+/// because writes are no longer slowed down once the flush is done. With too small a factor, the
+/// memtable is full before that.
 const MARGIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
-/// merged. A query searches each of them, and their centres and ids take memory. Fewer are left to
-/// the time after a bulk load.
+/// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
+/// segments are left for the time after a bulk load.
 const PILED_MIN: usize = 32;
 /// Further times of a flush in which a memtable may fill, for each `PILED_STEP * fan_in` segments
 /// beyond these.
 const PILED_STEP: usize = 4;
-/// Most further times of a flush. Merging a row until its segment is large takes several times as
-/// long as flushing it.
+/// Maximum of these further times of a flush. Merging a row until its segment is large takes
+/// several times the time of flushing it.
 const PILED_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
@@ -69,7 +69,7 @@ pub(super) enum RoomPolicy {
 enum WriteOutcome {
     /// The change is in memory, and in this log under this number.
     Done(Arc<Log>, u64),
-    /// There is no room now; there may be after a flush.
+    /// No room now; there may be room after a flush.
     NoRoom(Error),
 }
 

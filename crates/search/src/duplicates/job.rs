@@ -1,4 +1,4 @@
-//! The job: walks, scans in several threads, and keeps what it found.
+//! The job: walks, scans in several threads, and keeps its results.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,8 +198,8 @@ impl JobRun<'_> {
     }
 }
 
-/// Returns the maximum points of a step: those of a second at a low rate, because a step that waits
-/// for its turn does not notice that the job was cancelled.
+/// Returns the maximum points of a step: the points of one second at a low rate, because a step
+/// that waits for its turn does not notice that the job was cancelled.
 fn step_points(options: &DuplicateOptions) -> usize {
     let most = STEP_POINTS * options.threads;
     match options.points_per_second {

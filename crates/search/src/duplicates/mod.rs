@@ -7,8 +7,9 @@
 //! matcher compares the keypoints; a pair of points without records counts by its similarity alone.
 //!
 //! The job keeps its pairs and its position in the directory `duplicates` of the collection, so it
-//! continues after a restart. It runs at low priority and at a limited rate. Its memory is that of
-//! one step, [`NEIGHBOURS_MAX`] candidates a thread, and the pairs, at most [`PAIRS_MAX`].
+//! continues after a restart. It runs at low priority and at a limited rate. Its memory is the
+//! memory of one step, [`NEIGHBOURS_MAX`] candidates a thread, and the pairs, at most
+//! [`PAIRS_MAX`].
 //!
 //! A collection of a cluster has shards on several nodes. A root runs its job there, and uses
 //! [`NeighbourSearch`] and [`PairVerifier`] on the nodes that hold the shards.
@@ -33,12 +34,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::coarse::Metric;
 
-/// Most neighbours of a point that are compared. More copies of one image than this are still
+/// Maximum neighbours of a point that are compared. More copies of one image than this are still
 /// joined, because each of them finds others.
 pub const NEIGHBOURS_MAX: usize = 32;
-/// Most pairs of a job.
+/// Maximum pairs of a job.
 pub const PAIRS_MAX: usize = 2_000_000;
-/// Most threads of a job.
+/// Maximum threads of a job.
 pub const THREADS_MAX: usize = 64;
 /// Highest rate of a job, in points per second.
 pub const RATE_MAX: u64 = 1_000_000;
@@ -46,12 +47,12 @@ pub const RATE_MAX: u64 = 1_000_000;
 /// Options of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DuplicateOptions {
-    /// Least similarity of the embeddings of a pair, in the collection's metric.
+    /// Minimum similarity of the embeddings of a pair, in the collection's metric.
     pub threshold: f32,
-    /// Least score of the matcher for a pair whose points both have records. `None` does not
+    /// Minimum score of the matcher for a pair whose points both have records. `None` does not
     /// compare keypoints.
     pub accept: Option<f32>,
-    /// Most points per second; 0 is no limit.
+    /// Maximum points per second; 0 is no limit.
     pub points_per_second: u64,
     /// Threads.
     pub threads: usize,

@@ -10,14 +10,14 @@ use super::store::DuplicateStore;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DuplicateState {
-    /// It runs, or ran when the server ended. The same request continues it.
+    /// The job runs, or ran when the server ended. The same request continues it.
     #[default]
     Running,
     /// All points were compared.
     Done,
-    /// It was cancelled. The same request continues it.
+    /// The job was cancelled. The same request continues it.
     Cancelled,
-    /// It ended with an error.
+    /// The job ended with an error.
     Failed,
 }
 

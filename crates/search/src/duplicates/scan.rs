@@ -61,7 +61,7 @@ impl<'a> DuplicateScanner<'a> {
         Ok(outcome)
     }
 
-    /// Adds the pairs that the keypoints confirm, and those without keypoints to compare.
+    /// Adds the pairs that the keypoints confirm, and the pairs without keypoints to compare.
     fn verify(&mut self, id: u64, near: Vec<NearPoint>, outcome: &mut ScanOutcome) {
         let pair = |near: NearPoint, score: Option<f32>| {
             let (a, b) = ordered(id, near.id);

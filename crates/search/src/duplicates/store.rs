@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::PAIRS_MAX;
 use crate::registry::{NamedCollection, files};
 
-/// Name of the directory in that of the collection.
+/// Name of the directory inside the directory of the collection.
 const DIRECTORY: &str = "duplicates";
 const STATE: &str = "state";
 const STATE_KIND: &str = "search for duplicates";

@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use super::{MatchValues, RowSet, parse_date};
 
-/// Most conditions of a filter, including those of nested filters.
+/// Maximum conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;
-/// Most levels of nested filters.
+/// Maximum levels of nested filters.
 pub const DEPTH_MAX: usize = 16;
-/// Most values or ids of one condition.
+/// Maximum values or ids of one condition.
 pub const VALUES_MAX: usize = 65_536;
 
 /// Conditions that a row must meet together. A filter without conditions allows every row.
@@ -65,7 +65,8 @@ pub enum Condition {
         /// The limits.
         range: DateRange,
     },
-    /// The field has a number of values within limits. A list has as many as elements, null none.
+    /// The field has a number of values within limits. A list has one value for each element; null
+    /// has none.
     ValuesCount {
         /// The field's path, as in [`Condition::Match`].
         key: String,
@@ -120,7 +121,7 @@ pub type DateRange = ValueLimits<i64>;
 pub type CountRange = ValueLimits<u64>;
 
 impl Filter {
-    /// Returns all conditions of the filter itself, without those of nested filters.
+    /// Returns the conditions of the filter itself, not of nested filters.
     fn conditions(&self) -> impl Iterator<Item = &Condition> {
         let min_should = self.min_should.iter().flat_map(|min| &min.conditions);
         self.must.iter().chain(&self.should).chain(&self.must_not).chain(min_should)
@@ -137,7 +138,7 @@ impl Filter {
         4 + counts + nested.max().unwrap_or(0)
     }
 
-    /// Returns all conditions of the filter itself, without those of nested filters.
+    /// Returns the conditions of the filter itself, not of nested filters.
     pub fn conditions_mut(&mut self) -> impl Iterator<Item = &mut Condition> {
         let min_should = self.min_should.iter_mut().flat_map(|min| &mut min.conditions);
         self.must.iter_mut().chain(&mut self.should).chain(&mut self.must_not).chain(min_should)

@@ -130,7 +130,7 @@ impl RowSet {
         RowAdder(self)
     }
 
-    /// Adds the rows of `other`. Those from [`RowSet::rows`] on are ignored.
+    /// Adds the rows of `other`. Rows from [`RowSet::rows`] on are ignored.
     pub fn unite(&mut self, other: &RowSet) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             *word |= other;

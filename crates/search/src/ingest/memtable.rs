@@ -1,8 +1,8 @@
 //! Memtables: unflushed points in memory, searched like all others.
 //!
-//! A query keeps the memtable as it was when the query began. A writer copies what it changes: a
-//! list of pointers to blocks, the last block of pointers to rows, one chunk of the bitmap. Rows
-//! are never copied.
+//! A query keeps the memtable as it was when the query began. A writer copies only the parts that
+//! it changes: a list of pointers to blocks, the last block of pointers to rows, one chunk of the
+//! bitmap. Rows are never copied.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -15,12 +15,12 @@ use crate::deletes::Deletes;
 pub(crate) const MEMTABLE_ROWS_MAX: u32 = 1 << 20;
 /// Rows per block.
 const BLOCK_ROWS: usize = 256;
-/// Rows to prefetch ahead: the embeddings of so many, and the addresses of as many again. Rows lie
-/// at random addresses, and waiting for memory would take most of the time of a scan.
+/// Rows to prefetch ahead: the embeddings of this many rows, and the addresses of as many more.
+/// Rows lie at random addresses, and waiting for memory would take most of the time of a scan.
 const AHEAD: usize = 4;
 /// Values of an embedding to prefetch; the processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
-/// Bytes of a row beside its content: pointers, lengths, the entry in the table of ids.
+/// Bytes of a row besides its content: pointers, lengths, the entry in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
 /// Point in memory. Its memory is reserved until the last reference is dropped.

@@ -1,9 +1,9 @@
-//! What the log holds: one change to a collection, as bytes.
+//! Content of the log: one change to a collection, as bytes.
 //!
 //! Layout, little-endian: kind u8 (1 replaces a point or adds it, 2 removes one), three zeros, dims
 //! u32, id u64, bytes of the record u32, bytes of the payload u32, then the embedding in f32, the
 //! record, the payload. A removal ends after the lengths, which are zero. The log's frames are
-//! checksummed; here lengths are checked all the same.
+//! checksummed; lengths are checked here nevertheless.
 
 use base::{Error, Result};
 

@@ -14,8 +14,8 @@ use crate::coarse::Metric;
 const ROUNDING: f32 = 4e-5;
 /// Bound of the rounding error of the length of the residual.
 const DOUBT_ROUNDING: f32 = 1e-3;
-/// Squared lengths without overflow or underflow. Vectors outside this range have no bound and are
-/// compared themselves.
+/// Squared lengths without overflow or underflow. Vectors outside this range have no bound, so
+/// queries compare their values.
 const SQUARES: std::ops::Range<f32> = 1e-18..1e18;
 
 /// Quantisation of one vector.

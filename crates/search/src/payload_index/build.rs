@@ -19,8 +19,8 @@ use super::{
 use crate::filter::parse_date;
 use crate::points::RESERVED_KEY;
 
-/// Bytes of memory of a different value beside its text: its entry in a hash table that may be
-/// half empty, and in the sorted list.
+/// Bytes of memory of a distinct value besides its text: its entry in a hash table that may be half
+/// empty, and in the sorted list.
 const VALUE_BYTES: u64 = 96;
 /// Bytes of memory of one value of one row: an entry in a growing list.
 const POSTING_BYTES: u64 = 16;
@@ -31,8 +31,8 @@ const ROW_BYTES: u64 = 256;
 /// different value in each row.
 pub(crate) const SPARE_ROW_BYTES: u64 = 512;
 
-/// Returns the bytes of memory of a builder for `rows` rows, beside the memory that the coarse
-/// index has used before.
+/// Returns the bytes of memory of a builder for `rows` rows, in addition to the memory that the
+/// coarse index has used before.
 pub(crate) fn memory_bytes(rows: u64) -> u64 {
     rows * ROW_BYTES + (1 << 20)
 }
@@ -43,7 +43,7 @@ pub(crate) struct PayloadIndexBuilder {
     fields: Vec<FieldBuilder>,
     by_path: HashMap<String, FieldState>,
     unindexed: Vec<UnindexedField>,
-    /// False once a path was left out without being named.
+    /// False once a path was left out and not named.
     complete: bool,
     bytes: u64,
     bytes_max: u64,
@@ -194,7 +194,8 @@ impl PayloadIndexBuilder {
         // The other half is for paths and reasons of fields without an index.
         let mut room = DIRECTORY_BYTES_MAX / 2;
         for (at, field) in self.fields.drain(..).enumerate() {
-            // A dropped field left an empty one without a name. A field may have no name either.
+            // A dropped field left an empty field without a name. A real field may have an empty
+            // name too.
             let state = self.by_path.get(&field.path);
             if matches!(state, Some(FieldState::Indexed(of)) if *of == at) {
                 let field = field.write(&mut writer)?;
@@ -250,7 +251,7 @@ impl FieldBuilder {
             && let Some(micros) = parse_date(text)
         {
             let date = self.number_of(KeyOf::Date(micros));
-            // Before the text, so that the last entry of the row is that of a value.
+            // Written before the text, so that the last entry of the row belongs to a value.
             self.post(row, date);
             let last = self.postings.len() - 1;
             self.postings.swap(last - 1, last);

@@ -9,7 +9,7 @@ use serde_json::{Number, Value};
 pub(crate) enum KeyOf<T> {
     Bool(bool),
     Number(NumberKey),
-    /// Microseconds since 1970 in UTC. The text that it was parsed from is a value of its own.
+    /// Microseconds since 1970 in UTC. The text from which the date was parsed is a separate value.
     Date(i64),
     Text(T),
 }

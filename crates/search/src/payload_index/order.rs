@@ -127,8 +127,8 @@ pub(crate) type VisitRows<'a> =
     dyn FnMut(OrderKey, &mut dyn Iterator<Item = u32>) -> ControlFlow<()> + 'a;
 
 impl PayloadIndex {
-    /// Calls `visit` with the numbers and dates under `path` in the order of `range`, each with
-    /// its rows. Returns false without a visit if the index cannot tell.
+    /// Calls `visit` with the numbers and dates under `path` in the order of `range`, each with its
+    /// rows. Returns false, and does not call `visit`, if the index does not have that information.
     ///
     /// # Errors
     /// The error of the medium. After `DataLoss`, some values were visited.

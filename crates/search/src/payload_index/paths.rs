@@ -1,7 +1,7 @@
 //! Paths of a payload and the values under them, as conditions visit them.
 //!
 //! `a.b` is a member of an object, `a[].b` one of each object in a list. The path of a list is also
-//! that of its elements.
+//! the path of its elements.
 
 use serde_json::{Map, Value};
 

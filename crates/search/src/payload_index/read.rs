@@ -103,7 +103,8 @@ impl PayloadIndex {
         self.directory.fields.iter().map(FieldDirectory::info).chain(unindexed).collect()
     }
 
-    /// Counts the rows of `allow` with a value under `path`; `None` if the index cannot tell.
+    /// Counts the rows of `allow` with a value under `path`; `None` if the index does not have that
+    /// information.
     ///
     /// # Errors
     /// As [`PayloadIndex::bitmap`].

@@ -181,7 +181,7 @@ struct FieldReader<'a> {
 /// Rows with one of some values.
 struct Matched {
     rows: RowSet,
-    /// True if a wanted value may be one that the dictionary lacks: a long text.
+    /// True if the dictionary may lack a wanted value because it is a long text.
     long: bool,
     /// True if a wanted value is a list or an object.
     other: bool,
@@ -210,7 +210,7 @@ impl FieldReader<'_> {
             }
         };
         if elements_only {
-            // A value outside of a list is none of its elements.
+            // A value outside of a list is not an element of a list.
             let outside = match condition {
                 Condition::IsNull { .. } => &bitmaps.null,
                 _ => &bitmaps.bare,
@@ -301,7 +301,7 @@ impl FieldReader<'_> {
         Ok(met)
     }
 
-    /// Adds the rows of all values but those of `excluded`.
+    /// Adds the rows of all values except the values of `excluded`.
     fn add_others(&self, excluded: &MatchValues, rows: &mut RowSet) -> Result<()> {
         let counts = |key: KeyRef<'_>| key.to_value().is_some_and(|value| !excluded.has(&value));
         for dense in self.field.dense.iter().filter(|dense| counts(dense.key.as_ref())) {

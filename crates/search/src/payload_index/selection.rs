@@ -17,7 +17,8 @@ impl RowSelection {
         RowSelection { sure: rows, possible: None }
     }
 
-    /// Creates a selection in which no row is decided but those outside of `possible`.
+    /// Creates a selection in which all rows of `possible` are undecided. All other rows do not
+    /// meet the condition.
     pub(crate) fn undecided(possible: RowSet) -> RowSelection {
         let sure = RowSet::none(possible.rows());
         RowSelection { sure, possible: Some(possible) }

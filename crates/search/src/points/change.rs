@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{PointId, RESERVED_KEY};
 use crate::filter::Filter;
 
-/// Most steps of a path into a payload.
+/// Maximum steps of a path into a payload.
 const PATH_STEPS_MAX: usize = 32;
 
 /// Points that a change is about.
@@ -21,7 +21,7 @@ pub enum PointSelection {
 /// One change of a payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PayloadChange {
-    /// Merges members into an object: those of the same name are replaced, others stay.
+    /// Merges members into an object: members of the same name are replaced, others stay.
     Set {
         /// The members.
         payload: Map<String, Value>,
@@ -111,7 +111,7 @@ fn into_object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Merges `new` into the objects at `path`. A value that is no object is replaced by one.
+/// Merges `new` into the objects at `path`. A value that is not an object is replaced by one.
 fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     match path.split_first() {
         None => {

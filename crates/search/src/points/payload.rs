@@ -42,7 +42,8 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
 /// payload.
 ///
 /// # Errors
-/// `DataLoss` if the payload is no object, or has no UUID although the internal id is that of one.
+/// `DataLoss` if the payload is not an object, or has no UUID although the internal id belongs to a
+/// UUID.
 pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String, Value>)> {
     let mut payload: Map<String, Value> = if bytes.is_empty() {
         Map::new()

@@ -14,7 +14,7 @@ const KIND: &str = "aliases";
 /// Change of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AliasChange {
-    /// Makes `alias` stand for `collection`, and for no other one.
+    /// Makes `alias` stand for `collection`, and for no other collection.
     Create {
         /// Alias.
         alias: String,

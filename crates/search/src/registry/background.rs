@@ -92,9 +92,9 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     while core.resources.budget().free() < needed && !core.stopped() && core.move_codes() {}
 }
 
-/// Freezes the memtable of the collection with the most unflushed points if memory is short: many
-/// small collections must not fill the memory with points that none of them would flush. Returns
-/// true if there was one.
+/// Freezes the memtable of the collection with the most unflushed points if memory is short.
+/// Otherwise many small collections could fill the memory with points that none of them flushes.
+/// Returns true if there was one.
 fn relieve(core: &RegistryCore) -> bool {
     // Cached codes count as free, or a full cache would have every few points flushed.
     if !core.resources.budget().is_short() {

@@ -1,4 +1,5 @@
-//! State that the registry's threads share: the collections, and how they are created and removed.
+//! State that the registry's threads share: the collections, and the code that creates and removes
+//! them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
@@ -26,7 +27,7 @@ use crate::rerank::SharedCaches;
 /// File of a collection's settings, in its directory.
 pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
-/// Time between tries to open what could not be opened.
+/// Time between attempts to open collections and segments that could not be opened.
 pub(super) const OPEN_AGAIN: Duration = Duration::from_secs(5);
 /// Time after a move of codes to the medium in which no codes are read into memory, or the two
 /// would alternate.
@@ -134,7 +135,7 @@ impl RegistryCore {
     }
 
     /// Opens all collections one after the other, retries failed ones later, and reads codes into
-    /// memory that has room for them, until the registry stops.
+    /// memory if it has room for them, until the registry stops.
     pub(super) fn open_all(&self) {
         let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
         let mut again = Vec::new();
@@ -170,8 +171,8 @@ impl RegistryCore {
         }
     }
 
-    /// Opens collections. Those with segments to retry are added to `again`, those to retry as a
-    /// whole to `broken`.
+    /// Opens collections. Collections with segments to retry are added to `again`, collections to
+    /// retry as a whole to `broken`.
     fn open_each(
         &self,
         names: Vec<String>,
@@ -192,8 +193,8 @@ impl RegistryCore {
         }
     }
 
-    /// Moves codes of the collection with the most to the medium. Returns false if there are none,
-    /// or if that failed.
+    /// Moves codes of the collection with the most movable codes to the medium. Returns false if
+    /// there are none, or if that failed.
     pub(super) fn move_codes(&self) -> bool {
         let sizes =
             self.ready().into_iter().map(|named| (named.collection().movable_codes(), named));
@@ -597,8 +598,8 @@ pub(super) fn random() -> u64 {
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }
 
-/// Checks that the directory of points is there. A medium would make an empty one, and the points
-/// would be missing without a word.
+/// Checks that the directory of points is there. A medium would create an empty directory, and the
+/// points would be missing without an error.
 fn check_points(points: &Path) -> Result<()> {
     match std::fs::metadata(points) {
         Ok(_) => Ok(()),

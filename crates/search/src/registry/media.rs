@@ -1,4 +1,4 @@
-//! Media of collections: how their files are read, and where files in memory lie.
+//! Media of collections: the access to their files, and the place of files in memory.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -96,7 +96,7 @@ struct FileMemory {
 
 impl Media {
     /// `choice` is for collections in `directory` without a choice of their own. Memory for files
-    /// in DRAM is reserved from `budget` by this or when the first collection needs it.
+    /// in DRAM is reserved from `budget` by this call, or when the first collection needs it.
     ///
     /// # Errors
     /// `InvalidArgument` if the system has no such NUMA node, `Unimplemented` with a remedy if DAX
@@ -117,7 +117,7 @@ impl Media {
         Ok(media)
     }
 
-    /// Returns the choice of a collection: its own, or that of the registry.
+    /// Returns the choice of a collection: its own choice, or the choice of the registry.
     fn choice(&self, own: Option<MediumChoice>) -> MediumChoice {
         own.unwrap_or(self.choice)
     }

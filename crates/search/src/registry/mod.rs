@@ -65,9 +65,9 @@ pub struct ListedCollection {
 pub enum ListedState {
     /// Its log is being read.
     Opening,
-    /// It is served. Some segments may still be closed; see its status.
+    /// The collection is served. Some of its segments may still be closed; see its status.
     Ready(Arc<NamedCollection>),
-    /// It is not served because of this error.
+    /// The collection is not served because of this error.
     Broken(Error),
 }
 
@@ -116,7 +116,7 @@ impl std::ops::Deref for WritingCollection<'_> {
     }
 }
 
-/// All collections of one directory.
+/// Collections of one directory.
 pub struct Registry {
     core: Arc<RegistryCore>,
     pool: SearchPool,
@@ -230,8 +230,8 @@ impl Registry {
     }
 
     /// Returns the collection of a name or an alias for changes of its points. Aliases cannot
-    /// change while the result is held, so changes go where the name leads. The holder must not
-    /// change aliases.
+    /// change while the result is held, so changes reach the collection that the name stands for.
+    /// The holder must not change aliases.
     ///
     /// # Errors
     /// As [`Registry::get`].

@@ -20,9 +20,9 @@ use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 
-/// Delay before the next try after a failure of background work: from this, doubled each time,
+/// First delay before the next try after a failure of background work. Doubled after each failure.
 const RETRY_MIN: Duration = Duration::from_millis(200);
-/// up to this.
+/// Longest delay before the next try.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Points in the order of their internal ids: numbers, then UUIDs by their hash.
@@ -34,7 +34,7 @@ pub struct ScrollPage {
     pub next: Option<PointId>,
     /// True if points are missing because data is damaged or a segment is not open yet.
     pub partial: bool,
-    /// Reason why points may be missing that may not be lost for good, as in
+    /// Reason why points may be missing although they may still exist, as in
     /// [`crate::collection::IdList::unseen`].
     pub unseen: Option<Error>,
 }
@@ -48,7 +48,7 @@ pub struct NamedCollection {
     collection: Collection,
     hash: fn(&[u8; 16]) -> u64,
     serial: u64,
-    /// Locked from a read of points to the change of them. Not while the log is synced.
+    /// Locked from a read of points until they are changed, but not while the log is synced.
     changing: Mutex<()>,
     removed: AtomicBool,
     generation: AtomicU64,
@@ -347,7 +347,7 @@ impl NamedCollection {
     }
 
     /// Runs `replace`, which puts another directory in the place of this one, while no settings are
-    /// written. If it succeeds, none are written any more.
+    /// written. If it succeeds, no settings are written any more.
     ///
     /// # Errors
     /// The error of `replace`.
@@ -385,7 +385,7 @@ impl NamedCollection {
     pub(super) fn tried(&self, chore: BackgroundTask, outcome: &Result<bool>) {
         let place = &mut self.retry.lock()[chore as usize];
         match outcome {
-            // A thread without work says nothing about the others.
+            // A thread without work does not clear the failure of another thread.
             Ok(false) => {}
             Ok(true) => *place = None,
             Err(error) => {

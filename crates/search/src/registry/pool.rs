@@ -251,7 +251,7 @@ struct KeptReaders {
     /// Serial number of the collection that used them last.
     serial: u64,
     /// Collections that used them, by serial number. The readers may still have files of these
-    /// open, and are dropped with any of them.
+    /// collections open, and are dropped with any of these collections.
     users: HashMap<u64, Weak<NamedCollection>>,
     group: Option<ReaderGroup>,
     /// Maximum bytes of a stored embedding.

@@ -1,7 +1,7 @@
 //! Collections made of copied files: restored from a backup, or cloned from another collection.
 //!
 //! The files go to a temporary directory, which gets the collection's name at the end. A later
-//! start removes what a crash left of it. If the name is taken, both directories are exchanged in
+//! start removes the remains after a crash. If the name is taken, both directories are exchanged in
 //! one step, so that after a crash either the old collection exists or the new one.
 
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ impl RestoringCollection {
         std::fs::hard_link(source, self.directory.join(&self.points).join(file)).is_ok()
     }
 
-    /// Makes the files a collection that is served. `list` is that of
+    /// Makes the files a collection that is served. `list` comes from
     /// [`crate::collection::PinnedFiles::list`].
     ///
     /// # Errors
@@ -110,7 +110,8 @@ impl RestoringCollection {
         publish_copy(&self.medium, list, &options.shape)?;
         let stored = StoredSettings::new(&self.settings, &self.points, self.layout);
         files::replace(SETTINGS_KIND, &self.directory.join(SETTINGS), &stored)?;
-        // Finds what cannot be opened before the name leads to it. This also replays the logs.
+        // Finds a collection that cannot be opened before it gets its name. This also replays the
+        // logs.
         drop(self.core.open_at(&self.name, &self.directory)?);
         let core = self.core.clone();
         let named = core.publish_directory(&self.name, &mut self.directory, self.replaces)?;
@@ -120,7 +121,7 @@ impl RestoringCollection {
 }
 
 impl Drop for RestoringCollection {
-    /// Removes the files that were written, or those of the collection that was replaced.
+    /// Removes the files that were written, or the files of the collection that was replaced.
     fn drop(&mut self) {
         if !self.directory.as_os_str().is_empty() {
             remove_directory(std::mem::take(&mut self.directory));

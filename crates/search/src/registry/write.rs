@@ -130,8 +130,8 @@ impl NamedCollection {
         }
     }
 
-    /// Returns those of `ids` whose points match `filter` now. A point that cannot be read matched
-    /// before, and counts as before.
+    /// Returns the ids among `ids` whose points match `filter` now. A point that cannot be read
+    /// still counts as matching, because it matched before.
     fn still_matching(&self, ids: &[u64], filter: &Filter) -> Result<Vec<u64>> {
         let mut matching = Vec::new();
         for (&id, point) in ids.iter().zip(self.collection().points(ids, PointParts::PAYLOAD)) {

@@ -1,4 +1,4 @@
-//! Reads of blocks for the block cache, beside the reads of queries.
+//! Reads of blocks for the block cache, in addition to the reads of queries.
 
 use std::sync::Arc;
 

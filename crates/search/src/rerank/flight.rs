@@ -18,9 +18,9 @@ use super::ranking::Ranking;
 use super::reads::{PendingRead, Reads};
 use super::{Address, Records, RerankCandidate, Scorer};
 
-/// Records to prefetch ahead of the one being scored,
+/// Records to prefetch ahead of the record being scored.
 const RECORD_AHEAD: usize = 1;
-/// and page headers to prefetch ahead, which locate the record in its page.
+/// Page headers to prefetch ahead. A header locates the record in its page.
 const PAGE_AHEAD: usize = 4;
 /// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;
@@ -461,7 +461,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     .any(|w| self.open_to(w.candidate)))
     }
 
-    /// Returns true if more candidates may come.
+    /// Returns true if more candidates may follow.
     pub(super) fn expects_more(&self) -> bool {
         !self.ended
     }

@@ -29,7 +29,7 @@ pub struct SearchLimits {
     pub query_in_flight: usize,
     /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].
     pub in_flight: usize,
-    /// Maximum bytes of a read: at least those of the longest record. Each read in flight has a
+    /// Maximum bytes of a read: at least the bytes of the longest record. Each read in flight has a
     /// buffer of this size.
     pub read_bytes_max: usize,
     /// Maximum bytes of a read of several neighbouring pages.
@@ -89,7 +89,7 @@ impl SearchLimits {
 
 /// Divisor of the cache's bytes for single records; the rest holds blocks of files.
 ///
-/// If queries have no favourites, all bytes of blocks save equally many reads, and single records
+/// If queries have no favourites, all bytes of blocks avoid equally many reads, and single records
 /// save almost none. If queries repeat, a quarter of the bytes still holds the records of hundreds
 /// of them for fingerprints, or of dozens for photographs.
 const RECORDS_SHARE: u64 = 4;

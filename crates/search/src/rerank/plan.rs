@@ -18,9 +18,9 @@ pub(super) struct Extent {
     pub(super) offset: u64,
     /// Length in bytes.
     pub(super) bytes: u32,
-    /// First record in [`ReadPlan::wanted`] that it serves,
+    /// First record in [`ReadPlan::wanted`] that the read serves.
     pub(super) first: usize,
-    /// and the end of its records.
+    /// End of its records in [`ReadPlan::wanted`].
     pub(super) end: usize,
     /// True if it retries a record without its neighbours, so that caches are not used.
     pub(super) apart: bool,
@@ -41,7 +41,7 @@ pub(super) struct Joining {
     pub(super) gap_max: u32,
 }
 
-/// Reads to submit, those with the most promising candidates first.
+/// Reads to submit. Reads with the most promising candidates come first.
 #[derive(Debug, Default)]
 pub(super) struct ReadPlan {
     /// Sorted by page.

@@ -5,7 +5,7 @@ use super::plan::{Extent, WantedRecord};
 /// Read in flight.
 #[derive(Debug)]
 pub(super) struct PendingRead {
-    /// Flight that waits for it; may have ended.
+    /// Flight that waits for the read. It may have ended.
     pub(super) flight: u64,
     /// Extent that is read.
     pub(super) extent: Extent,
@@ -25,9 +25,9 @@ const LOOK_COST: f32 = 0.125;
 /// Look-ups over which the share of hits is averaged.
 const MEMORY: f32 = 1024.0;
 
-/// Decides if cache look-ups pay. A read is avoided only if all of its records are cached, so for
-/// several records a look-up pays only if hits are frequent. Single records are always looked up,
-/// or the cache would never fill.
+/// Decides if cache look-ups pay off. A read is avoided only if all of its records are cached, so
+/// for several records a look-up pays only if hits are frequent. Single records are always looked
+/// up, or the cache would never fill.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Thrift {
     /// Recent share of hits among single records.
@@ -95,7 +95,7 @@ impl Reads {
         self.slots.iter().filter(move |slot| slot.busy && slot.flight == flight)
     }
 
-    /// Adds a record to a read of its page. Returns false if there is none.
+    /// Adds a record to a read of its page. Returns false if there is no such read.
     pub(super) fn attach(&mut self, flight: u64, wanted: WantedRecord) -> bool {
         let start = wanted.address.offset;
         let end = wanted.address.offset + u64::from(wanted.address.bytes);

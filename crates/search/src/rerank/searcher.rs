@@ -209,7 +209,8 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         self.submit_fill() || submitted
     }
 
-    /// Submits reads of the block to cache, after those of queries. Returns true if there were any.
+    /// Submits reads of the block to cache, after the reads of queries. Returns true if there were
+    /// any.
     fn submit_fill(&mut self) -> bool {
         let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
         let mut submitted = false;

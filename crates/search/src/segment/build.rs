@@ -83,7 +83,7 @@ const PRINT_BYTES: u64 = 320;
 /// Bytes of a fingerprint in the block of rows that is being indexed.
 const INDEXED_PRINT_BYTES: u64 = 832;
 
-/// Properties that decide the memory of a segment beside its number of rows.
+/// Properties that decide the memory of a segment besides its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentForm {
     /// Coarse index.
@@ -110,7 +110,7 @@ impl SegmentForm {
         }
     }
 
-    /// Returns true if the codes of a segment of `rows` rows can stay on the medium. Those of an
+    /// Returns true if the codes of a segment of `rows` rows can stay on the medium. Codes of an
     /// index that compares all rows are always in memory.
     pub(crate) fn codes_can_move(self, rows: u64) -> bool {
         !coarse::compares_all(self.kind, rows, self.dims)

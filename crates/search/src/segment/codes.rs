@@ -1,5 +1,5 @@
-//! Codes of a segment's coarse index on its medium. Every page is verified when it is read; if the
-//! medium is mapped memory, once.
+//! Codes of a segment's coarse index on its medium. Every page is verified at each read, or only
+//! once if the medium is mapped memory.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -35,7 +35,7 @@ impl fmt::Display for Quarantined {
 pub(super) struct Damaged {
     file: String,
     pages: Mutex<Vec<Quarantined>>,
-    /// True if one of them has data that nothing else has.
+    /// True if a damaged page has data that is stored nowhere else.
     loses_data: AtomicBool,
 }
 

@@ -168,9 +168,9 @@ impl SegmentContents {
         Err(Error::data_loss(format!("{}: damaged{page}", kind_name(kind))))
     }
 
-    /// Reads a whole section in steps and calls `each` with their bytes, all but the last of them
-    /// [`STEP_BYTES`] long. The checksum is verified last, so the caller must not use anything of
-    /// the section before this returns.
+    /// Reads a whole section in steps and calls `each` with the bytes of each step, of which all
+    /// except the last are [`STEP_BYTES`] long. The checksum is verified last, so the caller must
+    /// not use anything of the section before this returns.
     pub(super) fn read_steps(
         &self,
         file: &dyn Sealed,

@@ -1,8 +1,8 @@
-//! Filter of the ids of a segment. It says of most other ids that the segment does not have them.
+//! Filter of the ids of a segment. It excludes most ids that the segment does not have.
 //!
-//! Every write looks for an earlier version of its point in all segments, and nearly all of them do
-//! not have it. A binary search for an id that is not there waits for memory some fifteen times;
-//! this filter once.
+//! Every write looks for an earlier version of its point in all segments, and almost no segment has
+//! one. A binary search for an absent id waits for memory about fifteen times; this filter waits
+//! once.
 //!
 //! It is a split block Bloom filter: Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient
 //! Bloom Filters", 2007, in the form of Apache Parquet's BloomFilter.md. At 8 bits a row, 2 to 3 %
@@ -32,7 +32,7 @@ struct Block([u32; 8]);
 /// Filter of a set of ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IdFilter {
-    /// Smallest and largest id. New ids are often numbers above those of all segments.
+    /// Smallest and largest id. New ids are often numbers above all ids of segments.
     range: RangeInclusive<u64>,
     blocks: Vec<Block>,
 }

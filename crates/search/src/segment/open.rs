@@ -346,8 +346,8 @@ impl Segment {
         self.payload_index.as_ref().map_or_else(Vec::new, PayloadIndex::fields)
     }
 
-    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index cannot
-    /// tell.
+    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index does not
+    /// have that information.
     ///
     /// # Errors
     /// The error of the medium.
@@ -552,7 +552,7 @@ impl SegmentPages {
         Ok(())
     }
 
-    /// Calls `each` with the records of `wanted` from `row` on, until it breaks off.
+    /// Calls `each` with the records of `wanted` from `row` on, until `each` breaks off.
     fn some(
         &self,
         file: &dyn Sealed,
@@ -614,7 +614,8 @@ impl SegmentPages {
         ControlFlow::Continue(())
     }
 
-    /// Returns the pages to read from `first` on: those of wanted rows that are near each other.
+    /// Returns the pages to read from `first` on: the pages of wanted rows that are near each
+    /// other.
     fn pages_together(&self, first: RowLocation, mut row: u32, wanted: &RowSet) -> u32 {
         let mut end = first.page + first.pages;
         while let Some(next) = row.checked_add(1).and_then(|row| wanted.next_from(row))

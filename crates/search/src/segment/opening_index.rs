@@ -14,8 +14,8 @@ use crate::budget::BudgetReservation;
 use crate::codes::CodeCache;
 use crate::payload_index::PayloadIndex;
 
-/// Times the size of a payload index's directory that opening it takes: its bytes, and its fields
-/// with their allocations.
+/// Memory for opening a payload index, as a multiple of the size of its directory: its bytes, and
+/// its fields with their allocations.
 const DIRECTORY_COPIES: u64 = 8;
 
 /// Parts that a payload index is opened from.

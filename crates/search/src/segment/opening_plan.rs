@@ -15,9 +15,9 @@ use crate::deletes::Deletes;
 /// Divisor of the memory limit: the part that [`CodesPlace::Auto`] leaves for flushes, merges and
 /// cached codes.
 const KEPT_SHARE: u64 = 8;
-/// Bytes of a segment's codes that are read while the segment is opened, if memory has room. More
-/// are read after all segments are open, so that a start does not wait for them. Queries read them
-/// from the medium until then.
+/// Bytes of a segment's codes that are read while the segment is opened, if memory has room. Larger
+/// codes are read after all segments are open, so that a start does not wait for them. Queries read
+/// them from the medium until then.
 const CODES_AT_ONCE_MAX: u64 = 4 << 20;
 
 /// Places of codes when segments are opened.
@@ -29,8 +29,8 @@ pub(crate) struct CodesOptions {
     pub(crate) cache: Arc<CodeCache>,
     /// Rows of other segments that are to be opened later, and need memory too.
     pub(crate) rows_later: u64,
-    /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. More stay on
-    /// the medium first.
+    /// Bytes of a segment's codes up to which [`CodesPlace::Auto`] reads them at once. Larger codes
+    /// stay on the medium first.
     pub(crate) at_once_max: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Embeddings of a segment, read from its medium for exact scores. Every page is verified when it
-//! is read; if the medium is mapped memory, once.
+//! Embeddings of a segment, read from its medium for exact scores. Every page is verified at each
+//! read, or only once if the medium is mapped memory.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -208,7 +208,7 @@ impl Vectors {
     }
 }
 
-/// Returns the first place of `rows` after `start` whose pages are not read together with those
+/// Returns the first place of `rows` after `start` whose pages are not read together with the pages
 /// before it. The read is at most [`STEP_BYTES`] long, and gaps in it at most [`GAP_PAGES`].
 fn run_end(vectors: &Vectors, rows: &[u32], start: usize) -> usize {
     let first = vectors.pages(rows[start]);

@@ -20,7 +20,7 @@ use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::readiness::WATCHERS_MAX;
 
-/// Most unread statuses of a call of Watch, and its end.
+/// Maximum unread statuses of a call of Watch, and its end.
 const STATUSES_MAX: usize = 2;
 
 /// Returns the status of the server (empty name), a service or a model; `None` for another name.
@@ -79,7 +79,7 @@ impl Watched {
     /// Reads the call.
     ///
     /// # Errors
-    /// `ResourceExhausted` if there are [`WATCHERS_MAX`], and those of any call.
+    /// `ResourceExhausted` if there are [`WATCHERS_MAX`], and the errors of any call.
     async fn read(state: &ModelsState, request: http::Request<RequestBody>) -> Result<Watched> {
         let (call, reservation) = SmallCall::<HealthCheckRequest>::read(state, request).await?;
         let permit = state.watchers.permits.clone().try_acquire_owned().map_err(|_| {

@@ -26,7 +26,7 @@ pub(super) const PREFIX_BYTES: usize = 5;
 /// Returns the compression that the messages of a call may have.
 ///
 /// # Errors
-/// `Unimplemented`, as gRPC requires, for any but gzip and deflate.
+/// `Unimplemented`, as gRPC requires, for a compression other than gzip and deflate.
 pub(super) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     decompress::coding_of(headers, ENCODING).map_err(|error| Error::unimplemented(error.message()))
 }
@@ -52,7 +52,7 @@ pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
 /// Weighs and decodes a message, on a codec thread if it is large.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are not such a message, and those of [`weigh`] and of the
+/// `InvalidArgument` for bytes that are not such a message, and the errors of [`weigh`] and of the
 /// budget.
 pub(super) async fn decode<M: Weighed + Send + 'static>(
     requests: &RequestResources,
@@ -72,7 +72,8 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(
 /// Returns the decompressed message of a frame.
 ///
 /// # Errors
-/// `InvalidArgument` for a frame that is not one message, and those of [`decompress::decompress`].
+/// `InvalidArgument` for a frame that is not one message, and the errors of
+/// [`decompress::decompress`].
 pub(super) async fn message(
     requests: &RequestResources,
     coding: Option<ContentCoding>,

@@ -21,8 +21,8 @@ pub(super) const CONTENT_TYPE: &str = "application/grpc";
 
 pub(super) type Response = http::Response<ResponseFrames>;
 
-/// Returns the response with one message or an error. The reservation is that of the call, the
-/// ticket that of a request that ran a model.
+/// Returns the response with one message or an error. The reservation belongs to the call, the
+/// ticket to a request that ran a model.
 pub(super) fn single<M: Message>(
     requests: &RequestResources,
     answer: Result<(M, Reservation)>,
@@ -62,7 +62,7 @@ fn respond(mut frames: ResponseFrames) -> Response {
 /// Returns the frame of a message, which takes over the reservation of its call.
 ///
 /// # Errors
-/// `ResourceExhausted` for more than 4 GiB, and those of the budget.
+/// `ResourceExhausted` for more than 4 GiB, and the errors of the budget.
 pub(super) fn encode<M: Message>(
     requests: &RequestResources,
     message: &M,

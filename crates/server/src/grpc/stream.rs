@@ -12,7 +12,7 @@ use super::messages::Messages;
 use super::response::{self, Response};
 use crate::models::ModelsState;
 
-/// Most unread answers of one stream.
+/// Maximum unread answers of one stream.
 const STREAM_ANSWERS_MAX: usize = 8;
 
 /// Answers the messages of a call in turn by `answer`, for the current caller.

@@ -21,7 +21,7 @@ use crate::{signatures, view};
 /// Describes the call in the errors of the access check.
 const RELOAD_CALL: &str = "the list of models is replaced";
 pub(super) const PROTOCOL: &str = "tfs-grpc";
-/// Most bytes that are filled with repeated values on the connection's thread.
+/// Maximum bytes that are filled with repeated values on the connection's thread.
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 /// Finds the version that a request names.

@@ -14,13 +14,13 @@ use crate::collections::Collections;
 use crate::compose::Server;
 use crate::readiness::{Readiness, Unready};
 
-/// Most models that an answer names.
+/// Maximum models that an answer names.
 const MODELS_NAMED_MAX: usize = 100;
 
 struct ProbeState {
     readiness: Arc<Readiness>,
     collections: Arc<Collections>,
-    /// That of this node, if there is a cluster.
+    /// Readiness of this node, if there is a cluster.
     node: Option<NodeReadiness>,
 }
 

@@ -54,8 +54,8 @@ const SEARCHES: [&str; 17] = [
     "/v2/repository/index",
 ];
 
-/// Returns what a request does; `None` for a health check. A route that is not known here needs
-/// at least the right to read, and one that is not a GET an administrator's key.
+/// Returns the operation of a request; `None` for a health check. A route that is not known here
+/// needs at least the right to read, and one that is not a GET an administrator's key.
 pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operation> {
     let route = request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let parameter = |wanted: &str| {

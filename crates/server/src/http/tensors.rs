@@ -4,10 +4,10 @@ use base::{DType, Error, Result, Signature};
 use bytes::Bytes;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation, json_values_max};
 
-/// Most bytes of a number while its list grows: the new list has twice the room, and the old one is
-/// not freed yet.
+/// Maximum bytes of a number while its list grows: the new list has twice the room, and the old one
+/// is not freed yet.
 const NUMBER_BYTES: u64 = 3 * size_of::<u64>() as u64;
-/// Most bytes of a string while its list grows.
+/// Maximum bytes of a string while its list grows.
 const STRING_BYTES: u64 = 3 * size_of::<Bytes>() as u64;
 /// Bytes of an empty string in raw contents.
 const RAW_STRING_BYTES_MIN: usize = 4;

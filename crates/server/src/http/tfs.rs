@@ -217,8 +217,8 @@ async fn answer(
     }
 }
 
-/// Returns the time limit of a request: that of the header `Grpc-Timeout`, in gRPC's form, or the
-/// server's, if that is shorter.
+/// Returns the time limit of a request: the limit in the header `Grpc-Timeout`, in gRPC's form, or
+/// the server's limit if that is shorter.
 ///
 /// # Errors
 /// `InvalidArgument` for a header in another form.
@@ -268,7 +268,7 @@ impl RestCall<'_> {
         let ((servable, mut request), held) = self.refuse(parsed)?;
         let (timeout, rollout) = (self.timeout, self.rollout.clone());
         ticket.mark(Moment::Decoded);
-        // The tensors share what they need of the body.
+        // The tensors share the parts of the body that they need.
         drop(self);
         let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
         let call = InferenceRequest {

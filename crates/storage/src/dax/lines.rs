@@ -102,7 +102,7 @@ fn instruction() -> Instruction {
     use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
     // CPUID leaf 7: bit 24 of EBX is CLWB, bit 23 is CLFLUSHOPT (Intel SDM, volume 2, CPUID).
     #[allow(unused_unsafe, reason = "asking the processor became safe in a later compiler")]
-    // SAFETY: every x86-64 processor has the instruction; the leaf is asked for if there is one.
+    // SAFETY: every x86-64 processor has the instruction; the leaf is read only if it exists.
     let features = unsafe { if __get_cpuid_max(0).0 < 7 { 0 } else { __cpuid_count(7, 0).ebx } };
     match (features >> 24 & 1, features >> 23 & 1) {
         (1, _) => Instruction::WriteBack,

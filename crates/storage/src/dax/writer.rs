@@ -16,9 +16,9 @@ use crate::page::PAGE_BYTES;
 /// A file grows in multiples of this, and doubles up to [`GROWTH_BYTES_MAX`]: growing costs an
 /// fsync, so it is rare.
 const GROWTH_BYTES: u64 = 2 << 20;
-/// Most bytes that a file grows by at once.
+/// Maximum bytes that a file grows by at once.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
-/// Most ranges that are stored to and not flushed; more are flushed at once.
+/// Maximum ranges that are stored but not flushed. If there are more, they are flushed immediately.
 const DIRTY_MAX: usize = 1024;
 /// Longest file: the largest number of 48 bits.
 const FILE_BYTES_MAX: u64 = (1 << 48) - 1;

@@ -41,14 +41,14 @@ pub struct FaultPlan {
     pub crash_at: Option<u64>,
     /// Bytes that fit on the medium.
     pub space: Option<u64>,
-    /// This write, counted from 1, fails like a disk's, half done.
+    /// This write, counted from 1, fails like a write to a disk: only a part is written.
     pub write_error_at: Option<u64>,
     /// This persist of a file, counted from 1, fails like a disk's: the bytes it should save may be
     /// lost.
     pub persist_error_at: Option<u64>,
     /// Pages of 1000 that cannot be read, always the same ones.
     pub read_errors: u16,
-    /// Pages of 1000 that come short.
+    /// Pages of 1000 that are read only in part.
     pub short_reads: u16,
     /// Pages of 1000 that are torn.
     pub torn_pages: u16,
@@ -128,8 +128,8 @@ impl FaultMedium {
         self.shared.model().crashed
     }
 
-    /// Writes to `target`, an empty medium, what remains if the power fails now, with random
-    /// choices by `seed`.
+    /// Writes to `target`, an empty medium, the bytes that remain if the power fails now, with
+    /// random choices by `seed`.
     ///
     /// # Errors
     /// The error of `target`.

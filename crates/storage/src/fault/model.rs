@@ -1,4 +1,4 @@
-//! The written bytes, the durable ones, and what remains after a loss of power.
+//! The written bytes, the durable bytes, and the bytes that remain after a loss of power.
 
 use std::collections::BTreeMap;
 

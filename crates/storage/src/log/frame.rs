@@ -13,8 +13,9 @@
 //! | 20..28 | the number before which all was durable when it was written |
 //! | 28..32 | crc32c of bytes 0..28 |
 //!
-//! A hole that opening found is closed by such a head with `mpcl`. Its length is that of the rest
-//! of the hole, its number that of the next frame, and any bytes may follow it in the hole.
+//! A hole that opening found is closed by such a head with `mpcl`. Its length is the length of the
+//! rest of the hole, its number is the number of the next frame, and any bytes may follow it in the
+//! hole.
 //!
 //! After payloads with keys, each flush ends with such a head too. After it come the keys of the
 //! frames of that flush and of some earlier ones: `mpky`, crc32c of the rest u32, number of the
@@ -25,7 +26,7 @@ use base::{Error, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
 
-/// Most bytes of a payload.
+/// Maximum bytes of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the log's header.
 pub(super) const HEADER_BYTES: usize = 64;

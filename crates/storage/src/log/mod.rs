@@ -28,13 +28,14 @@ pub use replay::{Damage, Replay};
 
 /// Bytes of unwritten frames at which an appender must flush them itself.
 const PENDING_BYTES_MAX: usize = 32 << 20;
-/// Most bytes of a buffer that is kept for later frames: there may be a thousand idle logs.
+/// Maximum bytes of a buffer that is kept for later frames: there may be a thousand idle logs.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// Most bytes of a log. Opening reads it whole, so its user starts a new one long before.
+/// Maximum bytes of a log. Opening reads the whole log, so its user starts a new log long before
+/// this size.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// Keys of earlier payloads that each flush repeats, for damage that also takes a flush's keys: as
-/// many as payloads in a page of embeddings of 100 values.
+/// Keys of earlier payloads that each flush repeats, in case damage also destroys the keys of a
+/// flush: as many as a page has payloads with embeddings of 100 values.
 const KEYS_REPEATED: usize = 8;
 
 /// Position up to which a log was durable at some time.
@@ -60,7 +61,7 @@ struct LogState {
     /// Frames not yet written.
     pending: Vec<u8>,
     spare: Vec<u8>,
-    /// Keys of the last payloads, those since the last flush included.
+    /// Keys of the last payloads, including the keys since the last flush.
     keys: Vec<u64>,
     /// Number of those keys since the last flush.
     keys_fresh: usize,
@@ -285,7 +286,7 @@ impl Log {
         LogPosition { bytes: state.durable_bytes, next: state.durable }
     }
 
-    /// Returns the reason why the log takes no more payloads, if it does not.
+    /// Returns the reason why the log accepts no more payloads; `None` if it accepts them.
     pub fn failure(&self) -> Option<Error> {
         self.state().failed.clone()
     }

@@ -1,13 +1,14 @@
 //! Replay: reads a log back.
 //!
 //! A frame that is not whole is one of three things. If no whole frame with a higher number
-//! follows, it is the torn end of the log. Otherwise it is *damage* if it was durable by what the
-//! whole frames say: each holds the number before which all was durable when it was written. If it
-//! was not durable, it is a *hole* in the bytes being written when the power failed, because
-//! sectors reach a disk in any order. No bytes can make the opening fail.
+//! follows, it is the torn end of the log. Otherwise it is *damage* if the whole frames show that
+//! it was durable: each frame holds the number before which everything was durable when that frame
+//! was written. If it was not durable, it is a *hole* in the bytes being written when the power
+//! failed, because sectors reach a disk in any order. No bytes can make the opening fail.
 //!
-//! A frame tells nothing about later frames. So the caller may pass the position up to which the
-//! log was durable ([`LogPosition`]): a log that ends before it is damaged at its end and not torn.
+//! A frame has no information about later frames. So the caller may pass the position up to which
+//! the log was durable ([`LogPosition`]): a log that ends before it is damaged at its end and not
+//! torn.
 
 use std::collections::BTreeMap;
 

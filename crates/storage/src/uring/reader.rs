@@ -12,7 +12,8 @@ use crate::options;
 use crate::page::PAGE_BYTES;
 use crate::table::{FILES_MAX, Table};
 
-/// Most resubmissions of one read, after the system asked for one or part of it came.
+/// Maximum resubmissions of one read, after the system requested one or returned only a part of the
+/// read.
 const RETRIES_MAX: u8 = 16;
 
 /// A read from its submission until its completion was passed on.
@@ -131,8 +132,8 @@ impl UringReader {
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as in flight even if the call fails: the kernel may have taken some, and the
-        // buffer must outlive them.
+        // Counted as in flight even if the call fails: the kernel may have accepted some reads, and
+        // the buffer must outlive them.
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {

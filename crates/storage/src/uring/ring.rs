@@ -137,8 +137,8 @@ impl Ring {
         }
         loop {
             let count = self.ring.submission().len() as u32;
-            // SAFETY: no argument is passed; what the entries point to was vouched for when they
-            // were pushed.
+            // SAFETY: no argument is passed. The memory of the entries was checked when they were
+            // pushed.
             let entered = unsafe {
                 self.ring.submitter().enter::<libc::sigset_t>(
                     count,
@@ -165,7 +165,7 @@ impl Ring {
     }
 }
 
-/// Says once what could not be registered: reads work all the same, at more work each.
+/// Logs once which resources could not be registered. Reads still work, but each costs more.
 fn note_unregistered(what: &str, error: &io::Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! One line in the log for each admin call: who, from where, what, and its outcome.
+//! One line in the log for each admin call: the caller, its address, the operation and the outcome.
 
 use base::{Error, Result};
 

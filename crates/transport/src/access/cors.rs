@@ -26,7 +26,7 @@ const ORIGINS_MAX: usize = 256;
 /// Origins whose pages may use the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CorsPolicy {
-    /// This server's own pages only.
+    /// Only this server's own pages.
     #[default]
     Closed,
     /// All pages.
@@ -39,7 +39,7 @@ impl CorsPolicy {
     /// Returns the policy of a list of origins, or of `*`.
     ///
     /// # Errors
-    /// `InvalidArgument` if a text is no origin, or if `*` is not the only one.
+    /// `InvalidArgument` if a text is not an origin, or if `*` is not the only one.
     pub fn parse(origins: &[String]) -> Result<CorsPolicy> {
         match origins {
             [] => Ok(CorsPolicy::Closed),

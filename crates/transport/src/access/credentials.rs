@@ -21,7 +21,7 @@ pub(super) enum KeySource {
     Session,
 }
 
-/// Returns the key that a request shows, and where.
+/// Returns the key that a request shows, and the place of the key.
 ///
 /// # Errors
 /// `PermissionDenied` with the reason why a token is not accepted.

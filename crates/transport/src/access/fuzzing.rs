@@ -19,7 +19,7 @@ const NOW: Duration = Duration::from_secs(1_700_000_000);
 /// Parses a file of keys.
 ///
 /// # Errors
-/// Those of the parser.
+/// The errors of the parser.
 pub fn key_file(text: &str) -> Result<()> {
     key_file::parse(text).map(drop)
 }

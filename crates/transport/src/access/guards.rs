@@ -92,7 +92,7 @@ impl AccessPolicy {
 /// The rules of [`AccessPolicy::guard_operations`].
 #[derive(Clone, Copy)]
 pub struct OperationGuard {
-    /// Returns what a request does; `None` needs no key.
+    /// Returns the operation of a request; `None` needs no key.
     pub operation: fn(&Parts, &RawPathParams) -> Option<Operation>,
     /// Answers a request without a key.
     pub unauthenticated: fn(&Parts, &Error) -> Response,
@@ -113,7 +113,7 @@ async fn run_if(checked: Result<()>, request: Request, next: Next) -> Response {
     }
 }
 
-/// Returns true if a browser says that a page of this server sends the request.
+/// Returns true if the browser's headers show that a page of this server sends the request.
 fn is_own_page(headers: &HeaderMap) -> bool {
     let says = headers.contains_key(SEC_FETCH_SITE) || headers.contains_key(header::ORIGIN);
     says && check_same_site(headers).is_ok()

@@ -1,4 +1,4 @@
-//! Tells this machine's own names from names that another site may own.
+//! Distinguishes this machine's own names from names that another site may own.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! A key and what it permits.
+//! A key and its rights.
 
 use std::sync::Arc;
 

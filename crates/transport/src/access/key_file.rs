@@ -16,7 +16,7 @@ use super::role::KeyRole;
 
 /// Largest file of keys.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-/// Most keys of a file. Each has series of metrics.
+/// Maximum keys of a file. Each has series of metrics.
 const KEYS_MAX: usize = 10_000;
 /// Longest name of a key, which is a label of metrics.
 const NAME_BYTES_MAX: usize = 128;

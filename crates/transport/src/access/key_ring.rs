@@ -1,4 +1,4 @@
-//! The keys of a server: those of the file, those of flags, tokens, and sessions of browsers.
+//! The keys of a server: keys of the file, keys of flags, tokens, and sessions of browsers.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -45,9 +45,9 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// Reads the keys; returns `None` if there are no sources. The key of `--admin-key` is an
-    /// administrator's. That of `--api-key` writes, and is an administrator's if it is the only
-    /// source. Tokens are signed with it.
+    /// Reads the keys; returns `None` if there are no sources. The key of `--admin-key` has the
+    /// rights of an administrator. The key of `--api-key` may write, and has the rights of an
+    /// administrator if it is the only source. Tokens are signed with the key of `--api-key`.
     ///
     /// # Errors
     /// `InvalidArgument` with file, line and key, or the error of the read.
@@ -130,7 +130,7 @@ impl KeyRing {
     /// Opens a session for the key `text`.
     ///
     /// # Errors
-    /// `PermissionDenied` if it is no key; those of [`Sessions::open`].
+    /// `PermissionDenied` if it is not a key; the errors of [`Sessions::open`].
     pub fn open_session(&self, text: &str) -> Result<SessionId> {
         let hash = *blake3::hash(text.as_bytes()).as_bytes();
         match self.keys.load().contains_key(&hash) {

@@ -151,7 +151,7 @@ struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Returns a bucket for `rate` requests a second, which holds those of one second.
+    /// Returns a bucket for `rate` requests a second, which holds the requests of one second.
     fn full(rate: Option<f64>) -> TokenBucket {
         TokenBucket { tokens: rate.unwrap_or(0.0).max(1.0), filled: Instant::now() }
     }

@@ -153,7 +153,7 @@ impl AccessPolicy {
     /// `--allow-remote-admin`, and must show such a key.
     ///
     /// # Errors
-    /// `PermissionDenied`, with a remedy; those of `work`.
+    /// `PermissionDenied`, with a remedy; the errors of `work`.
     pub async fn admin<T>(
         &self,
         request: AdminRequest<'_>,

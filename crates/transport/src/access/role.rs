@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Rights of a key. Each role may do what those before it may.
+/// Rights of a key. Each role includes the rights of the roles before it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyRole {
@@ -31,13 +31,13 @@ impl KeyRole {
 /// The collections that an operation uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectionScope {
-    /// None.
+    /// No collection.
     Server,
     /// The names of the collections that the key may use.
     Names,
-    /// One, which the path names.
+    /// One collection, which the path names.
     Points(String),
-    /// One, which is created, removed or changed as a whole.
+    /// One collection, which is created, removed or changed as a whole.
     Whole(String),
     /// Any, which the body names.
     Any,
@@ -46,7 +46,7 @@ pub enum CollectionScope {
 /// An operation of a request, and the names in its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Least role that may do it.
+    /// Minimum role that may do the operation.
     pub role: KeyRole,
     /// Name of the model or recogniser that the path names.
     pub model: Option<String>,

@@ -12,9 +12,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Most open sessions.
+/// Maximum open sessions.
 const SESSIONS_MAX: usize = 1024;
-/// Most open sessions of one key. A further one ends the oldest.
+/// Maximum open sessions of one key. A further one ends the oldest.
 const SESSIONS_OF_KEY_MAX: usize = 16;
 /// Random bytes of a session.
 const ID_BYTES: usize = 32;

@@ -20,7 +20,7 @@ use super::role::KeyRole;
 
 /// Longest token in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
-/// Most collections of a token.
+/// Maximum collections of a token.
 const COLLECTIONS_MAX: usize = 256;
 /// Longest part of a subject in the name of a token.
 const SUBJECT_CHARS_MAX: usize = 64;
@@ -57,7 +57,7 @@ enum TokenAccess {
 }
 
 impl Default for TokenAccess {
-    /// A token without the claim may do what the key may that signed it, as in Qdrant.
+    /// A token without the claim has the rights of the key that signed it, as in Qdrant.
     fn default() -> TokenAccess {
         TokenAccess::Global("m".to_owned())
     }
@@ -100,7 +100,7 @@ impl TokenReader {
         }
     }
 
-    /// Returns the rights of a token; `None` if `text` has not the form of one.
+    /// Returns the rights of a token; `None` if `text` does not have the form of a token.
     ///
     /// # Errors
     /// `PermissionDenied` with the reason why the token is not accepted.

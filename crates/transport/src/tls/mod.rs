@@ -109,11 +109,11 @@ impl std::fmt::Display for PemSource {
 /// Certificates and key of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificate of the server, followed by those between it and its root.
+    /// Certificate of the server, followed by the certificates between it and its root.
     pub cert: PemSource,
     /// Private key of the certificate.
     pub key: PemSource,
-    /// Certificates whose holders issue those of clients; `None` accepts clients without one.
+    /// Certificates of the issuers of client certificates; `None` accepts clients without one.
     pub client_ca: Option<PemSource>,
 }
 

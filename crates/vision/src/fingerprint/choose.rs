@@ -8,12 +8,12 @@ use super::plane::Plane;
 use super::ridges::CELL;
 use super::trace::End;
 
-/// Least share of the variance that passes the filters in a fingerprint.
+/// Minimum share of the variance that passes the filters in a fingerprint.
 const QUALITY_MIN: f32 = 0.12;
 /// Deviations, in cells, that smooth this share and the area in which it is enough.
 const SHARE: f32 = 2.0;
 const AREA: f32 = 3.0;
-/// Least contrast of a fingerprint: this share of the contrast of the better parts of the image,
+/// Minimum contrast of a fingerprint: this share of the contrast of the better parts of the image,
 /// and this many steps of brightness.
 const CONTRAST_SHARE: f32 = 0.25;
 const CONTRAST_MIN: f32 = 4.0;
@@ -25,14 +25,14 @@ const MARGIN: f32 = 6.0;
 const AHEAD: f32 = 16.0;
 /// Two ends that face each other within this many pixels are a broken line.
 const GAP: f32 = 12.0;
-/// Most, in turns, by which they may point past each other.
+/// Maximum angle, in turns, between the direction of such an end and the line to the other end.
 const GAP_ANGLE: f32 = 0.14;
 /// A minutia with this many others within this radius in pixels is noise.
 const CROWD: usize = 5;
 const CROWD_RADIUS: f32 = 24.0;
-/// Most minutiae that are examined, the best ones.
+/// Maximum minutiae that are examined, the best ones.
 const CANDIDATES_MAX: usize = 1024;
-/// Most minutiae that are kept, the best ones. A fingerprint has fewer; more come from dirt and
+/// Maximum minutiae that are kept, the best ones. A fingerprint has fewer; more come from dirt and
 /// help impostors.
 pub(super) const KEPT_MAX: usize = 80;
 

@@ -7,9 +7,9 @@
 //! 3. The share of the variance that passes is the quality. Quality and contrast decide which parts
 //!    are fingerprint.
 //! 4. Ridges, and the valleys between them, are thinned to lines. The end of a ridge is an ending,
-//!    the end of a valley a bifurcation. Both are found in the same way, and their directions are
-//!    those of ISO/IEC 19794-2. Ends at the border, of spurs, of short pieces and of broken lines
-//!    are left out.
+//!   the end of a valley a bifurcation. Both are found in the same way, and their directions are
+//!   defined as in ISO/IEC 19794-2. Ends at the border, of spurs, of short pieces and of broken
+//!   lines are left out.
 //!
 //! Sums are single-precision floats in a fixed order. Directions use the platform's arc tangent, so
 //! two kinds of machine may rarely differ in a minutia. Costs about 0.2 Gflop for 388 x 374 pixels.
@@ -31,7 +31,7 @@ use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::Bits;
 
-/// Least score (of [`matching::score`]) that accepts two fingerprints as the same finger.
+/// Minimum score (of [`matching::score`]) that accepts two fingerprints as the same finger.
 ///
 /// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, which the constants here were
 /// chosen with, the highest score is 156. Of 113,216 pairs of six other databases of FVC2002 and
@@ -50,8 +50,8 @@ const RESOLUTION_MAX: f32 = 2_500.0;
 /// coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Most pixels at 500 dots per inch: four fingers side by side have two and a half million. As many
-/// need 150 MB and less than 2 s of a core.
+/// Maximum pixels at 500 dots per inch: four fingers side by side have two and a half million. As
+/// many need 150 MB and less than 2 s of a core.
 const PIXELS_MAX: f32 = 4e6;
 
 /// Properties of a fingerprint image.
@@ -85,7 +85,7 @@ impl Extraction {
     pub const CELL: u32 = CELL as u32;
 
     /// Returns the quality of the print, 0 to 100: the mean quality of its area, less if the area
-    /// or the minutiae are too few to identify a finger. A simple measure of our own, not that of
+    /// or the minutiae are too few to identify a finger. The measure is simple and our own, not
     /// NFIQ 2.
     #[must_use]
     pub fn score(&self) -> u8 {

@@ -61,7 +61,7 @@ impl Plane {
         self.with(self, |a, b| a * b)
     }
 
-    /// Returns the value at a position; outside, that of the nearest pixel.
+    /// Returns the value at a position. Outside the plane, returns the value of the nearest pixel.
     fn at(&self, x: isize, y: isize) -> f32 {
         let inside = |place: isize, length: usize| place.clamp(0, length as isize - 1) as usize;
         self.values[inside(y, self.height) * self.width + inside(x, self.width)]
@@ -117,8 +117,8 @@ impl Plane {
         out
     }
 
-    /// Returns the mean of each square of `side` pixels; those at the right and lower border may be
-    /// smaller.
+    /// Returns the mean of each square of `side` pixels; squares at the right and lower border may
+    /// be smaller.
     pub(super) fn cells(&self, side: usize) -> Plane {
         let across = self.width.div_ceil(side);
         let mut out = Plane::new(across, self.height.div_ceil(side));

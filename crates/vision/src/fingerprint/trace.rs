@@ -6,7 +6,8 @@ use super::thin::Bits;
 
 /// Pixels along a line that give its direction.
 const FAR: usize = 14;
-/// Longest spur: an end of a line that forks sooner is none.
+/// Longest spur in pixels. If a line forks within this distance of its end, that end is not a
+/// minutia.
 const SPUR: usize = 10;
 /// Shortest line; a shorter one is dirt or a pore.
 const ISLAND: usize = 14;

@@ -8,9 +8,9 @@ use crate::bytes::be16;
 
 /// Bytes of a record of type 4 before its image.
 const HEAD_BYTES: usize = 18;
-/// Most bytes of a compression's name that are read.
+/// Maximum bytes of a compression's name that are read.
 const NAME_BYTES_MAX: usize = 16;
-/// Most finger positions of an image.
+/// Maximum finger positions of an image.
 const FINGERS_MAX: usize = 16;
 /// Finger position of an unused place.
 const NO_FINGER: u8 = 255;

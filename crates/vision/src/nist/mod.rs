@@ -10,7 +10,7 @@ use image::{DynamicImage, GrayImage};
 use crate::Format;
 use records::{Record, Transaction};
 
-/// Most records of a file. The standard numbers images 0 to 99.
+/// Maximum records of a file. The standard numbers images 0 to 99.
 const RECORDS_MAX: usize = 1000;
 
 /// Compression of the image in a record.

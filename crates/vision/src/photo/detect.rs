@@ -4,13 +4,13 @@
 use super::Keypoint;
 use super::scale_space::{INTERVALS, LEVELS, Octave, Plane, SIGMA, ScaleSpace};
 
-/// Least difference, of a brightness of 0 to 1; smaller ones are noise.
+/// Minimum difference, of a brightness of 0 to 1; smaller ones are noise.
 const RESPONSE_MIN: f32 = 0.004;
 /// Largest ratio of the two curvatures (Lowe): points along an edge slide.
 const EDGE_RATIO: f32 = 10.0;
 /// Distance of extrema from the border, in pixels.
 const BORDER: usize = 5;
-/// Most extrema of one image before the best are chosen: noise has many.
+/// Maximum extrema of one image before the best are chosen: noise has many.
 const EXTREMA_MAX: usize = 20_000;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;

@@ -23,7 +23,7 @@ use crate::Gray;
 
 pub use views::{PhotoView, PixelRegion, VIEWS_MAX, ViewKind};
 
-/// Least score that accepts two photographs as one scene. `matching::rank` uses it.
+/// Minimum score that accepts two photographs as one scene. `matching::rank` uses it.
 pub const ACCEPT: f32 = 125.0;
 
 /// Shortest side with room for a keypoint.
@@ -36,7 +36,7 @@ const COORDINATE_MAX: u32 = 16_000;
 pub struct KeypointOptions {
     /// Longer side of the working image, in pixels. An image is enlarged at most twice.
     pub working: u32,
-    /// Most points, up to [`VERTICES_MAX`].
+    /// Maximum points, up to [`VERTICES_MAX`].
     pub vertices_max: usize,
 }
 
@@ -91,7 +91,7 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     graph
 }
 
-/// The map from pixels of the working image to those of the graph.
+/// Map from pixels of the working image to pixels of the graph.
 struct Frame {
     width: u32,
     height: u32,

@@ -6,9 +6,9 @@ use super::tables::{direction, exp_minus};
 
 /// Number of directions in which gradients are counted.
 const BINS: usize = 36;
-/// The window's standard deviation, in those of the keypoint (Lowe).
+/// Standard deviation of the window, in standard deviations of the keypoint (Lowe).
 const WINDOW: f32 = 1.5;
-/// Least share of the strongest direction with which another one makes a second keypoint (Lowe).
+/// Minimum share of the strongest direction with which another one makes a second keypoint (Lowe).
 const SECOND: f32 = 0.8;
 /// Smoothings of the histogram.
 const SMOOTHINGS: usize = 3;

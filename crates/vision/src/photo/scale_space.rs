@@ -19,7 +19,7 @@ const SIGMA_OF_IMAGE: f32 = 0.5;
 const STEP: f32 = 1.259_921;
 /// Shortest side of an octave.
 const OCTAVE_SIDE_MIN: usize = 12;
-/// Most octaves.
+/// Maximum octaves.
 const OCTAVES_MAX: usize = 8;
 
 /// Brightness, 0 to 1.

@@ -11,12 +11,12 @@ use crate::pixels::Image;
 
 use super::KeypointOptions;
 
-/// Most views of one photograph.
+/// Maximum views of one photograph.
 pub const VIEWS_MAX: usize = 12;
 /// Longer side of the working image of coarse keypoints, in pixels.
 const COARSE_WORKING: u32 = 256;
-/// Candidates of a coarse view by those of a usual search. The embedding of a small crop is often
-/// far from that of its photograph, and this view costs no run of a model.
+/// Candidates of a coarse view for each candidate of a usual search. The embedding of a small crop
+/// is often far from the embedding of its photograph, and this view costs no run of a model.
 const COARSE_CANDIDATES: usize = 10;
 /// Shortest side of a part, in pixels.
 const PART_SIDE_MIN: u32 = 48;
@@ -124,7 +124,8 @@ impl PhotoView {
         }
     }
 
-    /// Returns true if the view's pixels are those of the photograph, so that its embedding is too.
+    /// Returns true if the view has the pixels of the photograph, and therefore the embedding of
+    /// the photograph.
     #[must_use]
     pub fn has_embedding_of_photograph(&self) -> bool {
         self.kind == ViewKind::Coarse

@@ -10,7 +10,7 @@ use base::{Error, Result};
 use super::damaged;
 use super::tables::signed;
 
-/// Longest filter in taps. Those in use have 7 to 10.
+/// Longest filter in taps. Filters in use have 7 to 10.
 const TAPS_MAX: usize = 32;
 /// Bytes of a tap in the file.
 const TAP_BYTES: usize = 6;

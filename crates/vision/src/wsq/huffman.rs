@@ -13,7 +13,7 @@ const CODE_BITS_MAX: usize = 16;
 /// Symbol of the quantiser index 0; other indices -73 to 74 lie around it.
 const INDEX_ZERO: i32 = 180;
 
-/// A table of codes, of which those of one length follow each other.
+/// Table of codes. Codes of one length follow each other.
 pub(super) struct HuffmanTable {
     lengths: [CodeLength; CODE_BITS_MAX],
     symbols: Vec<u8>,

@@ -27,7 +27,7 @@ use stream::{Stream, marker};
 use tables::{Frame, Quantizer};
 use tree::SubbandTree;
 
-/// Most segments before the first block that are read for the resolution.
+/// Maximum segments before the first block that are read for the resolution.
 const SEGMENTS_MAX: usize = 256;
 /// Bytes per pixel of the plane of coefficients and of the plane between two filter passes.
 const PLANE_BYTES: u64 = 8;

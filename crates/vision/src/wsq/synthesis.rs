@@ -82,8 +82,8 @@ impl PhaseTaps {
     }
 }
 
-/// Continuation of the coefficients of a line beyond its ends: that of the symmetric line that they
-/// come from.
+/// Continuation of the coefficients of a line beyond its ends. It follows the symmetry of the line
+/// that they come from.
 #[derive(Clone, Copy)]
 struct Edges {
     /// Sum of a place before the first coefficient and of the place that it mirrors.
@@ -142,7 +142,7 @@ impl Edges {
     }
 }
 
-/// Coefficients of a line, with those beyond its ends.
+/// Coefficients of a line, and coefficients beyond its ends.
 struct ExtendedLine {
     values: Vec<f32>,
     /// Coefficients before the first.

@@ -63,7 +63,7 @@ impl Quantizer {
 }
 
 impl QuantizerBins {
-    /// Returns the value that a quantiser index stands for.
+    /// Returns the value that a quantiser index represents.
     pub(super) fn value(self, index: i32, center: f32) -> f32 {
         let index = index as f32;
         if index > 0.0 {

@@ -2,7 +2,7 @@
 //!
 //! A split of a rectangle puts its lower frequencies to the left and top. A high-pass band that is
 //! taken at every second position has its frequencies in reverse order. So the split of a right
-//! rectangle has its high-pass half on the left, and that of a lower rectangle on top.
+//! rectangle has its high-pass half on the left, and the split of a lower rectangle has it on top.
 
 /// Subbands of an image. The last four are never in a file: they are zero.
 pub(super) const SUBBANDS: usize = 64;

@@ -1,4 +1,4 @@
-//! The job: walks the shards, compares page by page, and keeps what it found in the store.
+//! The job: walks the shards, compares page by page, and keeps its results in the store.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const READ_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Pause before the second attempt of a read. It doubles up to the longest pause.
 const READ_PAUSE: Duration = Duration::from_millis(500);
 const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Longest time between two steps. Other roots see by it that the job runs.
+/// Longest time between two steps. The steps show other roots that the job runs.
 const CHECKPOINT: Duration = Duration::from_secs(5);
 /// Pairs of an object. Fewer are in the step.
 const PART_PAIRS: usize = 4096;
@@ -258,7 +258,7 @@ impl ClusterJob {
         }
     }
 
-    /// Adds the pairs that the keypoints confirm, and those without keypoints to compare.
+    /// Adds the pairs that the keypoints confirm, and the pairs without keypoints to compare.
     async fn verify(&mut self, mut found: Vec<PointNeighbours>, accept: f32) -> JobResult<()> {
         while !found.is_empty() {
             let ids = found.iter().take(PROBES_MAX).map(|point| point.point.id).collect();
@@ -281,7 +281,7 @@ impl ClusterJob {
         Ok(())
     }
 
-    /// Compares the records of some points with those of their neighbours.
+    /// Compares the records of some points with the records of their neighbours.
     async fn verify_batch(
         &mut self,
         batch: Vec<PointNeighbours>,
@@ -451,8 +451,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::internal(format!("a search for duplicates: {error}"))))
 }
 
-/// Returns the points of a page: those of a second at a low rate, and fewer if the embeddings are
-/// long or the shards many.
+/// Returns the points of a page: the points of one second at a low rate, and fewer if the
+/// embeddings are long or the shards many.
 fn page_points(options: &DuplicateOptions, dims: usize, shards: u32) -> usize {
     let by_values = PAGE_VALUES_MAX / dims.max(1);
     let by_neighbours = PAGE_NEIGHBOURS_MAX / (NEIGHBOURS_MAX * (shards as usize).max(1));

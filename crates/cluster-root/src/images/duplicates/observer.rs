@@ -29,7 +29,7 @@ impl RunObserver<'_> {
             return false;
         }
         if step.node == self.node {
-            // Another token is that of an earlier process.
+            // Another token belongs to an earlier process.
             return self.run == Some(step.run.as_str());
         }
         let age = Duration::from_millis(self.now_ms.saturating_sub(step.written_ms));

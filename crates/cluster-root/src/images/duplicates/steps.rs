@@ -2,7 +2,7 @@
 //!
 //! `data/ID/duplicates/steps/NUMBER` is JSON: options, progress, position, the newest pairs, and
 //! the names of the objects `data/ID/duplicates/pairs/NAME` that have the others. The newest step
-//! says everything, so its root removes the step before it.
+//! is complete, so its root removes the step before it.
 //!
 //! # Invariant
 //! A step is created only if it is absent, and it is removed only after a later one was created.
@@ -146,8 +146,8 @@ impl JobSteps {
         self.objects.key(&format!("{}/pairs/{name}", self.path))
     }
 
-    /// Reads the newest step; `None` if there was no job. A step that this program cannot read is
-    /// that of a failed job.
+    /// Reads the newest step; `None` if there was no job. A step that this program cannot read
+    /// counts as the step of a failed job.
     ///
     /// # Errors
     /// The store's error.

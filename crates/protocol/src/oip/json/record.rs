@@ -14,7 +14,7 @@ use super::{RestInferRequest, parse_response};
 use crate::json::{Reader, key, string};
 use crate::oip::SIGNATURE_NAME;
 
-/// Most bytes of a line.
+/// Maximum bytes of a line.
 pub const RECORD_BYTES_MAX: usize = 256 << 20;
 /// Status of a request that was answered.
 const OK: &str = "ok";

@@ -93,7 +93,7 @@ pub fn parse_infer(
 /// false for members to skip.
 ///
 /// # Errors
-/// As [`parse_infer`], and those of `other`.
+/// As [`parse_infer`], and the errors of `other`.
 pub(super) fn read_request(
     json: &Bytes,
     other: impl FnMut(&mut Reader<'_>, &str) -> Result<bool>,

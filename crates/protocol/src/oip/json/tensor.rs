@@ -231,7 +231,7 @@ pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<
 pub(super) enum TensorForm {
     /// Strings are text.
     Text,
-    /// Strings are base64 if one of them is no text, which the tensor's content type says.
+    /// Strings are base64 if one of them is not text, which the tensor's content type says.
     Lossless,
 }
 

@@ -20,7 +20,7 @@ use crate::tensorflow::serving::{ExampleList, ExampleListWithContext, Input, inp
 pub use self::columns::FeatureValue;
 pub(crate) use self::write::{ExampleWriter, FeatureWriter, MixedKinds};
 
-/// Most bytes of a feature's name in a message.
+/// Maximum bytes of a feature's name in a message.
 const NAME_SHOWN_MAX: usize = 64;
 
 /// The examples of a request. There is at least one.
@@ -79,7 +79,7 @@ impl Examples {
     /// Returns the serialised examples with their context, as a tensor of strings of one axis.
     ///
     /// # Errors
-    /// Those of `reserve`.
+    /// The errors of `reserve`.
     pub fn serialized(&self, reserve: Reserve<'_>) -> Result<Tensor> {
         let count = self.list.len();
         reserve((count * size_of::<Bytes>()) as u64)?;
@@ -104,8 +104,8 @@ impl Examples {
     ///
     /// # Errors
     /// `InvalidArgument` that names the example and the feature, for a missing feature, values of
-    /// another type, and another number of values than the input or the other examples have; those
-    /// of `reserve`.
+    /// another type, and another number of values than the input or the other examples have; the
+    /// errors of `reserve`.
     pub fn features(
         &self,
         specs: &[TensorSpec],

@@ -60,7 +60,7 @@ pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict>
     Ok(RestPredict { inputs, form })
 }
 
-/// Reads a response, for a client that knows the signature.
+/// Reads a response for a client that has the signature.
 ///
 /// # Errors
 /// `DataLoss` for a body that is not a response.

@@ -110,5 +110,5 @@ fn instances(tensors: &[NamedTensor]) -> Result<usize> {
     Ok(common)
 }
 
-/// Most instances without elements in a list.
+/// Maximum instances without elements in a list.
 const INSTANCES_MAX: usize = 1 << 16;

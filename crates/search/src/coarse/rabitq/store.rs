@@ -91,7 +91,7 @@ impl Rabitq {
         Ok(index)
     }
 
-    /// Opens all but the codes of rows, as an index on a medium.
+    /// Opens the index without the codes of rows, as an index on a medium does.
     fn open_without_codes(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
         let seed = <[u8; 8]>::try_from(&*find(ROTATION)?)

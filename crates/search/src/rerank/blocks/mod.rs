@@ -1,10 +1,10 @@
 //! Block cache: whole aligned blocks of record files, scored in place.
 //!
 //! Records of one coarse cluster are neighbours, so one read serves several of them and the data in
-//! between. A cache avoids the read only if it has all records of it. Single records would all have
-//! to be cached; a block has them all, needs no copy, and its pages are verified once. If no
-//! records are favourites, blocks avoid the same share of reads as the share of the file that they
-//! hold, which the [record cache](super::cache) does not. If a few records are used again and
+//! between. A cache avoids the read only if it has all records of the read. Single records would
+//! all have to be cached; a block has them all, needs no copy, and its pages are verified once. If
+//! no records are favourites, blocks avoid the same share of reads as the share of the file that
+//! they hold, which the [record cache](super::cache) does not. If a few records are used again and
 //! again, the record cache holds a hundred times as many of them.
 //!
 //! A block is cached while there is room. Later it only replaces a block that is used clearly less

@@ -9,9 +9,9 @@ use super::{BlockKey, BlockLookup, BlockStats, CachedBlock};
 
 /// Blocks picked at random, of which the least used one is evicted.
 const PICKED: usize = 5;
-/// A block replaces another one if it is used this many times as often,
+/// A block replaces another one only if it is used this many times as often.
 const TIMES_OFTEN: u32 = 2;
-/// and this many times more: rare uses mean nothing.
+/// The block also needs this many more uses than the other one: a few uses are not significant.
 const TIMES_MORE: u32 = 4;
 /// Look-ups of absent blocks per comparison with cached ones. Bounds the cost of a load whose
 /// favourites change all the time.
@@ -47,7 +47,7 @@ impl BlockShard {
         }
     }
 
-    /// Returns the bytes for `blocks` blocks beside their content.
+    /// Returns the overhead bytes of `blocks` blocks, without their content.
     pub(super) fn overhead(blocks: usize) -> usize {
         const ENTRY: usize =
             2 * size_of::<(BlockKey, usize)>() + size_of::<(BlockKey, Arc<CachedBlock>)>() + 64;

@@ -1,8 +1,8 @@
 //! Approximate frequencies of recent uses, in fixed memory.
 
-/// Counters per estimate, which is their minimum,
+/// Counters per estimate. The estimate is their minimum.
 const ROWS: usize = 4;
-/// out of this many each, all in one cache line.
+/// Each counter of an estimate is one of this many, all in one cache line.
 const ROW_COUNTERS: usize = 8;
 const LINE_COUNTERS: usize = ROWS * ROW_COUNTERS;
 /// Counts per counter after which all counters are halved, so that old uses fade.

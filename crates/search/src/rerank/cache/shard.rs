@@ -99,7 +99,7 @@ impl RecordShard {
         true
     }
 
-    /// Lets the oldest record go round again, or drops it. Returns false if there is none.
+    /// Moves the oldest record to the head again, or drops it. Returns false if there is no record.
     fn evict(&mut self, spared: &mut usize) -> bool {
         let Some((position, header)) = self.ring.oldest() else { return false };
         let spares = *spared < SPARED_MAX && header.uses > 0;
@@ -138,7 +138,7 @@ fn ghost_entries(entries: usize) -> usize {
     entries.max(8).next_power_of_two()
 }
 
-/// Returns the bytes for `entries` records beside their content.
+/// Returns the overhead bytes of `entries` records, without their content.
 fn overhead(entries: usize) -> usize {
     RecordIndex::footprint(entries) + ghost_entries(entries) * size_of::<u32>()
 }
