@@ -18,7 +18,7 @@ pub(crate) const POINTS_MAX: usize = 1000;
 /// Maximum bytes of the JSON of one request.
 pub(crate) const FEATURES_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB, and the
-/// rest is for the id that they keep besides it.
+/// rest is for the id that they keep with it.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = (64 << 10) - 256;
 /// Maximum levels of a payload's JSON. The log of a shard nests it deeper, and JSON readers stop at
 /// 128.
