@@ -345,8 +345,7 @@ impl ClientThread {
             }
         };
         if tokio::time::timeout(self.plan.drain, all).await.is_err() {
-            let due = self.plan.start.elapsed();
-            (0..self.in_flight.get()).for_each(|_| self.record_failure(due, "no answer came"));
+            self.record_unanswered(self.plan.start.elapsed());
         }
     }
 
@@ -362,7 +361,9 @@ impl ClientThread {
                             break;
                         }
                         let shot = client.next_shot();
+                        client.in_flight.set(client.in_flight.get() + 1);
                         client.fire(due, shot).await;
+                        client.in_flight.set(client.in_flight.get() - 1);
                     }
                 })
             })
@@ -375,7 +376,7 @@ impl ClientThread {
         };
         let limit = self.plan.duration.saturating_add(self.plan.drain);
         if tokio::time::timeout(limit, all).await.is_err() {
-            self.record_failure(self.plan.duration, "no answer came");
+            self.record_unanswered(self.plan.duration);
         }
         Ok(())
     }
@@ -431,6 +432,11 @@ impl ClientThread {
         }
     }
 
+    /// Records each request in flight as failed.
+    fn record_unanswered(&self, due: Duration) {
+        (0..self.in_flight.get()).for_each(|_| self.record_failure(due, "no answer came"));
+    }
+
     fn record_failure(&self, due: Duration, reason: &str) {
         let latency = self.plan.start.elapsed().saturating_sub(due);
         self.sink.record(
@@ -443,6 +449,31 @@ impl ClientThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct AnyAnswer;
+
+    impl Judge for AnyAnswer {
+        fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+            (Judgement::Right, 0)
+        }
+    }
+
+    #[test]
+    fn every_request_without_an_answer_counts_as_failed() {
+        // Connections are accepted by the system, and never answered.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::new(Transport::Http, silent.local_addr().unwrap().to_string());
+        let template = Template::get(&endpoint, "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Closed { clients: 3 };
+        let duration = Duration::from_millis(500);
+        let mut plan = DrivePlan::new(endpoint, template, shots, pace, duration);
+        plan.drain = Duration::from_millis(20);
+        let log = Arc::new(crate::samples::SampleLog::default());
+        let sink: Arc<dyn SampleSink> = log.clone();
+        drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
+        assert_eq!(log.take().faults.lines(), ["3 x no answer came"]);
+    }
 
     #[test]
     fn shares_add_up() {
