@@ -42,8 +42,8 @@ A directory may be the URL of an object store: URL for a directory of models, NA
 models are copied to --cache-dir and served from there; docs/object-stores.md has the details.
 
 The settings file is read again when it changes, and at SIGHUP: models and roots are added, changed and removed without \
-touching the others, and so are [schedule], versions and transition. Other settings need a restart, and a file with a \
-mistake changes nothing; the log says so.
+touching the others, and so are [schedule], [rollout], versions and transition. Other settings need a restart, and a \
+file with a mistake changes nothing; the log says so.
 
 The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio], [search] and [cluster] \
 hold the flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \

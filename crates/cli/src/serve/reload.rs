@@ -13,7 +13,7 @@ use super::config::config_set;
 use super::settings::ServeSettings;
 
 /// Tables and keys that take effect while serving.
-const MODELS: [&str; 3] = ["models", "roots", "schedule"];
+const MODELS: [&str; 4] = ["models", "roots", "schedule", "rollout"];
 /// Keys of `[lifecycle]` that take effect while serving.
 const LIFECYCLE: [&str; 2] = ["versions", "transition"];
 
@@ -113,7 +113,7 @@ mod tests {
         assert!(changed(&before, &before).is_empty());
         let after = table(
             "roots = ['b']\n[server]\nhttp-port = 2\nhost = 'x'\n[lifecycle]\nversions = '1'\npoll = '2s'\n\
-             [inference]\nqueue = 3\n[models.m]\npath = 'm'",
+             [inference]\nqueue = 3\n[models.m]\npath = 'm'\n[rollout]\nauto = true",
         );
         let wanted =
             ["[lifecycle] poll", "[memory] pool", "[server] http-port", "[inference] queue"];
