@@ -321,9 +321,9 @@ simulate: simulate-built ## simulate a cluster with faults (SEEDS=100000 FIRST=1
 	@target/release/examples/simulate --seeds $(SEEDS) --first $(FIRST) $(if $(WORLD),--world $(WORLD))
 
 .PHONY: test-fuzz
-test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them
+test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them, as `make test` does
 	$(call say,seeds of the fuzz targets and mutations of them)
-	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features
+	cargo test --workspace --locked --test replay
 
 .PHONY: fuzz
 fuzz: system ## fuzz every parser for MINUTES=60 each (TARGET=name: one), findings in .cache/fuzz/findings
@@ -337,7 +337,7 @@ fuzz-smoke: system ## run every fuzz target for 3 s
 
 .PHONY: fuzz-seeds
 fuzz-seeds: system ## write fuzz/seeds anew, after a format or an encoder changed
-	cargo run --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features --example make_seeds
+	cargo run --package millpond-fuzz --locked --example make_seeds
 
 .PHONY: miri
 miri: system ## run the tests of memory plans, log frames, pages and scalar kernels under Miri (needs a nightly toolchain)

@@ -15,7 +15,8 @@ for kind in inline-8bit-counters pc-table trace-compares; do
 done
 machine=$(rustc -vV | sed -n 's/^host: //p')
 RUSTFLAGS="$coverage -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing" \
-    cargo build --manifest-path fuzz/Cargo.toml --locked --profile fuzz --target "$machine" --bins
+    cargo build --package millpond-fuzz --features libfuzzer --locked --profile fuzz --target "$machine" \
+    --target-dir target/fuzz --bins
 
 [ $# -gt 0 ] || set -- $(cd fuzz/fuzz_targets && ls -- *.rs | sed 's/\.rs$//')
 failed=0
@@ -23,7 +24,7 @@ for target; do
     mkdir -p "$dir/corpus/$target" "$dir/findings/$target"
     log="$dir/$target.log"
     echo "$target: $seconds s, log in $log"
-    if "fuzz/target/$machine/fuzz/$target" "$dir/corpus/$target" "fuzz/seeds/$target" \
+    if "target/fuzz/$machine/fuzz/$target" "$dir/corpus/$target" "fuzz/seeds/$target" \
         -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3072 -print_final_stats=1 \
         -artifact_prefix="$dir/findings/$target/" >"$log" 2>&1; then
         grep -E 'Done |cov:' "$log" | tail -2
@@ -31,7 +32,7 @@ for target; do
         failed=1
         grep -vE '^#[0-9]+' "$log" | tail -25
         echo "FINDING in $target; reproduce it with"
-        echo "    fuzz/target/$machine/fuzz/$target $dir/findings/$target/FILE"
+        echo "    target/fuzz/$machine/fuzz/$target $dir/findings/$target/FILE"
     fi
 done
 exit $failed

@@ -204,9 +204,12 @@ pub fn coarse_index(data: &[u8]) {
     }
 }
 
-/// Returns the sections of a small index of each kind.
-fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
-    static BUILT: OnceLock<Vec<Vec<(u32, Vec<u8>)>>> = OnceLock::new();
+/// Sections of an index: the kind and the bytes of each.
+type Sections = Vec<(u32, Vec<u8>)>;
+
+/// Returns the sections of a small index of one kind.
+fn built(kind: u8) -> &'static Sections {
+    static BUILT: OnceLock<Vec<Sections>> = OnceLock::new();
     const DIMS: usize = 16;
     let all = BUILT.get_or_init(|| {
         let vectors: Vec<f32> =

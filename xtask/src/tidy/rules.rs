@@ -305,7 +305,7 @@ pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
 ];
 
 /// Files in which a tool writes such names.
-pub(crate) const REGISTRY_HOSTS_EXEMPT: &[&str] = &["Cargo.lock", "fuzz/Cargo.lock"];
+pub(crate) const REGISTRY_HOSTS_EXEMPT: &[&str] = &["Cargo.lock"];
 
 /// Columns of a comment line.
 pub(crate) const COMMENT_COLUMNS_MAX: usize = 100;

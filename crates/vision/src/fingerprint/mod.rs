@@ -7,9 +7,9 @@
 //! 3. The share of the variance that passes is the quality. Quality and contrast decide which parts
 //!    are fingerprint.
 //! 4. Ridges, and the valleys between them, are thinned to lines. The end of a ridge is an ending,
-//!   the end of a valley a bifurcation. Both are found in the same way, and their directions are
-//!   defined as in ISO/IEC 19794-2. Ends at the border, of spurs, of short pieces and of broken
-//!   lines are left out.
+//!    the end of a valley a bifurcation. Both are found in the same way, and their directions are
+//!    defined as in ISO/IEC 19794-2. Ends at the border, of spurs, of short pieces and of broken
+//!    lines are left out.
 //!
 //! Sums are single-precision floats in a fixed order. Directions use the platform's arc tangent, so
 //! two kinds of machine may rarely differ in a minutia. Costs about 0.2 Gflop for 388 x 374 pixels.
