@@ -53,7 +53,7 @@ pub fn saved_model(data: &[u8]) {
 
 /// Bytes of the largest image of an archive, which is held in memory.
 const IMAGE_BYTES_MAX: usize = 64 << 20;
-/// Most entries read of an archive: entries may overlap, so few bytes can hold many.
+/// Maximum entries read of an archive: entries may overlap, so few bytes can hold many.
 const ARCHIVE_ENTRIES_MAX: usize = 64;
 
 /// Fuzzes zip archives of images as an upload of many images reads them. Asserts only bounded

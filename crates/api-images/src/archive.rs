@@ -71,7 +71,7 @@ impl Archive {
     /// Opens a file of `length` bytes that stands at its start.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no archive; `TooLarge` for too many entries.
+    /// `InvalidArgument` if it is not an archive; `TooLarge` for too many entries.
     fn open(file: File, length: u64) -> Result<Archive> {
         check_directory(BufReader::new(&file), ENTRIES_MAX, DIRECTORY_BYTES_MAX)?;
         let entries = zip::ZipArchive::new(file).map_err(|error| no_archive(&error))?;
