@@ -52,7 +52,7 @@ async fn with_embedding<T: Send + 'static>(
     request: AudioRequest,
     then: impl FnOnce(Vec<f32>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let upload = AudioUpload::begin(state, name, request).await?;
+    let upload = Box::pin(AudioUpload::begin(state, name, request)).await?;
     let _guard = CancelOnDrop(upload.stop());
     let (sender, receiver) = oneshot::channel();
     // The send fails only if the client has disconnected.

@@ -112,7 +112,7 @@ impl AudioUpload {
         };
         // Until the body is complete, its bytes do not belong to a next request.
         let receiving = watch.complete();
-        let prepared = match prepare(state, name) {
+        let prepared = match prepare(state, name).await {
             Ok(prepared) => prepared,
             Err(error) => {
                 // A client that expects "100 Continue" has not sent the body yet.
@@ -218,10 +218,10 @@ struct PreparedUpload {
     options: PipelineOptions,
 }
 
-fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
+async fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
     let admitted = state.requests.admit()?;
     let (recogniser, servable) = find_recogniser(state.catalog(), name)?;
-    let permit = state.permits.try_acquire().ok_or_else(|| {
+    let permit = state.permits.acquire().await.ok_or_else(|| {
         state.requests.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
         let text = format!(
             "{} recordings are in progress already; try again later or raise --recordings",

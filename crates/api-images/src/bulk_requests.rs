@@ -86,19 +86,27 @@ impl BulkResources {
         &self.files
     }
 
-    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates.
+    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates. Waits a moment
+    /// if all are taken.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if all are taken.
-    pub(crate) fn permit(&self) -> Result<UploadPermit> {
-        self.permits.try_acquire().ok_or_else(|| {
-            let refused = KindLabels { kind: "images_bulk_max" };
-            self.requests.metrics.refused.get_or_create(&refused).inc();
-            Error::exhausted(
-                "several archives, folders, rebuilds or searches for duplicates are worked on already; try again later",
-            )
-            .with_retry_after(RETRY_AFTER)
-        })
+    /// `ResourceExhausted` with retry advice if none is returned in that time.
+    pub(crate) async fn permit(&self) -> Result<UploadPermit> {
+        self.permits.acquire().await.ok_or_else(|| self.refused())
+    }
+
+    /// As [`BulkResources::permit`], but does not wait for one.
+    pub(crate) fn permit_now(&self) -> Result<UploadPermit> {
+        self.permits.try_acquire().ok_or_else(|| self.refused())
+    }
+
+    fn refused(&self) -> Error {
+        let kind = KindLabels { kind: "images_bulk_max" };
+        self.requests.metrics.refused.get_or_create(&kind).inc();
+        Error::exhausted(
+            "several archives, folders, rebuilds or searches for duplicates are worked on already; try again later",
+        )
+        .with_retry_after(RETRY_AFTER)
     }
 
     /// Puts the images of an archive, which is the body, into the target that `make` returns. The
@@ -113,7 +121,7 @@ impl BulkResources {
         request: BulkRequest,
         make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,
     ) -> Result<Response> {
-        let permit = self.permit()?;
+        let permit = self.permit().await?;
         let limits = UploadLimits {
             noun: "archive",
             bytes_max: ARCHIVE_BYTES_MAX,
@@ -163,7 +171,7 @@ impl BulkResources {
             self.access.check_admin_page(&headers)?;
             let body = self.requests.read_json_body(&headers, body).await?;
             let named: Named = self.requests.parse_json(body).await?;
-            let permit = self.permit()?;
+            let permit = self.permit().await?;
             self.lines(permit, make, move || Folder::open(&named.folder)).await
         };
         self.access.admin(admin, begun).await

@@ -85,7 +85,7 @@ pub(crate) fn begin(
         return Err(duplicates_running(name));
     }
     all.retain(|_, job| job.running());
-    let permit = state.bulk_permit()?;
+    let permit = state.bulk_permit_now()?;
     if request.restart() {
         DuplicateStore::of(&named).remove()?;
     }
@@ -102,8 +102,9 @@ pub(crate) fn begin(
         if let Err(error) = &outcome {
             tracing::error!(collection = named.name(), %error, "a search for duplicates has failed");
         }
-        *held(&job.ended) = Some(outcome);
+        // A client that sees the end can begin the next work.
         drop(permit);
+        *held(&job.ended) = Some(outcome);
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the search for duplicates: {error}"));

@@ -544,7 +544,7 @@ async fn duplicate_groups(
     Path(collection): Path<String>,
 ) -> Response {
     let begun = async {
-        let permit = state.bulk_permit()?;
+        let permit = state.bulk_permit().await?;
         let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
         duplicates::write_groups(&state, &collection, permit, writer)?;
         line_response(results).await

@@ -80,7 +80,7 @@ pub(crate) fn begin(
             format!("\"{name}\" is being rebuilt already"),
         ));
     }
-    let permit = state.bulk_permit()?;
+    let permit = state.bulk_permit_now()?;
     let rebuild = Arc::new(Rebuild {
         from: old.named.name().to_owned(),
         to: Mutex::default(),
@@ -109,8 +109,9 @@ pub(crate) fn begin(
         if let Err(error) = &outcome {
             tracing::error!(collection = work.name, %error, "a rebuild has failed");
         }
-        *held(&rebuild.ended) = Some(outcome);
+        // A client that sees the end can begin the next work.
         drop(permit);
+        *held(&rebuild.ended) = Some(outcome);
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the rebuild: {error}"));

@@ -81,7 +81,15 @@ impl ImagesState {
     ///
     /// # Errors
     /// As [`BulkResources::permit`].
-    pub(crate) fn bulk_permit(&self) -> Result<UploadPermit> {
-        self.bulk.permit()
+    pub(crate) async fn bulk_permit(&self) -> Result<UploadPermit> {
+        self.bulk.permit().await
+    }
+
+    /// As [`ImagesState::bulk_permit`], but does not wait for one.
+    ///
+    /// # Errors
+    /// As [`BulkResources::permit`].
+    pub(crate) fn bulk_permit_now(&self) -> Result<UploadPermit> {
+        self.bulk.permit_now()
     }
 }

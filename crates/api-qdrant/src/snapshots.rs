@@ -234,8 +234,8 @@ async fn remove(
 }
 
 /// Returns the permit of a transfer.
-fn permit(state: &CollectionsState) -> Result<UploadPermit> {
-    state.snapshots.try_acquire().ok_or_else(|| {
+async fn permit(state: &CollectionsState) -> Result<UploadPermit> {
+    state.snapshots.acquire().await.ok_or_else(|| {
         let labels = KindLabels { kind: "snapshots_max" };
         state.requests.metrics.refused.get_or_create(&labels).inc();
         Error::exhausted(format!("{SNAPSHOTS_MAX} snapshots are being transferred"))
@@ -244,12 +244,11 @@ fn permit(state: &CollectionsState) -> Result<UploadPermit> {
 }
 
 /// Runs `work` on a thread that may wait for the disk and the network.
-fn on_thread(permit: UploadPermit, work: impl FnOnce() + Send + 'static) -> Result<()> {
+fn on_thread(permit: UploadPermit, work: impl FnOnce(UploadPermit) + Send + 'static) -> Result<()> {
     let name = format!("snapshot-{}", permit.number);
     let run = move || {
         os::thread::enter_low_priority("transferring a snapshot");
-        work();
-        drop(permit);
+        work(permit);
     };
     let spawned = std::thread::Builder::new().name(name).spawn(run);
     spawned
@@ -277,10 +276,10 @@ async fn begin_download(
     let id = snapshot_id(&collection, name)?;
     let list = state.backups.store()?.list(&collection, &id).await?;
     let length = archive_bytes(&list)?;
-    let permit = permit(state)?;
+    let permit = permit(state).await?;
     let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
     let backups = state.backups.clone();
-    on_thread(permit, move || {
+    on_thread(permit, move |_permit| {
         let sent = send_archive(&backups, &collection, &list, &writer);
         if let Err(error) = &sent {
             tracing::warn!(collection, backup = %list.id, %error, "a download of a snapshot has ended");
@@ -358,7 +357,7 @@ async fn recover(
         let location = request.location;
         let options = state.backups.store_options().to_vec();
         let open = move || open_location(&location, &options);
-        Ok((begin_restore(&state, &collection, open)?, params))
+        Ok((begin_restore(&state, &collection, open).await?, params))
     };
     answer(state.access.admin(call, recovered).await, started).await
 }
@@ -390,16 +389,16 @@ fn check_unsupported(params: &SnapshotParams, request: &RecoverSnapshot) -> Resu
 }
 
 /// Restores the snapshot that `open` returns, on a thread of its own. Replaces the collection.
-fn begin_restore<R: Read>(
+async fn begin_restore<R: Read>(
     state: &Arc<CollectionsState>,
     collection: &str,
     open: impl FnOnce() -> Result<R> + Send + 'static,
 ) -> Result<RestoreOutcome> {
     let target = RestoreTarget { name: state.backups.resolve(collection)?, replaces: true };
-    let permit = permit(state)?;
+    let permit = permit(state).await?;
     let (sender, outcome) = oneshot::channel();
     let backups = state.backups.clone();
-    on_thread(permit, move || {
+    on_thread(permit, move |permit| {
         let restored = backups.registry().and_then(|registry| {
             let check = |settings: &CollectionSettings| {
                 backups.check_originals(&registry, settings, &target)
@@ -413,6 +412,8 @@ fn begin_restore<R: Read>(
             }
             Err(error) => tracing::error!(collection, %error, "a snapshot was not restored"),
         }
+        // The client's next request finds the permit free.
+        drop(permit);
         // The client may be gone.
         let _ = sender.send(restored.map(|report| json!(report)));
     })?;
@@ -444,7 +445,7 @@ async fn upload(
         let receiving = watch.map(|Extension(watch)| watch.complete());
         let pieces = pieces(&headers, body, limits).await?;
         let (sender, reader, _) = upload_channel(None);
-        let outcome = begin_restore(&state, &collection, move || Ok(reader))?;
+        let outcome = begin_restore(&state, &collection, move || Ok(reader)).await?;
         tokio::spawn(async move {
             sender.feed(pieces, limits).await;
             drop(receiving);

@@ -93,8 +93,8 @@ impl RunningDuplicates {
     }
 
     /// Returns a permit for a job or its groups; `None` if all are taken.
-    pub(super) fn permit(&self) -> Option<UploadPermit> {
-        self.permits.try_acquire()
+    pub(super) async fn permit(&self) -> Option<UploadPermit> {
+        self.permits.acquire().await
     }
 }
 

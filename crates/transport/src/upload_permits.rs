@@ -3,11 +3,18 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
+/// Longest wait for a permit. A thread returns its permit a moment after its client has read the
+/// whole answer, so the next request of that client can find it taken still.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// A fixed number of permits for uploads that are processed at the same time.
 pub struct UploadPermits {
     /// True at `i` if permit `i` is taken.
     taken: Mutex<Vec<bool>>,
     changed: Condvar,
+    returned: Notify,
 }
 
 /// A permit, returned on drop.
@@ -20,7 +27,11 @@ pub struct UploadPermit {
 impl UploadPermits {
     /// Creates `count` permits.
     pub fn new(count: usize) -> Arc<UploadPermits> {
-        Arc::new(UploadPermits { taken: Mutex::new(vec![false; count]), changed: Condvar::new() })
+        Arc::new(UploadPermits {
+            taken: Mutex::new(vec![false; count]),
+            changed: Condvar::new(),
+            returned: Notify::new(),
+        })
     }
 
     /// Takes the free permit with the lowest number; `None` if all are taken.
@@ -31,6 +42,25 @@ impl UploadPermits {
             *permit = true;
         }
         Some(UploadPermit { number, permits: self.clone() })
+    }
+
+    /// Takes the free permit with the lowest number. Waits up to two seconds if all are taken;
+    /// `None` if none was returned by then.
+    pub async fn acquire(self: &Arc<Self>) -> Option<UploadPermit> {
+        self.acquire_within(WAIT_MAX).await
+    }
+
+    async fn acquire_within(self: &Arc<Self>, wait: Duration) -> Option<UploadPermit> {
+        let acquired = async {
+            loop {
+                let returned = self.returned.notified();
+                if let Some(permit) = self.try_acquire() {
+                    return permit;
+                }
+                returned.await;
+            }
+        };
+        tokio::time::timeout(wait, acquired).await.ok()
     }
 
     /// Returns the number of permits in use.
@@ -56,6 +86,7 @@ impl Drop for UploadPermit {
             *permit = false;
         }
         self.permits.changed.notify_all();
+        self.permits.returned.notify_waiters();
     }
 }
 
@@ -74,5 +105,18 @@ mod tests {
         assert_eq!(permits.try_acquire().unwrap().number, 0, "the one that is free");
         drop(second);
         assert!(permits.wait_free(Duration::from_millis(1)));
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_a_moment_for_a_permit() {
+        let permits = UploadPermits::new(1);
+        let first = permits.acquire().await.unwrap();
+        assert!(permits.acquire_within(Duration::from_millis(1)).await.is_none());
+        let returned = async {
+            tokio::task::yield_now().await;
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(permits.acquire_within(Duration::from_secs(60)), returned);
+        assert_eq!(second.unwrap().number, 0);
     }
 }

@@ -80,8 +80,8 @@ impl CollectionJob {
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if all are taken.
-    pub(super) fn permit(&self) -> Result<UploadPermit> {
-        self.state.duplicates.permit().ok_or_else(|| {
+    pub(super) async fn permit(&self) -> Result<UploadPermit> {
+        self.state.duplicates.permit().await.ok_or_else(|| {
             let refused = &self.state.requests.metrics.refused;
             refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
             Error::exhausted(

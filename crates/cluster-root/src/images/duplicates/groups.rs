@@ -47,7 +47,7 @@ pub(in super::super) async fn groups(call: ImageCall) -> Response {
     let answer = async move {
         call.query.own::<NoRouteParams>()?;
         let job = CollectionJob::open(&call)?;
-        let permit = job.permit()?;
+        let permit = job.permit().await?;
         let step = job.newest().await?.step;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
         let CollectionJob { state, record, steps, .. } = job;

@@ -51,7 +51,7 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     if job.own().is_some() || newest.as_ref().is_some_and(|newest| job.runs(&newest.step)) {
         return Err(duplicates_running(name));
     }
-    let permit = job.permit()?;
+    let permit = job.permit().await?;
     let (total, _) = count_points(&call.context, &job.record, &json!({})).await?;
     let number = newest.as_ref().map_or(0, |newest| newest.number) + 1;
     let earlier = newest.map(|newest| newest.step).filter(|step| !step.removed);
