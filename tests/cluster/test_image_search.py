@@ -243,6 +243,22 @@ def test_fingerprints(setting):
         assert compared["accepted"] is accepted
 
 
+def test_two_prints_are_compared(setting):
+    """A node may have neither print, one of them, or both."""
+    stored = [{"id": setting.fingers[finger]} for finger in range(FINGERS)]
+    sent = {"file": base64.b64encode(png(again(3))).decode()}
+    features = setting.ordinary.good("GET", f"fingers/{setting.fingers[3]}/features")
+    record = {"record": features["record"]}
+    pairs = [(stored[0], second, False) for second in stored[1:]]
+    pairs += [(stored[2], stored[2], True), (sent, stored[3], True), (stored[1], sent, False), (sent, sent, True)]
+    pairs += [(record, stored[3], True), (record, sent, True)]
+    for first, second, accepted in pairs:
+        compared = setting.same("POST", "fingers/verify", {"first": first, "second": second})
+        assert compared["accepted"] is accepted
+    strict = setting.same("POST", "fingers/verify", {"first": sent, "second": stored[3]}, threshold=1e9)
+    assert (strict["accepted"], strict["threshold"]) == (False, 1e9)
+
+
 def test_persons_are_identified(setting):
     setting.put_everywhere(
         7, "fingers", png(again(3)), kind="fingerprint", name="again.png", payload=json.dumps({"person": "person-3"})
@@ -462,6 +478,11 @@ WRONG = {
     "identification of no finger": ("POST", "fingers/identify", {"prints": []}, {}),
     "verification without an id": ("POST", "fingers/verify", png(again(1)), {}),
     "verification of an unknown print": ("POST", "fingers/verify", png(again(1)), {"id": UNKNOWN}),
+    "two unknown prints": ("POST", "fingers/verify", {"first": {"id": UNKNOWN}, "second": {"id": UNKNOWN}}, {}),
+    "two prints and an id": ("POST", "fingers/verify", {"first": {"id": UNKNOWN}, "second": {"id": UNKNOWN}}, {"id": 1}),
+    "a print of two kinds": ("POST", "fingers/verify", {"first": {"id": 1, "file": ""}, "second": {"id": 1}}, {}),
+    "a record of no print": ("POST", "fingers/verify", {"first": {"record": "AQ=="}, "second": {"record": "AQ=="}}, {}),
+    "two photographs": ("POST", "photos/verify", {"first": {"id": 1}, "second": {"id": 1}}, {}),
 }
 
 
@@ -487,9 +508,7 @@ def test_limits_of_parameters(setting):
 
 
 def test_requests_that_a_cluster_does_not_carry_out(setting):
-    first = {"id": setting.fingers[0]}
     unsupported = [
-        ("POST", "fingers/verify", {"first": first, "second": first}, {}),
         ("POST", "photos/rebuild", {"model": "patches"}, {}),
         ("GET", "photos/rebuild", None, {}),
     ]

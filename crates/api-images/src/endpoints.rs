@@ -25,8 +25,9 @@ use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
 use super::ingest_target::IngestTarget;
 use super::job::IngestJob;
-use super::persons::{self, FingersRequest, print_file};
-use super::prints::{self, PrintSource};
+use super::persons::{self, FingersRequest};
+use super::print_pair::PrintPair;
+use super::prints::{self, PrintSource, both_named};
 use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 use super::settings::ImageKind;
@@ -391,23 +392,6 @@ struct VerifyParameters {
     threshold: Option<f32>,
 }
 
-/// A side of a comparison in JSON.
-#[derive(serde::Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
-enum PrintJson {
-    Stored { id: PointId },
-    File { file: String },
-}
-
-impl PrintJson {
-    fn source(self) -> Result<PrintSource> {
-        match self {
-            PrintJson::Stored { id } => Ok(PrintSource::Point(id)),
-            PrintJson::File { file } => print_file(&file).map(PrintSource::File),
-        }
-    }
-}
-
 /// Compares two fingerprints: the body with the image `id`, or both of the JSON.
 async fn verify(
     State(state): Shared<ImagesState>,
@@ -416,23 +400,15 @@ async fn verify(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Two {
-        first: PrintJson,
-        second: PrintJson,
-    }
     let verified = async {
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
         let prints = if media(&headers) == "application/json" {
             if parameters.id.is_some() {
-                return Err(Error::invalid(
-                    "id= is for a file in the body; JSON names both prints",
-                ));
+                return Err(both_named());
             }
-            let two: Two = parsed(&state.services, &headers, body).await?;
-            [two.first.source()?, two.second.source()?]
+            let pair: PrintPair = parsed(&state.services, &headers, body).await?;
+            [pair.first.source()?, pair.second.source()?]
         } else {
             let id = parameters.id.ok_or_else(|| {
                 Error::invalid("id= is missing: name the image to compare the body with")

@@ -40,6 +40,7 @@ mod persons;
 mod plan;
 mod point_features;
 mod pool;
+mod print_pair;
 mod prints;
 mod progress;
 mod query;
@@ -83,6 +84,8 @@ pub use extraction::ExtractionPriority;
 pub use features::{original_in, original_key};
 pub use limits::{HITS_MAX, accept_score, candidates_max, check_search_limits, default_candidates};
 pub use persons::{FINGER_HITS_MAX, FingersRequest, FoundPersons, FoundPrint};
+pub use print_pair::{PrintJson, PrintPair};
+pub use prints::both_named;
 pub use settings::{ImageKind, ImageSettings, WantedImages};
 pub use sharded::{
     AcceptedNeighbour, CheckedPoints, CoarseAnswer, CoarseCandidates, CoarseSearchRequest,

@@ -17,6 +17,7 @@ use transport::ByteBudget;
 use super::collection::ImageCollection;
 use super::features;
 use super::limits::checked_threshold;
+use super::point_features;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 
@@ -64,6 +65,13 @@ pub(crate) enum PrintSource {
     File(Bytes),
     /// Id of a fingerprint in the collection.
     Point(PointId),
+    /// Bytes of a keypoint graph.
+    Record(Vec<u8>),
+}
+
+/// Returns the error for an id beside JSON that names both prints.
+pub fn both_named() -> Error {
+    Error::invalid("id= is for a file in the body; JSON names both prints")
 }
 
 /// Compares two fingerprints, one to one.
@@ -126,6 +134,7 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
     match print {
         PrintSource::File(bytes) => Ok(read(budget, &bytes, "")?.graph),
         PrintSource::Point(id) => stored(named, &id),
+        PrintSource::Record(bytes) => point_features::graph(&bytes, ImageKind::Fingerprint),
     }
 }
 

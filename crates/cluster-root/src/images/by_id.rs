@@ -12,7 +12,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::node::image_endpoints::images_path;
 use cluster_node::{CollectionRecord, NodeInfo, ShardKey};
-use http::{HeaderMap, Method, header};
+use http::{HeaderMap, Method};
 use http_client::{HttpAnswer, HttpRequest};
 use search::points::PointId;
 use serde::Deserialize;
@@ -90,52 +90,18 @@ pub(super) async fn part(call: ImageCall, part: ImagePart) -> Result<Reply> {
     reply::passed_back(answer, &call.context.state.requests)
 }
 
-/// Compares the file in the body with a stored fingerprint.
-pub(super) async fn verify(mut call: ImageCall) -> Result<Reply> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct RootVerifyParams {
-        id: Option<String>,
-        #[serde(rename = "threshold")]
-        _threshold: Option<f32>,
-    }
-    let parameters: RootVerifyParams = call.query.own()?;
-    if call.media() == "application/json" {
-        return Err(Error::unimplemented(
-            "a cluster compares one file with one stored fingerprint: send the file as the body, and name the stored \
-             one with id=",
-        ));
-    }
-    let id = parameters
-        .id
-        .ok_or_else(|| Error::invalid("id= is missing: name the image to compare the body with"))?;
-    let id: PointId = id.parse()?;
-    let target = ImageTarget::open(&call.context)?;
-    target.check_prints()?;
-    let body = call.bytes().await?;
-    let _admitted = call.admit()?;
-    let media = call.head.headers.get(header::CONTENT_TYPE).cloned();
-    let request = HolderRequest {
-        method: Method::POST,
-        path: with_query("verify".to_owned(), &call.query.own),
-        headers: media.into_iter().map(|value| (header::CONTENT_TYPE, value)).collect(),
-        body,
-    };
-    let answer = ask_holder(&call.context, &target.record, id, request).await?;
-    reply::passed_back(answer, &call.context.state.requests)
-}
-
-fn with_query(path: String, query: &str) -> String {
+/// Adds the query string of a request to a path.
+pub(super) fn with_query(path: String, query: &str) -> String {
     if query.is_empty() { path } else { format!("{path}?{query}") }
 }
 
 /// A request about one stored image. It can be made twice.
 pub(super) struct HolderRequest {
-    method: Method,
+    pub(super) method: Method,
     /// Path below the collection, with the query.
-    path: String,
-    headers: HeaderMap,
-    body: Bytes,
+    pub(super) path: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
 }
 
 impl HolderRequest {
@@ -160,20 +126,10 @@ pub(super) async fn ask_holder(
     let mut asked = AskedHolders { context, key, request, refusal: None, failure: None };
     let strong = context.params.strong;
     if !strong && context.state.written.last(&asked.key) == 0 {
-        let mut is_absent = false;
-        let holders = asked.holders();
-        for (at, node) in holders.iter().enumerate() {
-            match asked.ask(node, at + 1 == holders.len()).await {
-                Some(answer) if answer.status == 404 => {
-                    is_absent = true;
-                    break;
-                }
-                Some(answer) => return Ok(answer),
-                None => {}
-            }
-        }
-        if !is_absent {
-            return asked.failed();
+        match asked.ask_in_turn().await {
+            Some(answer) if answer.status == 404 => {}
+            Some(answer) => return Ok(answer),
+            None => return asked.failed(),
         }
     }
     let consistency = LookupConsistency::Confirmed.or_strong(strong);
@@ -189,6 +145,23 @@ pub(super) async fn ask_holder(
         }
     }
     asked.failed()
+}
+
+/// Sends a request that any holder of any shard can answer.
+///
+/// # Errors
+/// `Unavailable` with retry advice if no holder of the first shard answers.
+pub(super) async fn ask_any_holder(
+    context: &RootContext,
+    record: &CollectionRecord,
+    request: HolderRequest,
+) -> Result<HttpAnswer> {
+    let key = ShardKey::new(&record.id, 0);
+    let mut asked = AskedHolders { context, key, request, refusal: None, failure: None };
+    match asked.ask_in_turn().await {
+        Some(answer) => Ok(answer),
+        None => asked.failed(),
+    }
 }
 
 /// Returns the error for an image that is not there.
@@ -215,6 +188,19 @@ impl AskedHolders<'_> {
         let names: Vec<&str> = serving.map(|node| node.name.as_str()).collect();
         let order = state.latencies.lock().order(&names, state.next_query(), Instant::now());
         order.iter().filter_map(|name| view.nodes.get(name)).cloned().collect()
+    }
+
+    /// Sends the request to one holder after the other. Returns the first answer; `None` if each
+    /// refused or failed.
+    async fn ask_in_turn(&mut self) -> Option<HttpAnswer> {
+        let holders = self.holders();
+        for (at, node) in holders.iter().enumerate() {
+            let answer = self.ask(node, at + 1 == holders.len()).await;
+            if answer.is_some() {
+                return answer;
+            }
+        }
+        None
     }
 
     /// Sends the request to a node. Returns `None` if another holder should be asked. The last one

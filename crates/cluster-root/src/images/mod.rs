@@ -40,6 +40,7 @@ mod rounds;
 mod routes;
 mod search;
 mod target;
+mod verify;
 mod views;
 
 pub use routes::image_routes;

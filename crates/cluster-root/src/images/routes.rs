@@ -11,7 +11,9 @@ use transport::Reply;
 use super::super::state::RootState;
 use super::by_id::{self, ImagePart};
 use super::call::ImageCall;
-use super::{bulk, delete, duplicates, features, identify, list, page, put as put_image, search};
+use super::{
+    bulk, delete, duplicates, features, identify, list, page, put as put_image, search, verify,
+};
 
 /// Returns the routes of the cluster's collections of images, which an API key protects. They take
 /// the place of `api_images::routes`.
@@ -28,7 +30,7 @@ pub fn image_routes() -> Router<Arc<RootState>> {
                 .delete(|call: ImageCall| call.answer(delete::collection)),
         )
         .route(&at("search"), post(|call: ImageCall| call.answer(search::search)))
-        .route(&at("verify"), post(|call: ImageCall| call.answer(by_id::verify)))
+        .route(&at("verify"), post(|call: ImageCall| call.answer(verify::verify)))
         .route(&at("missing"), post(|call: ImageCall| call.answer(page::missing)))
         .route(
             &at("features"),
