@@ -274,9 +274,16 @@ async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) -> Reply {
 
 async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
     let path = uri.path();
-    let meant =
-        meant(&method, path).map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
-    let error = Error::invalid(format!("{path} does not take {method}{meant}"));
+    let advice = match meant(&method, path) {
+        Some(meant) => format!("; did you mean {meant}?"),
+        // A browser asks so before a page of another origin may call.
+        None if method == http::Method::OPTIONS => {
+            "; to let pages of another origin call this server, start it with --cors ORIGIN"
+                .to_owned()
+        }
+        None => String::new(),
+    };
+    let error = Error::invalid(format!("{path} does not take {method}{advice}"));
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
