@@ -165,14 +165,16 @@ impl Manifest {
         )))
     }
 
-    /// Brings the file to two slots, and the slot of the current list to its content.
+    /// Brings the file to two slots, and makes the slots that were read durable.
     fn repair(&mut self, length: usize) -> Result<()> {
         if length != 2 * PAGE_BYTES {
             self.writer.truncate(self.writer.bytes().min(2 * PAGE_BYTES as u64))?;
             let missing = 2 * PAGE_BYTES - self.writer.bytes() as usize;
             self.writer.append(&vec![0; missing])?;
-            self.writer.persist()?;
         }
+        // A process that was killed may have left the newest slot in the page cache only. The
+        // caller removes files that only the list before it names, so the slot must not get lost.
+        self.writer.persist()?;
         self.medium.persist_names()
     }
 

@@ -110,6 +110,26 @@ fn a_failed_flip_is_not_tried_again() {
     }
 }
 
+#[test]
+fn a_list_that_was_opened_survives_a_crash() {
+    let name = "list-0000000000000003";
+    let newer = published(3);
+    let slots = newer.load("manifest").unwrap();
+    let fault = Arc::new(FaultMedium::new(published(2), FaultPlan::default()).unwrap());
+    let medium: Arc<dyn Medium> = fault.clone();
+    // The process was killed after it wrote the slot, and before it synced it.
+    crate::write(&*medium, name, &newer.load(name).unwrap());
+    let mut writer = medium.reopen("manifest").unwrap();
+    writer.write_at(PAGE as u64, &slots[PAGE..]).unwrap();
+    drop(writer);
+    assert_eq!(Manifest::open(&medium).unwrap().1, Some(list(3)));
+    for seed in 0..12 {
+        let left = volatile();
+        fault.remains(&*left, seed).unwrap();
+        assert_eq!(Manifest::open(&left).unwrap().1, Some(list(3)), "{seed}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_damage_gives_a_list_that_was_published_or_an_error(
