@@ -17,7 +17,7 @@ use super::trial::Trial;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact,
     LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, section,
-    whole_queries,
+    sort_hits, whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -81,19 +81,38 @@ struct FlatScratch {
     scores: Vec<f32>,
 }
 
+/// Builds the index, with the rows in the order of their ids. A search keeps the first of equal
+/// rows, so of equal vectors at its last place the smallest ids are found.
+///
+/// # Errors
+/// The errors of the source.
 pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
     let rows = build.vectors.rows();
-    let mut squares = Vec::with_capacity(rows);
-    let mut codes = FlatCodes::with_capacity(rows, build.dims);
+    let mut order: Vec<u32> = (0..rows as u32).collect();
+    order.sort_unstable_by_key(|row| build.vectors.id(*row));
+    let mut places = vec![0; rows];
+    for (place, row) in order.iter().enumerate() {
+        places[*row as usize] = place;
+    }
+    let mut squares = vec![0.0; rows];
+    let mut codes = FlatCodes::zeros(rows, build.dims);
+    let mut left = &places[..];
     build.vectors.scan(&mut |vectors| {
-        codes.extend(vectors, build.dims);
-        let rows = vectors.chunks_exact(build.dims);
-        squares.extend(rows.map(|vector| float::dot(vector, vector)));
+        for vector in vectors.chunks_exact(build.dims) {
+            let Some((place, rest)) = left.split_first() else {
+                return Err(Error::internal("a source has more vectors than it says"));
+            };
+            codes.set(*place, vector);
+            squares[*place] = float::dot(vector, vector);
+            left = rest;
+        }
         build.crew.check()
     })?;
+    if !left.is_empty() {
+        return Err(Error::internal("a source has fewer vectors than it says"));
+    }
     let StreamedBuild { metric, dims, .. } = *build;
     let mut index = FlatIndex { metric, dims, codes, squares, recall: None, device: None };
-    let order: Vec<u32> = (0..rows as u32).collect();
     if let Some(trial) = Trial::new(build, &order)? {
         index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
     }
@@ -101,31 +120,26 @@ pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
 }
 
 impl FlatCodes {
-    /// Creates codes without rows, as bytes if `rows` rows are many.
-    fn with_capacity(rows: usize, dims: usize) -> FlatCodes {
+    /// Creates codes of `rows` zero vectors, as bytes if they are many.
+    fn zeros(rows: usize, dims: usize) -> FlatCodes {
         let values = rows * dims;
         match values > BFLOAT_BYTES_MAX / 2 {
-            true => FlatCodes::Bytes {
-                codes: Vec::with_capacity(values),
-                scales: Vec::with_capacity(rows),
-            },
-            false => FlatCodes::Bfloat(Vec::with_capacity(values)),
+            true => FlatCodes::Bytes { codes: vec![0; values], scales: vec![0.0; rows] },
+            false => FlatCodes::Bfloat(vec![bf16::ZERO; values]),
         }
     }
 
-    /// Encodes and appends whole vectors.
-    fn extend(&mut self, vectors: &[f32], dims: usize) {
+    /// Encodes a vector as the row `row`, which exists.
+    fn set(&mut self, row: usize, vector: &[f32]) {
+        let values = row * vector.len()..(row + 1) * vector.len();
         match self {
             FlatCodes::Bfloat(codes) => {
-                let mut more = Vec::with_capacity(vectors.len());
-                bfloat::narrow(vectors, &mut more);
-                codes.append(&mut more);
+                for (code, value) in codes[values].iter_mut().zip(vector) {
+                    *code = bf16::from_f32(*value);
+                }
             }
             FlatCodes::Bytes { codes, scales } => {
-                let start = codes.len();
-                codes.resize(start + vectors.len(), 0);
-                let rows = vectors.chunks_exact(dims).zip(codes[start..].chunks_exact_mut(dims));
-                scales.extend(rows.map(|(vector, codes)| integer::quantise(vector, codes)));
+                scales[row] = integer::quantise(vector, &mut codes[values]);
             }
         }
     }
@@ -288,9 +302,7 @@ impl FlatIndex {
             let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
             out.extend(ranked.map(|(cost, row)| CoarseHit { row, score: -(cost + own) }));
         }
-        out.sort_unstable_by(|one, other| {
-            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
-        });
+        sort_hits(out, exact);
         out.truncate(k);
         Ok(())
     }

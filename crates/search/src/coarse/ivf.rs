@@ -25,7 +25,7 @@ use super::tune::{self, ScanChoice};
 use super::widen::FilteredProbes;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query,
+    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query, sort_hits,
 };
 use crate::filter::RowSet;
 
@@ -102,7 +102,8 @@ pub(super) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Resul
         points.extend_from_slice(vectors);
         Ok(())
     })?;
-    let lists = RowsByCluster::new(&nearest, centres.len() / dims);
+    let mut lists = RowsByCluster::new(&nearest, centres.len() / dims);
+    lists.sort_by_id(|row| build.vectors.id(row));
     let books = train_books(&centres, &nearest, build)?;
     drop(nearest);
     let mut bytes = ByteVectors::scaled(profile);
@@ -489,13 +490,12 @@ impl IvfPq {
         if scratch.scores.len() != scratch.rows.len() {
             return Err(Error::internal("exact scores are not one for each row"));
         }
-        ivf.top.reset(k);
-        scratch
-            .rows
-            .iter()
-            .zip(&scratch.scores)
-            .for_each(|(row, score)| ivf.top.push(-score, *row));
-        out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
+        let hits = scratch.rows.iter().zip(&scratch.scores);
+        let hits = hits.map(|(row, score)| CoarseHit { row: *row, score: *score });
+        // Rows that could not be read have the score minus infinity.
+        out.extend(hits.filter(|hit| hit.score > f32::NEG_INFINITY));
+        sort_hits(out, Some(exact));
+        out.truncate(k);
         Ok(())
     }
 }

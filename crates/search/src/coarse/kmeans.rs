@@ -153,7 +153,7 @@ impl NearestCentres {
     }
 }
 
-/// Rows sorted by cluster and then by row.
+/// Rows sorted by cluster.
 pub(crate) struct RowsByCluster {
     pub(crate) order: Vec<u32>,
     /// Start of each cluster in `order`, and the number of rows.
@@ -161,7 +161,7 @@ pub(crate) struct RowsByCluster {
 }
 
 impl RowsByCluster {
-    /// Sorts rows by their nearest centres.
+    /// Sorts rows by their nearest centres. Rows of one cluster are in ascending order.
     pub(crate) fn new(nearest: &[u32], clusters: usize) -> RowsByCluster {
         let mut starts = vec![0; clusters + 1];
         nearest.iter().for_each(|cluster| starts[*cluster as usize + 1] += 1);
@@ -176,6 +176,16 @@ impl RowsByCluster {
             *place += 1;
         }
         RowsByCluster { order, starts }
+    }
+
+    /// Sorts the rows of each cluster by id. A search keeps the first of equal rows, so of equal
+    /// vectors at its last place the smallest ids are found.
+    pub(crate) fn sort_by_id(&mut self, id: impl Fn(u32) -> u64) {
+        for bounds in self.starts.windows(2) {
+            if let Some(rows) = self.order.get_mut(bounds[0] as usize..bounds[1] as usize) {
+                rows.sort_unstable_by_key(|row| id(*row));
+            }
+        }
     }
 
     /// Returns the number of clusters.
@@ -289,6 +299,15 @@ mod tests {
         assert_eq!(runs(1), [0..1, 1..2, 2..3, 3..4, 4..6], "a larger cluster stands alone");
         assert_eq!(lists.rows_of(&(3..5)), [6, 7, 8]);
         assert_eq!(RowsByCluster::new(&[], 0).runs(9).count(), 0);
+    }
+
+    #[test]
+    fn rows_of_a_cluster_are_in_the_order_of_their_ids() {
+        let mut lists = RowsByCluster::new(&[0, 2, 2, 0, 2, 0], 3);
+        assert_eq!(lists.order, [0, 3, 5, 1, 2, 4]);
+        let ids = [50, 9, 70, 10, 8, 30];
+        lists.sort_by_id(|row| ids[row as usize]);
+        assert_eq!((lists.order, lists.starts), (vec![3, 5, 0, 4, 1, 2], vec![0, 3, 3, 6]));
     }
 
     #[test]

@@ -150,7 +150,8 @@ impl CoarseBuild<'_> {
 
 /// New index and its order of rows.
 pub struct BuiltIndex {
-    /// `order[new row]` is the input row: a permutation, by coarse cluster.
+    /// `order[new row]` is the input row: a permutation, by coarse cluster, then by id
+    /// ([`BuildVectors::id`]).
     pub order: Vec<u32>,
     /// Index over the new rows.
     pub index: Box<dyn Coarse>,
@@ -223,6 +224,22 @@ pub trait Exact {
     /// # Errors
     /// An error if a row does not exist or its vector cannot be read.
     fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()>;
+
+    /// Returns the id of a row, by which rows with equal scores are ordered. A source without ids
+    /// has its row numbers.
+    fn id(&self, row: u32) -> u64 {
+        u64::from(row)
+    }
+}
+
+/// Sorts hits, best first, equal scores by [`Exact::id`], or by row without exact scores.
+fn sort_hits(hits: &mut [CoarseHit], exact: Option<&dyn Exact>) {
+    let id = |hit: &CoarseHit| exact.map_or(u64::from(hit.row), |exact| exact.id(hit.row));
+    hits.sort_unstable_by(|one, other| {
+        // Adding zero turns -0 into 0, so that the two are equal here as well.
+        let order = (other.score + 0.0).total_cmp(&(one.score + 0.0));
+        order.then_with(|| id(one).cmp(&id(other)))
+    });
 }
 
 /// Immutable index over embeddings.
@@ -239,8 +256,9 @@ pub trait Coarse: Send + Sync {
     /// Returns the bytes of memory.
     fn memory_bytes(&self) -> u64;
 
-    /// Writes the best allowed rows to `out` (cleared first), best first, equal scores by row.
-    /// These are fewer than [`CoarseRequest::k`] if fewer are allowed.
+    /// Writes the best allowed rows to `out` (cleared first), best first, equal scores by
+    /// [`Exact::id`], or by row without exact scores. These are fewer than [`CoarseRequest::k`] if
+    /// fewer are allowed.
     ///
     /// # Errors
     /// `InvalidArgument` if the query has other dimensions or a value that is not finite, or if

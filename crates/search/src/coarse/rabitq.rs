@@ -32,7 +32,7 @@ use super::tune::{self, ScanChoice};
 use super::widen::{FAR_ROWS, FilteredProbes};
 use super::{
     Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, StreamedBuild,
-    check_query,
+    check_query, sort_hits,
 };
 use crate::filter::RowSet;
 
@@ -412,9 +412,7 @@ impl Rabitq {
                     .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
-        out.sort_unstable_by(|one, other| {
-            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
-        });
+        sort_hits(out, ask.exact);
         out.truncate(ask.k);
         Ok(())
     }

@@ -31,6 +31,12 @@ pub trait BuildVectors: Sync {
     /// # Errors
     /// An error if a row does not exist or cannot be read.
     fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> Result<()>;
+
+    /// Returns the id of a row; ids are unique. An index keeps rows with equal vectors in the order
+    /// of their ids. Without ids of its own, a source has its row numbers.
+    fn id(&self, row: u32) -> u64 {
+        u64::from(row)
+    }
 }
 
 /// Function that appends vectors in another space to a list.
@@ -225,6 +231,10 @@ impl BuildVectors for UnitVectors<'_> {
         self.vectors.gather(rows, out)?;
         out[start..].chunks_exact_mut(self.dims).for_each(normalise);
         Ok(())
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        self.vectors.id(row)
     }
 }
 

@@ -58,13 +58,13 @@ impl BuildVectors for MemtableSource {
             Ok(())
         })
     }
-}
 
-impl RowSource for MemtableSource {
     fn id(&self, row: u32) -> u64 {
         self.row(row).map_or(u64::MAX, |row| row.id)
     }
+}
 
+impl RowSource for MemtableSource {
     fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
         out.extend_from_slice(&self.row(row)?.record);
         Ok(())

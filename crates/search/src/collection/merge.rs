@@ -179,14 +179,14 @@ impl BuildVectors for MergeSource<'_> {
         }
         Ok(())
     }
-}
 
-impl RowSource for MergeSource<'_> {
     fn id(&self, row: u32) -> u64 {
         let place = self.place(row).ok();
         place.and_then(|(view, row)| view.segment.ids().id(row)).unwrap_or(u64::MAX)
     }
+}
 
+impl RowSource for MergeSource<'_> {
     fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
         let (view, row) = self.place(row)?;
         let segment = view.segment.clone();

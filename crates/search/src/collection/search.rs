@@ -148,7 +148,8 @@ impl<'s> BestPoints<'s> {
     #[inline]
     pub(super) fn offer(&mut self, one: RankedPoint<'s>) {
         if one.coarse >= self.floor {
-            self.ranked.push(one);
+            // Adding zero turns -0 into 0. Otherwise the two would not be ordered by id.
+            self.ranked.push(RankedPoint { coarse: one.coarse + 0.0, ..one });
             if self.ranked.len() >= 2 * self.count + OFFERED {
                 self.keep();
             }

@@ -35,13 +35,13 @@ impl BuildVectors for Payloads {
         out.extend(rows.iter().map(|row| *row as f32));
         Ok(())
     }
-}
 
-impl RowSource for Payloads {
     fn id(&self, row: u32) -> u64 {
         u64::from(row) * 10
     }
+}
 
+impl RowSource for Payloads {
     fn record(&mut self, _: u32, _: &mut Vec<u8>) -> base::Result<()> {
         Ok(())
     }

@@ -22,9 +22,6 @@ const VECTOR_BYTES: usize = 1 << 18;
 /// Source of the rows of a new segment, in the source's own numbering. Embeddings are read in
 /// passes.
 pub(crate) trait RowSource: BuildVectors {
-    /// Returns the id of a row; ids are unique.
-    fn id(&self, row: u32) -> u64;
-
     /// Writes the record of a row to `out`, which is empty.
     ///
     /// # Errors
@@ -165,6 +162,10 @@ impl BuildVectors for StoredVectors<'_> {
         self.source.gather(rows, out)?;
         self.encoding.round(&mut out[start..]);
         Ok(())
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        self.source.id(row)
     }
 }
 

@@ -233,7 +233,7 @@ impl Segment {
     /// Returns exact scores of its rows, read through `reader`, which [`super::reader_options`]
     /// describes.
     pub(crate) fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
-        ExactVectors::new(&self.vectors, &self.file, reader)
+        ExactVectors::new(&self.vectors, &self.ids, &self.file, reader)
     }
 
     /// Returns the bytes of its codes on the medium; 0 if they are in memory.

@@ -12,6 +12,7 @@ use storage::superblock::Section;
 use storage::{Read, Reader, ReaderOptions, Sealed};
 
 use super::damage::Damaged;
+use super::ids::SegmentIds;
 use super::layout::SegmentSettings;
 use crate::coarse::{Exact, Metric};
 
@@ -236,6 +237,7 @@ pub(crate) fn reader_options(dims: usize) -> ReaderOptions {
 /// minus infinity and are counted.
 pub(crate) struct ExactVectors<'a> {
     vectors: &'a Vectors,
+    ids: &'a SegmentIds,
     file: &'a Arc<dyn Sealed>,
     reader: RefCell<&'a mut dyn Reader>,
     lost: Cell<u64>,
@@ -245,11 +247,13 @@ pub(crate) struct ExactVectors<'a> {
 impl<'a> ExactVectors<'a> {
     pub(super) fn new(
         vectors: &'a Vectors,
+        ids: &'a SegmentIds,
         file: &'a Arc<dyn Sealed>,
         reader: &'a mut dyn Reader,
     ) -> ExactVectors<'a> {
         ExactVectors {
             vectors,
+            ids,
             file,
             reader: RefCell::new(reader),
             lost: Cell::new(0),
@@ -361,6 +365,10 @@ impl Exact for ExactVectors<'_> {
             return Ok(());
         }
         self.read(query, rows, out)
+    }
+
+    fn id(&self, row: u32) -> u64 {
+        self.ids.id(row).unwrap_or(u64::MAX)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use search::collection::{Collection, CollectionOptions, CollectionQuery, FacetValue, Merging};
 use search::filter::{Condition, Filter, Match};
-use search::ingest::Op;
+use search::ingest::{Op, PointRef};
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
@@ -402,4 +402,37 @@ fn concurrent_writes_searches_flushes_and_merges() {
     assert!(status.memory.peak <= status.memory.limit);
     drop(opened);
     check(&open(&medium, options));
+}
+
+#[test]
+fn of_equal_points_the_smallest_ids_are_found() {
+    const POINTS: u64 = 90;
+    const PARTS: u64 = 3;
+    let collection = open(&memory_medium(), options());
+    let embedding = stored(1, 1).embedding;
+    let check = |place: &str| {
+        let mut thread = collection.thread(limits()).unwrap();
+        for k in [1, 7, 60] {
+            let query = CollectionQuery::nearest(&embedding, k);
+            let found = collection.nearest(&mut thread, &query).unwrap();
+            let ids = found.hits.iter().map(|hit| hit.id);
+            assert!(ids.eq(0..k as u64), "{place}: {:?}", found.hits);
+        }
+    };
+    for part in 0..PARTS {
+        if part > 0 {
+            collection.flush().unwrap();
+        }
+        // In descending order, so that the order of writes is of no help.
+        for id in (0..POINTS).rev().filter(|id| id % PARTS == part) {
+            let point = PointRef { id, embedding: &embedding, record: &[], payload: &[] };
+            collection.upsert(point).unwrap();
+        }
+    }
+    check("two segments and a memtable");
+    collection.flush().unwrap();
+    check("three segments");
+    assert!(collection.merge().unwrap());
+    assert_eq!(collection.status().segments.len(), 1);
+    check("one segment");
 }

@@ -41,7 +41,8 @@ pub(in crate::coarse) fn build(
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = build.assign(&centres, padded, &|vectors, points| turn.all(vectors, points))?;
-    let rows = RowsByCluster::new(&nearest, centres.len() / padded);
+    let mut rows = RowsByCluster::new(&nearest, centres.len() / padded);
+    rows.sort_by_id(|row| build.vectors.id(row));
     drop(nearest);
     let codes = encode(&rows, &centres, &turn)?;
     let RowsByCluster { order, starts } = rows;
