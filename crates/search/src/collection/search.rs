@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use matching::index::{EdgeHit, EdgeScratch};
 use storage::Reader;
 
@@ -281,7 +281,9 @@ impl Collection {
         })?;
         for damage in &answer.damaged {
             let view = views.get(damage.candidate.segment as usize);
-            if let (Some(view), Some(page)) = (view, damage.page) {
+            // A read that failed for another reason says nothing about the page.
+            let is_lost = damage.error.kind() == ErrorKind::DataLoss;
+            if let (Some(view), Some(page)) = (view, damage.page.filter(|_| is_lost)) {
                 view.segment.note_page(page, damage.error.message());
             }
         }

@@ -6,13 +6,13 @@ use base::ErrorKind;
 use os::Rate;
 use search::budget::MemoryBudget;
 use search::coarse::Metric;
-use search::collection::{Collection, CollectionOptions, Resources};
+use search::collection::{Collection, CollectionOptions, CollectionQuery, Resources};
 use search::filter::{Condition, Filter, Match};
 use search::ingest::{PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
 use crate::points::{
-    DIMS, MEMORY_BYTES, MEMTABLE_BYTES, Model, limits, memory_medium, open, options, point,
+    DIMS, MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, limits, memory_medium, open, options, point,
     resources, shared, stored, try_open,
 };
 
@@ -311,4 +311,28 @@ fn reads_of_a_failed_query_do_not_leak() {
         let wanted = -crate::points::distance(&like, &model[id]);
         assert!((score.unwrap() - wanted).abs() < 1e-3, "{id}");
     }
+}
+
+#[test]
+fn a_failed_read_is_not_damage() {
+    const POINTS: u64 = 3;
+    let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
+    let medium: Arc<dyn Medium> = Arc::new(Stumbling(fault, 1));
+    let collection = open(&medium, options());
+    // Their records lie in one page, which is one read.
+    for id in 0..POINTS {
+        let stored = StoredPoint { record: vec![7; 10], ..stored(id, 1) };
+        collection.upsert(point(&stored)).unwrap();
+    }
+    collection.flush().unwrap();
+    let mut thread = collection.thread(limits()).unwrap();
+    let like = stored(1, 9).embedding;
+    let query =
+        CollectionQuery { exact: false, ..CollectionQuery::nearest(&like, POINTS as usize) };
+    let failed = collection.search(&mut thread, &query, &Sum(5)).unwrap();
+    assert_eq!((failed.damaged, failed.partial), (POINTS, true));
+    let status = collection.status();
+    assert!(status.quarantined.is_empty(), "{:?}", status.quarantined);
+    let again = collection.search(&mut thread, &query, &Sum(5)).unwrap();
+    assert_eq!((again.hits.len() as u64, again.partial), (POINTS, false));
 }
