@@ -415,6 +415,7 @@ fn damage_leaves_rows_undecided_and_is_named() {
         assert!(undecided.iter().all(|rows| [0, 4000].contains(rows)), "{undecided:?}");
         let touched = undecided.contains(&4000);
         assert_eq!(!segment.damaged().is_empty(), touched, "page {page}");
+        assert!(!segment.loses_data(), "a merge builds the index anew");
         damaged += u32::from(touched);
     }
     assert!(damaged > 2, "{damaged}");

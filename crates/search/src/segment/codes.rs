@@ -108,7 +108,7 @@ impl SegmentCodes {
     /// Records a page of a section.
     fn lose(&self, section: &CodeSection, page: u64, reason: &str) {
         let page = section.offset / PAGE_BYTES as u64 + page;
-        let _ = self.damaged.code_page(page, &format!("codes: {reason}"));
+        let _ = self.damaged.derived_page(page, &format!("codes: {reason}"));
     }
 }
 

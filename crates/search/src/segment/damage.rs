@@ -53,12 +53,12 @@ impl Damaged {
     /// Records a page, counted from the start of the file, and returns the error that names it.
     pub(super) fn page(&self, page: u64, reason: &str) -> Error {
         self.loses_data.store(true, Ordering::Relaxed);
-        self.code_page(page, reason)
+        self.derived_page(page, reason)
     }
 
-    /// Records a page of codes as [`Damaged::page`] does. Codes are computed from embeddings, so a
-    /// merge loses nothing and makes them whole.
-    pub(super) fn code_page(&self, page: u64, reason: &str) -> Error {
+    /// Records a page of codes or of the payload index as [`Damaged::page`] does. They are computed
+    /// from embeddings and payloads, so a merge loses nothing and makes them whole.
+    pub(super) fn derived_page(&self, page: u64, reason: &str) -> Error {
         let found =
             Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
@@ -83,6 +83,14 @@ impl Damaged {
     pub(super) fn read(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
             base::ErrorKind::DataLoss => self.page(page, error.message()),
+            _ => error.context(&self.file),
+        })
+    }
+
+    /// As [`Damaged::read`], for pages that [`Damaged::derived_page`] records.
+    pub(super) fn read_derived(&self, page: u64, result: Result<()>) -> Result<()> {
+        result.map_err(|error| match error.kind() {
+            base::ErrorKind::DataLoss => self.derived_page(page, error.message()),
             _ => error.context(&self.file),
         })
     }

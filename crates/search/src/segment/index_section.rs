@@ -162,14 +162,14 @@ impl IndexSection {
         out.resize(before + pages.len() * PAGE_BYTES, 0);
         let read = &mut out[before..];
         let offset = self.offset + first * page_bytes;
-        self.damaged.read(offset / page_bytes, file.read_at(offset, read))?;
+        self.damaged.read_derived(offset / page_bytes, file.read_at(offset, read))?;
         let checks = self.checks.get(pages.clone()).unwrap_or(&[]);
         for ((page, bytes), check) in pages.zip(read.chunks(PAGE_BYTES)).zip(checks) {
             if crc32c::crc32c(bytes) != *check {
                 let page = self.offset / page_bytes + page as u64;
                 return Err(self
                     .damaged
-                    .page(page, "payload index: it does not match its checksum"));
+                    .derived_page(page, "payload index: it does not match its checksum"));
             }
         }
         let skipped = (range.start - first * page_bytes) as usize;

@@ -40,7 +40,7 @@ impl OpenPayloadIndex<'_> {
             Ok(index) => Ok(Some(index)),
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
                 let page = self.section.offset / PAGE_BYTES as u64;
-                let _ = self.damaged.page(page, error.message());
+                let _ = self.damaged.derived_page(page, error.message());
                 Ok(None)
             }
             Err(error) => Err(error),
