@@ -56,7 +56,8 @@ pub(super) struct RegistryCore {
     /// Read-locked while points change under a name, and write-locked while aliases change, before
     /// `changing`. An acknowledged change is therefore in the collection that the name stands for.
     writers: RwLock<()>,
-    /// Locked while a collection is created or removed or aliases change, before `map`.
+    /// Locked while a collection is created, replaced or removed, before a broken one is opened
+    /// again, and while aliases change. Locked before `map`.
     pub(super) changing: Mutex<()>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
@@ -247,6 +248,9 @@ impl RegistryCore {
     /// Marks a broken collection as being opened. Returns false if it is no longer broken, for
     /// example because it was removed.
     fn begins_anew(&self, name: &str) -> bool {
+        // A restore replaces the directory under this lock. A collection that this thread opened
+        // meanwhile would be open twice.
+        let _changing = self.changing.lock();
         match self.map.write().entries.get_mut(name) {
             Some(entry @ RegistryEntry::Broken(_)) => {
                 *entry = RegistryEntry::Opening;
