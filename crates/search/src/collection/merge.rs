@@ -256,7 +256,11 @@ impl Collection {
         drop(health);
         self.events.notify();
         if outcome.is_ok() {
-            views.iter().for_each(|view| outlive(&view.segment));
+            for view in &views {
+                outlive(&view.segment);
+                // Queries that still used the segment may have cached parts of its file again.
+                self.shared.forget(view.segment.file().id());
+            }
         }
         outcome.map(|()| true)
     }
