@@ -16,7 +16,8 @@ use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
 use crate::budget::BudgetReservation;
 use crate::coarse::{
-    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ReadCodes, ScanHelpers, ScanParams,
+    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ReadCodes, SQUARE_MAX,
+    ScanHelpers, ScanParams,
 };
 use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, SketchQuery};
@@ -328,6 +329,18 @@ impl Collection {
         if count > CANDIDATES_MAX {
             return Err(Error::invalid(format!(
                 "{count} candidates are more than {CANDIDATES_MAX}"
+            )));
+        }
+        // The same limit as for points. Scores beyond it overflow, and such points are not found.
+        let square: f64 =
+            query.embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+        let most = f64::from(SQUARE_MAX);
+        if square > most {
+            return Err(Error::invalid(format!(
+                "the query's vector has the length {:.1e}, and one of {:.1e} at most can be \
+                 compared; scale it",
+                square.sqrt(),
+                most.sqrt()
             )));
         }
         query.filter.map_or(Ok(()), Filter::check)

@@ -223,6 +223,32 @@ fn filters_are_cached_without_excluded_ids() {
     assert!(used(&longer).1 > kept + 200 * 8, "its values count");
 }
 
+#[test]
+fn extreme_queries_are_refused() {
+    for (metric, embedding, fits) in [
+        (Metric::L2, [1e20, 0.0], false),
+        (Metric::L2, [f32::MAX, f32::MAX], false),
+        (Metric::Dot, [1e20, 0.0], false),
+        (Metric::Cosine, [1e20, 0.0], false),
+        (Metric::L2, [1e15, 1.0], true),
+        (Metric::Dot, [1e-40, 0.0], true),
+        (Metric::Cosine, [1e15, 0.0], true),
+    ] {
+        let collection = open(&memory_medium(), CollectionOptions::new(2, metric));
+        let stored = PointRef { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] };
+        collection.upsert(stored).unwrap();
+        let mut thread = collection.thread(limits()).unwrap();
+        let query = CollectionQuery::nearest(&embedding, 1);
+        match collection.nearest(&mut thread, &query) {
+            Ok(found) => assert!(fits && found.hits.len() == 1, "{metric:?} {embedding:?}"),
+            Err(error) => {
+                assert!(!fits && error.kind() == ErrorKind::InvalidArgument, "{error}");
+                assert!(error.message().contains("scale it"), "{error}");
+            }
+        }
+    }
+}
+
 /// Medium whose readers fail once, at this read.
 #[derive(Debug)]
 struct Stumbling(Arc<dyn Medium>, usize);
