@@ -18,7 +18,7 @@ use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
 use super::layout::{SegmentSettings, kind, kind_name};
 use super::opening_index::OpenPayloadIndex;
-use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes};
+use super::opening_plan::{CodesOptions, OpeningPlan, code_bytes, opening_bytes};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     codes: Option<SegmentCodes>,
     /// Bytes of the codes that can stay on the medium.
     code_bytes: u64,
+    /// Bytes of memory for opening it with its codes in memory.
+    opening_bytes: u64,
     /// True if the codes could not be read into memory, so no further attempt is made.
     unreadable_codes: AtomicBool,
     edges: Option<EdgeIndex>,
@@ -167,6 +169,7 @@ impl Segment {
             index,
             codes,
             code_bytes: code_bytes(&contents),
+            opening_bytes: opening_bytes(&contents, false),
             unreadable_codes: AtomicBool::new(false),
             edges,
             ids,
@@ -250,8 +253,9 @@ impl Segment {
     /// medium and can be read.
     pub(crate) fn bytes_with_codes(&self) -> Option<u64> {
         let loadable = self.codes.is_some() && !self.unreadable_codes.load(Ordering::Relaxed);
-        // While one section is decoded, its bytes exist twice.
-        loadable.then(|| self.memory_bytes() + 2 * self.code_bytes)
+        // While one section is decoded, its bytes exist twice. With fewer bytes than the plan of
+        // the opening, the codes would stay on the medium, and the next attempt would do the same.
+        loadable.then(|| (self.memory_bytes() + 2 * self.code_bytes).max(self.opening_bytes))
     }
 
     /// Records that the codes on the medium cannot be read into memory.

@@ -111,7 +111,7 @@ fn resident_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
 }
 
 /// Returns the bytes of memory for opening the segment.
-fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
+pub(super) fn opening_bytes(contents: &SegmentContents, codes_on_medium: bool) -> u64 {
     let rows = contents.superblock.rows as u32;
     // A section that is being decoded exists twice: as bytes and decoded. There is one at a time.
     // Ids are read in steps.
