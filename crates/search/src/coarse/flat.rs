@@ -16,8 +16,8 @@ use super::refine::inverse_length;
 use super::trial::Trial;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact,
-    LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, section,
-    sort_hits, whole_queries,
+    LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, keep_best,
+    section, whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -302,8 +302,7 @@ impl FlatIndex {
             let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
             out.extend(ranked.map(|(cost, row)| CoarseHit { row, score: -(cost + own) }));
         }
-        sort_hits(out, exact);
-        out.truncate(k);
+        keep_best(out, k, exact);
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ use super::tune::{self, ScanChoice};
 use super::widen::FilteredProbes;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query, sort_hits,
+    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query, keep_best,
 };
 use crate::filter::RowSet;
 
@@ -494,8 +494,7 @@ impl IvfPq {
         let hits = hits.map(|(row, score)| CoarseHit { row: *row, score: *score });
         // Rows that could not be read have the score minus infinity.
         out.extend(hits.filter(|hit| hit.score > f32::NEG_INFINITY));
-        sort_hits(out, Some(exact));
-        out.truncate(k);
+        keep_best(out, k, Some(exact));
         Ok(())
     }
 }

@@ -232,14 +232,20 @@ pub trait Exact {
     }
 }
 
-/// Sorts hits, best first, equal scores by [`Exact::id`], or by row without exact scores.
-fn sort_hits(hits: &mut [CoarseHit], exact: Option<&dyn Exact>) {
+/// Keeps the `k` best hits, best first, equal scores by [`Exact::id`], or by row without exact
+/// scores.
+fn keep_best(hits: &mut Vec<CoarseHit>, k: usize, exact: Option<&dyn Exact>) {
     let id = |hit: &CoarseHit| exact.map_or(u64::from(hit.row), |exact| exact.id(hit.row));
-    hits.sort_unstable_by(|one, other| {
+    let by_score = |one: &CoarseHit, other: &CoarseHit| {
         // Adding zero turns -0 into 0, so that the two are equal here as well.
         let order = (other.score + 0.0).total_cmp(&(one.score + 0.0));
         order.then_with(|| id(one).cmp(&id(other)))
-    });
+    };
+    if hits.len() > k {
+        hits.select_nth_unstable_by(k, by_score);
+        hits.truncate(k);
+    }
+    hits.sort_unstable_by(by_score);
 }
 
 /// Immutable index over embeddings.

@@ -32,7 +32,7 @@ use super::tune::{self, ScanChoice};
 use super::widen::{FAR_ROWS, FilteredProbes};
 use super::{
     Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, StreamedBuild,
-    check_query, sort_hits,
+    check_query, keep_best,
 };
 use crate::filter::RowSet;
 
@@ -412,8 +412,7 @@ impl Rabitq {
                     .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
-        sort_hits(out, ask.exact);
-        out.truncate(ask.k);
+        keep_best(out, ask.k, ask.exact);
         Ok(())
     }
 }
