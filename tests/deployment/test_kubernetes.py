@@ -185,6 +185,13 @@ def test_prometheus_sends_a_key_if_the_server_has_one():
     assert keyed["spec"]["endpoints"][0]["authorization"] == {"credentials": {"name": "millpond-keys", "key": "metrics"}}
 
 
+def test_no_server_starts_without_the_wanted_keys():
+    documents = render("--set", "keysSecret=millpond-keys")
+    variables = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in container(one(documents, "Deployment"))["env"]}
+    assert variables["MILLPOND_API_KEY"] == {"name": "millpond-keys", "key": "api-key"}
+    assert variables["MILLPOND_ADMIN_KEY"] == {"name": "millpond-keys", "key": "admin-key", "optional": True}
+
+
 def test_search_keeps_one_writer():
     documents = render(*VALUES["search"])
     assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}

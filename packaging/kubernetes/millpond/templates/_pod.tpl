@@ -6,7 +6,6 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
   environment      text: variables before those of `env`
   variablesSecret  Secret whose keys are variables, or ""
   etcdSecret       Secret with certificates for etcd, mounted at /etc/millpond-etcd, or ""
-  keyRequired      true: the Secret of keys has an `api-key`
   startupPath      path of the startup probe
   pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service
   graceSeconds     time from the removal of the pod to SIGKILL
@@ -43,8 +42,9 @@ containers:
       - {name: MILLPOND_CONFIG, value: /etc/millpond/millpond.toml}
       {{- end }}
       {{- if $.Values.keysSecret }}
+      # Required: without the Secret or with another name in it, the server would run without any key.
       - name: MILLPOND_API_KEY
-        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: api-key{{ if not .keyRequired }}, optional: true{{ end }}}}
+        valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: api-key}}
       - name: MILLPOND_ADMIN_KEY
         valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: admin-key, optional: true}}
       {{- end }}
