@@ -187,6 +187,12 @@ def test_prometheus_sends_a_key_if_the_server_has_one():
     assert keyed["spec"]["endpoints"][0]["authorization"] == {"credentials": {"name": "millpond-keys", "key": "metrics"}}
 
 
+def test_no_pause_before_the_end():
+    # Kubernetes before 1.33 refuses a pause of 0 s.
+    assert container(one(render(), "Deployment"))["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    assert "lifecycle" not in container(one(render("--set", "preStopSeconds=0"), "Deployment"))
+
+
 def test_no_server_starts_without_the_wanted_keys():
     documents = render("--set", "keysSecret=millpond-keys")
     variables = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in container(one(documents, "Deployment"))["env"]}

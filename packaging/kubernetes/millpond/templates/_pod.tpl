@@ -7,7 +7,7 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
   variablesSecret  Secret whose keys are variables, or ""
   etcdSecret       Secret with certificates for etcd, mounted at /etc/millpond-etcd, or ""
   startupPath      path of the startup probe
-  pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service
+  pauses           true: waits `preStopSeconds` before SIGTERM, for clients of a Service; not if it is 0
   graceSeconds     time from the removal of the pod to SIGKILL
   resources        resources of the container
   models           true: the volume of models is mounted
@@ -71,7 +71,7 @@ containers:
       periodSeconds: 10
       timeoutSeconds: 5
       failureThreshold: 6
-    {{- if .pauses }}
+    {{- if and .pauses $.Values.preStopSeconds }}
     lifecycle:
       preStop:
         sleep: {seconds: {{ $.Values.preStopSeconds }}}
