@@ -187,6 +187,14 @@ def test_prometheus_sends_a_key_if_the_server_has_one():
     assert keyed["spec"]["endpoints"][0]["authorization"] == {"credentials": {"name": "millpond-keys", "key": "metrics"}}
 
 
+def test_cache_has_room_for_the_copies_of_stores():
+    pod = one(render(), "Deployment")["spec"]["template"]["spec"]
+    (cache,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "cache"]
+    commands = (REPOSITORY / "docs/commands.md").read_text()
+    copies = re.search(r"--store-cache <BYTES>\n[^-]*?\[default: (\d+)GiB\]", commands)[1]
+    assert int(cache["sizeLimit"].removesuffix("Gi")) > int(copies)
+
+
 def test_no_pause_before_the_end():
     # Kubernetes before 1.33 refuses a pause of 0 s.
     assert container(one(render(), "Deployment"))["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
