@@ -85,8 +85,8 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 def test_a_removed_package_is_enabled_again(tmp_path):
     """dpkg remembers the version of a removed package, so its next installation looks like an upgrade."""
-    system, state, bin_dir = tmp_path / "system", tmp_path / "state", tmp_path / "bin"
-    for directory in (system, state, bin_dir):
+    system, state, etc, bin_dir = (tmp_path / name for name in ("system", "state", "etc", "bin"))
+    for directory in (system, state, etc, bin_dir):
         directory.mkdir()
     log = tmp_path / "log"
     for name in ["systemctl", "chown", "useradd", "getent"]:
@@ -96,7 +96,8 @@ def test_a_removed_package_is_enabled_again(tmp_path):
 
     def run(script, *arguments):
         text = (ROOT / "packaging/deb" / script).read_text()
-        text = text.replace("/run/systemd/system", str(system)).replace("/var/lib/millpond", str(state))
+        for path, own in [("/run/systemd/system", system), ("/var/lib/millpond", state), ("/etc/millpond", etc)]:
+            text = text.replace(path, str(own))
         path = os.environ["PATH"]
         subprocess.run(["sh", "-c", text, script, *arguments], check=True, env={"PATH": f"{bin_dir}:{path}"})
         lines = log.read_text().splitlines()
@@ -105,7 +106,12 @@ def test_a_removed_package_is_enabled_again(tmp_path):
 
     assert run("postinst", "configure", "")[-1] == "enable --now millpond.service"
     assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
+    # A link that the server's user put there.
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (state / ".enable-again").symlink_to(victim)
     assert run("prerm", "remove")[-1] == "disable --now millpond.service"
+    assert victim.read_text() == "kept"
     assert run("postinst", "configure", "0.1.0")[-1] == "enable --now millpond.service"
     assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
 
