@@ -83,6 +83,13 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert (ended.returncode, "millpond.service" in ended.stderr) == (0, False), ended.stderr
 
 
+def test_failed_starts_are_repeated_without_end():
+    """systemd gives up after five starts within 10 s, unless the unit changes these limits."""
+    unit = (ROOT / "packaging/deb/millpond.service").read_text()
+    pause_s = int(re.search(r"^RestartSec=(\d+)$", unit, re.MULTILINE)[1])
+    assert re.search("^Restart=on-failure$", unit, re.MULTILINE) and 5 * pause_s > 10
+
+
 def test_a_removed_package_is_enabled_again(tmp_path):
     """dpkg remembers the version of a removed package, so its next installation looks like an upgrade."""
     system, state, etc, bin_dir = (tmp_path / name for name in ("system", "state", "etc", "bin"))
