@@ -19,6 +19,23 @@ print(f"ok: {path}: {expression}")
 PYTHON
 }
 
+# These two end the script. A command that fails before `&&` does not.
+written() { # FILE PATTERN: a line of the file has the pattern
+    if ! grep -q "$2" "$1"; then
+        echo "$1: no $2" >&2
+        exit 1
+    fi
+    echo "ok: $1 has $2"
+}
+
+drawn() { # FILE: the chart is there
+    if ! [ -s "$1" ]; then
+        echo "$1: missing or empty" >&2
+        exit 1
+    fi
+    echo "ok: $1"
+}
+
 swaps() {
     # --load 0.1: at the usual rate a pause of a busy machine fills the queue, and refused requests are failures.
     # The program with the other allocator takes minutes to build, so this one replaces it.
@@ -30,7 +47,8 @@ swaps() {
     # True on any machine: the pool's loader touches almost no fresh memory, and a small change reads little.
     check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['arms']['heap']['loader_minor_faults']"
     check "$dir/swap.json" "report['arms']['delta10']['bytes_read'] < 0.3 * report['arms']['pool']['bytes_read'] < report['arms']['delta10']['bytes_shared']"
-    grep -q "<svg" "$dir/swap.html" && [ -s "$dir/swap.png" ] && echo "ok: bench swap wrote its page and its charts"
+    written "$dir/swap.html" "<svg"
+    drawn "$dir/swap.png"
 
     "$millpond" bench swap --quick --load 0.1 --store s3 --json "$dir/swap-store.json"
     check "$dir/swap-store.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
@@ -87,7 +105,8 @@ serving() {
     rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_cls_infer.onnx --to "$dir/turned"
     "$millpond" tune "$dir/turned" --target-p99 50ms --time 30s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"
     check "$dir/tune.json" "report['found_qps'] > 0 and report['found']['mode'] in ('sync', 'async') and len(report['points']) > 3"
-    grep -q '^\[schedule\]' "$dir/turned/millpond.toml" && grep -q '<svg' "$dir/tune.html" && echo "ok: tune wrote its settings and its page"
+    written "$dir/turned/millpond.toml" '^\[schedule\]'
+    written "$dir/tune.html" "<svg"
 }
 
 search() {
@@ -123,12 +142,13 @@ programs() {
     check "$dir/audio.json" "len(report['sweep']) == 4 and all(cell[key] > 0 for cell in report['sweep'] for key in ('threads', 'intra', 'seconds', 'cpu_pct'))"
     check "$dir/audio.json" "all(report['memory'][arm][key] > 0 for arm in ('jemalloc', 'system') for key in ('peak_mb', 'mean_mb'))"
     check "$dir/audio.json" "report['speedup_vs_python'] > 0"
-    grep -q '<svg' "$dir/audio.html" && ls "$dir"/*.png && echo "ok: bench audio wrote its page and its charts"
+    written "$dir/audio.html" "<svg"
+    ls "$dir"/*.png
 
     .cache/serving-peers/tools/bin/python bench/peers/serving.py --program "$millpond" --smoke --json "$dir/serving.json" --chart "$dir/serving.svg"
     check "$dir/serving.json" "report['model'] == 'light' and report['peers']['millpond']['cpu_us'] > 0 and report['peers']['millpond']['swap']['swap_p999_ms'] > 0"
     check "$dir/serving.json" "all(report['peers']['millpond'][key]['failed'] == 0 for key in ('clients_1', 'clients_64'))"
-    grep -q '<svg' "$dir/serving.svg" && echo "ok: the comparison with other servers wrote its chart"
+    written "$dir/serving.svg" "<svg"
 
     MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --images .cache/images --bytes 32MiB --http-port 0 --grpc-port 0
     echo "ok: demo"
