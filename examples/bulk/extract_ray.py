@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import ray
 from features import (
+    NAME_ERROR,
     POINTS_MAX,
     Batch,
     BulkJob,
@@ -27,6 +28,7 @@ from features import (
     JobError,
     Progress,
     Summary,
+    is_utf8,
     job_of_arguments,
     sources,
 )
@@ -142,9 +144,19 @@ def run(job: BulkJob, place: str) -> Summary:
     summary = Summary()
     with contextlib.closing(Progress(job.progress)) as progress:
         left = (image for image in sources(place) if image not in progress.finished)
-        for portion in portions(left):
+        for portion in portions(named(left, progress, summary)):
             run_portion(job, portion, progress, summary)
     return summary
+
+
+def named(images: Iterator[str], progress: Progress, summary: Summary) -> Iterator[str]:
+    """Yields the images that Ray can name, which are those in UTF-8, and records the others as failed."""
+    for image in images:
+        if is_utf8(image):
+            yield image
+        else:
+            progress.add([], {image: NAME_ERROR})
+            summary.errors[image] = NAME_ERROR
 
 
 def portions(images: Iterator[str]) -> Iterator[list[str]]:

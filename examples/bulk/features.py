@@ -24,6 +24,7 @@ BODY_BYTES_MAX = 64 << 20
 # Default of `serve --max-body`.
 IMAGE_BYTES_MAX = 64 << 20
 NAME_BYTES_MAX = 512
+NAME_ERROR = "the name is not UTF-8, as JSON and URLs need; rename the file"
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".wsq"}
 # Tries of a request for each server. Without Retry-After the pauses grow from half a second to PAUSE_MAX_S.
 TRIES_MAX = 8
@@ -109,6 +110,15 @@ def image_name(source: str) -> str:
     return name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
 
 
+def is_utf8(source: str) -> bool:
+    """Returns false for the path of a file whose name has bytes that are not UTF-8. Python keeps them as surrogates."""
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class ImageReader:
     """Reads files and URLs. Each thread has its own connections."""
 
@@ -116,7 +126,9 @@ class ImageReader:
         self.threads = threading.local()
 
     def read(self, source: str) -> bytes:
-        """Returns the bytes of an image. Raises ImageError if there are none, or too many."""
+        """Returns the bytes of an image. Raises ImageError if there are none, or too many, or if its name is not UTF-8."""
+        if not is_utf8(source):
+            raise ImageError(NAME_ERROR)
         try:
             if source.startswith(("http://", "https://")):
                 return self._fetch(source)

@@ -3,6 +3,7 @@
 import email.utils
 import http.server
 import json
+import os
 import pathlib
 import sys
 import threading
@@ -191,6 +192,21 @@ def test_many_failures_in_a_row_end_the_job():
     with pytest.raises(JobError, match="100 images in a row have failed; the last: /99: wrong"):
         for number in range(1000):
             summary.failed(f"/{number}", "wrong")
+
+
+def test_a_name_that_is_not_utf8_costs_no_other_image(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"one")
+    (tmp_path / "tea.jpg").write_bytes(b"two")
+    wrong, right = features.sources(str(tmp_path))
+    reader = features.ImageReader()
+    with pytest.raises(ImageError, match="the name is not UTF-8") as raised:
+        reader.read(wrong)
+    assert reader.read(right) == b"two"
+    path = tmp_path / "progress.jsonl"
+    progress = Progress(path)
+    progress.add([], {wrong: str(raised.value)})
+    progress.close()
+    assert json.loads(path.read_text())["source"] == wrong
 
 
 def test_images_of_folders_and_lists(tmp_path):
