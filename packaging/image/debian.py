@@ -92,9 +92,19 @@ def unpack(package: pathlib.Path, layer: Layer) -> bytes:
     return b"".join(data for _, data in sorted(certificates.items()))
 
 
+def update_lists() -> None:
+    """Updates apt's lists of packages, since old lists name old versions. Prints a warning if that fails."""
+    command = ["apt-get", "--quiet", "--quiet", "--option", "APT::Update::Error-Mode=any", "update"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        print("warning: the lists of packages were not updated, so the versions may be old; run `apt-get update` as root: "
+              + result.stderr.strip())  # fmt: skip
+
+
 def write_lock(lock: pathlib.Path, folder: pathlib.Path) -> None:
     """Pins today's versions of the packages in `lock`."""
     folder.mkdir(parents=True, exist_ok=True)
+    update_lists()
     head = [line for line in lock.read_text().splitlines() if line.startswith("#")]
     lines = []
     for name, *_ in [line.split() for line in lock.read_text().splitlines() if line and line[0] != "#"]:
