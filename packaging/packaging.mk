@@ -160,4 +160,4 @@ test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
 dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist
-	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS
+	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*$(VERSION)*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS
