@@ -440,6 +440,6 @@ requirements: system ## resolve requirements/*.in into the pinned requirements/*
 	scripts/lock_requirements.sh $(PYTHON)
 
 .PHONY: clean
-clean: ## remove everything that was built or fetched
+clean: ## remove builds, downloads, results of benchmarks and of fuzzing, and the data of the demos (collections, voices)
 	cargo clean
 	rm -rf .venv .venv-test .venv-audio $(CACHE)
