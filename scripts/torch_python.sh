@@ -17,8 +17,12 @@ libraries="libcublas.so.13 libcublasLt.so.13 libcuda.so.1 libcudnn.so.9 libcufft
 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13"
 # The symbols of this library have a version, and some are variables, which are resolved at load time.
 versioned=libnvshmem_host.so.3 version=NVSHMEM
-if [ ! -f "$stubs/ready" ]; then
-    mkdir -p "$stubs"
+# Targets of make run in parallel, and the libraries are made once.
+mkdir -p "$stubs"
+exec 9>"$stubs/lock"
+flock 9
+# Another version of torch may need other libraries and symbols.
+if ! [ "$stubs/ready" -nt "$root/.venv/torch-packages" ] || ! [ "$stubs/ready" -nt "$root/scripts/torch_python.sh" ]; then
     echo 'void millpond_stub(void) {}' >"$stubs/stub.c"
     for name in $libraries; do
         cc -shared -fPIC -o "$stubs/$name" "$stubs/stub.c" "-Wl,-soname,$name"
@@ -36,6 +40,8 @@ fi
 for package in torch torchgen functorch nvidia; do
     [ -e "$stubs/python/$package" ] || ln -sfn "$site/$package" "$stubs/python/$package"
 done
+
+exec 9>&-
 
 export LD_LIBRARY_PATH="$stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export PYTHONPATH="$stubs/python${PYTHONPATH:+:$PYTHONPATH}"
