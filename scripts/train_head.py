@@ -145,18 +145,28 @@ def fit(classes: list[str], vectors: dict[str, np.ndarray]) -> tuple[np.ndarray,
 
 
 def write(model, classes: list[str], arguments: argparse.Namespace) -> None:
-    """Writes the version and the settings beside it, each completely or not at all."""
-    version = arguments.to / str(arguments.version)
-    version.mkdir(parents=True, exist_ok=True)
-    partial = version / ".model.onnx.tmp"
-    partial.write_bytes(model.SerializeToString())
-    partial.rename(version / "model.onnx")
+    """Writes the version and the settings beside it, each completely or not at all.
+
+    Settings that are there keep all values but the classes.
+    """
+    version, path = arguments.to / str(arguments.version), arguments.to / "millpond.toml"
     names = ", ".join(f'"{name}"' for name in classes)
-    settings = arguments.template.read_text()
-    start = settings.index("classes = [")
+    template = path if path.exists() else arguments.template
+    settings = template.read_text()
+    start = settings.find("classes = [")
+    if start < 0:
+        sys.exit(f"{template} has no line `classes = [...]`, which this script fills in")
     settings = settings[:start] + f"classes = [{names}]" + settings[settings.index("]", start) + 1 :]
-    (arguments.to / "millpond.toml").write_text(settings)
+    version.mkdir(parents=True, exist_ok=True)
+    replace(version / "model.onnx", model.SerializeToString())
+    replace(path, settings.encode())
     print(f"{version / 'model.onnx'}: {names}")
+
+
+def replace(path: pathlib.Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_bytes(content)
+    partial.rename(path)
 
 
 if __name__ == "__main__":
