@@ -6,6 +6,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$1 seconds=$2
 shift 2
+for target; do
+    if ! [ -f "fuzz/fuzz_targets/$target.rs" ]; then
+        echo "no target $target; fuzz/fuzz_targets has them" >&2
+        exit 2
+    fi
+done
 
 # The flags of cargo-fuzz without the sanitizers, which need a nightly compiler. Because of --target, build scripts do not
 # get them.
