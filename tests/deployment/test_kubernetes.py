@@ -216,6 +216,13 @@ def test_search_keeps_one_writer():
     assert "a collection has one writer" in refused("search.enabled=true,replicas=2")
 
 
+def test_a_cache_has_one_server():
+    documents = render("--set", "cache.existingClaim=cache")
+    assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    for more in ("replicas=2", "autoscaling.enabled=true"):
+        assert "each server needs a cache of its own" in refused(f"cache.existingClaim=cache,{more}")
+
+
 @pytest.mark.parametrize("wrong", ["replica=2", "service.httpPort=99999", "image.digest=latest", "probes.readinessPath=ready"])
 def test_wrong_values_are_refused(wrong):
     assert "values don't meet the specifications" in refused(wrong)
