@@ -129,13 +129,10 @@ impl SettingsFile {
             cluster.cluster_tls_ca.as_mut(),
             search,
         ];
-        if let Some(originals) =
-            self.search.originals.as_mut().filter(|place| !place.contains("://"))
-        {
-            *originals = base.join(&*originals).to_string_lossy().into_owned();
-        }
-        if let Some(store) = cluster.cluster_store.as_mut().filter(|place| !place.contains("://")) {
-            *store = base.join(&*store).to_string_lossy().into_owned();
+        let stores =
+            [&mut self.search.originals, &mut self.search.backup_dir, &mut cluster.cluster_store];
+        for place in stores.into_iter().flatten().filter(|place| !place.contains("://")) {
+            *place = base.join(&*place).to_string_lossy().into_owned();
         }
         let places = models.chain(self.roots.iter_mut()).filter(|path| !is_url(path));
         for path in places.chain(others.into_iter().flatten()) {
@@ -212,6 +209,17 @@ mod tests {
         assert_eq!((file.schedule.queue, file.schedule.mode), (Some(7), None));
         assert_eq!(file.models["ctr"].schedule.mode, Some(engine::ModeText::Async));
         assert_eq!(file.inference.threads, Some(3), "the key's earlier name");
+    }
+
+    #[test]
+    fn stores_are_relative_to_the_file_unless_they_are_urls() {
+        let text = "[search]\nbackup-dir = \"backups\"\noriginals = \"s3://bucket/originals\"\n\
+                    [cluster]\ncluster-store = \"store\"\n";
+        let mut file = parse(text).unwrap();
+        file.resolve_paths(Path::new("/etc/millpond"));
+        assert_eq!(file.search.backup_dir.as_deref(), Some("/etc/millpond/backups"));
+        assert_eq!(file.search.originals.as_deref(), Some("s3://bucket/originals"));
+        assert_eq!(file.cluster.cluster_store.as_deref(), Some("/etc/millpond/store"));
     }
 
     #[test]
