@@ -17,6 +17,8 @@ use super::space::TunePoint;
 pub(super) const MODEL_FILE: &str = "millpond.toml";
 /// Maximum size of the file, as in the server.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Maximum number of copies of the file.
+const BACKUPS_MAX: u32 = 1000;
 /// Maximum number of lines for a printed difference.
 const DIFF_LINES_MAX: usize = 2000;
 
@@ -170,8 +172,8 @@ fn at_line_start(text: &str, at: usize, addition: &str) -> String {
     if broken { addition.to_owned() } else { format!("\n{addition}") }
 }
 
-/// Replaces the model's file by `text` in one step, after a copy of the old one to `.bak`. Returns
-/// the copy's path if there was a file.
+/// Replaces the model's file by `text` in one step, after a copy of the old one to a free name that
+/// begins with `millpond.toml.bak`. Returns the copy's path if there was a file.
 ///
 /// # Errors
 /// If a file cannot be written; the old one then still exists.
@@ -179,15 +181,39 @@ pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
     let path = model_dir.join(MODEL_FILE);
     let part = model_dir.join(format!(".{MODEL_FILE}.part"));
     std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
+    sync(&part)?;
     let mut backup = None;
     if let Ok(meta) = std::fs::metadata(&path) {
-        let copy = model_dir.join(format!("{MODEL_FILE}.bak"));
+        let copy = free_backup(model_dir)?;
         std::fs::copy(&path, &copy).map_err(|e| Error::io(&copy, &e))?;
+        sync(&copy)?;
         std::fs::set_permissions(&part, meta.permissions()).map_err(|e| Error::io(&part, &e))?;
         backup = Some(copy);
     }
     std::fs::rename(&part, &path).map_err(|e| Error::io(&path, &e))?;
+    sync(model_dir)?;
     Ok(backup)
+}
+
+/// Returns the first free path of `millpond.toml.bak`, `millpond.toml.bak.2` and so on. A copy that
+/// exists may have the settings that the user wrote, so it is not replaced.
+fn free_backup(model_dir: &Path) -> Result<PathBuf> {
+    let name = |number: u32| match number {
+        1 => format!("{MODEL_FILE}.bak"),
+        number => format!("{MODEL_FILE}.bak.{number}"),
+    };
+    let mut copies = (1..=BACKUPS_MAX).map(|number| model_dir.join(name(number)));
+    copies.find(|copy| copy.symlink_metadata().is_err()).ok_or_else(|| {
+        Error::exhausted(format!(
+            "{}: there are {BACKUPS_MAX} copies of {MODEL_FILE}; remove some",
+            model_dir.display()
+        ))
+    })
+}
+
+/// Writes a file or a directory to the disk.
+fn sync(path: &Path) -> Result<()> {
+    std::fs::File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::io(path, &e))
 }
 
 /// Returns the lines that differ, with `-` and `+` before them, in the order of the texts.
@@ -298,9 +324,14 @@ mod tests {
         assert_eq!(read(dir.path()).unwrap(), "");
         assert_eq!(replace(dir.path(), "a = 1\n").unwrap(), None);
         let backup = replace(dir.path(), "a = 2\n").unwrap().unwrap();
-        assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
+        assert_eq!(std::fs::read_to_string(&backup).unwrap(), "a = 1\n");
         assert_eq!(read(dir.path()).unwrap(), "a = 2\n");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        // The copy of the first call stays.
+        let second = replace(dir.path(), "a = 3\n").unwrap().unwrap();
+        assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
+        assert_eq!(std::fs::read_to_string(second).unwrap(), "a = 2\n");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]
