@@ -1,6 +1,7 @@
 //! The tuned model: its directory, newest version and settings.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use base::{Error, Result, VersionNumber};
 use engine::layout::MANIFEST_NAME;
@@ -25,6 +26,8 @@ pub(super) struct TuneSubject {
     /// The model's directory, without links.
     pub(super) dir: PathBuf,
     pub(super) version: VersionNumber,
+    /// The version's own directory.
+    source: PathBuf,
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
     /// Text of its settings file.
@@ -64,9 +67,10 @@ impl TuneSubject {
             let words = e.to_string().lines().collect::<Vec<_>>().join(" ");
             Error::invalid(format!("{}: {words}", real.join(write::MODEL_FILE).display()))
         })?;
-        let artifact = mappable(&newest.1, newest.0, env)?;
+        let (version, source) = newest;
+        let artifact = mappable(&source, version, env)?;
         let settings = for_points(&table)?;
-        Ok(TuneSubject { name, dir: real, version: newest.0, artifact, text, settings, table })
+        Ok(TuneSubject { name, dir: real, version, source, artifact, text, settings, table })
     }
 
     /// Makes a model directory at `dir` with these settings and a link to the version.
@@ -80,9 +84,8 @@ impl TuneSubject {
 
     /// Returns the facts on which measurements of this model depend.
     pub(super) fn identity(&self) -> serde_json::Value {
-        let manifest = std::fs::metadata(self.artifact.join(MANIFEST_NAME)).ok();
-        let modified = manifest.and_then(|meta| meta.modified().ok());
-        let seconds = modified.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        let seconds =
+            written(&self.source).and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
         json!({
             "dir": self.dir,
             "version": self.version,
@@ -90,6 +93,16 @@ impl TuneSubject {
             "settings": self.settings,
         })
     }
+}
+
+/// Returns the time at which a version was written: that of its manifest, or of the newest file
+/// if it has none. A converted copy is new in each run, so its time says nothing.
+fn written(version: &Path) -> Option<SystemTime> {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    modified(&version.join(MANIFEST_NAME)).or_else(|| {
+        let entries = std::fs::read_dir(version).ok()?;
+        entries.flatten().filter_map(|entry| modified(&entry.path())).max()
+    })
 }
 
 /// Returns the version directory with the highest number.
@@ -147,6 +160,21 @@ mod tests {
         }
         std::fs::write(dir.path().join("12"), "").unwrap();
         assert_eq!(newest(dir.path()).unwrap().unwrap().0, 10);
+    }
+
+    #[test]
+    fn a_version_without_a_manifest_is_as_old_as_its_newest_file() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(written(dir.path()), None);
+        let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        for (name, seconds) in [("model.onnx", 2000), ("weights.bin", 3000)] {
+            let file = std::fs::File::create(dir.path().join(name)).unwrap();
+            file.set_modified(at(seconds)).unwrap();
+        }
+        assert_eq!(written(dir.path()), Some(at(3000)));
+        let manifest = std::fs::File::create(dir.path().join(MANIFEST_NAME)).unwrap();
+        manifest.set_modified(at(1000)).unwrap();
+        assert_eq!(written(dir.path()), Some(at(1000)));
     }
 
     #[test]
