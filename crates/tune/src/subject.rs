@@ -30,6 +30,8 @@ pub(super) struct TuneSubject {
     source: PathBuf,
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
+    /// Keeps the converted copy.
+    _converted: Option<ConvertedCopy>,
     /// Text of its settings file.
     pub(super) text: String,
     /// Text from which the points' settings are made.
@@ -68,9 +70,19 @@ impl TuneSubject {
             Error::invalid(format!("{}: {words}", real.join(write::MODEL_FILE).display()))
         })?;
         let (version, source) = newest;
-        let artifact = mappable(&source, version, env)?;
         let settings = for_points(&table)?;
-        Ok(TuneSubject { name, dir: real, version, source, artifact, text, settings, table })
+        let (artifact, converted) = mappable(&source, version, env)?;
+        Ok(TuneSubject {
+            name,
+            dir: real,
+            version,
+            source,
+            artifact,
+            _converted: converted,
+            text,
+            settings,
+            table,
+        })
     }
 
     /// Makes a model directory at `dir` with these settings and a link to the version.
@@ -119,15 +131,31 @@ fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
     Ok(newest)
 }
 
+/// Directory of a converted copy. It is as large as the model, and removed on drop.
+#[derive(Debug)]
+struct ConvertedCopy(PathBuf);
+
+impl Drop for ConvertedCopy {
+    fn drop(&mut self) {
+        // What stays is a copy in the cache directory, and nothing reads it.
+        let _ = loadgen::cache::remove(&self.0);
+    }
+}
+
 /// Returns `version` itself, or a converted copy in the cache: a server would convert it once for
 /// every point.
-fn mappable(dir: &Path, version: VersionNumber, env: &BenchEnv) -> Result<PathBuf> {
+fn mappable(
+    dir: &Path,
+    version: VersionNumber,
+    env: &BenchEnv,
+) -> Result<(PathBuf, Option<ConvertedCopy>)> {
     let dir = std::fs::canonicalize(dir).map_err(|e| Error::io(dir, &e))?;
     if dir.join(MANIFEST_NAME).is_file() {
-        return Ok(dir);
+        return Ok((dir, None));
     }
     let root = env.cache_dir.join("run").join(format!("tune-{}-converted", std::process::id()));
     loadgen::cache::fresh(&root)?;
+    let copy = ConvertedCopy(root.clone());
     let options = PublishOptions {
         source: dir,
         dest_root: root,
@@ -135,7 +163,7 @@ fn mappable(dir: &Path, version: VersionNumber, env: &BenchEnv) -> Result<PathBu
         rate: Rate::unlimited(),
         direct: true,
     };
-    Ok(publish(&options, &mut |_| {})?.dir)
+    Ok((publish(&options, &mut |_| {})?.dir, Some(copy)))
 }
 
 fn for_points(table: &Table) -> Result<String> {
@@ -175,6 +203,15 @@ mod tests {
         let manifest = std::fs::File::create(dir.path().join(MANIFEST_NAME)).unwrap();
         manifest.set_modified(at(1000)).unwrap();
         assert_eq!(written(dir.path()), Some(at(1000)));
+    }
+
+    #[test]
+    fn a_converted_copy_is_removed_on_drop() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy");
+        std::fs::create_dir_all(copy.join("1")).unwrap();
+        drop(ConvertedCopy(copy.clone()));
+        assert!(!copy.exists());
     }
 
     #[test]
