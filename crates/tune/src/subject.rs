@@ -13,10 +13,10 @@ use toml::Table;
 use super::write;
 use loadgen::BenchEnv;
 
-/// Keys of the model's own settings that choose the served versions. A point serves the newest
-/// version in any case. It does so without the server's own warm-up, whose runs are spaced out:
-/// points get requests before they are measured.
-const NOT_FOR_POINTS: [&str; 3] = ["policy", "transition", "labels"];
+/// Keys of the model's own settings that choose the served versions; "versions" is another name
+/// of "policy". A point serves the newest version in any case. It does so without the server's own
+/// warm-up, whose runs are spaced out: points get requests before they are measured.
+const NOT_FOR_POINTS: [&str; 4] = ["policy", "versions", "transition", "labels"];
 
 /// A model's directory.
 #[derive(Debug)]
@@ -172,6 +172,10 @@ fn for_points(table: &Table) -> Result<String> {
     let mut warmup = table.get("warmup").and_then(|w| w.as_table()).cloned().unwrap_or_default();
     warmup.insert("enabled".into(), false.into());
     table.insert("warmup".into(), warmup.into());
+    if let Some(classify) = table.get_mut("classify").and_then(|c| c.as_table_mut()) {
+        // It lies beside the model's own settings, and no point is asked for classes.
+        classify.remove("labels-file");
+    }
     toml::to_string(&table).map_err(|e| Error::internal(format!("settings: {e}")))
 }
 
@@ -223,6 +227,11 @@ mod tests {
         assert_eq!(made["schedule"]["inputs"]["x"]["axes"][0].as_integer(), Some(3));
         assert!(made.contains_key("intra-op-threads") && !made.contains_key("policy"));
         assert!(!made.contains_key("labels"));
+        let table = "versions = \"2\"\n[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"\n";
+        let made: Table = for_points(&table.parse().unwrap()).unwrap().parse().unwrap();
+        assert!(!made.contains_key("versions"));
+        assert_eq!(made["classify"]["scores"].as_str(), Some("p"));
+        assert!(!made["classify"].as_table().unwrap().contains_key("labels-file"));
         // And it accepts a point's settings.
         let text = toml::to_string(&made).unwrap();
         assert!(write::with_point(&text, &crate::space::TunePoint::batches(2)).is_ok());
