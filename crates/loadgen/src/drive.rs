@@ -355,6 +355,9 @@ impl ClientThread {
             .map(|_| {
                 let client = self.clone();
                 tokio::task::spawn_local(async move {
+                    // `elapsed` is zero until the start: requests of that time would all be due at
+                    // the start, and take no time.
+                    tokio::time::sleep_until(client.plan.start.into()).await;
                     loop {
                         let due = client.plan.start.elapsed();
                         if due >= client.plan.duration || client.plan.finished() {
@@ -374,7 +377,8 @@ impl ClientThread {
                 let _ = task.await;
             }
         };
-        let limit = self.plan.duration.saturating_add(self.plan.drain);
+        let wait = self.plan.start.saturating_duration_since(Instant::now());
+        let limit = wait.saturating_add(self.plan.duration).saturating_add(self.plan.drain);
         if tokio::time::timeout(limit, all).await.is_err() {
             self.record_unanswered(self.plan.duration);
         }
@@ -473,6 +477,33 @@ mod tests {
         let sink: Arc<dyn SampleSink> = log.clone();
         drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
         assert_eq!(log.take().faults.lines(), ["3 x no answer came"]);
+    }
+
+    /// Keeps the moment at which the first request was recorded.
+    #[derive(Default)]
+    struct FirstRecord(std::sync::OnceLock<Instant>);
+
+    impl SampleSink for FirstRecord {
+        fn record(&self, _sample: RequestSample, _reason: Option<&str>) {
+            self.0.get_or_init(Instant::now);
+        }
+    }
+
+    #[test]
+    fn waiting_clients_send_nothing_before_the_start() {
+        // Each connection is closed at once, so that requests fail without a wait.
+        let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::new(Transport::Http, closing.local_addr().unwrap().to_string());
+        std::thread::spawn(move || closing.incoming().for_each(drop));
+        let template = Template::get(&endpoint, "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Closed { clients: 2 };
+        let mut plan = DrivePlan::new(endpoint, template, shots, pace, Duration::from_millis(50));
+        plan.start = Instant::now() + Duration::from_millis(200);
+        let first = Arc::new(FirstRecord::default());
+        let sink: Arc<dyn SampleSink> = first.clone();
+        drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
+        assert!(*first.0.get().unwrap() >= plan.start);
     }
 
     #[test]
