@@ -1,6 +1,7 @@
 //! A run with the processor time of the server's processes.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -37,16 +38,24 @@ pub fn measure(
     let sink: Arc<dyn SampleSink> = tally.clone();
     let mut plan = plan.clone();
     plan.start = Instant::now() + LEAD_IN;
-    let look_at = |at: Instant| {
-        sleep(at.saturating_duration_since(Instant::now()));
+    let look_at = |at: Instant, ended: &Receiver<()>| {
+        // Nothing is ever sent: the wait ends with its time, or with the driver, which may fail
+        // at once.
+        let _ = ended.recv_timeout(at.saturating_duration_since(Instant::now()));
         (pids.iter().map(|&pid| usage_of(pid).cpu).sum::<Duration>(), tally.count())
     };
+    let (starts, ends) = (plan.start + warm_up, plan.start + plan.duration);
+    let (running, ended) = channel();
     std::thread::scope(|scope| {
-        let driver = scope.spawn(|| drive(&plan, judge, &sink));
+        let (plan, sink) = (&plan, &sink);
+        let driver = scope.spawn(move || {
+            let _running = running;
+            drive(plan, judge, sink)
+        });
         // Not the whole run: the warm-up is left out, and so is the end, when clients stop one by
         // one.
-        let watcher =
-            scope.spawn(|| (look_at(plan.start + warm_up), look_at(plan.start + plan.duration)));
+        let look_at = &look_at;
+        let watcher = scope.spawn(move || (look_at(starts, &ended), look_at(ends, &ended)));
         while let Some(progress) = progress.filter(|_| !driver.is_finished()) {
             progress.at(plan.start.elapsed().min(plan.duration).as_secs(), plan.duration.as_secs());
             progress.say(format!("{} answers", tally.count()));
@@ -61,4 +70,36 @@ pub fn measure(
             (!pids.is_empty() && requests > 0).then(|| cpu_us / requests as f64);
         Ok(Measurement { counted: tally.counted(), cpu_us_per_request })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::connection::{Endpoint, RawResponse, Template, Transport};
+    use crate::drive::{Judgement, LoadLoop};
+
+    struct AnyAnswer;
+
+    impl Judge for AnyAnswer {
+        fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
+            (Judgement::Right, 0)
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_server_fails_at_once() {
+        let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let endpoint = Endpoint::new(Transport::Http, unused.to_string());
+        let template = Template::get(&endpoint, "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Closed { clients: 1 };
+        let plan = DrivePlan::new(endpoint, template, shots, pace, Duration::from_secs(600));
+        let begun = Instant::now();
+        let judge: Arc<dyn Judge> = Arc::new(AnyAnswer);
+        let error = measure(&plan, Duration::from_secs(1), &judge, &[], None).unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::Unavailable);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
 }
