@@ -417,7 +417,7 @@ impl ClientThread {
 
     /// Returns a connection: the next in turn if they are shared, else an idle or a new one.
     async fn take(&self) -> Result<Connection> {
-        let known = self.idle.borrow_mut().pop();
+        let known = self.known();
         match known {
             None => Connection::open(&self.plan.endpoint).await,
             Some(connection) => match connection.share() {
@@ -434,6 +434,18 @@ impl ClientThread {
                 }
             },
         }
+    }
+
+    /// Takes the connection for the next request. A server closes HTTP connections that were idle
+    /// for long, which is no failure: they are passed over.
+    fn known(&self) -> Option<Connection> {
+        let mut idle = self.idle.borrow_mut();
+        while let Some(connection) = idle.pop() {
+            if self.plan.endpoint.transport != Transport::Http || connection.is_open() {
+                return Some(connection);
+            }
+        }
+        None
     }
 
     /// Records each request in flight as failed.
@@ -504,6 +516,33 @@ mod tests {
         let sink: Arc<dyn SampleSink> = first.clone();
         drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
         assert!(*first.0.get().unwrap() >= plan.start);
+    }
+
+    #[test]
+    fn a_connection_that_the_server_closed_is_replaced() {
+        use std::io::{Read, Write};
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::new(Transport::Http, listener.local_addr().unwrap().to_string());
+        let server = std::thread::spawn(move || {
+            drop(listener.accept().unwrap());
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+        });
+        let template = Template::get(&endpoint, "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Open { arrivals: Arrivals::Fixed, rate: 1.0, seed: 0 };
+        let mut plan = DrivePlan::new(endpoint, template, shots, pace, Duration::from_millis(50));
+        plan.connections = 1;
+        plan.start = Instant::now() + Duration::from_millis(300);
+        let log = Arc::new(crate::samples::SampleLog::default());
+        let sink: Arc<dyn SampleSink> = log.clone();
+        drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
+        server.join().unwrap();
+        let kept = log.take();
+        assert!(kept.faults.lines().is_empty());
+        assert_eq!(kept.samples.len(), 1);
     }
 
     #[test]
