@@ -119,6 +119,8 @@ impl ServeSettings {
             settings.add_recogniser(&name)?;
         }
         settings.add_models_of_file(models)?;
+        // Again, as the models have rates of their own.
+        settings.check_request_log()?;
         let collections = settings.cluster.cluster_store.is_some()
             || settings
                 .search
@@ -638,6 +640,26 @@ mod tests {
                 .unwrap_err()
                 .contains("[models.nowhere]")
         );
+    }
+
+    #[test]
+    fn rates_of_models_are_checked() {
+        let root = root();
+        let file = root.path().join("millpond.toml");
+        let logged = root.path().join("logged");
+        for (rate, flags, wanted) in [
+            ("0.5", &[] as &[&str], Some("models.a: request-log-rate needs --request-log DIR")),
+            ("5.0", &["--request-log", logged.to_str().unwrap()], Some("request-log-rate is 5")),
+            ("0.5", &["--request-log", logged.to_str().unwrap()], None),
+        ] {
+            let text = format!("roots = [\".\"]\n[models.a]\nrequest-log-rate = {rate}\n");
+            std::fs::write(&file, text).unwrap();
+            let result = resolve(&[&["--config", file.to_str().unwrap()], flags].concat());
+            match wanted {
+                Some(wanted) => assert!(result.unwrap_err().contains(wanted)),
+                None => assert!(result.is_ok()),
+            }
+        }
     }
 
     #[test]
