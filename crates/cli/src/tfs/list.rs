@@ -25,6 +25,7 @@ pub(super) struct ListSource {
 impl ConfigSource for ListSource {
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
         let mut set = current.clone();
+        let mut is_new = false;
         if let Some(file) = &self.file {
             let stamp = stamp(file);
             if forced || stamp != self.seen {
@@ -33,11 +34,17 @@ impl ConfigSource for ListSource {
                 // An empty file changes nothing, as in TensorFlow Serving.
                 if list.config.is_some() {
                     set.models = self.rules.models(&list, &current.models)?;
+                    is_new = true;
                 }
             }
         }
         if let Some(batching) = self.version_batching {
-            let notes = batching.apply(&mut set.models)?;
+            let notes = batching.apply(&mut set.models).inspect_err(|_| {
+                if is_new {
+                    // The new list is not applied, so the next poll reads it again.
+                    self.seen = None;
+                }
+            })?;
             let new = notes.iter().filter(|note| !self.noted.contains(note));
             new.for_each(|note| tracing::warn!("{note}"));
             self.noted = notes;
@@ -116,5 +123,25 @@ mod tests {
         assert_eq!(set.models[1].schedule.mode, ScheduleMode::Sync);
         write("11", "max_batch_size { value: 0 }");
         assert!(source.poll(&set, false).is_err());
+    }
+
+    #[test]
+    fn a_new_list_outlasts_a_mistake_in_a_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let version = dir.path().join("m/1");
+        std::fs::create_dir_all(&version).unwrap();
+        std::fs::write(version.join(BATCHING_FILE), "max_batch_size { value: 0 }").unwrap();
+        let file = dir.path().join("models.config");
+        let text = format!(
+            "model_config_list {{ config {{ name: 'm' base_path: '{}' model_platform: 'tensorflow' }} }}",
+            dir.path().join("m").display()
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut source = source(Some(file));
+        source.version_batching = Some(VersionBatching { threads: 8, runs: None });
+        assert!(source.poll(&ConfigSet::default(), false).is_err());
+        std::fs::write(version.join(BATCHING_FILE), "max_batch_size { value: 4 }").unwrap();
+        let set = source.poll(&ConfigSet::default(), false).unwrap().unwrap();
+        assert_eq!(&*set.models[0].name, "m");
     }
 }
