@@ -91,15 +91,23 @@ fn write_beside(models: &[RepositoryModel]) -> CommandResult {
         ))
         .hint("move it away, or use --to FILE"));
     }
-    for (model, file) in models.iter().zip(&files) {
-        let text = model.converted.file_text()?;
-        lifecycle::check_model_settings(&text)
-            .map_err(|error| CommandError::failed(format!("{}: {error}", file.display())))?;
-        let head = format!("# Converted from {CONFIG_FILE}; docs/model.toml has all settings.\n\n");
-        write_new(file, &(head + &text))?;
+    // All are checked before the first is written: files that are there refuse the next attempt.
+    let texts = models.iter().zip(&files).map(|(model, file)| checked_text(model, file));
+    let texts = texts.collect::<CommandResult<Vec<String>>>()?;
+    for (file, text) in files.iter().zip(&texts) {
+        write_new(file, text)?;
         print(&format!("{}\n", file.display()))?;
     }
     Ok(())
+}
+
+/// Returns the text of a model's settings file, which the server can read.
+fn checked_text(model: &RepositoryModel, file: &Path) -> CommandResult<String> {
+    let text = model.converted.file_text()?;
+    lifecycle::check_model_settings(&text)
+        .map_err(|error| CommandError::failed(format!("{}: {error}", file.display())))?;
+    let head = format!("# Converted from {CONFIG_FILE}; docs/model.toml has all settings.\n\n");
+    Ok(head + &text)
 }
 
 #[cfg(test)]
@@ -115,5 +123,25 @@ mod tests {
         let text = settings(&repository).unwrap();
         let parsed = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
         assert!(parsed.models.contains_key("a") && parsed.roots.len() == 1, "{text}");
+    }
+
+    #[test]
+    fn no_file_is_written_if_one_would_be_invalid() {
+        let root = tempfile::tempdir().unwrap();
+        let threads = |count: u32| {
+            format!(
+                "max_batch_size: 1 parameters {{ key: 'intra_op_thread_count' \
+                 value {{ string_value: '{count}' }} }}"
+            )
+        };
+        for (name, text) in [("a", threads(2)), ("b", threads(100_000))] {
+            std::fs::create_dir_all(root.path().join(name).join("1")).unwrap();
+            std::fs::write(root.path().join(name).join(CONFIG_FILE), text).unwrap();
+        }
+        let repository = Repository::read(root.path(), check_name).unwrap();
+        assert_eq!(repository.models.len(), 2);
+        let error = write_beside(&repository.models).unwrap_err();
+        assert!(error.message().contains("intra-op-threads"), "{}", error.message());
+        assert!(!root.path().join("a").join(MODEL_FILE).exists());
     }
 }
