@@ -330,7 +330,13 @@ fn warmup(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     for (name, input) in requests.iter().flat_map(|request| &request.inputs) {
         let free = (config.max_batch_size > 0).then_some(-1);
         let sizes = free.into_iter().chain(input.dims.iter().copied());
-        dims.insert(name.clone(), Value::Array(sizes.map(Value::Integer).collect()));
+        let sizes = Value::Array(sizes.map(Value::Integer).collect());
+        let other = dims.insert(name.clone(), sizes.clone());
+        if other.is_some_and(|other| other != sizes) {
+            model.note(format!(
+                "model_warmup dims of \"{name}\": the warm-up runs one size of an input; the last one was kept"
+            ));
+        }
     }
     if !dims.is_empty() {
         model.warmup.insert("dims".to_owned(), Value::Table(dims));

@@ -120,6 +120,11 @@ fn each_key_without_an_equivalent_has_a_line() {
             "model_warmup { batch_size: 1 inputs { key: 'x' value { input_data_file: 'f' } } }",
             "input_data_file",
         ),
+        (
+            "model_warmup { batch_size: 1 inputs { key: 'x' value { dims: [ 8 ] zero_data: true } } }\n\
+             model_warmup { batch_size: 1 inputs { key: 'x' value { dims: [ 9 ] zero_data: true } } }",
+            "dims of \"x\"",
+        ),
     ] {
         let notes = converted(text).notes;
         assert!(notes.iter().any(|note| note.contains(says)), "{text}: {notes:?}");
