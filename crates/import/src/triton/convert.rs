@@ -209,7 +209,7 @@ fn policy(policy: &pb::ModelVersionPolicy) -> Option<String> {
 fn instances(config: &pb::ModelConfig, backend: Backend, model: &mut ConvertedModel) {
     use pb::model_instance_group::Kind;
     let groups = &config.instance_group;
-    let count: i32 = groups.iter().map(|group| group.count.max(1)).sum();
+    let count: i64 = groups.iter().map(|group| i64::from(group.count.max(1))).sum();
     if !groups.is_empty() {
         model.schedule.threads = usize::try_from(count).ok();
     }

@@ -146,3 +146,9 @@ fn a_damaged_file_does_not_hide_the_others() {
     let error = read(&root.path().join("a")).err().unwrap();
     assert!(error.message.contains("no directory in "), "{}", error.message);
 }
+
+#[test]
+fn counts_of_instances_do_not_overflow() {
+    let model = converted("instance_group { count: 2147483647 } instance_group { count: 2 }");
+    assert_eq!(model.schedule.threads, Some(2_147_483_649));
+}
