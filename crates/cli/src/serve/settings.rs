@@ -403,14 +403,18 @@ impl ServeSettings {
             Some(name) => name,
             None => name_of(&dir)?,
         };
-        let model = ServedModel { dir, options: ModelOptions::default(), has_section: false };
-        match self.models.insert(name.clone(), model) {
-            Some(other) if other.dir != self.models[&name].dir => {
-                Err(CommandError::usage(format!("two directories are model \"{name}\""))
-                    .hint("give one of them another name with NAME=DIR"))
-            }
-            _ => Ok(()),
+        self.add_model(name, dir)
+    }
+
+    /// Adds a model, and refuses a second directory under its name.
+    fn add_model(&mut self, name: String, dir: PathBuf) -> CommandResult {
+        if self.models.get(&name).is_some_and(|other| other.dir != dir) {
+            return Err(CommandError::usage(format!("two directories are model \"{name}\""))
+                .hint("give one of them another name with NAME=DIR"));
         }
+        let model = ServedModel { dir, options: ModelOptions::default(), has_section: false };
+        self.models.insert(name, model);
+        Ok(())
     }
 
     /// Adds an installed recogniser, and the model that it uses if that is not its own.
@@ -432,11 +436,7 @@ impl ServeSettings {
         let dir = self.mirror(&url, source.name.as_deref())?;
         match source.name {
             None => self.roots.push(dir),
-            Some(name) => {
-                let model =
-                    ServedModel { dir, options: ModelOptions::default(), has_section: false };
-                self.models.insert(name, model);
-            }
+            Some(name) => self.add_model(name, dir)?,
         }
         Ok(())
     }
@@ -617,6 +617,13 @@ mod tests {
         );
         assert!(
             resolve(&[&format!("a={path}/b"), &format!("{path}/a")])
+                .unwrap_err()
+                .contains("two directories")
+        );
+        let stores = [format!("a=file://{path}/a"), format!("a=file://{path}/b")];
+        let cache = format!("{path}/cache");
+        assert!(
+            resolve(&[&stores[0], &stores[1], "--cache-dir", &cache])
                 .unwrap_err()
                 .contains("two directories")
         );
