@@ -67,15 +67,15 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
 /// Reads the settings file that `serve` would read without flags.
 fn access_settings() -> AccessSettings {
     let file = environment::CONFIG.path().map(|path| SettingsFile::read(&path));
-    let (host, api_key) = match file {
-        Some(Err(failure)) => return AccessSettings::Unreadable(failure.message().to_owned()),
-        Some(Ok(file)) => (file.server.host, file.search.api_key),
-        None => (None, None),
+    let file = match file.transpose() {
+        Err(failure) => return AccessSettings::Unreadable(failure.message().to_owned()),
+        Ok(file) => file.unwrap_or_default(),
     };
-    AccessSettings::Known {
-        host: host.map(|Host(address)| address),
-        has_key: api_key.or_else(|| environment::API_KEY.text()).is_some(),
-    }
+    // Each of these makes every call but health checks require a key.
+    let has_key = file.server.keys.is_some()
+        || file.server.admin_key.or_else(|| environment::ADMIN_KEY.text()).is_some()
+        || file.search.api_key.or_else(|| environment::API_KEY.text()).is_some();
+    AccessSettings::Known { host: file.server.host.map(|Host(address)| address), has_key }
 }
 
 /// Returns the role and path of each directory, without duplicates.
