@@ -123,12 +123,22 @@ pub(crate) fn user() -> String {
 /// # Errors
 /// Returns any other error of writing.
 pub(crate) fn print(text: &str) -> CommandResult {
+    print_page(text).map(drop)
+}
+
+/// As [`print`], for output that costs further requests: returns false if the reader closed the
+/// pipe, so that nobody sees more.
+///
+/// # Errors
+/// Returns any other error of writing.
+pub(crate) fn print_page(text: &str) -> CommandResult<bool> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => {
             Err(CommandError::failed(format!("cannot write to standard output: {error}")))
         }
-        _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{ImagesServerArgs, path};
 use crate::client::{HttpClient, RequestContent};
-use crate::exit::{CommandError, CommandResult, print};
+use crate::exit::{CommandError, CommandResult, print, print_page};
 use crate::models::pretty;
 
 /// Number of images per request.
@@ -86,8 +86,12 @@ fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> Comman
         ];
         let answer =
             client.call("GET", &path(collection, "", &query), RequestContent::None)?.json()?;
-        for image in answer.get("images").and_then(Value::as_array).into_iter().flatten() {
-            print(&if args.json { format!("{image}\n") } else { line(image) })?;
+        let images = answer.get("images").and_then(Value::as_array).into_iter().flatten();
+        let lines: String = images
+            .map(|image| if args.json { format!("{image}\n") } else { line(image) })
+            .collect();
+        if !print_page(&lines)? {
+            return Ok(());
         }
         offset = answer.get("next").and_then(|next| match next {
             Value::String(id) => Some(id.clone()),
