@@ -25,8 +25,11 @@ use loadgen::{print, println};
 
 use crate::requests::from_files;
 
-/// Number of different generated requests.
-const REQUESTS: u64 = 64;
+/// Number of different generated requests, and the maximum of their bytes together.
+const REQUESTS: usize = 64;
+const REQUESTS_BYTES: usize = 1 << 30;
+/// Minimum number of generated requests, however large they are.
+const REQUESTS_MIN: usize = 4;
 /// Reasons of failures that the table shows; the JSON has more.
 const REASONS_SHOWN: usize = 4;
 /// Maximum size of a generated request in bytes.
@@ -263,13 +266,29 @@ fn requests(args: &BenchLoadArgs, target: &ModelEndpoint) -> Result<Vec<Vec<Name
         return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);
     }
     let shapes = Shapes::parse(args.batch, &args.dims)?;
-    let specs = target.inputs()?;
-    (0..REQUESTS)
-        .map(|index| {
-            let mut random = RandomSequence::new(loadgen::random::at(args.seed, index));
-            specs.iter().map(|spec| generate(spec, &shapes, args.index_max, &mut random)).collect()
-        })
-        .collect()
+    made_up(&target.inputs()?, &shapes, args, REQUESTS_BYTES)
+}
+
+/// Generates different requests, which are all kept in memory: fewer if they exceed `bytes_max`.
+fn made_up(
+    specs: &[TensorSpec],
+    shapes: &Shapes,
+    args: &BenchLoadArgs,
+    bytes_max: usize,
+) -> Result<Vec<Vec<NamedTensor>>> {
+    let mut requests: Vec<Vec<NamedTensor>> = Vec::new();
+    let mut bytes = 0;
+    while requests.len() < REQUESTS && (requests.len() < REQUESTS_MIN || bytes < bytes_max) {
+        let seed = loadgen::random::at(args.seed, requests.len() as u64);
+        let mut random = RandomSequence::new(seed);
+        let request: Vec<NamedTensor> = specs
+            .iter()
+            .map(|spec| generate(spec, shapes, args.index_max, &mut random))
+            .collect::<Result<_>>()?;
+        bytes += request.iter().map(|input| input.tensor.byte_len()).sum::<usize>();
+        requests.push(request);
+    }
+    Ok(requests)
 }
 
 /// Sizes for the axes that a model leaves open.
@@ -393,6 +412,21 @@ mod tests {
         let named = TensorSpec { name: "y".into(), ..spec(DType::F32, vec![open()]) };
         assert_eq!(shapes.of(&named), [1, 2]);
         assert!(Shapes::parse(1, &["y=a".into()]).is_err());
+    }
+
+    #[test]
+    fn large_requests_are_fewer() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            load: BenchLoadArgs,
+        }
+        let line = ["load", "--url", "grpc://127.0.0.1:1", "--model", "m", "--clients", "1"];
+        let args = <Line as clap::Parser>::try_parse_from(line).unwrap().load;
+        let specs = [spec(DType::F32, vec![Dim::Fixed(25)])];
+        let shapes = Shapes::default();
+        let count = |bytes_max| made_up(&specs, &shapes, &args, bytes_max).unwrap().len();
+        assert_eq!((count(100_000), count(1000), count(1)), (64, 10, 4));
     }
 
     #[test]
