@@ -33,10 +33,10 @@ use settings::ServeSettings;
 /// `millpond serve DIR|NAME=DIR...`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-A directory with numbered version directories is a model, named after it unless NAME= is given; any other directory is \
-a root, whose subdirectories are models. New versions and new models of a root are picked up while serving; --versions \
-and --transition apply to the models that are there at the start. The settings in a millpond.toml beside a model's \
-versions override all others for that model; changes of its [schedule] apply at the next poll without a reload.
+A directory with numbered version directories is a model, named after it unless NAME= is given; any other directory \
+is a root, whose subdirectories are models. New versions and new models of a root are picked up while serving; \
+--versions and --transition apply to these too. The settings in a millpond.toml beside a model's versions override \
+all others for that model; changes of its [schedule] apply at the next poll without a reload.
 
 A directory may be the URL of an object store: URL for a directory of models, NAME=URL for one model. Its \
 models are copied to --cache-dir and served from there; docs/object-stores.md has the details.
