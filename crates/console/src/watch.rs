@@ -85,18 +85,23 @@ impl ServerWatch {
 
     fn disks(&mut self) {
         let Some(registry) = (self.registry)() else { return };
+        // Counters of collections that are no longer listed are dropped.
+        let known = std::mem::take(&mut self.disk_refused);
         for listed in registry.list() {
-            let ListedState::Ready(named) = listed.state else { continue };
-            let now = named.collection().status().disk_refused;
-            let before = self.disk_refused.insert(listed.name.clone(), now).unwrap_or(0);
-            if now > before {
+            let before = known.get(&listed.name).copied().unwrap_or(0);
+            let now = match listed.state {
+                ListedState::Ready(named) => named.collection().status().disk_refused,
+                ListedState::Opening | ListedState::Broken(_) => before,
+            };
+            self.disk_refused.insert(listed.name.clone(), now);
+            let more = growth(before, now);
+            if more > 0 {
                 let text = format!(
                     "writes to the collection {} were refused: its disk is full; free space, or see \
                      --search-disk-reserve",
                     listed.name
                 );
-                self.journal
-                    .add_or_count(server_event("disk_full", EventLevel::Error, text), now - before);
+                self.journal.add_or_count(server_event("disk_full", EventLevel::Error, text), more);
             }
         }
     }
@@ -128,4 +133,20 @@ impl ServerWatch {
 
 fn server_event(kind: &'static str, level: EventLevel, text: String) -> NewEvent {
     NewEvent { kind, level, model: None, version: None, text }
+}
+
+/// Returns by how much a counter has grown. A smaller one belongs to a new collection of the same
+/// name, and began at 0.
+fn growth(before: u64, now: u64) -> u64 {
+    now.checked_sub(before).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_may_begin_anew() {
+        assert_eq!((growth(5, 5), growth(5, 8), growth(5, 2), growth(5, 0)), (0, 3, 2, 0));
+    }
 }
