@@ -45,7 +45,11 @@ impl LiveCounts {
         let answered =
             kept.samples.iter().filter(|sample| sample.verdict != Judgement::Failed).count();
         self.rate = answered as f64 / since.as_secs_f64().max(RATE_TIME.as_secs_f64() / 10.0);
-        for RequestSample { due, latency, version, .. } in kept.samples {
+        for RequestSample { due, latency, verdict, version } in kept.samples {
+            if verdict == Judgement::Failed {
+                // A failure has no latency: a refusal comes at once.
+                continue;
+            }
             let began = swaps
                 .partition_point(|start| *start <= due)
                 .checked_sub(1)
@@ -190,6 +194,10 @@ mod tests {
         assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
         assert_eq!((seen.version, seen.rate), (9, 1.0));
         assert!(seen.table().contains("during swaps"));
+        let failed = RequestSample { verdict: Judgement::Failed, ..sample(1) };
+        let kept = KeptSamples { samples: vec![failed], faults: Faults::default() };
+        seen.add(kept, &[], seconds(2), seconds(1));
+        assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));
     }
 
     #[test]
