@@ -153,6 +153,9 @@ def test_points_are_read_by_page(browser, server):
     wait(lambda: "21–40" in text(browser, "#shown"), "the second page again")
     click(browser, "#back")
     wait(lambda: ids(browser) == first, "the first page again")
+    for _ in range(2):
+        click(browser, "#next")
+    wait(lambda: "21–40" in text(browser, "#shown"), "two clicks before the answer turn one page")
 
 
 def test_a_filter_is_made_with_the_form(browser, server):

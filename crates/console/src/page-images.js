@@ -37,6 +37,8 @@ const duplicates = new Duplicates({ deleted: removeImage });
 let collections = [], embedding = {}, models = null, made = null, looked = 0;
 // Offsets of the pages up to the current one, which is the last.
 let offsets = [null], following = null;
+// Number of the last request for a page. Answers to others come too late.
+let asking = 0;
 
 function problem(id, ...parts) {
   $(id).hidden = parts[0] === null;
@@ -144,7 +146,7 @@ async function refresh() {
 // ---- images of a collection
 
 async function list() {
-  const collection = chosen(), found = entry();
+  const collection = chosen(), found = entry(), asked = asking += 1;
   $("all").hidden = !collection || found === made;
   if (!collection || found === made) {
     page([], null);
@@ -155,11 +157,11 @@ async function list() {
     const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: wanted && JSON.stringify(wanted) }));
     // A point without an image has no name.
     for (const image of answer.images) image.name ??= image.id;
-    if (collection !== chosen()) return;
+    if (asked !== asking || collection !== chosen()) return;
     problem("list-problem", null);
     page(answer.images, answer.next ?? null, answer.count);
   } catch (error) {
-    if (collection !== chosen()) return;
+    if (asked !== asking || collection !== chosen()) return;
     page([], null);
     failed(error, filter.isOpen ? "filter-problem" : "list-problem");
   }
@@ -199,6 +201,8 @@ async function removeImage(image) {
 }
 
 function turn(step) {
+  // Until the page is here, nothing is known of the one after it.
+  for (const id of ["next", "back"]) enable($(id), false);
   if (step > 0) offsets.push(following); else offsets.pop();
   list();
 }

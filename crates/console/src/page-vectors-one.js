@@ -134,6 +134,8 @@ export class CollectionView {
   }
 
   async turn(step) {
+    // Until the page is here, nothing is known of the one after it.
+    for (const id of ["next", "back"]) enable($(id), false);
     if (step > 0) this.offsets.push(this.following); else this.offsets.pop();
     await this.refresh();
   }
