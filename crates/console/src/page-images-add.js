@@ -9,7 +9,7 @@ const BULK_MIN = 16;
 // Most listed images. Beyond it only failures are listed.
 const LISTED_MAX = 100;
 // Most files of one drop. The command line handles more, and can be resumed.
-const FILES_MAX = 20000;
+export const FILES_MAX = 20000;
 
 const WORDS = { waiting: "waiting", sending: "being sent", added: "added", present: "already there", failed: "failed" };
 
@@ -103,12 +103,13 @@ export class Adding {
   }
 }
 
-// Returns every file of a drop, also in folders, with its path in the folder as `place`.
+// Returns every file of a drop, also in folders, with its path in the folder as `place`; null if there are too many.
 export async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
   const files = [], folders = entries;
-  while (folders.length && files.length < FILES_MAX) {
+  while (folders.length) {
+    if (files.length > FILES_MAX) return null;
     const entry = folders.shift();
     if (entry.isFile) {
       const file = await new Promise((give, fail) => entry.file(give, fail)).catch(() => null);
@@ -119,5 +120,5 @@ export async function dropped(transfer) {
     // A reader returns a part at a time, and an empty one at the end.
     for (let some; (some = await new Promise((give) => reader.readEntries(give, () => give([])))).length;) folders.push(...some);
   }
-  return files;
+  return files.length > FILES_MAX ? null : files;
 }

@@ -1,6 +1,6 @@
 // The page for images: collections and their images; finds images by an image, adds and deletes.
 
-import { Adding, dropped } from "./page-images-add.js";
+import { Adding, FILES_MAX, dropped } from "./page-images-add.js";
 import { get, path, remove } from "./page-images-api.js";
 import { Duplicates } from "./page-images-duplicates.js";
 import { ImageFilter } from "./page-images-filter.js";
@@ -317,7 +317,11 @@ document.addEventListener("drop", async (event) => {
   event.preventDefault();
   undrag();
   const toAdd = $("add").contains(event.target), files = event.dataTransfer.files;
-  if (toAdd) add(await dropped(event.dataTransfer));
+  if (toAdd) {
+    const dropping = await dropped(event.dataTransfer);
+    if (dropping) await add(dropping);
+    else problem("add-problem", `These are more than ${count(FILES_MAX)} files, and none was added. For so many there is \`millpond images index DIR\`.`);
+  }
   // Anywhere else, a single image starts a search, which changes nothing.
   else if (files.length === 1) picked(files[0]);
   else if (files.length) message('Only one image can be searched for. To add several, open "Add images" and drop them there.', true);
