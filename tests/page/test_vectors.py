@@ -315,6 +315,31 @@ def test_a_payload_is_edited(browser, server):
     call(server, "PUT", "notes/points/payload", {"points": [1], "payload": {"city": "Lima", "year": 2001, "draft": False}})
 
 
+def test_numbers_of_64_bits_keep_their_digits(browser, server):
+    near, far = 2**53, 2**53 + 1
+    points = [{"id": at, "vector": [0, 0, 0, 1], "payload": {"big": at, "note": "old"}} for at in (near, far)]
+    call(server, "PUT", "notes/points", {"points": points})
+    open_vectors(browser, server)
+    add_condition(browser, "must", "", "ids", str(far))
+    click(browser, "#go")
+    wait(lambda: ids(browser) == [str(far)], "the point with the odd id")
+    assert f"big {far}" in text(browser, f"[data-point='{far}'] .payload")
+    click(browser, f"[data-point='{far}'] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
+    click(browser, "#edit-start")
+    edited = js(browser, "document.getElementById('edit-text').value").replace("old", "new")
+    change(browser, "#edit-text", edited)
+    js(browser, "document.getElementById('edit').requestSubmit()")
+    wait(lambda: "new" in text(browser, "#payload"), "the new payload is shown")
+    assert call(server, "GET", f"notes/points/{far}")["payload"] == {"big": far, "note": "new"}
+    assert call(server, "GET", f"notes/points/{near}")["payload"] == {"big": near, "note": "old"}
+    choose(browser, "#details-actions", "Delete point…")
+    answer(browser, "yes")
+    wait(lambda: ids(browser) == [], "it is gone")
+    assert requests.get(f"{server.url}/collections/notes/points/{far}", timeout=60).status_code == 404
+    call(server, "POST", "notes/points/delete", {"points": [near]})
+
+
 def test_a_point_is_deleted_after_a_question(browser, server):
     call(server, "PUT", "notes/points", {"points": [{"id": 1000, "vector": [0, 0, 0, 1]}]})
     open_vectors(browser, server)

@@ -34,9 +34,24 @@ export async function request(method, where, { body, type, headers = {}, stop } 
   throw refused;
 }
 
+// True if whole numbers beyond those of JavaScript, such as ids of 64 bits, can be read and written with all digits.
+export const IS_EXACT = typeof JSON.rawJSON === "function";
+const isLong = (value, source) => typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(source);
+
+// Reads JSON. Such numbers become BigInt.
+export const fromJson = (words) => JSON.parse(words, IS_EXACT && /\d{16}/.test(words) ? (_, value, { source }) => (isLong(value, source) ? BigInt(source) : value) : undefined);
+
+// Writes JSON, also of BigInt.
+export const toJson = (value, space) => JSON.stringify(value, IS_EXACT ? (_, part) => (typeof part === "bigint" ? JSON.rawJSON(String(part)) : part) : undefined, space);
+
 export const getJson = async (where, stop) => (await request("GET", where, { stop })).json();
 export const sendJson = async (method, where, value, stop) =>
   (await request(method, where, { body: JSON.stringify(value), type: "application/json", stop })).json();
+
+// As `getJson` and `sendJson`, for answers with numbers of 64 bits.
+export const getExact = async (where) => fromJson(await (await request("GET", where)).text());
+export const sendExact = async (method, where, value) =>
+  fromJson(await (await request(method, where, { body: toJson(value), type: "application/json" })).text());
 
 // Returns true if this server answers 401 to requests without a key or a session.
 export async function needsKey(where) {

@@ -1,5 +1,6 @@
 // The filter of the page for images: by name, by a field of the payload, or as JSON of Qdrant.
 
+import { fromJson } from "./page-api.js";
 import { fieldValue } from "./page-vectors-filter.js";
 import { text } from "./page-dom.js";
 
@@ -49,7 +50,7 @@ export class ImageFilter {
 // Returns the fields as a filter; null if they are empty.
 function wanted(where, field, value) {
   if (!value) return null;
-  if (where === "json") return JSON.parse(value);
+  if (where === "json") return fromJson(value);
   if (where === "name") return { must: [{ key: NAME_KEY, match: { value } }] };
   if (!field) throw new Error("Name the field, for example album.");
   return { must: [{ key: field, match: { value: fieldValue(value) } }] };

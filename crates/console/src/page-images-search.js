@@ -1,5 +1,6 @@
 // A search on the page for images: runs it, splits its results into the same image and similar ones, shows the match.
 
+import { toJson } from "./page-api.js";
 import { path, post } from "./page-images-api.js";
 import { Match, points } from "./page-images-match.js";
 import { count, el, text } from "./page-dom.js";
@@ -36,7 +37,7 @@ export class Search {
     if (this.query?.address && this.query !== wanted) URL.revokeObjectURL(this.query.address);
     Object.assign(this, { query: wanted, collection });
     this.began();
-    const where = path(collection, "/search", { k: $("count").value, explain: 1, filter: filter && JSON.stringify(filter) });
+    const where = path(collection, "/search", { k: $("count").value, explain: 1, filter: filter && toJson(filter) });
     try {
       const answer = await post(where, wanted.file ?? { id: wanted.id }, work.signal);
       if (this.running !== work) return;

@@ -5,7 +5,7 @@ import { get, path, remove } from "./page-images-api.js";
 import { Duplicates } from "./page-images-duplicates.js";
 import { ImageFilter } from "./page-images-filter.js";
 import { Search } from "./page-images-search.js";
-import { getJson, request, words } from "./page-api.js";
+import { getJson, request, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message, state } from "./page-shell.js";
 import { bytes, count, el, text } from "./page-dom.js";
@@ -154,7 +154,7 @@ async function list() {
   }
   const wanted = filter.value;
   try {
-    const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: wanted && JSON.stringify(wanted) }));
+    const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: wanted && toJson(wanted) }));
     // A point without an image has no name.
     for (const image of answer.images) image.name ??= image.id;
     if (asked !== asking || collection !== chosen()) return;

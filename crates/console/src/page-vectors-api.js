@@ -1,6 +1,6 @@
 // Requests of the vector pages to `/collections`.
 
-import { getJson, request, sendJson } from "./page-api.js";
+import { getExact, getJson, request, sendExact, sendJson } from "./page-api.js";
 
 export const path = (name, rest = "") => `/collections/${encodeURIComponent(name)}${rest}`;
 
@@ -9,13 +9,13 @@ export const describe = async (name) => (await getJson(path(name))).result;
 export const segments = async (name) => (await getJson(path(name, "/segments"))).result;
 export const create = (name, vectors) => sendJson("PUT", path(name), { vectors });
 export const drop = (name) => request("DELETE", path(name));
-export const scroll = async (name, wanted) => (await sendJson("POST", path(name, "/points/scroll"), wanted)).result;
-export const query = async (name, wanted) => (await sendJson("POST", path(name, "/points/query"), wanted)).result;
-export const count = async (name, filter) => (await sendJson("POST", path(name, "/points/count"), filter ? { filter } : {})).result;
-export const facet = async (name, wanted) => (await sendJson("POST", path(name, "/facet"), wanted)).result;
-export const point = async (name, id) => (await getJson(path(name, `/points/${encodeURIComponent(id)}`))).result;
-export const setPayload = (name, id, payload) => sendJson("PUT", path(name, "/points/payload"), { points: [id], payload });
-export const dropPoint = (name, id) => sendJson("POST", path(name, "/points/delete"), { points: [id] });
+export const scroll = async (name, wanted) => (await sendExact("POST", path(name, "/points/scroll"), wanted)).result;
+export const query = async (name, wanted) => (await sendExact("POST", path(name, "/points/query"), wanted)).result;
+export const count = async (name, filter) => (await sendExact("POST", path(name, "/points/count"), filter ? { filter } : {})).result;
+export const facet = async (name, wanted) => (await sendExact("POST", path(name, "/facet"), wanted)).result;
+export const point = async (name, id) => (await getExact(path(name, `/points/${encodeURIComponent(id)}`))).result;
+export const setPayload = (name, id, payload) => sendExact("PUT", path(name, "/points/payload"), { points: [id], payload });
+export const dropPoint = (name, id) => sendExact("POST", path(name, "/points/delete"), { points: [id] });
 
 // Returns the name on the page for images of each collection of images. Without images, none.
 export async function imageCollections() {

@@ -1,5 +1,6 @@
 // A form that makes a filter of Qdrant: conditions on fields of the payload, and the filter as JSON.
 
+import { IS_EXACT, fromJson, toJson } from "./page-api.js";
 import { copyButton } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
 
@@ -10,6 +11,8 @@ const OPERATORS = [
   ["empty", "is empty"], ["filled", "has a value"], ["ids", "point id is one of"],
 ];
 const WITHOUT_VALUE = ["empty", "filled"];
+// Largest id that is a number.
+const ID_MAX = IS_EXACT ? 2n ** 64n - 1n : BigInt(Number.MAX_SAFE_INTEGER);
 const UUID = /^[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}$/i;
 
 // An error of one condition. `field` is the part of the row that is wrong.
@@ -24,8 +27,9 @@ export class WrongCondition extends Error {
 export function pointId(words) {
   const plain = words.trim();
   if (/^\d+$/.test(plain)) {
-    if (!Number.isSafeInteger(Number(plain))) throw new WrongCondition(`${plain} is larger than this page can send; the most is ${Number.MAX_SAFE_INTEGER}.`, "value");
-    return Number(plain);
+    const id = BigInt(plain);
+    if (id > ID_MAX) throw new WrongCondition(`${plain} is larger than this page can send; the most is ${ID_MAX}.`, "value");
+    return id > Number.MAX_SAFE_INTEGER ? id : Number(id);
   }
   if (UUID.test(plain)) return plain;
   throw new WrongCondition(`"${plain}" is no id: an id is a whole number or a UUID.`, "value");
@@ -34,7 +38,7 @@ export function pointId(words) {
 // Reads a value as JSON if it is a number, a truth value or a quoted text, and else as a text.
 export function fieldValue(words) {
   const plain = words.trim();
-  if (/^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?$/.test(plain) || plain === "true" || plain === "false") return JSON.parse(plain);
+  if (/^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?$/.test(plain) || plain === "true" || plain === "false") return fromJson(plain);
   if (/^".*"$/s.test(plain)) {
     try { return JSON.parse(plain); } catch { /* It is a text with quotes. */ }
   }
@@ -57,7 +61,7 @@ export function condition({ key, operator, value }) {
   if (operator === "equals") return { key, match: { value: fieldValue(value) } };
   if (operator === "any" || operator === "except") return { key, match: { [operator]: listOf(value, fieldValue) } };
   const number = fieldValue(value);
-  if (typeof number !== "number") throw new WrongCondition(`"${value.trim()}" is no number, and a range needs one.`, "value");
+  if (typeof number !== "number" && typeof number !== "bigint") throw new WrongCondition(`"${value.trim()}" is no number, and a range needs one.`, "value");
   return { key, range: { [operator]: number } };
 }
 
@@ -129,7 +133,7 @@ export class FilterForm {
     this.more.hidden = this.rows.length >= CONDITIONS_MAX;
     this.shown.hidden = this.rows.length === 0;
     try {
-      text(this.json, JSON.stringify(filterOf(this.rows.map((row) => this.values(row))) ?? {}, null, 2));
+      text(this.json, toJson(filterOf(this.rows.map((row) => this.values(row))) ?? {}, 2));
     } catch (error) {
       text(this.json, `// ${error.message}`);
     }

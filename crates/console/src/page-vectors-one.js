@@ -4,7 +4,7 @@ import { count, facet, query, scroll, vectorOf } from "./page-vectors-api.js";
 import { FilterForm, WrongCondition, pointId } from "./page-vectors-filter.js";
 import { PointDetails } from "./page-vectors-point.js";
 import { shortVector, showHealth } from "./page-vectors-health.js";
-import { words } from "./page-api.js";
+import { toJson, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
 
@@ -225,7 +225,7 @@ client.upsert(${JSON.stringify(this.name)}, [models.PointStruct(id=1, vector=${v
       const most = hits[0]?.count ?? 1;
       $("facet-hits").replaceChildren(...hits.map(({ value, count }) => {
         const words = String(value), bar = el("meter", { min: "0", max: String(most), value: String(count), "aria-hidden": "true" });
-        const button = el("button", { type: "button", class: "quiet", title: "Show only these", value: JSON.stringify(value) }, el("span", { class: "name" }, words), el("span", { class: "note" }, count.toLocaleString("en")), bar);
+        const button = el("button", { type: "button", class: "quiet", title: "Show only these", value: toJson(value) }, el("span", { class: "name" }, words), el("span", { class: "note" }, count.toLocaleString("en")), bar);
         return el("li", {}, button);
       }));
     } catch (error) {
@@ -249,7 +249,7 @@ function fieldsOf(payload) {
   const entries = flat(payload);
   if (entries.length === 0) return [el("span", { class: "note" }, "empty")];
   const shown = entries.slice(0, FIELDS_MAX).map(([key, value]) => {
-    const words = typeof value === "string" ? value : JSON.stringify(value);
+    const words = typeof value === "string" ? value : toJson(value);
     const cut = words.length > VALUE_CHARACTERS_MAX ? `${words.slice(0, VALUE_CHARACTERS_MAX)}…` : words;
     return el("span", { class: "field" }, el("span", { class: "note" }, key), ` ${cut}`);
   });

@@ -1,7 +1,7 @@
 // The dialog of one point: payload, vector, and what can be done with it.
 
 import { dropPoint, point, setPayload } from "./page-vectors-api.js";
-import { words } from "./page-api.js";
+import { fromJson, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
@@ -13,7 +13,7 @@ export class PointDetails {
   constructor(name, { isImages, similar, changed }) {
     Object.assign(this, { name, isImages, similar, changed, point: null });
     $("details-close").addEventListener("click", () => $("details").close());
-    $("vector-copy").append(copyButton(() => JSON.stringify(this.values()), "the vector"));
+    $("vector-copy").append(copyButton(() => toJson(this.values()), "the vector"));
     $("edit-cancel").addEventListener("click", () => this.edit(false));
     $("edit").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -41,7 +41,7 @@ export class PointDetails {
 
   draw() {
     const { id, payload } = this.point, values = this.values();
-    text($("payload"), JSON.stringify(payload ?? {}, null, 2));
+    text($("payload"), toJson(payload ?? {}, 2));
     text($("vector-note"), `of ${values.length} values`);
     text($("vector-values"), `[${values.join(", ")}]`);
     const similar = el("button", { type: "button", class: "primary small", autofocus: "" }, "Find similar");
@@ -62,7 +62,7 @@ export class PointDetails {
     $("payload").hidden = on;
     this.fail(null);
     if (!on) return;
-    $("edit-text").value = JSON.stringify(this.point.payload ?? {}, null, 2);
+    $("edit-text").value = toJson(this.point.payload ?? {}, 2);
     $("edit-text").focus();
   }
 
@@ -76,7 +76,7 @@ export class PointDetails {
   async save() {
     let payload;
     try {
-      payload = JSON.parse($("edit-text").value);
+      payload = fromJson($("edit-text").value);
     } catch (error) {
       this.fail(`This is no JSON: ${error.message}`);
       return;
