@@ -39,12 +39,11 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
     for output in outputs {
         let shape = output.tensor.shape();
         let width = shape.last().copied().unwrap_or(1);
-        let scores: Option<Vec<f64>> = values(&output.tensor).map(|value| value.as_f64()).collect();
-        let Some(scores) = scores.filter(|_| width > 1) else { continue };
+        let Some(scores) = scores(&output.tensor).filter(|_| width > 1) else { continue };
         for (row, scores) in scores.chunks_exact(width).enumerate().take(ROWS_SHOWN) {
             text.push_str(&format!("\n{}, row {row}:\n", output.name));
             let mut order: Vec<usize> = (0..width).collect();
-            order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+            order.sort_by(|&a, &b| rank(scores[b]).total_cmp(&rank(scores[a])));
             for &index in order.iter().take(count) {
                 let label = labels.get(index).map(String::as_str).unwrap_or_default();
                 let line =
@@ -55,6 +54,25 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
         }
     }
     text
+}
+
+/// Returns the elements as numbers, also those that JSON has no words for; `None` if they are none.
+fn scores(tensor: &Tensor) -> Option<Vec<f64>> {
+    fn floats<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
+        Some(tensor.to_vec::<T>().ok()?.into_iter().map(Into::into).collect())
+    }
+    match tensor.dtype() {
+        DType::F16 => floats::<half::f16>(tensor),
+        DType::BF16 => floats::<half::bf16>(tensor),
+        DType::F32 => floats::<f32>(tensor),
+        DType::F64 => floats::<f64>(tensor),
+        _ => values(tensor).map(|value| value.as_f64()).collect(),
+    }
+}
+
+/// Returns a value by which scores are ordered: NaN is below all others.
+fn rank(score: f64) -> f64 {
+    if score.is_nan() { f64::NEG_INFINITY } else { score }
 }
 
 /// Converts the whole response to JSON, even if it came in binary.
@@ -155,6 +173,17 @@ mod tests {
             top(&[output()], 2, &labels),
             "\ny, row 0:\n       0  0.500000      cat\n       1  0.250000      dog\n\
              \ny, row 1:\n       1  3.000000      dog\n       2  2.000000\n"
+        );
+    }
+
+    #[test]
+    fn masked_scores_are_lowest() {
+        let scores = vec![f32::NEG_INFINITY, 0.5, f32::NAN, f32::INFINITY];
+        let output =
+            NamedTensor::new("y", Tensor::from_vec([1usize, 4].as_slice(), scores).unwrap());
+        assert_eq!(
+            top(&[output], 3, &[]),
+            "\ny, row 0:\n       3  inf\n       1  0.500000\n       0  -inf\n"
         );
     }
 
