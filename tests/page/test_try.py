@@ -344,6 +344,25 @@ def test_code_of_large_inputs_runs(browser, server, half_red, tmp_path, language
     assert "0.50196" in printed and "mean" in printed
 
 
+def test_the_image_chosen_last_is_taken(browser, server, half_red, tmp_path):
+    open_try(browser, server, "means")
+    browser.execute_script(
+        "const decode = createImageBitmap; let calls = 0;"
+        "window.createImageBitmap = async (file) => {"
+        "  const isFirst = calls++ === 0, image = await decode(file);"
+        "  if (isFirst) await new Promise((resume) => { window.resume = resume; });"
+        "  return image;"
+        "}"
+    )
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "slow.png")
+    browser.find_element("css selector", "[data-input=image] input[type=file]").send_keys(str(tmp_path / "slow.png"))
+    wait(lambda: js(browser, "typeof window.resume") == "function", "the first image is decoded")
+    choose_image(browser, half_red)
+    browser.execute_script("window.resume()")
+    assert np.allclose(run(browser)["mean"], [[1.0, 128 / 255, 0.0]], atol=1e-4)
+    assert half_red.name in text(browser, "[data-input=image] .large")
+
+
 def test_what_is_no_image_is_refused_at_the_input(browser, server, tmp_path):
     (tmp_path / "notes.png").write_text("no image")
     open_try(browser, server, "means")

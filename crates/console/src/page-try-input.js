@@ -1,6 +1,6 @@
 // The editor of one input of a model: fills, JSON text, and files of images and audio.
 
-import { SCALES, audioInput, checkSize, drawImage, imageInput, pixels, samples } from "./page-try-media.js";
+import { SCALES, audioInput, checkSize, decodeImage, drawImage, imageInput, pixels, samples } from "./page-try-media.js";
 import { TEXT_VALUES_MAX, WrongValue, bytesOf, countOf, firstShape, isNumeric, read, shapeWords, textOf } from "./page-try-values.js";
 import { el, text } from "./page-dom.js";
 
@@ -21,7 +21,7 @@ const option = (value, words) => el("option", { value }, words);
 export class InputEditor {
   // `spec` is an input of the metadata. `changed` is called after each change of the value.
   constructor(spec, changed) {
-    Object.assign(this, { spec, changed, image: imageInput(spec), audio: audioInput(spec), bytes: null, zeros: false, loaded: null });
+    Object.assign(this, { spec, changed, image: imageInput(spec), audio: audioInput(spec), bytes: null, zeros: false, loaded: null, reading: 0 });
     this.shape = firstShape(spec.shape, this.image !== null);
     this.build();
     this.fill();
@@ -121,6 +121,7 @@ export class InputEditor {
   fill() {
     if (!this.sized()) return;
     this.loaded = null;
+    this.reading += 1;
     this.canvas.hidden = true;
     if (this.options) this.options.hidden = true;
     const kind = this.fills.value, { datatype } = this.spec, count = countOf(this.shape);
@@ -137,21 +138,27 @@ export class InputEditor {
     await this.again();
   }
 
-  // Reads the file again, with the options as they are now.
+  // Reads the file again, with the options as they are now. A large file may be ready after one that was chosen later.
   async again() {
     const { loaded } = this;
     if (!loaded || !this.sized()) return;
+    const reading = this.reading += 1, isLast = () => reading === this.reading;
     try {
-      if (loaded.kind === "image") await this.readImage(loaded.file); else await this.readAudio(loaded.file);
+      if (loaded.kind === "image") await this.readImage(loaded.file, isLast); else await this.readAudio(loaded.file, isLast);
     } catch (error) {
-      if (loaded === this.loaded) this.fail(error.message);
+      if (isLast()) this.fail(error.message);
     }
   }
 
-  async readImage(file) {
+  async readImage(file, isLast) {
     const { layout } = this.image, [a, b, c] = this.shape.slice(-3), [height, width] = layout === "CHW" ? [b, c] : [a, b];
     if (!height || !width) throw new Error("An image needs a height and a width of 1 or more.");
-    await drawImage(file, this.canvas, { width, height, fit: this.fit.value });
+    const bitmap = await decodeImage(file);
+    if (!isLast()) {
+      bitmap.close();
+      return;
+    }
+    drawImage(bitmap, this.canvas, { width, height, fit: this.fit.value });
     const one = pixels(this.canvas, this.image, { scale: this.scale.value, order: this.order.value });
     this.canvas.hidden = false;
     this.options.hidden = false;
@@ -161,10 +168,11 @@ export class InputEditor {
     this.take(values, `${file.name}, ${width} × ${height}`);
   }
 
-  async readAudio(file) {
+  async readAudio(file, isLast) {
     const rate = Number(this.rate.value);
     if (!(rate >= RATE_MIN && rate <= RATE_MAX)) throw new Error(`The sample rate is ${RATE_MIN} to ${RATE_MAX} Hz.`);
     const { values, seconds, isCut } = await samples(file, this.audio, rate);
+    if (!isLast()) return;
     this.shape = this.spec.shape.map((size, at) => (at === this.spec.shape.length - 1 ? values.length : 1));
     this.sizes.forEach((field, at) => { if (field) field.value = String(this.shape[at]); });
     this.take(values, `${file.name}, ${seconds.toFixed(1)} s${isCut ? `, the first ${(values.length / rate).toFixed(1)} s` : ""}`);

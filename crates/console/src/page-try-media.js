@@ -38,14 +38,17 @@ export function audioInput({ name, datatype, shape }) {
   return isOne && (length >= AUDIO_VALUES_MIN || (length < 0 && AUDIO_NAME.test(name))) ? { length } : null;
 }
 
-// Scales an image to `width` x `height` on the canvas, which shows it then.
-export async function drawImage(file, canvas, { width, height, fit }) {
-  let bitmap;
+// Decodes an image file.
+export async function decodeImage(file) {
   try {
-    bitmap = await createImageBitmap(file);
+    return await createImageBitmap(file);
   } catch {
     throw new Error(`${file.name} is no image that this browser can read.`);
   }
+}
+
+// Scales a decoded image to `width` x `height` on the canvas, which shows it then.
+export function drawImage(bitmap, canvas, { width, height, fit }) {
   Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.imageSmoothingQuality = "high";
