@@ -210,7 +210,12 @@ impl ModelQueue {
         let choice = self.cost.choose(
             entry.key,
             describe,
-            Offer { items: offered, share: share.max(1), max: options.max_batch },
+            Offer {
+                items: offered,
+                least: entry.items,
+                share: share.max(1),
+                max: options.max_batch,
+            },
         );
         if options.always_merge {
             return (offered, true);
@@ -363,6 +368,26 @@ mod tests {
             assert_eq!(runs(&mut queue, start), 0, "more might come");
         }
         assert_eq!(runs(&mut queue, start + DELAY), 2, "two at once were never measured");
+    }
+
+    /// One item is never measured, because each request has two.
+    #[test]
+    fn requests_of_two_items_share_a_run() {
+        let (servable, start) = (model("m", lingering(Duration::ZERO)), Instant::now());
+        let mut queue = ModelQueue::new(&servable.id.model);
+        let push = |queue: &mut ModelQueue| {
+            let entries = request(&servable, 2, start);
+            assert!(queue.push(entries, 512, start, &mut Vec::new()).is_ok());
+        };
+        let key = request(&servable, 2, start)[0].key;
+        for _ in 0..2 {
+            push(&mut queue);
+            assert_eq!(runs(&mut queue, start), 1);
+            queue.cost.add(key, 2, 6.0, 1000.0);
+        }
+        push(&mut queue);
+        push(&mut queue);
+        assert_eq!(runs(&mut queue, start), 2, "four items were never measured");
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(crate) struct ShapeCost {
 pub(crate) struct Offer {
     /// Items that could run together, at most `max`.
     pub(crate) items: usize,
+    /// Items of the first request. A run has at least as many, because it takes whole requests.
+    pub(crate) least: usize,
     /// Items that leave the same number to each other worker.
     pub(crate) share: usize,
     pub(crate) max: usize,
@@ -139,27 +141,30 @@ impl ShapeCost {
 
     /// Returns how many items of `offer` to take.
     fn choose(&self, offer: Offer, steps: &[Step; SIZES]) -> Choice {
-        let Offer { items: offered, share, max } = offer;
+        let Offer { items: offered, least, share, max } = offer;
+        let bottom = size_class(least);
         let top = size_class(offered);
         let limit = size_class(max);
         let probe = (self.decisions + 1).is_multiple_of(PROBE_EVERY);
         let begun = |class: usize| self.sizes[class].count > 0;
-        let worth = |&class: &usize| class == 0 || probe || steps[class].worth_a_try(begun(class));
-        let untried = self.untried(limit).filter(worth);
+        let worth =
+            |&class: &usize| class == bottom || probe || steps[class].worth_a_try(begun(class));
+        let untried = self.untried(bottom, limit).filter(worth);
         if let Some(untried) = untried.filter(|&untried| untried <= top) {
             return Choice { items: (1 << untried).min(offered), more_may_pay: true };
         }
-        let best = self.best(top, share);
-        let chosen = if probe { self.neighbour(best, top) } else { best };
+        let best = self.best(bottom, top, share);
+        let chosen = if probe { self.neighbour(best, top).max(bottom) } else { best };
         let items = if size_class(offered) == chosen { offered } else { 1 << chosen };
-        let more_may_pay = untried.is_some() || self.best(limit, max) > best;
+        let more_may_pay = untried.is_some() || self.best(bottom, limit, max) > best;
         Choice { items: items.min(offered), more_may_pay }
     }
 
-    /// Returns the lowest unknown size that is worth a try.
-    fn untried(&self, limit: usize) -> Option<usize> {
+    /// Returns the lowest unknown size from `bottom` to `limit` that is worth a try. Sizes below
+    /// `bottom` cannot be tried.
+    fn untried(&self, bottom: usize, limit: usize) -> Option<usize> {
         let mut cheapest = f64::INFINITY;
-        for class in 0..=limit {
+        for class in bottom..=limit {
             match self.sizes[class].median() {
                 None => return Some(class),
                 Some(item_us) if item_us > cheapest * TRY_ABOVE => return None,
@@ -169,11 +174,12 @@ impl ShapeCost {
         None
     }
 
-    /// Returns the known size class up to `top` that pays best.
-    fn best(&self, top: usize, share: usize) -> usize {
+    /// Returns the known size class from `bottom` to `top` that pays best; `bottom` if none is
+    /// known.
+    fn best(&self, bottom: usize, top: usize, share: usize) -> usize {
         let share = size_class(share);
-        let (mut best, mut cost) = (0, self.sizes[0].median().unwrap_or(f64::INFINITY));
-        for class in 1..=top {
+        let (mut best, mut cost) = (bottom, self.sizes[bottom].median().unwrap_or(f64::INFINITY));
+        for class in bottom + 1..=top {
             let Some(item_us) = self.sizes[class].median() else { continue };
             let gain = if class > share { GAIN_BEYOND_SHARE } else { GAIN_MIN };
             if item_us < cost * (1.0 - gain) {
@@ -203,7 +209,7 @@ impl ShapeCost {
 
     /// Returns the batch size that pays best.
     pub(crate) fn best_size(&self) -> usize {
-        1 << self.best(SIZES - 1, 1 << (SIZES - 1))
+        1 << self.best(0, SIZES - 1, 1 << (SIZES - 1))
     }
 }
 
@@ -307,7 +313,7 @@ mod tests {
     ) -> (Vec<usize>, ShapeCost) {
         let mut cost = ShapeCost::default();
         let taken = (0..rounds).map(|_| {
-            let choice = cost.choose(Offer { items: offered, share, max: 32 }, &UNTAUGHT);
+            let choice = cost.choose(Offer { items: offered, least: 1, share, max: 32 }, &UNTAUGHT);
             cost.decisions += 1;
             cost.add(choice.items, us(choice.items));
             choice.items
@@ -347,12 +353,26 @@ mod tests {
         assert_eq!(learn(8, 4, clear, 60).0[59], 8);
     }
 
+    /// No run has one item, so one item is never measured.
+    #[test]
+    fn requests_of_several_items_are_merged() {
+        let mut cost = ShapeCost::default();
+        let offer = Offer { items: 32, least: 2, share: 16, max: 32 };
+        let mut last = 0;
+        for _ in 0..40 {
+            last = cost.choose(offer, &UNTAUGHT).items.max(offer.least);
+            cost.decisions += 1;
+            cost.add(last, 1000.0 + 20.0 * last as f64);
+        }
+        assert_eq!(last, 32);
+    }
+
     #[test]
     fn neighbours_are_measured_again_and_a_change_is_found() {
         let (_, mut cost) = learn(8, 8, |n| 1000.0 * n as f64, 100);
         let mut last = 0;
         for _ in 0..20_000 {
-            last = cost.choose(Offer { items: 8, share: 8, max: 32 }, &UNTAUGHT).items;
+            last = cost.choose(Offer { items: 8, least: 1, share: 8, max: 32 }, &UNTAUGHT).items;
             cost.decisions += 1;
             cost.add(last, 1000.0 + 10.0 * last as f64);
         }
@@ -362,9 +382,13 @@ mod tests {
     #[test]
     fn lingering_only_if_more_items_pay() {
         let (_, gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
-        assert!(gains.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
+        assert!(
+            gains.choose(Offer { items: 1, least: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay
+        );
         let (_, linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
-        assert!(!linear.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
+        assert!(
+            !linear.choose(Offer { items: 1, least: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay
+        );
     }
 
     /// Six shapes begin before three have measured.
@@ -374,7 +398,9 @@ mod tests {
         let mut merged = 0;
         for round in 0..1000 {
             let key = round % 100;
-            let items = cost.choose(key, String::new, Offer { items: 2, share: 2, max: 32 }).items;
+            let items = cost
+                .choose(key, String::new, Offer { items: 2, least: 1, share: 2, max: 32 })
+                .items;
             cost.decided(key, Some(items));
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);
