@@ -121,16 +121,16 @@ impl Entry {
 
     /// Returns the reason if the entry has expired or was cancelled.
     pub(crate) fn expiry(&self, now: Instant) -> Option<Error> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return Some(Error::cancelled("the client has gone"));
-        }
-        let waited = now.saturating_duration_since(self.submitted);
-        (now >= self.deadline).then(|| {
-            Error::deadline(format!(
+        // First, because callers give up at the deadline too.
+        if now >= self.deadline {
+            let waited = now.saturating_duration_since(self.submitted);
+            return Some(Error::deadline(format!(
                 "the deadline passed after {} ms in the queue",
                 waited.as_millis()
-            ))
-        })
+            )));
+        }
+        let cancelled = self.cancelled.load(Ordering::Relaxed);
+        cancelled.then(|| Error::cancelled("the client has gone"))
     }
 
     /// Returns true if it wants the same outputs of the same version as `other`, and both can be

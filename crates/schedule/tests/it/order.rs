@@ -156,6 +156,25 @@ fn late_and_cancelled_requests_leave_the_batch() {
     assert_eq!((model.expired, model.cancelled), (1, 1));
 }
 
+/// A caller gives up at the deadline, often before a worker is free.
+#[test]
+fn a_request_that_was_given_up_at_its_deadline_has_expired() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", merging(), PLAIN);
+    bench.ask(0, &servable, x(1, 2, 0.0));
+    rows.wait_running(1);
+    let given_up = With { deadline: Duration::ZERO, cancelled: true, ..With::default() };
+    bench.send(1, &servable, x(1, 4, 0.0), given_up).unwrap();
+    rows.gate.open();
+    let answers = bench.answers(2);
+    assert_eq!(tags(&answers), [0, 1]);
+    let error = answers[1].1.result.as_ref().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    bench.scheduler.shutdown();
+    let model = &bench.scheduler.snapshot().models[0];
+    assert_eq!((model.expired, model.cancelled), (1, 0));
+}
+
 /// Expired requests make room before a living one is refused.
 #[test]
 fn a_queue_full_of_dead_requests_takes_living_ones() {
