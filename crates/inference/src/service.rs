@@ -57,9 +57,8 @@ impl RequestTicket {
     }
 
     /// Makes the metrics and the deadline count from now on. The clock continues.
-    #[must_use]
-    pub fn counted_from_now(self) -> RequestTicket {
-        RequestTicket { started: Instant::now(), ..self }
+    pub fn count_from_now(&mut self) {
+        self.started = Instant::now();
     }
 
     /// Returns the trace of a request to `model`, if it is sampled.

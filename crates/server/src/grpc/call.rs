@@ -48,11 +48,11 @@ impl<M: Weighed + NamesModels + Send + 'static> InferenceCall<M> {
     ) -> Result<InferenceCall<M>> {
         let (head, body) = request.into_parts();
         let call = || TracedCall::Grpc { path: head.uri.path().to_owned() };
-        let ticket = state.starter.start(protocol, &head.headers, call);
+        let mut ticket = state.starter.start(protocol, &head.headers, call);
         let frame =
             messages::frame(&state.requests, body, state.requests.limits.body_bytes_max).await;
         ticket.mark(Moment::BodyComplete);
-        let ticket = ticket.counted_from_now();
+        ticket.count_from_now();
         let read = async {
             let message =
                 messages::message(&state.requests, messages::coding(&head.headers)?, frame?)

@@ -145,14 +145,14 @@ pub(super) async fn infer(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let ticket = state.starter.start(PROTOCOL, &headers, || target.traced());
-    let answered = answer(&state, &ticket, &target, &headers, body).await;
+    let mut ticket = state.starter.start(PROTOCOL, &headers, || target.traced());
+    let answered = answer(&state, &mut ticket, &target, &headers, body).await;
     Reply::of(answered.map(|reply| reply.with_clock(ticket.into_encoded())))
 }
 
 async fn answer(
     state: &ModelsState,
-    ticket: &RequestTicket,
+    ticket: &mut RequestTicket,
     target: &ModelPath,
     headers: &HeaderMap,
     body: Body,
@@ -164,6 +164,7 @@ async fn answer(
         let header_length = header_length(headers)?;
         let body = state.requests.read_body(headers, body).await?;
         ticket.mark(Moment::BodyComplete);
+        ticket.count_from_now();
         let permit = state.requests.admit()?;
         Ok((permit, servable, key, header_length, body))
     };

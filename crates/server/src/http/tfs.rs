@@ -149,7 +149,7 @@ pub(super) async fn run(
             ExampleMethod::Regress => "Regress",
         });
     }
-    let answered = answer(&state, &ticket, &rest, &headers, body).await;
+    let answered = answer(&state, &mut ticket, &rest, &headers, body).await;
     let reply = reply(answered.map(|reply| reply.with_clock(ticket.into_encoded())));
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
@@ -187,7 +187,7 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 
 async fn answer(
     state: &ModelsState,
-    ticket: &RequestTicket,
+    ticket: &mut RequestTicket,
     rest: &str,
     headers: &HeaderMap,
     body: Body,
@@ -206,11 +206,13 @@ async fn answer(
         let Route { servable, rollout } = target.route(state, key.as_ref())?;
         let body = state.requests.read_body(headers, body).await?;
         ticket.mark(Moment::BodyComplete);
+        ticket.count_from_now();
         let permit = state.requests.admit()?;
-        Ok((RestCall { state, ticket, servable, rollout, timeout, body }, verb, permit))
+        Ok((verb, timeout, servable, rollout, body, permit))
     };
-    let (call, verb, _permit) =
+    let (verb, timeout, servable, rollout, body, _permit) =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let call = RestCall { state, ticket, servable, rollout, timeout, body };
     match verb {
         ServingVerb::Predict => call.predict().await,
         ServingVerb::Examples(method) => call.run_examples(method).await,

@@ -28,6 +28,28 @@ fn a_dribbled_body_loses_its_permit() {
     assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
 }
 
+/// The deadline counts from the end of the body, as over gRPC.
+#[test]
+fn a_slow_upload_takes_nothing_from_the_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let infer = format!("{{{INPUT},\"parameters\":{{\"timeout\":1000000}}}}");
+    let predict = r#"{"instances":[1.0,2.0]}"#.to_owned();
+    for (path, headers, body) in
+        [(INFER, "", infer), ("/v1/models/echo:predict", "Grpc-Timeout: 1S\r\n", predict)]
+    {
+        let mut stream = served.connect();
+        let length = format!("Connection: close\r\nContent-Length: {}\r\n", body.len());
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}{length}\r\n").unwrap();
+        std::thread::sleep(Duration::from_millis(1200));
+        stream.write_all(body.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+}
+
 const NEXT: &str = "GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 #[test]
