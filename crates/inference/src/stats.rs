@@ -95,7 +95,7 @@ impl VersionStats {
 }
 
 /// Statistics of all models and versions. An entry appears with the first request, and is removed
-/// by [`InferenceStats::forget`].
+/// by [`InferenceStats::forget`] or [`InferenceStats::forget_model`].
 #[derive(Default)]
 pub struct InferenceStats {
     windows: RwLock<HashMap<Arc<str>, Arc<SlidingHistogram>>>,
@@ -144,9 +144,32 @@ impl InferenceStats {
         self.versions.write().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
+    /// Removes the window of a model without versions.
+    pub fn forget_model(&self, model: &str) {
+        self.windows.write().unwrap_or_else(PoisonError::into_inner).remove(model);
+    }
+
     /// Returns the percentiles of every model that has had a result.
     pub fn percentiles(&self, now: Instant) -> Vec<(Arc<str>, Percentiles)> {
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         windows.iter().map(|(model, window)| (model.clone(), window.percentiles(now))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forgotten_model_has_no_percentiles() {
+        let (stats, now) = (InferenceStats::default(), Instant::now());
+        let models: [Arc<str>; 2] = ["kept".into(), "removed".into()];
+        for model in &models {
+            stats.window(model).record(Duration::from_millis(1), now);
+        }
+        stats.forget_model("removed");
+        let left: Vec<Arc<str>> =
+            stats.percentiles(now).into_iter().map(|(model, _)| model).collect();
+        assert_eq!(left, models[..1]);
     }
 }

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use inference::InferenceStats;
 use lifecycle::{UpdateStatus, VersionStatus};
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
-    BytesLabels, ImageMetrics, KeyMetrics, KeyOutcomeLabels, KindLabels, ModelKindLabels,
+    BytesLabels, ImageMetrics, KeyMetrics, KeyOutcomeLabels, KindLabels, Metrics, ModelKindLabels,
     ModelLabels, PriorityLabels, ProcessMetrics, QuantileLabels, SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
@@ -97,7 +98,7 @@ impl Exporter {
     pub fn exposition(&self) -> String {
         let parts = &self.parts;
         let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
-        windows(parts);
+        windows(&parts.metrics, &parts.stats);
         memory(parts);
         versions(parts);
         let metrics = &parts.metrics;
@@ -282,8 +283,11 @@ fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
     }
 }
 
-fn windows(parts: &ObservedParts) {
-    for (model, seen) in parts.stats.percentiles(Instant::now()) {
+/// Rebuilds the metrics of windows, so that a removed model leaves no series.
+fn windows(metrics: &Metrics, stats: &InferenceStats) {
+    metrics.window_seconds.clear();
+    metrics.window_rate.clear();
+    for (model, seen) in stats.percentiles(Instant::now()) {
         let quantiles = [
             ("0.5", seen.p50),
             ("0.8", seen.p80),
@@ -293,9 +297,9 @@ fn windows(parts: &ObservedParts) {
         ];
         for (quantile, value) in quantiles {
             let labels = QuantileLabels { model: model.clone(), quantile };
-            parts.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
+            metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
         }
-        parts.metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
+        metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
     }
 }
 
@@ -373,7 +377,6 @@ fn versions(parts: &ObservedParts) {
 
 #[cfg(test)]
 mod tests {
-    use metrics::Metrics;
     use schedule::ModelSnapshot;
 
     use super::*;
@@ -414,6 +417,17 @@ mod tests {
             assert!(text.contains(line), "{line} not in\n{text}");
         }
         scheduling(&metrics.scheduling, &SchedulerSnapshot::default());
+        assert!(!metrics.encode().contains("\"m\""));
+    }
+
+    #[test]
+    fn windows_end_with_the_model() {
+        let metrics = Metrics::default();
+        let labels = QuantileLabels { model: "m".into(), quantile: "0.5" };
+        metrics.window_seconds.get_or_create(&labels).set(0.25);
+        metrics.window_rate.get_or_create(&ModelLabels { model: "m".into() }).set(4.0);
+        assert!(metrics.encode().contains("\"m\""));
+        windows(&metrics, &InferenceStats::default());
         assert!(!metrics.encode().contains("\"m\""));
     }
 }

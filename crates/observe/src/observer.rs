@@ -15,7 +15,7 @@ use crate::traces::LoadTraces;
 pub struct MetricsObserver {
     /// The counters.
     pub metrics: Arc<Metrics>,
-    /// Statistics of versions, which end with a release.
+    /// Statistics of versions, which end with a release, and of models.
     pub stats: Arc<InferenceStats>,
     /// The events for people.
     pub journal: Arc<EventJournal>,
@@ -76,6 +76,7 @@ impl Observer for MetricsObserver {
             }
             LifecycleEvent::Swapped(report) => self.swapped(report),
             LifecycleEvent::Forgotten { model } => {
+                self.stats.forget_model(model);
                 self.metrics.tfs.forget_model(model, &self.engines);
                 self.metrics.rollouts.running.remove(&ModelLabels { model: model.clone() });
             }
