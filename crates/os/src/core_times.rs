@@ -58,8 +58,8 @@ fn parse(text: &str, ticks_per_second: f64, allowed: impl Fn(usize) -> bool) -> 
     (times.cores > 0).then_some(times)
 }
 
-/// Returns the cores that this process may run on; `None` if the system refuses.
-fn allowed_cores() -> Option<libc::cpu_set_t> {
+/// Returns the cores that the calling thread may run on; `None` if the system refuses.
+pub(crate) fn allowed_cores() -> Option<libc::cpu_set_t> {
     // SAFETY: an all-zero set is valid, and the call writes one struct of ours.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -68,7 +68,8 @@ fn allowed_cores() -> Option<libc::cpu_set_t> {
     }
 }
 
-fn is_set(set: &libc::cpu_set_t, core: usize) -> bool {
+/// Returns true if `set` has the core.
+pub(crate) fn is_set(set: &libc::cpu_set_t, core: usize) -> bool {
     // SAFETY: reads the struct; a core beyond its size is not read.
     core < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(core, set) }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
+use crate::core_times::{allowed_cores, is_set};
+
 /// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
 /// thread may need a privilege to leave this class again.
 ///
@@ -117,17 +119,22 @@ pub fn enter_background(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// Pins the calling thread to one core.
+/// Pins the calling thread to one of the cores that it may use. `index` counts them from 0. In a
+/// container they may be any cores of the machine.
 ///
 /// # Errors
-/// `InvalidArgument` for a core number beyond the system's largest, `PermissionDenied` if the
-/// system refuses (no such core, or outside the container's set).
-pub fn pin(core: usize) -> Result<()> {
-    if core >= libc::CPU_SETSIZE as usize {
-        return Err(Error::invalid(format!("core {core} is beyond the largest core number")));
-    }
-    // SAFETY: an all-zero cpu_set_t is the empty set, `core` was checked against its size, 0 names
-    // the caller.
+/// `InvalidArgument` if the thread may not use so many cores, `PermissionDenied` if the system
+/// refuses.
+pub fn pin(index: usize) -> Result<()> {
+    let allowed = allowed_cores();
+    let core = (0..libc::CPU_SETSIZE as usize)
+        .filter(|&core| allowed.as_ref().is_none_or(|allowed| is_set(allowed, core)))
+        .nth(index)
+        .ok_or_else(|| {
+            Error::invalid(format!("no core for thread {index}: the thread may use fewer cores"))
+        })?;
+    // SAFETY: an all-zero cpu_set_t is the empty set, `core` is within its size, 0 names the
+    // caller.
     let status = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -254,11 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn pinning_checks_the_core() {
+    fn pinning_takes_one_of_the_allowed_cores() {
         assert!(aside(|| pin(usize::MAX)).is_err());
         // SAFETY: takes nothing.
-        let core = aside(|| unsafe { libc::sched_getcpu() }) as usize;
-        assert_eq!(aside(move || pin(core)), Ok(()));
+        let core = || unsafe { libc::sched_getcpu() };
+        let pinned: Result<(bool, bool)> = aside(move || {
+            // A machine with one core has no second one.
+            pin(1).or_else(|_| pin(0))?;
+            let only = core();
+            pin(0)?;
+            Ok((core() == only, pin(1).is_err()))
+        });
+        assert_eq!(pinned, Ok((true, true)), "the only allowed core is the first");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct ThreadPolicy {
     pub runtime_threads: usize,
     /// Threads that receive, decode and encode; 0 means one a core.
     pub connection_threads: usize,
-    /// True to pin inference thread i to core i.
+    /// True to pin inference thread i to the i-th core that this process may use.
     pub pin: bool,
     /// True to allow more inference threads than cores.
     pub oversubscribe: bool,
@@ -36,7 +36,7 @@ pub struct ThreadPlan {
     pub workers: usize,
     /// Threads that receive, decode and encode, at least 1.
     pub connection_threads: usize,
-    /// True if inference thread i is pinned to core i.
+    /// True if inference thread i is pinned to the i-th core that this process may use.
     pub pin: bool,
 }
 

@@ -257,7 +257,7 @@ pub struct DataConfig {
     pub runtime_threads: usize,
     /// Maximum queued requests of one model. A further one is refused.
     pub queue_max: usize,
-    /// Pin worker i to core i.
+    /// Pin worker i to the i-th core that the process may use.
     pub pin: bool,
     /// Allow more workers than cores.
     pub oversubscribe: bool,

@@ -231,7 +231,7 @@ pub(crate) struct InferenceOptions {
     /// [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
-    /// Pin inference thread i to core i
+    /// Pin inference thread i to the i-th core that the server may use
     #[arg(long)]
     pub(crate) pin: bool,
     /// Allow more inference threads than cores
