@@ -28,6 +28,9 @@ const STREAM_METHOD: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Triton's parameter that marks the last streamed answer to a request. Every request has one
 /// answer here.
 const FINAL_RESPONSE: &str = "triton_final_response";
+/// Longest id in bytes that a failed request of a stream gets back. An error must fit into memory
+/// when the budget is used up.
+const FAILED_ID_BYTES_MAX: usize = 256;
 
 /// Parses the version that a request names; `None` if the field is empty.
 fn parse_version(text: &str) -> Result<Option<u64>> {
@@ -140,16 +143,21 @@ impl StreamCall {
         self.grant.as_ref().map_or(Ok(()), |grant| self.state.access.count_request(grant))
     }
 
-    /// Answers one request. Its error does not end the stream.
+    /// Answers one request. Its error does not end the stream, and has the id of the request, as in
+    /// Triton: a client may have sent several.
     async fn infer(&self, request: Bytes) -> Result<ResponseBody> {
         let state = &self.state;
         let call = || TracedCall::Grpc { path: STREAM_METHOD.to_owned() };
         let ticket = state.starter.start(PROTOCOL, &self.headers, call);
         ticket.mark(Moment::BodyComplete);
+        let mut id = String::new();
         let admitted = async {
             let permit = state.requests.admit()?;
             let decoded: Decoded<pb::ModelInferRequest> =
                 messages::decode(&state.requests, request).await?;
+            if decoded.message.id.len() <= FAILED_ID_BYTES_MAX {
+                id.clone_from(&decoded.message.id);
+            }
             self.check(&decoded.message)?;
             Ok((permit, decoded, self.key.clone()?))
         };
@@ -170,9 +178,10 @@ impl StreamCall {
         });
         let answer = answer.map(|body| body.with_clock(Some(ticket.into_encoded())));
         answer.or_else(|error| {
+            let response = pb::ModelInferResponse { id, ..Default::default() };
             let answer = pb::ModelStreamInferResponse {
                 error_message: error.to_string(),
-                infer_response: None,
+                infer_response: Some(response).filter(|response| !response.id.is_empty()),
             };
             response::encode(&state.requests, &answer, state.requests.memory.empty())
         })

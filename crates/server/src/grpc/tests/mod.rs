@@ -189,6 +189,32 @@ fn each_message_of_a_stream_is_admitted() {
 }
 
 #[test]
+fn a_failed_request_of_a_stream_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    run(async {
+        let named = |id: &str, model: &str| pb::ModelInferRequest {
+            id: id.to_owned(),
+            model_name: model.to_owned(),
+            ..request(1)
+        };
+        let requests = [named("a", "none"), named("", "none"), named("c", "echo")];
+        let requests = tokio_stream::iter(requests);
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        let first = answers.next().await.unwrap().unwrap();
+        assert!(first.error_message.contains("no model"), "{}", first.error_message);
+        assert_eq!(first.infer_response.unwrap().id, "a");
+        let second = answers.next().await.unwrap().unwrap();
+        assert!(!second.error_message.is_empty() && second.infer_response.is_none());
+        let third = answers.next().await.unwrap().unwrap();
+        assert_eq!(
+            (third.error_message.as_str(), third.infer_response.unwrap().id.as_str()),
+            ("", "c")
+        );
+    });
+}
+
+#[test]
 fn a_silent_stream_ends_when_the_server_stops() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
