@@ -149,15 +149,16 @@ fn filter_level(filter: &str) -> usize {
     words.filter_map(level).next_back().unwrap_or(ERROR)
 }
 
-/// Returns the filter for a log with `filter` after a client's change of `settings`.
+/// Returns the filter for a log with `filter` after a client's change of `settings`. A change of
+/// the level replaces the whole filter, with its levels of single modules.
 ///
 /// # Errors
 /// `InvalidArgument` for an unknown setting or a value of the wrong type; `Unimplemented` for
 /// combinations that have no level here, log files and other formats.
 pub fn changed_log(filter: &str, settings: &BTreeMap<String, LogSettingValue>) -> Result<String> {
-    let level = filter_level(filter);
-    let (mut info, mut warning, mut error) = (level >= INFO, level >= WARN, level >= ERROR);
-    let mut verbose = level.saturating_sub(INFO);
+    let current = filter_level(filter);
+    let (mut info, mut warning, mut error) = (current >= INFO, current >= WARN, current >= ERROR);
+    let mut verbose = current.saturating_sub(INFO);
     for (name, value) in settings {
         match (name.as_str(), value) {
             ("log_info", LogSettingValue::Flag(on)) => info = *on,
@@ -188,7 +189,9 @@ pub fn changed_log(filter: &str, settings: &BTreeMap<String, LogSettingValue>) -
     }
     let level = [error, warning, info].into_iter().filter(|on| *on).count();
     let verbose = if level == INFO { verbose } else { 0 };
-    Ok(LEVELS[(level + verbose).min(LEVELS.len() - 1)].to_owned())
+    let changed = (level + verbose).min(LEVELS.len() - 1);
+    let changed = if changed == current { filter } else { LEVELS[changed] };
+    Ok(changed.to_owned())
 }
 
 #[cfg(test)]
@@ -250,7 +253,10 @@ mod tests {
             assert_eq!(changed_log("info", &shown).unwrap(), level);
             assert_eq!(changed_log(level, &BTreeMap::new()).unwrap(), level);
         }
-        assert_eq!(log_settings("info,millpond_lifecycle=trace"), log_settings("info"));
+        let modules = "info,millpond_lifecycle=trace";
+        assert_eq!(log_settings(modules), log_settings("info"));
+        assert_eq!(changed_log(modules, &log_settings("info")).unwrap(), modules);
+        assert_eq!(changed_log(modules, &[verbose(1)].into()).unwrap(), "debug");
         assert_eq!(changed_log("info", &[verbose(1)].into()).unwrap(), "debug");
         assert_eq!(changed_log("trace", &[flag("log_info", false)].into()).unwrap(), "warn");
         let refused = |settings: BTreeMap<String, LogSettingValue>| {
