@@ -29,8 +29,10 @@ impl AnsweredRequest {
             return 0.0;
         }
         let share = self.items as f64 / self.batch as f64;
-        // A request that cannot be merged runs whole, as a batch of 1, with any number of items.
-        if self.items > self.batch_max { share } else { share.min(1.0) }
+        // A request that cannot be merged or split runs whole, as a batch of 1, with any number of
+        // items. The first part of a split request is a full batch.
+        let split = self.items > self.batch_max && self.batch >= self.batch_max;
+        if split { share } else { share.min(1.0) }
     }
 }
 
@@ -138,6 +140,7 @@ mod tests {
         assert_eq!(count(&[(1, 1), (1, 1)]).runs, 2);
         assert_eq!(count(&[(8, 1)]), RunCounts { items: 8, runs: 1, sizes: vec![sized(1, 1, 60)] });
         assert_eq!(count(&[(64, 32)]).runs, 2, "a split request took two");
+        assert_eq!(count(&[(64, 1)]).runs, 1, "it cannot be split");
         assert_eq!(count(&[(4, 0)]).runs, 0);
     }
 
