@@ -159,13 +159,16 @@ async fn answer(
 ) -> Result<Reply> {
     let admitted = async {
         state.requests.check_room()?;
-        let servable = target.find(state)?;
+        // A request to an unknown model is refused before its body is read. The version is found
+        // again afterwards, so that a slow upload does not delay its release.
+        target.find(state)?;
         let key = request_key::of_headers(headers)?;
         let header_length = header_length(headers)?;
         let body = state.requests.read_body(headers, body).await?;
         ticket.mark(Moment::BodyComplete);
         ticket.count_from_now();
         let permit = state.requests.admit()?;
+        let servable = target.find(state)?;
         Ok((permit, servable, key, header_length, body))
     };
     let (_permit, servable, key, header_length, body) =

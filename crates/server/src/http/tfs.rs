@@ -203,11 +203,14 @@ async fn answer(
         };
         let timeout = timeout(headers, state.rest_timeout)?;
         let key = request_key::of_headers(headers)?;
-        let Route { servable, rollout } = target.route(state, key.as_ref())?;
+        // A request to an unknown model is refused before its body is read. The version is chosen
+        // afterwards, so that a slow upload holds neither a version nor room of a candidate.
+        target.find(state)?;
         let body = state.requests.read_body(headers, body).await?;
         ticket.mark(Moment::BodyComplete);
         ticket.count_from_now();
         let permit = state.requests.admit()?;
+        let Route { servable, rollout } = target.route(state, key.as_ref())?;
         Ok((verb, timeout, servable, rollout, body, permit))
     };
     let (verb, timeout, servable, rollout, body, _permit) =

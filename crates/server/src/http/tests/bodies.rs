@@ -50,6 +50,27 @@ fn a_slow_upload_takes_nothing_from_the_deadline() {
     }
 }
 
+/// A version is released once its last request has ended.
+#[test]
+fn an_upload_holds_no_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let servable = served.server.core.lifecycle.catalog().get("echo", None).unwrap();
+    let memory = &served.server.requests.memory;
+    for path in [INFER, "/v1/models/echo:predict"] {
+        let holders = Arc::strong_count(&servable);
+        let mut stream = served.connect();
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n")
+            .unwrap();
+        stream.write_all(&[b' '; 100_000]).unwrap();
+        until(|| memory.used() > 0);
+        // The lifecycle may hold it for a moment.
+        until(|| Arc::strong_count(&servable) <= holders);
+        drop(stream);
+        until(|| memory.used() == 0);
+    }
+}
+
 const NEXT: &str = "GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 #[test]
