@@ -171,6 +171,12 @@ impl ScheduleOptions {
         if self.threads == Some(0) || self.queue_max == Some(0) || self.weight == 0 {
             return wrong("threads, queue and weight must be at least 1".into());
         }
+        let mut timeouts = self.priorities.iter().map(|level| level.timeout).chain([self.timeout]);
+        if timeouts.any(|timeout| timeout == Some(Duration::ZERO)) {
+            return wrong(
+                "timeout must be more than 0; leave it out for the deadline of the server".into(),
+            );
+        }
         if self.max_queue_delay > QUEUE_DELAY_MAX {
             return wrong(format!(
                 "max-queue-delay must be at most {} s",
@@ -281,6 +287,9 @@ mod tests {
         assert!(error(|o| o.max_batch = 0).contains("max-batch"));
         assert!(error(|o| o.weight = 0).contains("weight"));
         assert!(error(|o| o.max_queue_delay = Duration::from_secs(11)).contains("max-queue-delay"));
+        assert!(error(|o| o.timeout = Some(Duration::ZERO)).contains("timeout"));
+        let level = PriorityOptions { timeout: Some(Duration::ZERO), queue_max: None };
+        assert!(error(|o| o.priorities = vec![level]).contains("timeout"));
         assert!(error(|o| o.preferred_batch_sizes = vec![64]).contains("64"));
         assert!(error(|o| o.default_priority = 2).contains("1 to 1"));
         assert!(error(|o| o.priorities = vec![PriorityOptions::default(); 17]).contains("16"));
