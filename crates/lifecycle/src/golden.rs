@@ -83,5 +83,5 @@ fn run(
     signature.check_inputs(&call.inputs)?;
     signature.check_outputs(call.outputs.iter().map(|name| &**name))?;
     source.complete(servable, &mut call.inputs)?;
-    servable.run(&call.inputs, &call.outputs)
+    source.run(servable, &call.inputs, &call.outputs)
 }

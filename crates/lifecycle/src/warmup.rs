@@ -80,6 +80,20 @@ pub trait WarmupSource: Send + Sync {
         Ok(())
     }
 
+    /// Runs a request with a full set of inputs as the server runs it for a client, if no other
+    /// request is joined with it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Servable::run`].
+    fn run(
+        &self,
+        servable: &Servable,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        servable.run(inputs, outputs)
+    }
+
     /// Returns the recorded requests of the version in `version_dir`, which `servable` runs. If
     /// there are none, requests are generated from the signature.
     ///
@@ -121,12 +135,12 @@ pub(crate) fn warm(
         return Ok(None);
     }
     let mut notes = Vec::new();
+    let warmup = Warmup { servable, source, config, stop };
     match source.requests(dir, servable) {
         Ok(recorded) => {
             notes.extend(recorded.note);
             if !recorded.requests.is_empty() {
-                let warmup = Warmup { servable, config, stop };
-                notes.extend(warmup.run_recorded(source, recorded.requests)?);
+                notes.extend(warmup.run_recorded(recorded.requests)?);
                 return Ok(joined(notes));
             }
         }
@@ -142,8 +156,7 @@ pub(crate) fn warm(
         notes.push("not warmed up: a generated request would change the model's state".to_owned());
         return Ok(joined(notes));
     }
-    let outcome = generate(signature, config)
-        .and_then(|requests| Warmup { servable, config, stop }.run_generated(&requests));
+    let outcome = generate(signature, config).and_then(|requests| warmup.run_generated(&requests));
     if let Err(error) = outcome {
         if error.kind() == ErrorKind::Unavailable {
             return Err(error.context(
@@ -165,6 +178,7 @@ fn joined(notes: Vec<String>) -> Option<String> {
 /// The warm-up of one version.
 struct Warmup<'a> {
     servable: &'a Servable,
+    source: &'a dyn WarmupSource,
     config: &'a WarmupConfig,
     stop: &'a AtomicBool,
 }
@@ -178,16 +192,12 @@ struct ReadyCall<'a> {
 
 impl Warmup<'_> {
     /// Runs recorded requests. Returns a note about the requests that were left out.
-    fn run_recorded(
-        &self,
-        source: &dyn WarmupSource,
-        mut requests: Vec<RecordedRequest>,
-    ) -> Result<Option<String>> {
+    fn run_recorded(&self, mut requests: Vec<RecordedRequest>) -> Result<Option<String>> {
         requests.truncate(WARMUP_REQUESTS_MAX);
         let mut failures = Vec::new();
         let mut ready = Vec::new();
         for RecordedRequest { number, call } in requests {
-            match call.and_then(|call| self.prepare(source, number, call)) {
+            match call.and_then(|call| self.prepare(number, call)) {
                 Ok(call) => ready.push(call),
                 Err(error) => failures.push(CallFailure { number, error }),
             }
@@ -207,12 +217,7 @@ impl Warmup<'_> {
         }))
     }
 
-    fn prepare(
-        &self,
-        source: &dyn WarmupSource,
-        number: usize,
-        mut call: WarmupCall,
-    ) -> Result<ReadyCall<'_>> {
+    fn prepare(&self, number: usize, mut call: WarmupCall) -> Result<ReadyCall<'_>> {
         let servable = match call.signature.as_str() {
             "" => self.servable,
             name => self.servable.signature_servable(name)?,
@@ -220,7 +225,7 @@ impl Warmup<'_> {
         let signature = servable.signature();
         signature.check_inputs(&call.inputs)?;
         signature.check_outputs(call.outputs.iter().map(|name| &**name))?;
-        source.complete(servable, &mut call.inputs)?;
+        self.source.complete(servable, &mut call.inputs)?;
         Ok(ReadyCall { number, servable, call })
     }
 
@@ -248,6 +253,7 @@ impl Warmup<'_> {
             None => WARMUP_RUNS_MIN.div_ceil(calls.len().max(1)),
         };
         let queue = CallQueue {
+            source: self.source,
             calls,
             runs: rounds.saturating_mul(calls.len()),
             strict,
@@ -287,6 +293,7 @@ impl CallFailure {
 
 /// Runs that the threads of a warm-up take in turn.
 struct CallQueue<'a> {
+    source: &'a dyn WarmupSource,
     calls: &'a [ReadyCall<'a>],
     runs: usize,
     strict: bool,
@@ -323,7 +330,8 @@ impl CallQueue<'_> {
                 continue;
             }
             let began = Instant::now();
-            if let Err(error) = call.servable.run(&call.call.inputs, &call.call.outputs) {
+            let WarmupCall { inputs, outputs, .. } = &call.call;
+            if let Err(error) = self.source.run(call.servable, inputs, outputs) {
                 // Unavailable: the engine aborted in its worker process. Once published, requests
                 // would make it abort too.
                 let fatal = self.strict || error.kind() == ErrorKind::Unavailable;

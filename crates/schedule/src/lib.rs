@@ -232,6 +232,19 @@ pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result
     fill::fill(servable.plan(), inputs)
 }
 
+/// Runs a request without a scheduler, as a worker runs it alone: padded to its buckets, with its
+/// outputs cut back. `inputs` include the inputs of [`fill_inputs`].
+///
+/// # Errors
+/// Returns the errors of [`Servable::run`]; `InvalidArgument` if padding makes an input too large.
+pub fn run_alone(
+    servable: &Servable,
+    inputs: &[NamedTensor],
+    outputs: &[Arc<str>],
+) -> Result<Vec<NamedTensor>> {
+    run::run_alone(servable, inputs, outputs)
+}
+
 fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");

@@ -199,6 +199,26 @@ fn together(
     answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
 }
 
+/// Runs a request on the calling thread as a worker runs it alone; see [`crate::run_alone`].
+pub(crate) fn run_alone(
+    servable: &Servable,
+    inputs: &[NamedTensor],
+    outputs: &[Arc<str>],
+) -> Result<Vec<NamedTensor>> {
+    let plan = servable.plan();
+    let key = if plan.pads() { BatchKey::of(plan, inputs) } else { None };
+    let unfit = key.filter(|(batch_key, _)| !batch::fits(plan, batch_key, inputs));
+    let Some((batch_key, items)) = unfit else { return servable.run(inputs, outputs) };
+    let parts = [Part { inputs, items }];
+    let padded = batch::join(plan, &batch_key, &parts)?;
+    let answered = servable.run(&padded, outputs)?;
+    match batch::split(plan, &batch_key, &parts, answered) {
+        Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
+        // A rule for its outputs is wrong, so a worker does not pad it either.
+        Err(Misfit(_)) => servable.run(inputs, outputs),
+    }
+}
+
 fn call(
     servable: &Servable,
     inputs: &[NamedTensor],

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::units::MIB;
 use base::{Error, NamedTensor, Result};
@@ -59,6 +60,15 @@ impl WarmupSource for RecordedRequests {
 
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
         schedule::fill_inputs(servable, inputs)
+    }
+
+    fn run(
+        &self,
+        servable: &Servable,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        schedule::run_alone(servable, inputs, outputs)
     }
 }
 

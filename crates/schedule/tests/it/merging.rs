@@ -181,6 +181,24 @@ fn a_bucket_is_the_same_alone_and_merged() {
     assert_eq!(runs, [(1, 4), (2, 4), (1, 8), (1, 9)], "the plug of 2 columns is rounded as well");
 }
 
+/// Without a mask, padding shows in the sums.
+#[test]
+fn a_request_without_a_scheduler_is_padded_too() {
+    let mut options = padding();
+    options.merge = engine::Merge::Equal;
+    if let Some(pad) = options.inputs.get_mut("x") {
+        (pad.mask, pad.buckets) = (None, vec![4, 8]);
+    }
+    let (rows, servable) = model("m", options, PLAIN);
+    rows.gate.open();
+    let outputs = millpond_schedule::run_alone(&servable, &x(2, 3, 1.0), &[]).unwrap();
+    assert_eq!(outputs[1].tensor.shape(), [2, 1], "pairs of three columns");
+    let bench = Bench::new(1, 100);
+    bench.ask(0, &servable, x(2, 3, 1.0));
+    assert_eq!(ok(&bench.answers(1)[0]), outputs.as_slice());
+    assert_eq!(rows.runs(), [(2, 4), (2, 4)]);
+}
+
 #[test]
 fn a_request_larger_than_a_batch_is_split_and_put_together() {
     let runs = check(merging(), PLAIN, 1, &[x(20, 4, 0.0), x(3, 4, 5.0)]);
