@@ -6,7 +6,7 @@ use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
 use engine::{BatchPlan, InputPlan, OutputPlan};
 
-use crate::batch_key::BatchKey;
+use crate::batch_key::{self, BatchKey};
 use crate::block;
 use crate::bounds;
 use crate::fill::element;
@@ -14,7 +14,7 @@ use crate::fill::element;
 /// One request of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
-    /// Inputs; each has `items` on axis 0.
+    /// Inputs; those of [`batch_key::has_items`] have `items` on axis 0.
     pub(crate) inputs: &'a [NamedTensor],
     pub(crate) items: usize,
 }
@@ -40,8 +40,8 @@ pub(crate) fn join(
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
-        if input.shared {
-            // All parts have the same bits, or they would not be joined.
+        if !batch_key::has_items(plan, input) {
+            // All parts have the same bits, or there is one part.
             let first = parts
                 .first()
                 .and_then(|part| part.inputs.iter().find(|sent| sent.name == input.name));

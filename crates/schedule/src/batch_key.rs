@@ -154,11 +154,17 @@ impl BatchKey {
     }
 }
 
+/// Returns true if axis 0 of `input` has the items of the request. If requests are only padded and
+/// not joined, that matters for padded inputs and their masks only: others may be scalars.
+pub(crate) fn has_items(plan: &BatchPlan, input: &InputPlan) -> bool {
+    !input.shared && (plan.batchable || !input.axes.is_empty())
+}
+
 /// Returns the number of items of `inputs`: the common size of axis 0. `None` if it is not common
 /// or not positive.
 pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     let mut items = None;
-    for input in plan.inputs.iter().filter(|input| !input.shared) {
+    for input in plan.inputs.iter().filter(|input| has_items(plan, input)) {
         let Some(sent) = inputs.iter().find(|sent| sent.name == input.name) else { continue };
         let &count = sent.tensor.shape().first()?;
         if *items.get_or_insert(count) != count {

@@ -181,6 +181,23 @@ fn a_bucket_is_the_same_alone_and_merged() {
     assert_eq!(runs, [(1, 4), (2, 4), (1, 8), (1, 9)], "the plug of 2 columns is rounded as well");
 }
 
+/// A scalar has no items, which matters only if requests are joined.
+#[test]
+fn a_bucket_has_its_effect_beside_a_scalar() {
+    let mut options = padding();
+    options.mode = engine::ScheduleMode::Sync;
+    if let Some(pad) = options.inputs.get_mut("x") {
+        (pad.mask, pad.buckets) = (None, vec![4, 8]);
+    }
+    let (rows, servable) = model("m", options, SCALED);
+    rows.gate.open();
+    let bench = Bench::new(1, 100);
+    bench.ask(0, &servable, scaled(x(2, 3, 1.0), 2.0));
+    let answers = bench.answers(1);
+    assert_eq!(ok(&answers[0])[1].tensor.shape(), [2, 1], "pairs of three columns");
+    assert_eq!(rows.runs(), [(2, 4)]);
+}
+
 /// Without a mask, padding shows in the sums.
 #[test]
 fn a_request_without_a_scheduler_is_padded_too() {
