@@ -337,7 +337,8 @@ mod tests {
     const DELAY: Duration = Duration::from_secs(1);
 
     fn push(queue: &mut ModelQueue, servable: &Arc<Servable>, now: Instant) {
-        assert!(queue.push(request(servable, 1, now), 512, now, &mut Vec::new()).is_ok());
+        let mut entries = request(servable, 1, now);
+        assert!(queue.push(&mut entries, 512, now, &mut Vec::new()).is_ok());
     }
 
     /// Returns the number of entries that run now; 0 if they wait.
@@ -349,6 +350,19 @@ mod tests {
             }
             _ => 0,
         }
+    }
+
+    #[test]
+    fn a_refused_request_stays_with_the_caller() {
+        let (servable, now) = (model("m", lingering(DELAY)), Instant::now());
+        let mut queue = ModelQueue::new(&servable.id.model);
+        let mut outcome = || {
+            let mut entries = request(&servable, 1, now);
+            let pushed = queue.push(&mut entries, 1, now, &mut Vec::new());
+            (pushed, entries.len())
+        };
+        assert_eq!(outcome(), (Ok(()), 0));
+        assert_eq!(outcome(), (Err((1, 1)), 1));
     }
 
     /// Six shapes may begin to try a size. A check of waiting requests is no try.
@@ -376,8 +390,8 @@ mod tests {
         let (servable, start) = (model("m", lingering(Duration::ZERO)), Instant::now());
         let mut queue = ModelQueue::new(&servable.id.model);
         let push = |queue: &mut ModelQueue| {
-            let entries = request(&servable, 2, start);
-            assert!(queue.push(entries, 512, start, &mut Vec::new()).is_ok());
+            let mut entries = request(&servable, 2, start);
+            assert!(queue.push(&mut entries, 512, start, &mut Vec::new()).is_ok());
         };
         let key = request(&servable, 2, start)[0].key;
         for _ in 0..2 {

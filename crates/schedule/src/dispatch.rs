@@ -129,7 +129,7 @@ impl Dispatch {
         if queue.queued() == 0 && queue.running == 0 {
             queue.used = queue.used.max(virtual_time);
         }
-        let pushed = queue.push(entries, self.queue_max, now, expired);
+        let pushed = queue.push(&mut entries, self.queue_max, now, expired);
         let added = if pushed.is_ok() { count } else { 0 };
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
         self.count(&mut state, added, expired.len());

@@ -130,12 +130,13 @@ impl ModelQueue {
         }
     }
 
-    /// Adds the entries of one request. Returns the limit and the waiting entries if the queue of
-    /// the model or level has no room for all. A queue that is at most half full has room for any
-    /// request: otherwise a large one would have to find the queue nearly empty.
+    /// Takes the entries of one request. Returns the limit and the waiting entries if the queue of
+    /// the model or level has no room for all, and leaves them to the caller, who drops them
+    /// without the lock. A queue that is at most half full has room for any request: otherwise a
+    /// large one would have to find the queue nearly empty.
     pub(crate) fn push(
         &mut self,
-        entries: Vec<Entry>,
+        entries: &mut Vec<Entry>,
         server_max: usize,
         now: Instant,
         expired: &mut Vec<ExpiredEntry>,
@@ -168,7 +169,7 @@ impl ModelQueue {
         self.watch(first.servable.session_watch());
         self.queued += entries.len();
         self.due = self.due.into_iter().chain([first.deadline]).min();
-        self.levels[level].extend(entries);
+        self.levels[level].extend(entries.drain(..));
         Ok(())
     }
 
