@@ -23,8 +23,8 @@ pub struct RolloutMetrics {
 
 impl RolloutMetrics {
     /// Reasons of withdrawals.
-    pub const REASONS: [&str; 7] =
-        ["drift", "errors", "hand", "latency", "overflow", "signature", "unloaded"];
+    pub const REASONS: [&str; 8] =
+        ["drift", "errors", "hand", "latency", "overflow", "signature", "state", "unloaded"];
 
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;

@@ -152,9 +152,8 @@ impl Model {
             self.end_rollout(context, overtaken(candidate, roles));
         }
         if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
-            match self.incompatibility(stable, candidate) {
-                Some(message) => {
-                    let reason = RollbackReason { kind: "signature", message };
+            match self.obstacle(stable, candidate) {
+                Some(reason) => {
                     self.withdraw(context, candidate, reason);
                     roles.candidate = None;
                     self.rollout.roles = roles;
@@ -168,6 +167,29 @@ impl Model {
             roles.candidate.is_some() || roles.stable == Some(kept.candidate())
         };
         self.rollout.resumes.take_if(taken_up);
+    }
+
+    /// Returns why the rollout of `candidate` cannot begin or go on, if anything prevents it.
+    fn obstacle(&self, stable: u64, candidate: u64) -> Option<RollbackReason> {
+        if let Some(message) = self.incompatibility(stable, candidate) {
+            return Some(RollbackReason { kind: "signature", message });
+        }
+        let settings = self.rollout_settings(candidate)?;
+        let reason = self.refused_copies(candidate, settings.split)?;
+        let message = format!("{reason}, and load the version again");
+        Some(RollbackReason { kind: "state", message })
+    }
+
+    /// Returns why `candidate` must get no copies of requests, if `split` gives it some and it is
+    /// ready.
+    fn refused_copies(&self, candidate: u64, split: RolloutSplit) -> Option<String> {
+        let RolloutSplit::Shadow(_) = split else { return None };
+        let serving = self.versions.get(&candidate)?.serving.as_ref()?;
+        serving.servable.changes_state().then(|| {
+            "requests change the state of its variables, and copies of them would change it too; \
+             set traffic instead of shadow"
+                .to_owned()
+        })
     }
 
     fn incompatibility(&self, stable: u64, candidate: u64) -> Option<String> {
@@ -434,6 +456,11 @@ impl Model {
             return Err(Error::precondition(format!(
                 "version {stable} of model \"{name}\" answers its requests already; a rollout takes a higher \
                  version. To go back, roll back, or set versions = \"{candidate}\""
+            )));
+        }
+        if let Some(reason) = self.refused_copies(candidate, split) {
+            return Err(Error::precondition(format!(
+                "version {candidate} of model \"{name}\" cannot be rolled out: {reason}"
             )));
         }
         let version = self.versions.get_mut(&candidate).filter(|version| version.disk.is_some());

@@ -346,6 +346,47 @@ fn other_inputs_withdraw_a_version_before_its_first_request() {
     assert_eq!(ends(&world), ["withdrawn signature"]);
 }
 
+const SHADOW: &str = "[rollout]\nshadow = 1.0\npromote = \"hand\"\n";
+
+#[test]
+fn a_version_that_changes_its_state_gets_no_copies() {
+    let world = world(SHADOW);
+    world.publish_changing("m", 2);
+    let ended = until_state(&world, RolloutState::RolledBack);
+    assert_eq!(ended.history[0].requests, 0);
+    let reason = ended.reason.unwrap();
+    assert!(reason.contains("set traffic instead of shadow"), "{reason}");
+    world.until("m", 2, LifecycleState::Failed);
+    assert_eq!(ends(&world), ["withdrawn state"]);
+    let route = world.lifecycle().catalog().route("m", None).unwrap();
+    assert!(route.rollout.is_none());
+    // Each request goes to one of the two versions, so a share of the requests is fine.
+    world.settings("m", HALF);
+    world.load("m", lifecycle::LoadSpec::default()).unwrap();
+    assert_eq!(until_state(&world, RolloutState::Running).traffic, 0.5);
+}
+
+#[test]
+fn copies_by_hand_for_a_version_that_changes_its_state() {
+    let world = world("policy = \"1\"\n");
+    world.publish_changing("m", 2);
+    world.looks();
+    let start =
+        |traffic, shadow| RolloutAction::Start(RolloutStart { version: Some(2), traffic, shadow });
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+        assert!(error.message().contains("set traffic instead of shadow"), "{error}");
+    };
+    // The state is known once the version is loaded.
+    refused(admin(&world, start(None, Some(0.5))).unwrap_err());
+    assert_eq!(ends(&world), ["withdrawn state"]);
+    world.until("m", 2, LifecycleState::Failed);
+    admin(&world, start(Some(0.5), None)).unwrap();
+    refused(admin(&world, start(None, Some(0.5))).unwrap_err());
+    let now = report(&world);
+    assert_eq!((now.state, now.traffic), (RolloutState::Running, 0.5), "the rollout goes on");
+}
+
 #[test]
 fn a_rollout_by_hand_needs_no_settings() {
     let world = world("policy = \"1\"\n");

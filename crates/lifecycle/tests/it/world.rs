@@ -30,6 +30,8 @@ impl WarmupSource for NoRecordedRequests {
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) const MIB: u64 = 1 << 20;
+/// Key in the metadata of a graph whose requests change the state of the model.
+const CHANGES_STATE: &str = "changes-state";
 pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// Starvation limit of loads that must stay at idle priority, also beside tests that keep all
 /// cores busy.
@@ -104,6 +106,10 @@ impl Session for WatchedSession {
 
     fn metadata(&self) -> &BTreeMap<String, String> {
         self.inner().metadata()
+    }
+
+    fn changes_state(&self) -> bool {
+        self.metadata().contains_key(CHANGES_STATE)
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
@@ -257,7 +263,17 @@ impl World {
         self.place(model, version, |dir| publish::affine(dir, version as f32, 0.0).unwrap());
     }
 
-    /// The same with tables of 2 MiB each, filled with the given numbers.
+    /// The same, and its requests change its state.
+    pub(crate) fn publish_changing(&self, model: &str, version: u64) {
+        let graph = format!("{}metadata {CHANGES_STATE} yes\n", publish::HALF_PLUS_TWO);
+        let numbers = [
+            FakeParameter::floats("half", &[1], &[version as f32]),
+            FakeParameter::floats("two", &[1], &[0.0]),
+        ];
+        self.place(model, version, |dir| publish::publish(dir, &graph, &numbers).unwrap());
+    }
+
+    /// The same as [`World::publish`] with tables of 2 MiB each, filled with the given numbers.
     pub(crate) fn publish_tables(&self, model: &str, version: u64, tables: &[f32]) {
         let mut graph = publish::HALF_PLUS_TWO.to_owned();
         let number = [
