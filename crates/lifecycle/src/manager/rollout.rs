@@ -19,7 +19,7 @@ use crate::rollout::{
 };
 use crate::status::VersionStatus;
 use crate::withdrawals::WithdrawnVersion;
-use crate::{LifecycleEvent, LifecycleState};
+use crate::{LifecycleEvent, LifecycleState, Transition};
 
 /// Time between two judgements of running rollouts.
 pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
@@ -456,6 +456,12 @@ impl Model {
             return Err(Error::precondition(format!(
                 "version {stable} of model \"{name}\" answers its requests already; a rollout takes a higher \
                  version. To go back, roll back, or set versions = \"{candidate}\""
+            )));
+        }
+        if self.config.transition == Transition::ResourcePreserving {
+            return Err(Error::precondition(format!(
+                "a rollout of model \"{name}\" needs both versions in memory; set transition = \
+                 \"availability-preserving\""
             )));
         }
         if let Some(reason) = self.refused_copies(candidate, split) {

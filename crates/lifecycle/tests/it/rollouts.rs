@@ -420,6 +420,23 @@ fn a_rollout_by_hand_needs_no_settings() {
     assert_eq!(ends(&world), ["withdrawn hand"]);
 }
 
+/// The load of the candidate would unload the stable version first.
+#[test]
+fn a_rollout_by_hand_needs_memory_for_both_versions() {
+    let world = world("transition = \"resource-preserving\"\n");
+    world.publish("m", 2);
+    world.until_ready("m", 2);
+    admin(&world, RolloutAction::RollBack(Some(2))).unwrap();
+    world.until("m", 2, LifecycleState::Failed);
+    world.until_ready("m", 1);
+    let start = RolloutStart { version: Some(2), traffic: Some(0.05), shadow: None };
+    let error = admin(&world, RolloutAction::Start(start)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains("availability-preserving"), "{error}");
+    world.looks();
+    assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("1", 1.0));
+}
+
 #[test]
 fn a_rollback_ends_a_reload_of_the_candidate() {
     let world = world(HALF);
