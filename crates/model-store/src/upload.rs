@@ -1,7 +1,8 @@
 //! Uploads a published version: its files first, its manifest last.
 //!
 //! A claim object beside the versions keeps two publishers from using the same number. It is made
-//! only if it does not exist, and removed at the end.
+//! only if it does not exist, and removed after the manifest is written. So a publisher looks for
+//! the version once more after it has the claim.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -66,8 +67,11 @@ pub fn upload(
         let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
         let mut upload = Upload { place, pacer: Pacer::new(rate), progress, stop, state };
         let sent = upload.files(dir, &files, version).await;
-        if sent.is_err() {
-            for name in &files {
+        if let Err(error) = &sent {
+            // A request that failed may have written the manifest nevertheless. Without it, readers
+            // see no version. A manifest of another publisher stays.
+            let manifest = (error.kind() != ErrorKind::AlreadyExists).then_some(MANIFEST_NAME);
+            for name in manifest.iter().chain(&files) {
                 let _ = place.objects.delete(&place.key(&format!("{version}/{name}"))).await;
             }
         }
@@ -106,14 +110,30 @@ async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<u64> {
         return Err(taken(version));
     }
     loop {
-        match create(place, &claim_name(version), PutPayload::from_static(b"claimed")).await {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => match wanted {
-                Some(_) => return Err(taken(version)),
-                None => version = version.saturating_add(1),
-            },
-            result => return result.map(|()| version),
+        match (take(place, version).await?, wanted) {
+            (true, _) => return Ok(version),
+            (false, Some(_)) => return Err(taken(version)),
+            (false, None) => version = version.saturating_add(1),
         }
     }
+}
+
+/// Takes the claim of a number. Returns false if another publisher has the number.
+async fn take(place: &StorePlace, version: u64) -> Result<bool> {
+    let claim = claim_name(version);
+    match create(place, &claim, PutPayload::from_static(b"claimed")).await {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        created => created?,
+    }
+    // Another publisher may have written the version and removed its claim since the listing.
+    let exists = place.below(&version.to_string()).list().await.map(|objects| {
+        let listing = group(&objects, &place.prefix, Some(""));
+        listing.models.values().any(|model| model.versions.contains_key(&version))
+    });
+    if !matches!(exists, Ok(false)) {
+        let _ = place.objects.delete(&place.key(&claim)).await;
+    }
+    exists.map(|exists| !exists)
 }
 
 /// Writes an object that must not exist. Stores without conditions replace it.
@@ -137,7 +157,19 @@ impl Upload<'_> {
         let path = dir.join(MANIFEST_NAME);
         let manifest = std::fs::read(&path).map_err(|error| Error::io(&path, &error))?;
         let key = format!("{version}/{MANIFEST_NAME}");
-        self.unless_stopped(create(self.place, &key, manifest.into())).await
+        let content = PutPayload::from(manifest.clone());
+        let created = self.unless_stopped(create(self.place, &key, content)).await;
+        // The client of a store repeats a request after an error of the server, and may then find
+        // its own object.
+        let is_there = matches!(&created, Err(error) if error.kind() == ErrorKind::AlreadyExists);
+        if is_there && self.holds(&key, &manifest).await { Ok(()) } else { created }
+    }
+
+    /// Returns true if the store has the object `key` with this content.
+    async fn holds(&self, key: &str, content: &[u8]) -> bool {
+        let key = self.place.key(key);
+        let read = async { self.place.objects.get(&key).await?.bytes().await };
+        read.await.is_ok_and(|found| *found == *content)
     }
 
     /// Does `work` unless the upload is stopped before its end.
@@ -183,18 +215,18 @@ impl Upload<'_> {
             }
             parts => parts.map_err(|error| self.place.failed(&error))?,
         };
-        let sent = self.parts(&file, path, bytes, parts.as_mut()).await;
-        match sent {
+        let sent = match self.parts(&file, path, bytes, parts.as_mut()).await {
             Ok(()) => {
                 let complete = parts.complete().await;
                 complete.map(drop).map_err(|error| self.place.failed(&error))
             }
-            Err(error) => {
-                // Otherwise the store keeps, and bills, the parts.
-                let _ = parts.abort().await;
-                Err(error)
-            }
+            Err(error) => Err(error),
+        };
+        if sent.is_err() {
+            // Otherwise the store keeps, and bills, the parts.
+            let _ = parts.abort().await;
         }
+        sent
     }
 
     async fn parts(

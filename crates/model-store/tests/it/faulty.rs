@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use engine::layout::MANIFEST_NAME;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -27,6 +28,10 @@ pub(crate) struct FaultyStore {
     pub(crate) gets_max: AtomicU64,
     /// True if nothing answers.
     pub(crate) offline: AtomicBool,
+    /// Next listings that show no object.
+    pub(crate) empty_lists: AtomicU64,
+    /// True if the manifest of a version is written twice, as by a client that repeats a request.
+    pub(crate) repeats_manifests: AtomicBool,
 }
 
 impl FaultyStore {
@@ -50,6 +55,9 @@ impl fmt::Display for FaultyStore {
 #[async_trait::async_trait]
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, at: &Path, load: PutPayload, with: PutOptions) -> Result<PutResult> {
+        if self.repeats_manifests.load(Ordering::SeqCst) && at.filename() == Some(MANIFEST_NAME) {
+            self.inner.put_opts(at, load.clone(), with.clone()).await?;
+        }
         self.inner.put_opts(at, load, with).await
     }
 
@@ -77,9 +85,13 @@ impl ObjectStore for FaultyStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<ObjectMeta> {
         self.lists.fetch_add(1, Ordering::SeqCst);
-        match self.offline.load(Ordering::SeqCst) {
-            true => Box::pin(tokio_stream::once(Err(FaultyStore::broken()))),
-            false => self.inner.list(prefix),
+        if self.offline.load(Ordering::SeqCst) {
+            return Box::pin(tokio_stream::once(Err(FaultyStore::broken())));
+        }
+        let one_less = |left: u64| left.checked_sub(1);
+        match self.empty_lists.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {
+            Ok(_) => Box::pin(tokio_stream::empty()),
+            Err(_) => self.inner.list(prefix),
         }
     }
 

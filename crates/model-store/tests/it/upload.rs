@@ -1,13 +1,16 @@
 //! Uploads of published versions.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use base::ErrorKind;
 use engine::fake::publish::affine;
 use engine::layout::Artifact;
-use millpond_model_store::{StorePlace, UploadProgress, upload};
+use millpond_model_store::{StorePlace, UploadProgress, block_on, upload};
 use os::Rate;
 use tokio::sync::watch;
+
+use crate::faulty::FaultyStore;
 
 /// The signal of an upload that is not stopped.
 fn never() -> watch::Receiver<bool> {
@@ -62,6 +65,43 @@ fn a_claimed_number_is_left_out() {
     let error = put(Some(1)).unwrap_err();
     assert!(error.message().contains("delete .claim-1 if its publisher has died"), "{error}");
     assert_eq!(put(None).unwrap(), 2);
+}
+
+/// The listing of the second publisher comes before the end of the first one's upload, and its
+/// claim after it.
+#[test]
+fn a_version_that_was_just_finished_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(dir.path(), 0.5, 2.0).unwrap();
+    let store = FaultyStore::new();
+    let place = StorePlace::new(store.clone(), "m", "mem://m");
+    let put =
+        |version| upload(&place, dir.path(), version, Rate::unlimited(), &mut |_| {}, never());
+    assert_eq!(put(None).unwrap(), 1);
+    affine(dir.path(), 3.0, 4.0).unwrap();
+    let objects = |name: &str| block_on(place.below(name).list()).unwrap();
+    let first = objects("1");
+    store.empty_lists.store(1, Ordering::SeqCst);
+    assert_eq!(put(Some(1)).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    store.empty_lists.store(1, Ordering::SeqCst);
+    assert_eq!(put(None).unwrap(), 2);
+    assert_eq!(objects("1"), first);
+    let all = block_on(place.list()).unwrap();
+    assert_eq!(all.len(), first.len() + objects("2").len(), "no claim is left: {all:?}");
+}
+
+#[test]
+fn a_repeated_request_finds_its_own_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(dir.path(), 0.5, 2.0).unwrap();
+    let store = FaultyStore::new();
+    store.repeats_manifests.store(true, Ordering::SeqCst);
+    let place = StorePlace::new(store, "m", "mem://m");
+    let put = upload(&place, dir.path(), None, Rate::unlimited(), &mut |_| {}, never());
+    assert_eq!(put.unwrap(), 1);
+    let sent = place.below("1").manifest().unwrap();
+    assert_eq!(sent.layout, Artifact::open(dir.path()).unwrap().manifest);
+    assert_eq!(block_on(place.below("1").list()).unwrap().len(), 3, "graph, weights and manifest");
 }
 
 #[test]
