@@ -45,7 +45,8 @@ impl Prefault {
     fn need<'a>(&self, models: impl Iterator<Item = &'a Model>) -> u64 {
         let (mut shared, mut bytes, mut largest) = (BTreeSet::new(), 0, 0);
         let now = Instant::now();
-        for model in models {
+        // Worker processes have the parameters of isolated models in memory of their own.
+        for model in models.filter(|model| !model.config.session.isolate) {
             let choice = model.choice(&model.views(now));
             for version in choice.aspired.iter().filter_map(|number| model.versions.get(number)) {
                 let own = match version.disk.as_ref().map(|disk| &disk.found) {

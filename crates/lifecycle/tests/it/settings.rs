@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::{ScheduleMode, ScheduleOptions};
-use lifecycle::LoadSpec;
+use lifecycle::{LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World, cold, eventually};
 
@@ -88,4 +88,17 @@ fn a_models_schedule_is_laid_over_the_servers() {
         (schedule().weight, schedule().max_batch, schedule().mode),
         (3, 8, ScheduleMode::Sync)
     );
+}
+
+#[test]
+fn isolated_models_take_no_memory_of_the_pool() {
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", "isolate = true\n");
+    world.publish_tables("m", 1, &[1.0, 2.0]);
+    world.start(Setting::default());
+    // No worker process loads the parameters here, and the engine refuses a graph without them.
+    world.until("m", 1, LifecycleState::Failed);
+    // The first load ends once the requested memory is faulted in.
+    eventually("the first load is finished", || world.lifecycle().settled());
+    assert_eq!(world.store.pool().stats().backed, 0);
 }
