@@ -4,6 +4,8 @@
 //! the file change the entries of their own models only.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -62,13 +64,18 @@ fn read<T: DeserializeOwned>(file: &Path) -> BTreeMap<PathBuf, T> {
     })
 }
 
-/// Writes the file in one step.
+/// Writes the file in one step. It is durable afterwards: a loss of power would otherwise leave an
+/// empty file, which a restart reads as no state.
 fn write<T: Serialize>(file: &Path, known: &BTreeMap<PathBuf, T>) -> std::io::Result<()> {
     let text = toml::to_string(known).map_err(std::io::Error::other)?;
-    if let Some(dir) = file.parent() {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Some(dir) = dir {
         os::private::create_dir_all(dir)?;
     }
     let aside = file.with_extension(format!("new-{}", std::process::id()));
-    std::fs::write(&aside, text)?;
-    std::fs::rename(aside, file)
+    let mut new = os::private::options().write(true).create(true).truncate(true).open(&aside)?;
+    new.write_all(text.as_bytes())?;
+    new.sync_all()?;
+    std::fs::rename(aside, file)?;
+    dir.map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
