@@ -165,7 +165,7 @@ impl StoreCache {
             && self.model_dir(model).join(name).is_file()
     }
 
-    /// Replaces a file beside a model's versions.
+    /// Replaces a file beside a model's versions. The file is durable before its record is written.
     ///
     /// # Errors
     /// I/O errors.
@@ -178,8 +178,11 @@ impl StoreCache {
     ) -> Result<()> {
         let hidden = self.model_dir(model).join(format!(".{name}.new"));
         write(&hidden, content)?;
+        let synced = File::open(&hidden).and_then(|file| file.sync_all());
+        synced.map_err(|error| Error::io(&hidden, &error))?;
         let path = self.model_dir(model).join(name);
         std::fs::rename(&hidden, &path).map_err(|error| Error::io(&path, &error))?;
+        sync_directory(&self.model_dir(model))?;
         write(&self.record(model, &format!("file-{name}")), fingerprint)
     }
 
