@@ -158,8 +158,18 @@ impl CpuAccount {
         if rate == self.rate {
             return self.clone();
         }
+        let before = *self.state.lock();
         let after = CpuAccount::new(per_minute);
-        after.state.lock().usage = self.usage();
+        {
+            let mut state = after.state.lock();
+            state.usage = before.usage;
+            // Without a quota nothing refills an account, so its balance means nothing.
+            if self.rate.is_some() {
+                state.seconds = state.seconds.min(before.seconds);
+                state.filled = before.filled;
+                state.cost = before.cost;
+            }
+        }
         after
     }
 }
@@ -276,6 +286,19 @@ mod tests {
         let limited = account.with_quota(Some(1.0));
         assert_eq!(limited.usage().used, 1001 * SECOND);
         assert!(Arc::ptr_eq(&limited, &limited.with_quota(Some(1.0))));
+    }
+
+    #[test]
+    fn a_changed_quota_keeps_the_balance() {
+        let account = CpuAccount::new(Some(60.0));
+        let now = Instant::now();
+        begin_at(&account, now).unwrap().settle(15 * SECOND);
+        // Ten seconds are missing, which two seconds refill in one.
+        let wait = begin_at(&account.with_quota(Some(120.0)), now).unwrap_err();
+        assert!(wait > 4 * SECOND && wait <= 5 * SECOND, "{wait:?}");
+        let unlimited = account.with_quota(None);
+        assert!(begin_at(&unlimited, now).is_ok());
+        assert!(begin_at(&unlimited.with_quota(Some(60.0)), now).is_ok(), "no quota, no debt");
     }
 
     /// A caller that always works uses its quota at any cost of its work.
