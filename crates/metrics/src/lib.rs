@@ -597,6 +597,42 @@ impl Metrics {
         }
     }
 
+    /// Removes the series of a model that is gone, except for gauges that the exporter rebuilds.
+    /// `causes` are the causes of slow requests, `runtimes` the names of the engines.
+    pub fn forget_model(
+        &self,
+        model: &Arc<str>,
+        causes: &[&'static str],
+        runtimes: &[&'static str],
+    ) {
+        let labels = ModelLabels { model: model.clone() };
+        for counters in [
+            &self.swaps,
+            &self.load_failures,
+            &self.settings_taken_over,
+            &self.loader_minor_faults,
+            &self.loads_escalated,
+            &self.loader_read_bytes,
+            &self.loader_shared_bytes,
+            &self.worker_restarts,
+            &self.updates.held_back,
+            &self.updates.without_turn,
+        ] {
+            counters.remove(&labels);
+        }
+        self.loader_cpu_seconds.remove(&labels);
+        for step in ["load", "warm", "drain", "unload"] {
+            let labels = SwapLabels { model: model.clone(), step };
+            self.swap_last_seconds.remove(&labels);
+            self.swap_seconds.remove(&labels);
+        }
+        for &cause in causes {
+            self.slow_requests.remove(&CauseLabels { model: model.clone(), cause });
+        }
+        self.rollouts.forget_model(model);
+        self.tfs.forget_model(model, runtimes);
+    }
+
     /// Encodes the exposition as OpenMetrics text, which Prometheus reads.
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(16 << 10);
@@ -645,5 +681,27 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("version=\"4\""));
+    }
+
+    #[test]
+    fn a_removed_model_leaves_no_series() {
+        let metrics = Metrics::default();
+        let model: Arc<str> = "short-lived".into();
+        let labels = ModelLabels { model: model.clone() };
+        metrics.swaps.get_or_create(&labels).inc();
+        metrics.loader_cpu_seconds.get_or_create(&labels).inc_by(0.5);
+        metrics.updates.held_back.get_or_create(&labels).inc();
+        let swap = SwapLabels { model: model.clone(), step: "warm" };
+        metrics.swap_seconds.get_or_create(&swap).inc_by(1.5);
+        let slow = CauseLabels { model: model.clone(), cause: "load" };
+        metrics.slow_requests.get_or_create(&slow).inc();
+        metrics.rollouts.promotions.get_or_create(&labels).inc();
+        let withdrawn = ModelKindLabels { model: model.clone(), kind: "drift" };
+        metrics.rollouts.rollbacks.get_or_create(&withdrawn).inc();
+        let copied = ModelKindLabels { model: model.clone(), kind: "same" };
+        metrics.rollouts.shadow_requests.get_or_create(&copied).inc();
+        metrics.forget_model(&model, &["load"], &[]);
+        let text = metrics.encode();
+        assert!(!text.contains("short-lived"), "{text}");
     }
 }

@@ -237,7 +237,7 @@ fn fill_rollouts(rollouts: &RolloutMetrics) {
     models(&[&rollouts.running]);
     models(&[&rollouts.promotions, &rollouts.overflows]);
     model_kinds(&rollouts.rollbacks, &RolloutMetrics::REASONS);
-    model_kinds(&rollouts.shadow_requests, &["same", "different", "failed", "dropped"]);
+    model_kinds(&rollouts.shadow_requests, &RolloutMetrics::COPIES);
 }
 
 fn fill_images(images: &ImageMetrics) {

@@ -1,5 +1,7 @@
 //! Metrics of rollouts.
 
+use std::sync::Arc;
+
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -17,7 +19,7 @@ pub struct RolloutMetrics {
     pub rollbacks: Family<ModelKindLabels, Counter>,
     /// Requests that overflowed from the new version to the stable one.
     pub overflows: Family<ModelLabels, Counter>,
-    /// Copies of requests by outcome: "same", "different", "failed", "dropped".
+    /// Copies of requests by outcome: see [`RolloutMetrics::COPIES`].
     pub shadow_requests: Family<ModelKindLabels, Counter>,
 }
 
@@ -25,6 +27,23 @@ impl RolloutMetrics {
     /// Reasons of withdrawals.
     pub const REASONS: [&str; 8] =
         ["drift", "errors", "hand", "latency", "overflow", "signature", "state", "unloaded"];
+
+    /// Outcomes of copies.
+    pub const COPIES: [&str; 4] = ["same", "different", "failed", "dropped"];
+
+    /// Removes the series of a model that is gone.
+    pub(crate) fn forget_model(&self, model: &Arc<str>) {
+        let labels = ModelLabels { model: model.clone() };
+        self.running.remove(&labels);
+        self.promotions.remove(&labels);
+        self.overflows.remove(&labels);
+        for kind in RolloutMetrics::REASONS {
+            self.rollbacks.remove(&ModelKindLabels { model: model.clone(), kind });
+        }
+        for kind in RolloutMetrics::COPIES {
+            self.shadow_requests.remove(&ModelKindLabels { model: model.clone(), kind });
+        }
+    }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;

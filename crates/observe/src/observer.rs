@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::VersionId;
-use inference::InferenceStats;
+use inference::{CAUSES, InferenceStats};
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, StateChange, SwapReport};
 use metrics::{Metrics, ModelKindLabels, ModelLabels, SwapLabels};
 use tokio::sync::watch;
@@ -76,9 +76,8 @@ impl Observer for MetricsObserver {
             }
             LifecycleEvent::Swapped(report) => self.swapped(report),
             LifecycleEvent::Forgotten { model } => {
+                self.metrics.forget_model(model, &CAUSES, &self.engines);
                 self.stats.forget_model(model);
-                self.metrics.tfs.forget_model(model, &self.engines);
-                self.metrics.rollouts.running.remove(&ModelLabels { model: model.clone() });
             }
             LifecycleEvent::Reported => self.changed.send_replace(()),
             _ => {}
