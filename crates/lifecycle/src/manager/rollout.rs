@@ -58,6 +58,12 @@ impl ModelRollout {
         self.traffic.is_some()
     }
 
+    /// Leaves the running rollout without an end: the next start takes it up again.
+    pub(super) fn interrupt(&mut self) {
+        self.roles = Roles::default();
+        self.traffic = None;
+    }
+
     /// Adds a note about the rollout to the status of a version that has none.
     pub(crate) fn annotate(&self, mut status: VersionStatus) -> VersionStatus {
         let candidate = self.roles.candidate == Some(status.version);
@@ -149,7 +155,9 @@ impl Model {
         if let Some(candidate) = before.candidate
             && roles.candidate != Some(candidate)
         {
-            self.end_rollout(context, overtaken(candidate, roles));
+            // The versions of an unloaded model go one after the other, stable first.
+            let left = if self.down || self.removed { Roles::default() } else { roles };
+            self.end_rollout(context, overtaken(candidate, left));
         }
         if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
             match self.obstacle(stable, candidate) {

@@ -14,6 +14,7 @@ impl Manager {
         self.scans.stop();
         for model in self.models.values_mut() {
             model.down = true;
+            model.rollout.interrupt();
             let numbers: Vec<u64> = model.versions.keys().copied().collect();
             for number in numbers {
                 if let Some(version) = model.versions.get_mut(&number) {

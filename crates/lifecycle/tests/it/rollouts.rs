@@ -500,6 +500,22 @@ fn a_newer_version_takes_the_candidates_place() {
 }
 
 #[test]
+fn an_unload_of_the_model_promotes_no_version() {
+    let world = world(HALF);
+    world.publish("m", 2);
+    until_state(&world, RolloutState::Running);
+    world.unload("m").unwrap();
+    assert_eq!(report(&world).state, RolloutState::RolledBack);
+    assert_eq!(ends(&world), ["withdrawn unloaded"]);
+}
+
+#[test]
+fn a_stop_of_the_server_ends_no_rollout() {
+    let world = stopped_rollout(HALF, None);
+    assert_eq!(ends(&world), Vec::<String>::new());
+}
+
+#[test]
 fn removed_settings_end_a_rollout() {
     let world = world(HALF);
     world.publish("m", 2);
