@@ -221,6 +221,15 @@ pub enum LifecycleEvent {
         /// Version number.
         version: u64,
     },
+    /// A ready version could not be loaded again. It serves as it was.
+    ReloadFailed {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Version number.
+        version: u64,
+        /// Reason of the failure.
+        reason: String,
+    },
     /// A version is not loaded, because it did not load in another process of the fleet.
     UpdateHeldBack {
         /// Name of the model.

@@ -42,11 +42,9 @@ impl Observer for MetricsObserver {
             LifecycleEvent::StateChanged(change)
                 if change.to == LifecycleState::Failed && !change.withdrawn =>
             {
-                self.metrics
-                    .load_failures
-                    .get_or_create(&ModelLabels { model: change.model.clone() })
-                    .inc();
+                self.load_failed(&change.model);
             }
+            LifecycleEvent::ReloadFailed { model, .. } => self.load_failed(model),
             LifecycleEvent::Loaded { model, version, cost } => {
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
@@ -96,6 +94,11 @@ impl MetricsObserver {
         }
     }
 
+    fn load_failed(&self, model: &Arc<str>) {
+        let labels = ModelLabels { model: model.clone() };
+        self.metrics.load_failures.get_or_create(&labels).inc();
+    }
+
     fn rollout_ended(&self, model: &Arc<str>, promoted: bool, reason: &'static str) {
         let labels = ModelLabels { model: model.clone() };
         let rollouts = &self.metrics.rollouts;
@@ -140,6 +143,10 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
         }
         LifecycleEvent::Settled { model, version } => {
             of("settings", info, model, Some(*version), "took over the changed settings")
+        }
+        LifecycleEvent::ReloadFailed { model, version, reason } => {
+            let text = format!("could not be loaded again, and serves as it was: {reason}");
+            of("reload_failed", EventLevel::Warning, model, Some(*version), &text)
         }
         LifecycleEvent::DrainSlow { model, version } => {
             let text = "still has requests, although it should be released";
@@ -203,8 +210,9 @@ mod tests {
     #[test]
     fn events_of_versions_are_in_the_journal() {
         let journal = Arc::new(EventJournal::default());
+        let metrics = Arc::new(Metrics::default());
         let observer = MetricsObserver {
-            metrics: Arc::default(),
+            metrics: metrics.clone(),
             stats: Arc::default(),
             journal: journal.clone(),
             changed: watch::Sender::new(()),
@@ -222,6 +230,11 @@ mod tests {
             changed(2, LifecycleState::Failed, Some("no such file")),
             changed(3, LifecycleState::Warming, None),
             loaded(3),
+            LifecycleEvent::ReloadFailed {
+                model: "m".into(),
+                version: 3,
+                reason: "no memory".to_owned(),
+            },
             changed(1, LifecycleState::Released, None),
             LifecycleEvent::DrainSlow { model: "m".into(), version: 1 },
             LifecycleEvent::UpdateHeldBack {
@@ -231,10 +244,13 @@ mod tests {
             },
             changed(WITHDRAWN, LifecycleState::Failed, Some("p99 1.8 times higher")),
             LifecycleEvent::RolloutEnded { model: "m".into(), promoted: false, reason: "latency" },
-            LifecycleEvent::Forgotten { model: "m".into() },
         ] {
             observer.event(&event);
         }
+        let failures =
+            metrics.load_failures.get_or_create(&ModelLabels { model: "m".into() }).get();
+        assert_eq!(failures, 3, "two loads and a reload");
+        observer.event(&LifecycleEvent::Forgotten { model: "m".into() });
         let events = journal.read(&EventFilter::default()).events;
         let seen: Vec<_> =
             events.iter().map(|event| (event.kind, event.version, event.count)).collect();
@@ -244,6 +260,7 @@ mod tests {
                 ("loaded", Some(1), 1),
                 ("failed", Some(2), 2),
                 ("loaded", Some(3), 1),
+                ("reload_failed", Some(3), 1),
                 ("released", Some(1), 1),
                 ("drain_slow", Some(1), 1),
                 ("held_back", Some(5), 1),

@@ -294,6 +294,9 @@ impl Model {
         if serving {
             tracing::warn!(model = %self.name, version = number, reason, "loading it again failed; it serves as it was");
             version.note = Some(format!("loading it again failed: {reason}"));
+            let model = self.name.clone();
+            let failed = LifecycleEvent::ReloadFailed { model, version: number, reason };
+            context.observer.event(&failed);
             return;
         }
         // Files that changed meanwhile are tried as soon as they are complete.

@@ -1,7 +1,7 @@
 //! Loads and unloads that an administrator asks for.
 
 use base::ErrorKind;
-use lifecycle::{LifecycleState, LoadSpec};
+use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
 use crate::world::{World, eventually};
 
@@ -97,6 +97,11 @@ fn a_reload_that_fails_changes_nothing() {
     let status = world.version("m", 1).unwrap();
     assert_eq!(status.state, LifecycleState::Ready);
     assert!(status.note.unwrap().contains("loading it again failed"));
+    let reasons = world.events.all().into_iter().filter_map(|event| match event {
+        LifecycleEvent::ReloadFailed { version: 1, reason, .. } => Some(reason),
+        _ => None,
+    });
+    assert_eq!(reasons.collect::<Vec<_>>(), ["this fake fails loads"]);
     world.load("m", RELOAD).unwrap();
     assert_eq!(world.version("m", 1).unwrap().note, None);
 }
