@@ -14,7 +14,7 @@ struct Run {
     pool: Arc<SlotPool>,
     slots: Range<usize>,
     bytes: usize,
-    /// True if the slots are read-only.
+    /// True if slots may be read-only.
     sealed: AtomicBool,
 }
 
@@ -101,11 +101,11 @@ impl Region {
     /// # Errors
     /// `ResourceExhausted` if the system cannot split its mappings further.
     pub fn seal(&self) -> Result<()> {
+        // Before the call: a call that fails may have made a part of the slots read-only.
+        self.0.sealed.store(true, Ordering::Relaxed);
         self.0
             .protect(libc::PROT_READ)
-            .map_err(|e| Error::exhausted(format!("parameters cannot be sealed: {e}")))?;
-        self.0.sealed.store(true, Ordering::Relaxed);
-        Ok(())
+            .map_err(|e| Error::exhausted(format!("parameters cannot be sealed: {e}")))
     }
 
     /// Returns the start address, a multiple of the slot size. Valid during the life of the region.
