@@ -12,7 +12,8 @@ use tokio_stream::StreamExt;
 
 use crate::listing::group;
 
-/// Longest time of a listing.
+/// Longest time until the next object of a listing. A listing of many objects takes longer, since
+/// it has a request for each thousand of them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Settings for S3. One of them must be present, or the machine must have a role.
@@ -141,22 +142,21 @@ impl StorePlace {
     /// Returns the store's error, with a remedy.
     pub async fn list(&self) -> Result<Vec<ObjectMeta>> {
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
-        let all = async {
-            let mut objects = self.objects.list(prefix);
-            let mut found = Vec::new();
-            while let Some(object) = objects.next().await {
-                found.push(object.map_err(|error| self.failed(&error))?);
-            }
-            Ok(found)
-        };
-        tokio::time::timeout(LIST_TIMEOUT, all).await.unwrap_or_else(|_| {
-            Err(Error::unavailable(format!(
-                "{}: no answer within {} s; {}",
-                self.shown,
-                LIST_TIMEOUT.as_secs(),
-                self.remedy
-            )))
-        })
+        let mut objects = self.objects.list(prefix);
+        let mut found = Vec::new();
+        loop {
+            let next = tokio::time::timeout(LIST_TIMEOUT, objects.next()).await;
+            let next = next.map_err(|_| {
+                Error::unavailable(format!(
+                    "{}: no answer within {} s; {}",
+                    self.shown,
+                    LIST_TIMEOUT.as_secs(),
+                    self.remedy
+                ))
+            })?;
+            let Some(object) = next else { return Ok(found) };
+            found.push(object.map_err(|error| self.failed(&error))?);
+        }
     }
 
     /// Lists the versions and the models below this directory. Blocks the thread.
