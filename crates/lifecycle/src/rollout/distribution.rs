@@ -6,7 +6,7 @@
 //! buckets (Kolmogorov and Smirnov's distance). Outputs of other types are left out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{NamedTensor, Signature};
 
@@ -29,7 +29,7 @@ const SIDE: i32 = 2 * EXPONENT_MAX * SUB_BUCKETS;
 const BUCKETS: usize = 2 * SIDE as usize + 2;
 
 /// Histograms of one arm's outputs.
-struct ArmOutputs(Box<[AtomicU32]>);
+struct ArmOutputs(Box<[AtomicU64]>);
 
 /// Histograms of both arms.
 pub(crate) struct OutputDistributions {
@@ -41,7 +41,7 @@ impl OutputDistributions {
     pub(crate) fn new(signature: &Signature) -> OutputDistributions {
         let outputs = signature.outputs.iter().take(OUTPUTS_MAX);
         let names: Vec<Arc<str>> = outputs.map(|spec| spec.name.as_str().into()).collect();
-        let counts = || (0..names.len() * STATISTICS * BUCKETS).map(|_| AtomicU32::new(0));
+        let counts = || (0..names.len() * STATISTICS * BUCKETS).map(|_| AtomicU64::new(0));
         let arms = [ArmOutputs(counts().collect()), ArmOutputs(counts().collect())];
         OutputDistributions { names, arms }
     }
@@ -99,7 +99,7 @@ fn bucket(value: f64) -> usize {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DistributionCounts {
     names: Vec<Arc<str>>,
-    arms: [Vec<u32>; 2],
+    arms: [Vec<u64>; 2],
 }
 
 /// Difference of two distributions of one statistic.
@@ -145,8 +145,8 @@ struct ProofOf {
     level: f64,
 }
 
-fn distance(stable: &[u32], candidate: &[u32], asked: ProofOf) -> Option<Drift> {
-    let total = |counts: &[u32]| counts.iter().map(|&count| u64::from(count)).sum::<u64>();
+fn distance(stable: &[u64], candidate: &[u64], asked: ProofOf) -> Option<Drift> {
+    let total = |counts: &[u64]| counts.iter().sum::<u64>();
     let totals = [total(stable), total(candidate)];
     if totals.contains(&0) {
         return None;
@@ -155,7 +155,7 @@ fn distance(stable: &[u32], candidate: &[u32], asked: ProofOf) -> Option<Drift> 
     let mut below = [0u64; 2];
     // The last edge has everything below it.
     for (a, b) in stable.iter().zip(candidate).take(BUCKETS - 1) {
-        below = [below[0] + u64::from(*a), below[1] + u64::from(*b)];
+        below = [below[0] + a, below[1] + b];
         let rate = |arm: usize| below[arm] as f64 / totals[arm] as f64;
         let gap = (rate(0) - rate(1)).abs();
         drift.distance = drift.distance.max(gap);

@@ -1,6 +1,6 @@
 //! Latencies of one arm, as a histogram that requests fill without a lock, and bounds of its p99.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::bounds::Evidence;
@@ -15,11 +15,11 @@ const BUCKETS: usize = SUB_BUCKETS * (OCTAVES + 1);
 const TAIL: f64 = 0.01;
 
 /// Counts of latencies by bucket.
-pub(crate) struct LatencyHistogram(Box<[AtomicU32]>);
+pub(crate) struct LatencyHistogram(Box<[AtomicU64]>);
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        LatencyHistogram((0..BUCKETS).map(|_| AtomicU32::new(0)).collect())
+        LatencyHistogram((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
@@ -38,7 +38,7 @@ impl LatencyHistogram {
 
 /// A copy of the counts at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LatencyCounts(Vec<u32>);
+pub(crate) struct LatencyCounts(Vec<u64>);
 
 impl LatencyCounts {
     /// Builds counts from latencies in microseconds.
@@ -50,7 +50,7 @@ impl LatencyCounts {
     }
 
     pub(crate) fn total(&self) -> u64 {
-        self.0.iter().map(|&count| u64::from(count)).sum()
+        self.0.iter().sum()
     }
 
     /// Returns the estimate of p99, or `None` without a latency.
@@ -102,7 +102,7 @@ impl LatencyCounts {
     fn largest(&self, rank: u64) -> Option<usize> {
         let mut seen = 0;
         self.0.iter().rposition(|&count| {
-            seen += u64::from(count);
+            seen += count;
             seen >= rank
         })
     }
@@ -142,6 +142,14 @@ mod tests {
         assert!(low > 1_900 && high < 2_100, "{low} {high}");
         let p99 = counts.p99().unwrap().as_micros();
         assert!((1_920..=1_990).contains(&p99), "{p99}");
+    }
+
+    #[test]
+    fn counts_have_more_than_32_bits() {
+        let histogram = LatencyHistogram::default();
+        histogram.0[5].store(u64::from(u32::MAX), Ordering::Relaxed);
+        histogram.record(Duration::from_micros(5));
+        assert_eq!(histogram.read().total(), 1 << 32);
     }
 
     #[test]
