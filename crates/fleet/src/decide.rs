@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use base::VersionId;
+use base::{Error, VersionId};
 use lifecycle::TurnState;
 
 use crate::FleetTimes;
@@ -89,13 +89,13 @@ pub(super) fn reading_pause(waiting: &[WaitingVersion], times: &FleetTimes) -> D
     newest.map_or(times.watch, |waited| (waited / 8).max(times.poll).min(times.watch))
 }
 
-/// Returns the state of a version that wants to load while etcd has not answered for `silent`.
-pub(super) fn without_etcd(silent: Duration, silence_max: Duration) -> TurnState {
+/// Returns the state of a version that wants to load while requests to etcd have failed for
+/// `silent`, the last one with `error`.
+pub(super) fn without_etcd(silent: Duration, silence_max: Duration, error: &Error) -> TurnState {
     match silent >= silence_max {
         true => TurnState::Granted,
         false => TurnState::Waiting(format!(
-            "etcd does not answer; without an answer, it is loaded without a turn {} s after the \
-             first request",
+            "{error}; without an answer, it is loaded without a turn {} s after the first request",
             silence_max.as_secs()
         )),
     }
@@ -204,8 +204,11 @@ mod tests {
 
     #[test]
     fn silence_ends_a_wait() {
-        let at = |seconds| without_etcd(Duration::from_secs(seconds), Duration::from_secs(60));
-        assert!(matches!(at(59), TurnState::Waiting(reason) if reason.contains("60 s")));
+        let error = Error::denied("etcd at a:1: permission denied");
+        let limit = Duration::from_secs(60);
+        let at = |seconds| without_etcd(Duration::from_secs(seconds), limit, &error);
+        let TurnState::Waiting(reason) = at(59) else { panic!("59 s are within the limit") };
+        assert!(reason.contains("60 s") && reason.contains("permission denied"), "{reason}");
         assert_eq!(at(60), TurnState::Granted);
     }
 }

@@ -285,7 +285,7 @@ impl FleetWorker {
             return;
         }
         let since = *self.silent.entry(id.clone()).or_insert_with(Instant::now);
-        let state = without_etcd(since.elapsed(), self.times.silence);
+        let state = without_etcd(since.elapsed(), self.times.silence, error);
         if state == TurnState::Granted {
             tracing::warn!(%id, "is loaded without a turn, since etcd does not answer");
             let labels = ModelLabels { model: id.model.clone() };
