@@ -31,9 +31,13 @@ impl Withdrawals {
         version: u64,
         files: Fingerprint,
     ) -> Option<String> {
-        let files = files.to_string();
-        let same = |known: &&WithdrawnVersion| known.version == version && known.files == files;
-        Some(self.0.get(model_dir)?.iter().find(same)?.reason.clone())
+        let known = self.find(model_dir, version)?;
+        (known.files == files.to_string()).then(|| known.reason.clone())
+    }
+
+    /// Returns the entry of a version, whose files may have changed.
+    pub(crate) fn find(&self, model_dir: &Path, version: u64) -> Option<&WithdrawnVersion> {
+        self.0.get(model_dir)?.iter().find(|known| known.version == version)
     }
 
     /// Replaces the withdrawn versions of a model.

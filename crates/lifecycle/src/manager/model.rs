@@ -181,6 +181,11 @@ impl Version {
         matches!(self.disk, Some(Disk { found: VersionContents::Settling(_), .. }))
     }
 
+    /// Returns true if its files could not be read at the last scan.
+    pub(crate) fn unreadable(&self) -> bool {
+        matches!(self.disk, Some(Disk { found: VersionContents::Unreadable(_), .. }))
+    }
+
     /// Returns true if the version must be converted and is not converted yet.
     pub(crate) fn foreign(&self) -> bool {
         let Some(disk) = &self.disk else { return false };

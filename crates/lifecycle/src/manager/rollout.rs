@@ -316,13 +316,19 @@ impl Model {
         self.end_rollout(context, RolloutEnd { candidate: number, state, kind, message });
     }
 
-    /// Keeps the withdrawn versions for the next start.
+    /// Keeps the withdrawn versions for the next start. Withdrawals of versions that cannot be read
+    /// stay as they are. So do all of a model without versions, whose file system may not be mounted
+    /// yet.
     pub(super) fn keep_withdrawals(&self, context: &mut ManagerContext) {
-        if self.path_error.is_some() || self.removed {
+        if self.path_error.is_some() || self.removed || self.versions.is_empty() {
             return;
         }
+        let known = &context.withdrawals;
         let withdrawn = |(&number, version): (&u64, &Version)| {
-            let failure = version.failure.as_ref().filter(|failure| failure.withdrawn)?;
+            let Some(failure) = version.failure.as_ref().filter(|failure| failure.withdrawn) else {
+                let kept = known.find(&self.config.base_path, number).cloned();
+                return kept.filter(|_| version.unreadable());
+            };
             Some(WithdrawnVersion {
                 version: number,
                 files: failure.fingerprint.to_string(),

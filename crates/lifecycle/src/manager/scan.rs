@@ -132,8 +132,16 @@ impl Model {
             if changed {
                 version.failure = None;
             }
+            // A version that could not be read at its first scan may have been withdrawn.
+            let withdrawn = version.failure.is_none() && version.unreadable();
+            let withdrawn = withdrawn.then_some(disk.fingerprint).and_then(|files| {
+                context.withdrawals.reason(&self.config.base_path, number, files)
+            });
             version.disk = Some(disk);
-            self.show_disk(context, number);
+            match withdrawn {
+                Some(reason) => self.stay_withdrawn(context, number, reason),
+                None => self.show_disk(context, number),
+            }
         }
     }
 

@@ -8,8 +8,9 @@ use base::{Error, ErrorKind, NamedTensor, Result, Tensor};
 use engine::Servable;
 use engine::fake::publish;
 use lifecycle::{
-    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, RequestKey, RolloutAction,
-    RolloutPart, RolloutReport, RolloutStart, RolloutState, WarmupCall, WarmupSet, WarmupSource,
+    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, ModelConfig, RequestKey,
+    RolloutAction, RolloutPart, RolloutReport, RolloutStart, RolloutState, WarmupCall, WarmupSet,
+    WarmupSource,
 };
 
 use crate::world::{MIB, Setting, World, eventually, input};
@@ -180,6 +181,40 @@ fn a_restart_keeps_a_withdrawal() {
     world.lifecycle().shutdown();
     world.start(setting());
     world.until_ready("m", 2);
+}
+
+/// A file system may be mounted after the start of the server.
+#[test]
+fn a_withdrawal_outlives_a_start_without_versions() {
+    let change: fn(&mut lifecycle::LifecycleConfig) =
+        |config| config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
+    let mut world = World::prepare(64 * MIB);
+    let models = vec![ModelConfig::new("m", world.model_dir("m"))];
+    let setting = || Setting { models: models.clone(), change, ..Setting::default() };
+    world.settings("m", HALF);
+    world.publish("m", 1);
+    world.start(setting());
+    world.until_ready("m", 1);
+    world.publish("m", 2);
+    until_state(&world, RolloutState::Running);
+    admin(&world, RolloutAction::RollBack(None)).unwrap();
+    world.until("m", 2, LifecycleState::Failed);
+    world.lifecycle().shutdown();
+    let aside = |version: u64| world.root.path().join(format!(".aside-{version}"));
+    for version in [1, 2] {
+        std::fs::rename(world.dir("m", version), aside(version)).unwrap();
+    }
+    let moved = [(2, aside(2)), (1, aside(1))];
+    world.start(setting());
+    world.looks();
+    for (version, from) in moved {
+        std::fs::rename(from, world.dir("m", version)).unwrap();
+        world.looks();
+    }
+    world.until_ready("m", 1);
+    let failed = world.until("m", 2, LifecycleState::Failed);
+    assert!(failed.reason.unwrap().contains("an administrator withdrew it"));
+    assert_eq!(world.ready("m"), "1");
 }
 
 /// Keeps rollouts over a restart.
