@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ManagerContext;
-use super::model::Model;
+use super::model::{Model, Version};
 use super::rollout::RequestedRollout;
 use crate::rollout::RolloutSplit;
 
@@ -69,11 +69,17 @@ impl Model {
     }
 
     /// Drops a rollout of the last stop if its versions are no longer on disk or have other files.
-    /// Otherwise repeats the request of an administrator's rollout.
+    /// Otherwise repeats the request of an administrator's rollout. Waits while one of them cannot
+    /// be read.
     pub(super) fn check_resumed(&mut self) {
         let Some(kept) = self.rollout.resumes.clone().filter(|_| !self.versions.is_empty()) else {
             return;
         };
+        let unreadable =
+            |kept: &KeptVersion| self.versions.get(&kept.version).is_some_and(Version::unreadable);
+        if unreadable(&kept.stable) || unreadable(&kept.candidate) {
+            return;
+        }
         let same = |kept: &KeptVersion| {
             let version = self.versions.get(&kept.version);
             let disk = version.and_then(|version| version.disk.as_ref());
