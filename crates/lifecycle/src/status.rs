@@ -252,8 +252,8 @@ pub enum LifecycleEvent {
         model: Arc<str>,
         /// True if the new version is stable now.
         promoted: bool,
-        /// Kind of the reason: the limit that was reached, "signature", "state", "hand", "unloaded",
-        /// or the kind of a promotion.
+        /// Kind of the reason: the limit that was reached, "signature", "state", "hand",
+        /// "unloaded", or the kind of a promotion.
         reason: &'static str,
     },
     /// The directory of a model was removed, and all its versions are released.

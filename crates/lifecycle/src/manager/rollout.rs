@@ -317,7 +317,7 @@ impl Model {
     }
 
     /// Keeps the withdrawn versions for the next start. Withdrawals of versions that cannot be read
-    /// stay as they are. So do all of a model without versions, whose file system may not be mounted
+    /// stay as they are. So do all of a model without versions: its file system may not be mounted
     /// yet.
     pub(super) fn keep_withdrawals(&self, context: &mut ManagerContext) {
         if self.path_error.is_some() || self.removed || self.versions.is_empty() {
