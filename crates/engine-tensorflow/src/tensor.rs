@@ -12,6 +12,9 @@ use smallvec::SmallVec;
 use crate::api::{RawString, RawTensor, TensorFlowLibrary};
 use crate::element;
 
+/// Maximum axes of a tensor of TensorFlow's (`TensorShape::MaxDimensions`).
+const AXES_MAX: usize = 254;
+
 /// A tensor of TensorFlow's. Its memory lives until the last tensor that shares it is dropped, also
 /// inside TensorFlow.
 pub(crate) struct TfTensor {
@@ -49,6 +52,27 @@ unsafe extern "C" fn drop_owner<T>(_: *mut c_void, _: usize, owner: *mut c_void)
     drop(unsafe { Box::from_raw(owner.cast::<T>()) });
 }
 
+/// Returns the sizes of the axes in TensorFlow's form. TensorFlow multiplies them in this order. It
+/// ends the process if a product overflows, even if a later size is 0.
+///
+/// # Errors
+/// `InvalidArgument` for sizes that overflow, and for too many axes.
+fn sizes(shape: &[usize]) -> Result<SmallVec<[i64; 6]>> {
+    let refused =
+        || Error::invalid(format!("shape {shape:?} is larger than TensorFlow's tensors can be"));
+    if shape.len() > AXES_MAX {
+        return Err(refused());
+    }
+    let mut sizes: SmallVec<[i64; 6]> = SmallVec::new();
+    let mut elements = 1i64;
+    for &size in shape {
+        let size = i64::try_from(size).map_err(|_| refused())?;
+        elements = elements.checked_mul(size).ok_or_else(refused)?;
+        sizes.push(size);
+    }
+    Ok(sizes)
+}
+
 impl TfTensor {
     /// Takes ownership of `raw`.
     ///
@@ -75,8 +99,8 @@ impl TfTensor {
     /// it needs them; strings are copied here.
     ///
     /// # Errors
-    /// `InvalidArgument` for a type that TensorFlow does not have and for a bool that is neither 0
-    /// nor 1.
+    /// `InvalidArgument` for a type that TensorFlow does not have, for a bool that is neither 0 nor
+    /// 1, and for a shape whose sizes overflow.
     pub(crate) fn new(library: &'static TensorFlowLibrary, tensor: &Tensor) -> Result<TfTensor> {
         match tensor.data() {
             Data::Strings(strings) => TfTensor::of_strings(library, tensor.shape(), strings),
@@ -93,7 +117,8 @@ impl TfTensor {
     /// Makes a tensor over a parameter's region, and holds the region.
     ///
     /// # Errors
-    /// Returns the errors of [`BoundTensor::check`].
+    /// Returns the errors of [`BoundTensor::check`]; `InvalidArgument` for a shape whose sizes
+    /// overflow.
     pub(crate) fn of_parameter(
         library: &'static TensorFlowLibrary,
         parameter: &BoundTensor,
@@ -106,14 +131,15 @@ impl TfTensor {
     /// Copies a parameter into memory of TensorFlow's, which may write to it.
     ///
     /// # Errors
-    /// Returns the errors of [`BoundTensor::check`].
+    /// Returns the errors of [`BoundTensor::check`]; `InvalidArgument` for a shape whose sizes
+    /// overflow.
     pub(crate) fn copy_of_parameter(
         library: &'static TensorFlowLibrary,
         parameter: &BoundTensor,
     ) -> Result<TfTensor> {
         let bytes = parameter.check()?;
         let number = element::to_tensorflow(parameter.dtype).unwrap_or_default();
-        let dims: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&size| size as i64).collect();
+        let dims = sizes(&parameter.dims)?;
         // SAFETY: the sizes are as many as the rank says. TensorFlow allocates at least the bytes
         // asked for, which are copied before anything reads them.
         unsafe {
@@ -177,7 +203,7 @@ impl TfTensor {
         length: usize,
         owner: Box<T>,
     ) -> Result<TfTensor> {
-        let dims: SmallVec<[i64; 6]> = shape.iter().map(|&size| size as i64).collect();
+        let dims = sizes(shape)?;
         let (rank, owner) = (dims.len() as c_int, Box::into_raw(owner).cast());
         // SAFETY: the sizes are as many as the rank says; the rest as the caller promises.
         // TensorFlow calls the deallocator once.
@@ -340,6 +366,20 @@ impl Drop for StringBlock {
         for index in 0..self.count {
             // SAFETY: initialised in `new`, and released once.
             unsafe { (self.library.call.TF_StringDealloc)(data.add(index)) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        assert_eq!(sizes(&[0, usize::MAX >> 1, 3]).unwrap().as_slice(), [0, i64::MAX, 3]);
+        for shape in [&[1 << 32, 1 << 31, 0][..], &[usize::MAX, 0], &[1; AXES_MAX + 1]] {
+            let error = sizes(shape).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::InvalidArgument, "{error}");
         }
     }
 }

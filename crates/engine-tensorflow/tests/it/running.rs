@@ -81,3 +81,14 @@ fn many_sets_of_outputs_give_the_same_answers() {
         assert_eq!(outputs.len(), 1);
     }
 }
+
+/// TensorFlow itself ends the process for such a shape.
+#[test]
+fn an_empty_input_of_huge_sizes_is_refused() {
+    let Some(engine) = engine() else { return };
+    let session = load(&engine, &model("half_plus_two")).unwrap();
+    let x = Tensor::from_vec::<f32>([1usize << 32, 1 << 31, 0].as_slice(), Vec::new()).unwrap();
+    let error = session.run(&[NamedTensor::new("x", x)], &[]).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::InvalidArgument, "{error}");
+    assert!(error.message().starts_with("input \"x\": shape"), "{error}");
+}
