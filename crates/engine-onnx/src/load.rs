@@ -28,7 +28,7 @@ pub(crate) struct OpenedSession {
     pub(crate) parameters: Vec<BoundTensor>,
 }
 
-pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSession> {
+pub(crate) fn open(runtime: &'static Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
     parameters::check(&request.graph, &request.parameters)
         .map_err(|e| e.context(request.graph.display()))?;
@@ -39,16 +39,31 @@ pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSes
     for parameter in &request.parameters {
         values.push(bind(runtime, &options, parameter)?);
     }
+    let threads = request.options.intra_op_threads > 1 || request.options.inter_op_threads > 1;
+    let create = move || create_session(runtime, &path, &options);
+    // The session's threads inherit the priority of the thread that creates it, and a load thread
+    // may have idle priority.
+    let session = match threads {
+        true => os::background::at_ordinary_priority(create)?,
+        false => create(),
+    };
+    let session = session.map_err(|e| e.context(request.graph.display()))?;
+    Ok(OpenedSession { session, values, parameters: request.parameters.clone() })
+}
+
+fn create_session(
+    runtime: &Runtime,
+    path: &CStr,
+    options: &Handle<sys::OrtSessionOptions>,
+) -> Result<Handle<sys::OrtSession>> {
     let mut session = null_mut();
     // SAFETY: environment and options are alive, the path is NUL-terminated, the out-pointer valid.
-    // The session copies the options and refers to the values and their memory, all of which
-    // `OpenedSession` keeps alive longer.
-    let session = unsafe {
-        call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))
-            .map_err(|e| e.context(request.graph.display()))?;
-        Handle::own(session)?
-    };
-    Ok(OpenedSession { session, values, parameters: request.parameters.clone() })
+    // The session copies the options and refers to the values and their memory. `open` holds these
+    // until this call returns, and `OpenedSession` keeps them alive longer.
+    unsafe {
+        call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))?;
+        Handle::own(session)
+    }
 }
 
 fn c_path(path: &Path) -> Result<CString> {

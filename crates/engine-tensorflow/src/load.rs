@@ -110,7 +110,7 @@ fn bound(
     request: &LoadRequest,
 ) -> Result<OpenedModel> {
     let dir = request.graph.parent().unwrap_or(Path::new("."));
-    let mut model = OpenedModel::import(library, &meta.graph_def)?;
+    let model = OpenedModel::import(library, &meta.graph_def)?;
     let mut feeds = Feeds::default();
     let mut assignments = Vec::with_capacity(pairs.len());
     for (number, (variable, parameter)) in pairs.iter().enumerate() {
@@ -130,7 +130,7 @@ fn bound(
         )?);
         feeds.push(place, tensor);
     }
-    model.start(&request.options)?;
+    let model = model.start(&request.options)?;
     let assets = AssetPaths::of(&model, meta, dir);
     if let Some(checkpoint) = checkpoint {
         let mut feeds = assets.feeds(&model)?;

@@ -84,14 +84,12 @@ impl OpenedModel {
         dir: &Path,
         options: &SessionOptions,
     ) -> Result<OpenedModel> {
-        let mut model = OpenedModel::empty(library);
+        let model = OpenedModel::empty(library);
         let tags = GraphTags::of(&options.graph_tags);
         let tags = tags.iter().map(c_text).collect::<Result<Vec<CString>>>()?;
         let options = ConfiguredOptions::new(library, options)?;
         let dir = c_text(&dir.to_string_lossy())?;
-        let session = options.with_priority(|| model.load_session(&options, &dir, &tags))?;
-        model.session = session.0;
-        Ok(model)
+        options.open(model, move |model, options| model.load_session(options, &dir, &tags))
     }
 
     fn load_session(
@@ -99,7 +97,7 @@ impl OpenedModel {
         options: &ConfiguredOptions,
         dir: &CStr,
         tags: &[CString],
-    ) -> Result<SessionPointer> {
+    ) -> Result<*mut RawSession> {
         let tags: Vec<*const c_char> = tags.iter().map(|tag| tag.as_ptr()).collect();
         let count =
             c_int::try_from(tags.len()).map_err(|_| Error::invalid("too many tags of a graph"))?;
@@ -119,7 +117,7 @@ impl OpenedModel {
                 )
             }
         };
-        self.library.call(load, fault::of_load).map(SessionPointer)
+        self.library.call(load, fault::of_load)
     }
 
     /// Imports a GraphDef.
@@ -149,19 +147,17 @@ impl OpenedModel {
     ///
     /// # Errors
     /// TensorFlow's reason.
-    pub(crate) fn start(&mut self, options: &SessionOptions) -> Result<()> {
+    pub(crate) fn start(self, options: &SessionOptions) -> Result<OpenedModel> {
         let options = ConfiguredOptions::new(self.library, options)?;
-        let session = options.with_priority(|| self.new_session(&options))?;
-        self.session = session.0;
-        Ok(())
+        options.open(self, |model, options| model.new_session(options))
     }
 
-    fn new_session(&self, options: &ConfiguredOptions) -> Result<SessionPointer> {
+    fn new_session(&self, options: &ConfiguredOptions) -> Result<*mut RawSession> {
         let start = |status| {
             // SAFETY: graph and options are alive.
             unsafe { (self.library.call.TF_NewSession)(self.graph, options.raw, status) }
         };
-        self.library.call(start, fault::of_load).map(SessionPointer)
+        self.library.call(start, fault::of_load)
     }
 
     /// Returns the operation called `name`.
@@ -304,12 +300,6 @@ impl Drop for OpenedModel {
     }
 }
 
-/// A session that is not yet a model's.
-struct SessionPointer(*mut RawSession);
-
-// SAFETY: a session may be used from any thread.
-unsafe impl Send for SessionPointer {}
-
 /// TensorFlow's session options; the crate's documentation has the reasons.
 struct ConfiguredOptions {
     library: &'static TensorFlowLibrary,
@@ -348,28 +338,27 @@ impl ConfiguredOptions {
         Ok(options)
     }
 
-    /// Makes a session. One with threads is made on a thread of ordinary priority, because its
-    /// threads inherit the priority, and a load thread may have idle priority.
-    fn with_priority(
-        &self,
-        make: impl FnOnce() -> Result<SessionPointer> + Send,
-    ) -> Result<SessionPointer> {
-        if !(self.threads && os::thread::has_idle_priority()) {
-            return make();
-        }
-        let ordinary = || {
-            if let Err(error) = os::thread::set_batch_scheduling(false) {
-                tracing::warn!(%error, "threads of a model run at idle priority");
-            }
-            make()
+    /// Gives `model` the session that `make` makes. The threads of a session inherit the priority
+    /// of the thread that makes it, and a load thread may have idle priority. So a session with
+    /// threads is made at ordinary priority.
+    fn open<F>(self, mut model: OpenedModel, make: F) -> Result<OpenedModel>
+    where
+        F: FnOnce(&OpenedModel, &ConfiguredOptions) -> Result<*mut RawSession> + Send + 'static,
+    {
+        let threads = self.threads;
+        let open = move || -> Result<OpenedModel> {
+            model.session = make(&model, &self)?;
+            Ok(model)
         };
-        let made = std::thread::scope(|scope| scope.spawn(ordinary).join());
-        made.unwrap_or_else(|_| Err(Error::internal("a session was not made")))
+        match threads {
+            true => os::background::at_ordinary_priority(open)?,
+            false => open(),
+        }
     }
 }
 
-// SAFETY: the options are only read after they are made.
-unsafe impl Sync for ConfiguredOptions {}
+// SAFETY: TensorFlow binds options to no thread, and one thread at a time uses them.
+unsafe impl Send for ConfiguredOptions {}
 
 impl Drop for ConfiguredOptions {
     fn drop(&mut self) {

@@ -9,9 +9,12 @@
 //! [`spawn_pair`] is for repeated work with its own rule for escalation, such as the flushes of a
 //! collection: both threads exist all the time, and the one of ordinary priority finds work only if
 //! the other one has fallen behind.
+//!
+//! Threads inherit the priority of the thread that starts them. [`at_ordinary_priority`] is for a
+//! library that starts threads for requests while an idle thread loads a model.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -88,6 +91,70 @@ impl StarvationWatch {
 
 type Task = Box<dyn FnOnce() + Send>;
 
+/// Queue of the thread that starts the threads of [`at_ordinary_priority`].
+static STARTER: OnceLock<Sender<Task>> = OnceLock::new();
+/// Maximum calls of [`at_ordinary_priority`] that wait for that thread.
+const STARTS_MAX: usize = 64;
+
+/// Starts the thread of [`STARTER`], once per process. It inherits the caller's priority, which is
+/// ordinary.
+fn start_starter() -> Result<()> {
+    if STARTER.get().is_some() {
+        return Ok(());
+    }
+    let (starts, queue) = bounded::<Task>(STARTS_MAX);
+    spawn("ordinary".to_owned(), move || queue.iter().for_each(|start| start()))?;
+    // If another thread was faster, the new one ends with this sender.
+    let _ = STARTER.set(starts);
+    Ok(())
+}
+
+/// Runs `work` and returns its result. On a thread of idle priority, a new thread of ordinary
+/// priority runs it, and the caller waits. In a process without a [`BackgroundRunner`], the system
+/// must permit that priority. If it refuses, that is logged, and `work` runs at idle priority.
+///
+/// # Errors
+/// `ResourceExhausted` if no thread can be started, `Internal` if `work` panics on the new thread.
+pub fn at_ordinary_priority<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    if !thread::has_idle_priority() {
+        return Ok(work());
+    }
+    let (send, result) = bounded(1);
+    let span = tracing::Span::current();
+    let body = move || {
+        crate::jemalloc::use_background_arena();
+        leave_idle_priority();
+        // The caller waits, and the channel has room for one.
+        let _ = send.send(span.in_scope(work));
+    };
+    // The threads that a library starts there have this name too.
+    let name = "engine".to_owned();
+    match STARTER.get() {
+        None => drop(spawn(name, body)?),
+        Some(starter) => {
+            let start = move || {
+                if let Err(error) = spawn(name, body) {
+                    tracing::error!(%error, "work that starts threads was given up");
+                }
+            };
+            // Fails only if the thread has panicked. Then `body` is dropped, and no result comes.
+            let _ = starter.send(Box::new(start));
+        }
+    }
+    result.recv().map_err(|_| Error::internal("a thread of ordinary priority gave no result"))
+}
+
+/// Asks the system for ordinary priority, if the calling thread has idle priority.
+fn leave_idle_priority() {
+    if thread::has_idle_priority()
+        && let Err(error) = thread::set_batch_scheduling(false)
+    {
+        tracing::warn!(%error, "threads of a model run at idle priority");
+    }
+}
+
 struct IdleThread {
     tasks: Sender<Task>,
     stat: Option<SchedStat>,
@@ -95,6 +162,7 @@ struct IdleThread {
 
 impl IdleThread {
     fn start(name: &str, doing: &'static str) -> Result<IdleThread> {
+        start_starter()?;
         let (tasks, queue) = bounded::<Task>(1);
         let (send_stat, stat) = bounded(1);
         let body = move || {
@@ -313,6 +381,19 @@ mod tests {
             runner.run("test", &Arc::default(), failing).unwrap_err().kind(),
             ErrorKind::InvalidArgument
         );
+    }
+
+    #[test]
+    fn idle_work_can_start_ordinary_threads() {
+        let mut runner = BackgroundRunner::new("test", "testing", NEVER);
+        let work = |_: &Attempt| {
+            let started = || std::thread::spawn(thread::has_idle_priority).join().ok();
+            let here = started();
+            at_ordinary_priority(started).map(|there| (here, there))
+        };
+        assert_eq!(runner.run("test", &Arc::default(), work), Ok((Some(true), Some(false))));
+        let here = std::thread::current().id();
+        assert_eq!(at_ordinary_priority(|| std::thread::current().id()), Ok(here));
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! Signatures and metadata of models, and models that are refused.
 
+use std::fs::DirEntry;
+use std::sync::Arc;
+use std::time::Duration;
+
 use base::{Dim, ErrorKind};
 use engine::{BoundTensor, Engine, LoadRequest, SessionOptions};
+use os::background::{Attempt, BackgroundRunner};
 
-use crate::support::{bound_floats, floats, load, load_with, models, onnx, pool, refusal};
+use crate::support::{bound_floats, child, floats, load, load_with, models, onnx, pool, refusal};
 
 fn dynamic(name: &str) -> Dim {
     Dim::Dynamic((!name.is_empty()).then(|| name.to_owned()))
@@ -125,6 +130,46 @@ fn threads_inside_a_run_are_as_asked() {
     let session = onnx().load(&LoadRequest { graph, options, ..LoadRequest::default() }).unwrap();
     let answer = session.run(&[floats("x", &[1], &[4.0])], &[]).unwrap();
     assert_eq!(answer, [floats("half", &[1], &[2.0]), floats("plus", &[1], &[6.0])]);
+}
+
+/// Variable that is set in the process that lists its threads.
+const THREADS: &str = "MILLPOND_TEST_THREADS";
+
+/// On a busy machine, a run would wait for threads of idle priority.
+#[test]
+fn a_background_load_starts_ordinary_threads() {
+    child("loading::child_loads_in_the_background", THREADS, "1".as_ref());
+}
+
+#[test]
+fn child_loads_in_the_background() {
+    if std::env::var_os(THREADS).is_none() {
+        return;
+    }
+    let mut runner = BackgroundRunner::new("test", "loading", Duration::from_secs(3600));
+    let engine = onnx();
+    let load = move |_: &Attempt| {
+        let options = SessionOptions { intra_op_threads: 3, ..Default::default() };
+        let graph = models().join("two_outputs.onnx");
+        engine.load(&LoadRequest { graph, options, ..LoadRequest::default() })
+    };
+    let session = runner.run("test", &Arc::default(), load).unwrap();
+    assert_eq!(idle_threads(), ["test-idle"]);
+    session.run(&[floats("x", &[1], &[4.0])], &[]).unwrap();
+}
+
+/// Returns the names of the threads of this process that have idle priority, without those of
+/// jemalloc, which is linked if the whole workspace is built.
+fn idle_threads() -> Vec<String> {
+    let name_of_idle = |task: std::io::Result<DirEntry>| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (start, fields) = stat.rsplit_once(')')?;
+        // The 41st field is the scheduling class; 5 is SCHED_IDLE.
+        let is_idle = fields.split_whitespace().nth(38) == Some("5");
+        is_idle.then(|| start.split_once('(').map(|(_, name)| name.to_owned()))?
+    };
+    let names = std::fs::read_dir("/proc/self/task").unwrap().filter_map(name_of_idle);
+    names.filter(|name| !name.starts_with("jemalloc")).collect()
 }
 
 /// The optimiser folds the normalisation into the convolution. It reads the weights file for that,
