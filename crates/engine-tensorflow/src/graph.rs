@@ -23,6 +23,11 @@ const FUNCTION_DEPTH_MAX: usize = 64;
 const READERS: [&str; 5] =
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"];
 
+/// Beginnings of the names of operations whose first input is a reference to a variable, and that
+/// write to the variable or pass the reference on.
+const REFERENCE_WRITERS: [&str; 7] =
+    ["Assign", "Scatter", "Apply", "SparseApply", "StridedSliceAssign", "CountUpTo", "Ref"];
+
 /// Readers that TensorFlow serves from a copy if the variable's memory is not its own.
 const GATHERS: [&str; 2] = ["ResourceGather", "ResourceGatherNd"];
 
@@ -171,6 +176,23 @@ impl Graph {
         // A function may be called with several variables.
         gathers.retain(|gather| !kept.contains(gather));
         VariableUses { variables, gathers }
+    }
+
+    /// Returns the names of the variables that the nodes that `reached` marks may assign to.
+    pub(crate) fn assigned(&self, reached: &[bool]) -> Vec<String> {
+        let consumers = consumers(&self.nodes, |at| reached[at]);
+        let writes = |consumer: &Consumer| {
+            let op = self.nodes[consumer.node].op.as_str();
+            consumer.input == 0 && REFERENCE_WRITERS.iter().any(|start| op.starts_with(start))
+        };
+        let written = |node: &&NodeDef| {
+            let users = consumers.get(&(node.name.as_str(), 0));
+            REFERENCE_VARIABLES.contains(&node.op.as_str())
+                && users.into_iter().flatten().any(&writes)
+        };
+        let references = self.nodes.iter().filter(written).map(|node| node.name.clone());
+        let variables = self.variables(reached).variables.into_iter().filter(|it| it.assigned);
+        variables.map(|it| it.name).chain(references).collect()
     }
 
     /// Returns true if a node that `reached` marks owns a variable of version 1.

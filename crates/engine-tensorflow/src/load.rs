@@ -60,10 +60,10 @@ fn open(
     let initialised = graph.reachable(model_file::init_operation(meta));
     let initialises = |name: &str| graph.position(name).is_some_and(|at| initialised[at]);
     let mut metadata = BTreeMap::new();
-    let names = variables.iter().filter(|it| it.assigned).map(|it| it.name.as_str());
-    let assigned: Vec<&str> = names.filter(|name| !initialises(name)).collect();
-    if !assigned.is_empty() {
-        metadata.insert(CHANGED_KEY.to_owned(), assigned.join(", "));
+    // What only the initialisation assigns to does not change afterwards.
+    let changed = graph.assigned(&graph.reachable(tensors(read)));
+    if !changed.is_empty() {
+        metadata.insert(CHANGED_KEY.to_owned(), changed.join(", "));
     }
     let copies_outputs = graph.has_reference_variables(&reached);
     let model = match request.parameters.is_empty() {
@@ -95,10 +95,15 @@ pub(crate) fn roots<'a>(
     meta: &'a MetaGraphDef,
     read: &'a ReadSignatures,
 ) -> impl Iterator<Item = &'a str> {
+    tensors(read).chain(model_file::init_operation(meta))
+}
+
+/// Lists the tensors of all signatures.
+fn tensors(read: &ReadSignatures) -> impl Iterator<Item = &str> {
     let signatures = read.signatures.iter();
     let tensors =
         signatures.flat_map(|named| named.input_tensors.iter().chain(&named.output_tensors));
-    tensors.map(String::as_str).chain(model_file::init_operation(meta))
+    tensors.map(String::as_str)
 }
 
 /// Opens a graph with its variables in the regions of `request`.

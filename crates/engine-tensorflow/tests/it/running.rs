@@ -35,6 +35,7 @@ fn state_lives_on_between_requests() {
     let Some(engine) = engine() else { return };
     for name in ["counter", "version_1_counter"] {
         let session = load(&engine, &model(name)).unwrap();
+        assert!(session.changes_state(), "{name}");
         let value = |signature, inputs: &[NamedTensor]| {
             output(&run(&*session, signature, inputs), "output")[0]
         };
@@ -52,6 +53,7 @@ fn state_lives_on_between_requests() {
 fn models_of_version_1() {
     let Some(engine) = engine() else { return };
     let session = load(&engine, &model("version_1")).unwrap();
+    assert!(!session.changes_state(), "only the initialisation assigns to its variables");
     assert_eq!(
         output(&run(&*session, "regress_x_to_y", &[floats("inputs", &[4.0])]), "outputs"),
         [4.0]
