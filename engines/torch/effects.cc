@@ -163,6 +163,7 @@ Effects effects_of(const torch::jit::Module &module) {
   evaluate(graph);
 
   std::vector<Node *> reads;
+  std::vector<Node *> constants;
   bool containers = false;
   each_node(graph->block(), [&](Node *node) {
     const auto kind = node->kind();
@@ -178,6 +179,8 @@ Effects effects_of(const torch::jit::Module &module) {
         reads.push_back(node);
       }
       containers = containers || holds_tensors_inside(node->output()->type());
+    } else if (kind == c10::prim::Constant && node->output()->type()->kind() == c10::TypeKind::TensorType) {
+      constants.push_back(node);
     }
   });
   // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
@@ -195,6 +198,13 @@ Effects effects_of(const torch::jit::Module &module) {
     } else {
       effects.written_unknown = true;
     }
+  }
+  // The memory of a module without a state is sealed against writes, and with it the constants of the graph. Forks
+  // share constants, so a write to one cannot count as a state.
+  for (const Node *node : constants) {
+    TORCH_CHECK(effects.stateful || !aliases.hasWriters(node->output()),
+                "forward writes to a tensor that is a constant of its graph: register the tensor as a buffer of the "
+                "module, and save it again");
   }
   const auto inputs = graph->inputs().slice(1);
   effects.writes_inputs =
