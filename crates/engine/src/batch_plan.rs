@@ -10,7 +10,7 @@ use crate::{CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions};
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
     /// True if requests can be joined along axis 0: it is dynamic in every output and in every
-    /// input that is not shared.
+    /// input that is not shared, and no other axis of these has the symbol of an input's axis 0.
     pub batchable: bool,
     /// One entry for each input of the signature.
     pub inputs: Vec<InputPlan>,
@@ -196,13 +196,12 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     };
     let plain =
         |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
-    let joins = signature.inputs.iter().any(batched)
-        && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
-        && signature
-            .inputs
-            .iter()
-            .zip(&*inputs)
-            .all(|(spec, input)| batched(spec) || fixed(spec) && plain(input));
+    let joins =
+        signature.inputs.iter().any(batched)
+            && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
+            && signature.inputs.iter().zip(&*inputs).all(|(spec, input)| {
+                batched(spec) && !crosses(spec) || fixed(spec) && plain(input)
+            });
     for (spec, input) in signature.inputs.iter().zip(inputs).filter(|_| joins) {
         input.shared = !batched(spec);
     }
@@ -413,6 +412,26 @@ mod tests {
         let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
         let joined = |crossed| BatchPlan::new(&signature(crossed), &options).unwrap().batchable;
         assert_eq!((joined("d"), joined("other")), (false, true));
+    }
+
+    /// The matrix of a graph has a row and a column for each of its nodes.
+    #[test]
+    fn an_input_that_crosses_items_is_neither_joined_nor_cut() {
+        let named = |name: &str| Dim::Dynamic(Some(name.into()));
+        let with = |name: &str, dims: [Dim; 2]| TensorSpec {
+            shape: Some(dims.to_vec()),
+            ..spec(name, &[])
+        };
+        let signature = |columns: &str| Signature {
+            inputs: vec![
+                with("x", [named("n"), Dim::Fixed(4)]),
+                with("edges", [named("n"), named(columns)]),
+            ],
+            outputs: vec![with("y", [named("n"), Dim::Fixed(2)])],
+        };
+        let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+        let joined = |columns| BatchPlan::new(&signature(columns), &options).unwrap().batchable;
+        assert_eq!((joined("n"), joined("m")), (false, true));
     }
 
     fn ocr() -> (Signature, ScheduleOptions) {
