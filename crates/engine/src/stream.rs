@@ -115,6 +115,13 @@ impl Session for StreamSession {
         }
     }
 
+    fn runs_elsewhere(&self) -> bool {
+        match &self.runner {
+            Runner::Own { session, .. } => session.runs_elsewhere(),
+            Runner::Shared(servable) => servable.runs_elsewhere(),
+        }
+    }
+
     fn stateful(&self) -> bool {
         true
     }

@@ -53,6 +53,10 @@ impl Session for Summing {
         &self.metadata
     }
 
+    fn runs_elsewhere(&self) -> bool {
+        true
+    }
+
     fn stateful(&self) -> bool {
         self.inside.is_some()
     }
@@ -126,6 +130,17 @@ fn a_stream_keeps_its_start_and_version() {
     assert_eq!(sums(&stream, &[1, 2]), [101, 103]);
     drop(stream);
     assert!(origin.upgrade().is_none());
+}
+
+/// The processor time of the calling thread would be taken for the cost of a run.
+#[test]
+fn a_stream_runs_where_its_version_runs() {
+    for inside in [false, true] {
+        let servable = servable(inside);
+        let carried = if inside { Vec::new() } else { carried(0) };
+        let stream = servable.stream(carried, 1).unwrap();
+        assert!(servable.runs_elsewhere() && stream.runs_elsewhere(), "{inside}");
+    }
 }
 
 #[test]
