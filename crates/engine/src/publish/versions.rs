@@ -137,10 +137,15 @@ fn make_root(root: &Path) -> Result<bool> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(Error::io(root, &error)),
     }
+    let missing = root.ancestors().take_while(|dir| !dir.exists()).count();
     std::fs::create_dir_all(root).map_err(|e| Error::io(root, &e))?;
-    match root.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => sync_directory(parent)?,
-        _ => sync_directory(Path::new("."))?,
+    // The entry of each new directory is durable once its parent is.
+    for dir in root.ancestors().take(missing) {
+        match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_directory(parent)?,
+            Some(_) => sync_directory(Path::new("."))?,
+            None => {}
+        }
     }
     Ok(true)
 }
