@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
+use engine::{
+    Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session, SignatureFile,
+};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 
@@ -86,6 +88,9 @@ impl Engine for OnnxEngine {
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         capabilities().check_device(NAME, request.options.device)?;
         request.options.check_no_graph_tags()?;
+        if request.options.signature != SignatureFile::default() {
+            tracing::warn!("[signature] has no effect: an ONNX file states its inputs and outputs");
+        }
         Ok(Box::new(OnnxSession::load(self.runtime, request)?))
     }
 }

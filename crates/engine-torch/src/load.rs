@@ -40,6 +40,11 @@ pub(crate) fn load(
         )));
     }
     request.options.check_no_graph_tags().map_err(name)?;
+    if request.options.inter_op_threads > 1 {
+        tracing::warn!(
+            "inter-op-threads has no effect: LibTorch runs the operators of a run one after the other"
+        );
+    }
     let (module, memory) = match is_package(&request.graph) {
         true => (
             package(library, &request.graph, &request.options).map_err(name)?,
