@@ -107,7 +107,7 @@ int32_t millpond_torch_abi(void);
 const char *millpond_torch_version(void);
 /* Returns the reason of the last failure on this thread. */
 const char *millpond_torch_message(void);
-/* Must be the first call of a process, and called once. */
+/* Must be the first call of a process, and called once. LibTorch's threads inherit the priority of the calling one. */
 int32_t millpond_torch_start(void);
 
 int32_t mpt_module_load(const mpt_load *load, mpt_module **out);

@@ -176,6 +176,9 @@ MPT_EXPORT int32_t millpond_torch_start(void) {
     millpond::install_allocator();
     at::set_num_threads(1);
     at::set_num_interop_threads(1);
+    // Starts the thread of parts that run in parallel, which inherits the priority of this one. Otherwise the first such
+    // run would start it, which may be the warm-up of a load at idle priority.
+    at::launch([] {});
     // A module runs as compiled from the first request on. The profiling executor would observe the first run and
     // compile again in the second and for each new shape. Without fusion, which is off on a processor, it gains nothing.
     torch::jit::getProfilingMode() = false;

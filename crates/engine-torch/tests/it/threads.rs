@@ -1,10 +1,13 @@
 //! A run uses the configured number of threads, on every thread.
 
+use std::fs::DirEntry;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, LoadRequest, SessionOptions};
 use engine_torch::build::TorchParameter;
+use os::background::{Attempt, BackgroundRunner};
 
 use crate::support::{Written, child, floats, torch};
 
@@ -87,4 +90,38 @@ fn fresh_threads_bring_no_others() {
         return;
     }
     child("threads::fresh_threads_bring_no_others", CHILD, "1".as_ref());
+}
+
+/// Returns the names of the threads of this process that have idle priority, without those of
+/// jemalloc, which is linked if the whole workspace is built.
+fn idle_threads() -> Vec<String> {
+    let name_of_idle = |task: std::io::Result<DirEntry>| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (start, fields) = stat.rsplit_once(')')?;
+        // The 41st field is the scheduling class; 5 is SCHED_IDLE.
+        let is_idle = fields.split_whitespace().nth(38) == Some("5");
+        is_idle.then(|| start.split_once('(').map(|(_, name)| name.to_owned()))?
+    };
+    let names = std::fs::read_dir("/proc/self/task").unwrap().filter_map(name_of_idle);
+    names.filter(|name| !name.starts_with("jemalloc")).collect()
+}
+
+/// A warm-up at idle priority may be the first run of a model with parallel parts.
+#[test]
+fn parallel_parts_have_an_ordinary_thread() {
+    if std::env::var_os(CHILD).is_none() {
+        return child("threads::parallel_parts_have_an_ordinary_thread", CHILD, "1".as_ref());
+    }
+    let source = "def part(self, x):\n    return x * self.scale\n\
+                  def forward(self, x):\n    return torch.wait(fork(self.part, x))\n";
+    let module = Written::new(source, vec![TorchParameter::floats("scale", &[1], vec![3.0])]);
+    let graph = module.path();
+    let mut runner = BackgroundRunner::new("test", "loading", Duration::from_secs(3600));
+    let run = move |_: &Attempt| {
+        let request = LoadRequest { graph: graph.clone(), ..LoadRequest::default() };
+        torch().load(&request)?.run(&[floats("x", &[1], &[2.0])], &[])
+    };
+    let outputs = runner.run("test", &Arc::default(), run).unwrap();
+    assert_eq!(outputs[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
+    assert_eq!(idle_threads(), ["test-idle"]);
 }
