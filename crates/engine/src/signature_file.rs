@@ -37,12 +37,21 @@ pub struct TensorText {
 }
 
 impl SignatureFile {
-    /// Checks types and shapes.
+    /// Checks names, types and shapes.
     ///
     /// # Errors
     /// `InvalidArgument` that names the first wrong tensor.
     pub fn check(&self) -> Result<()> {
-        self.inputs.iter().chain(&self.outputs).try_for_each(|tensor| tensor.spec().map(drop))
+        for tensors in [&self.inputs, &self.outputs] {
+            for (position, tensor) in tensors.iter().enumerate() {
+                tensor.spec()?;
+                if tensors.iter().take(position).any(|earlier| earlier.name == tensor.name) {
+                    let name = &tensor.name;
+                    return Err(Error::invalid(format!("signature: \"{name}\" is listed twice")));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -70,5 +79,19 @@ impl TensorText {
         let shape =
             self.shape.as_ref().map(|shape| shape.iter().map(axis).collect()).transpose()?;
         Ok(TensorSpec { name: self.name.clone(), dtype, shape, optional: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_listed_once() {
+        let text = |name: &str| TensorText { name: name.into(), dtype: None, shape: None };
+        let file = SignatureFile { inputs: vec![text("x"), text("y")], outputs: vec![text("x")] };
+        assert_eq!(file.check(), Ok(()));
+        let twice = SignatureFile { inputs: vec![text("x"), text("x")], ..file };
+        assert!(twice.check().unwrap_err().message().contains("\"x\" is listed twice"));
     }
 }
