@@ -1,6 +1,6 @@
 //! A worker process as the server sees it: its start, its standard error, its end.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use crate::channel::Channels;
 use crate::message::{LoadMessage, ModelFacts, decode_loaded};
 use crate::{Isolation, RUNS_MAX, frame, spawn};
 
-/// Longest time of a load in a worker process.
+/// Longest time of a load in a worker process, which is then ended.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Most bytes kept of one line of the process's standard error.
 const LINE_BYTES_MAX: usize = 2048;
@@ -69,7 +69,7 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 /// The engine's error; `Internal` or `ResourceExhausted` if the process cannot be started or ends;
-/// `Cancelled` if the session is closed meanwhile.
+/// `DeadlineExceeded` if the load takes too long; `Cancelled` if the session is closed meanwhile.
 pub(crate) fn open(
     isolation: &Isolation,
     slot: &ChildSlot,
@@ -127,7 +127,7 @@ fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerP
 }
 
 enum LoadFailure {
-    /// The process has answered with an error.
+    /// The process has answered with an error, or its time is over.
     Refused(Error),
     /// The process has ended, or has not sent a valid answer.
     Ended,
@@ -157,7 +157,15 @@ impl WorkerProcess {
         frame::write(&mut self.control, body).map_err(ended)?;
         drop(theirs);
         self.control.set_read_timeout(Some(LOAD_TIME_MAX)).map_err(refused)?;
-        let reply = frame::read(&mut self.control).map_err(ended)?.ok_or(LoadFailure::Ended)?;
+        let reply = frame::read(&mut self.control).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                let limit = LOAD_TIME_MAX.as_secs();
+                let why = format!("the load took longer than {limit} s in its worker process");
+                LoadFailure::Refused(Error::deadline(why))
+            }
+            _ => LoadFailure::Ended,
+        })?;
+        let reply = reply.ok_or(LoadFailure::Ended)?;
         self.control.set_read_timeout(None).map_err(refused)?;
         let facts = decode_loaded(reply).and_then(|facts| facts).map_err(LoadFailure::Refused)?;
         Ok((Channels::new(ours), facts))
