@@ -212,16 +212,19 @@ impl Mpeg {
         self.information.frames?.checked_mul(self.header.samples)
     }
 
-    /// Returns the samples that encoder and decoder added at both ends.
+    /// Returns the samples that encoder and decoder added at both ends, as ranges without overlap.
     pub(super) fn silent(&self) -> Vec<std::ops::Range<u64>> {
         let MpegInfo { delay, padding, .. } = self.information;
         if delay == 0 {
             return Vec::new();
         }
-        let end = self
-            .announced()
-            .map(|all| all.saturating_sub(padding.saturating_sub(DECODER_DELAY))..all);
-        std::iter::once(0..delay + DECODER_DELAY).chain(end).collect()
+        let start = delay + DECODER_DELAY;
+        // The two ranges must not overlap, even if the tag announces fewer samples than it adds.
+        let end = self.announced().map(|all| {
+            let sound = all.saturating_sub(padding.saturating_sub(DECODER_DELAY));
+            sound.max(start)..all.max(start)
+        });
+        std::iter::once(0..start).chain(end).collect()
     }
 
     fn header_at(&self, start: &[u8]) -> Option<MpegHeader> {

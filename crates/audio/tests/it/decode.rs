@@ -427,6 +427,20 @@ fn a_damaged_frame_of_mp3_costs_that_frame() {
 }
 
 #[test]
+fn an_mp3_tag_that_adds_more_than_there_is_is_survived() {
+    // Announces one frame of 576 samples, of which 4095 are added at each end.
+    let mut bytes = MP3.to_vec();
+    bytes[49..53].copy_from_slice(&1_u32.to_be_bytes());
+    bytes[182..185].fill(0xff);
+    let decoded = decode(stream(&bytes)).unwrap();
+    assert_eq!(decoded.samples.len(), (30 * 576 - 4095 - 529) * 2, "{:?}", decoded.faults);
+    // Damage inside the added samples counts from the beginning of the sound.
+    bytes[mp3_frame(2)..mp3_frame(3)].fill(0);
+    let damaged = decode(stream(&bytes)).unwrap();
+    assert_eq!(damaged.faults.first().map(|fault| fault.at), Some(0.0));
+}
+
+#[test]
 fn a_long_mp3_with_damage_and_tags_keeps_its_times() {
     let mut bytes = Vec::new();
     for part in 0..20 {
