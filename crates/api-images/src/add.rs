@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use base::{Error, Result};
 use bytes::Bytes;
 use serde_json::{Map, Value};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::collection::{CollectionSpec, ImageCollection};
@@ -17,7 +18,7 @@ use super::job::IngestJob;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
-use super::store::{self, PutOutcome, ReadyImage};
+use super::store::{self, EmbeddedImage, PutOutcome};
 
 /// An image, and the collection to put it into.
 pub(crate) struct NewImage {
@@ -85,15 +86,14 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
             services.pool.run(make).await?
         }
     };
-    target.check_dims(embedding.len())?;
-    let original = features.facts.original(&target.space);
-    services.originals.put(&original, bytes).await?;
+    let image = EmbeddedImage { features: *features, embedding, payload: &payload, bytes };
+    let image = store::with_original(services, &target, image).await?;
     let own = services.clone();
+    let runtime = Handle::current();
     let write = move || {
-        let _claim = own.writes.take(&[features.facts.id]);
+        let _claim = own.writes.take(&[image.features.facts.id]);
+        runtime.block_on(own.originals.keep(&image.original))?;
         let _writing = target.writing(&registry, &collection)?;
-        let payload = features.facts.payload(&payload, &original);
-        let image = ReadyImage { features: *features, embedding, payload };
         store::write(&target.named, &image)?;
         Ok(PutOutcome::added(&image.features))
     };

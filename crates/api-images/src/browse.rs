@@ -10,6 +10,7 @@ use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Map, Value, json};
+use tokio::runtime::Handle;
 use vision::{Format, thumbnail};
 
 use super::collection::{ImageCollection, has_images};
@@ -18,6 +19,7 @@ use super::hits::at;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
+use super::store;
 
 /// Maximum images of one page.
 const PAGE_MAX: usize = 1000;
@@ -156,7 +158,7 @@ pub(crate) async fn point(
     let named = named.clone();
     let work = move || {
         let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
-        found.ok_or_else(|| Error::not_found(format!("there is no image {id}")))
+        found.ok_or_else(|| no_image(id))
     };
     services.pool.run(work).await
 }
@@ -246,30 +248,29 @@ pub(crate) async fn keypoints(
     }))
 }
 
-/// Removes an image, and its original if no other version of the collection has the image.
+/// Removes an image, and its original if no other version of the collection has the image. Goes on
+/// if the client disconnects.
 ///
 /// # Errors
-/// `NotFound`; the errors of the collection.
+/// `NotFound`; the errors of the collection and of the store of originals.
 pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointId) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
-    let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
-    let (name, space) = (name.to_owned(), target.space.clone());
-    let began = SystemTime::now();
+    let name = name.to_owned();
+    let own = services.clone();
+    let runtime = Handle::current();
     let work = move || {
-        target.writing(&registry, &name)?.delete(&[id])?;
-        let others = target.siblings(&registry);
-        let has = |other: &ImageCollection| {
-            !matches!(other.named.get_parts(&[id], PointParts::NONE).first(), Some(Ok(None)))
-        };
-        Ok(others.iter().any(has) || !target.siblings_are_known(&registry))
+        let delete = || target.writing(&registry, &name)?.delete(&[id]);
+        match store::remove(&own, &runtime, &target, id, delete)? {
+            true => Ok(()),
+            false => Err(no_image(id)),
+        }
     };
-    let wanted_elsewhere = services.pool.run(work).await?;
-    if !wanted_elsewhere && let Ok(key) = key(&point, &space) {
-        // The same image may have been put in again meanwhile.
-        services.originals.delete_before(&key, began).await?;
-    }
-    Ok(())
+    services.pool.run(work).await
+}
+
+fn no_image(id: PointId) -> Error {
+    Error::not_found(format!("there is no image {id}"))
 }
 
 /// Removes a collection, and its originals if it is the last version. Goes on if the client

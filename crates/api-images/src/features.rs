@@ -37,6 +37,14 @@ pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     variant.to_be_bytes()
 }
 
+/// Returns the id of a point that can have an original: a UUID.
+pub(crate) fn uuid(id: &PointId) -> Option<[u8; 16]> {
+    match id {
+        PointId::Uuid(bytes) => Some(*bytes),
+        PointId::Number(_) => None,
+    }
+}
+
 /// Returns the key of a point's original from its payload; `None` for a point of features alone.
 pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
     payload.get(BLOCK)?.get("original")?.as_str()

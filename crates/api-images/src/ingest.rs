@@ -21,7 +21,7 @@ use super::features::{self, Features};
 use super::job::IngestJob;
 use super::pool::threads;
 use super::settings::ImageKind;
-use super::store::{self, PutOutcome, ReadyImage};
+use super::store::{self, EmbeddedImage, PutOutcome, ReadyImage};
 
 /// Maximum queued images, with their bytes.
 const QUEUE_MAX: usize = 16;
@@ -259,18 +259,15 @@ impl Batch<'_> {
     fn keep(
         &self,
         item: &IngestImage,
-        mut features: Features,
+        features: Features,
         embedding: Result<Vec<f32>>,
         target: &Result<ImageCollection>,
     ) -> Result<ReadyImage> {
         let embedding = embedding?;
         let target = target.as_ref().map_err(Clone::clone)?;
-        target.check_dims(embedding.len())?;
-        let key = features.facts.original(&target.space);
-        self.job.runtime.block_on(self.job.services.originals.put(&key, item.bytes.clone()))?;
-        let payload = features.facts.payload(&item.payload, &key);
-        features.tensor = Vec::new();
-        Ok(ReadyImage { features, embedding, payload })
+        let (payload, bytes) = (&item.payload, item.bytes.clone());
+        let image = EmbeddedImage { features, embedding, payload, bytes };
+        self.job.runtime.block_on(store::with_original(&self.job.services, target, image))
     }
 
     /// Writes all images together, and one by one if that fails.

@@ -2,10 +2,12 @@
 //!
 //! The key of an original contains its hash. On one server, writing it twice changes nothing, and
 //! an original without a point, as a crash can leave, is replaced by the next upload of the same
-//! image. In a cluster each upload has a key of its own, and the removal of an image removes old
-//! uploads.
+//! image. The removal of an image can remove an original that another client has just written. So
+//! the writer of a point checks that first ([`Originals::keep`]). In a cluster each upload has a
+//! key of its own, and the removal of an image removes old uploads.
 
 use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -25,11 +27,61 @@ const DIRECTORY: &str = ".originals";
 pub(crate) struct Originals {
     config: ImagesConfig,
     store: OnceLock<StorePlace>,
+    /// Number of removals by [`Originals::remove`].
+    removals: AtomicU64,
+}
+
+/// An original that was written before its point.
+pub(crate) struct WrittenOriginal {
+    key: String,
+    bytes: Bytes,
+    /// Number of removals before it was written.
+    removals: u64,
 }
 
 impl Originals {
     pub(crate) fn new(config: ImagesConfig) -> Originals {
-        Originals { config, store: OnceLock::new() }
+        Originals { config, store: OnceLock::new(), removals: AtomicU64::new(0) }
+    }
+
+    /// Writes the original of an image whose point follows.
+    ///
+    /// # Errors
+    /// As [`Originals::put`].
+    pub(crate) async fn put_first(&self, key: String, bytes: Bytes) -> Result<WrittenOriginal> {
+        let removals = self.removals.load(Ordering::SeqCst);
+        self.put(&key, bytes.clone()).await?;
+        Ok(WrittenOriginal { key, bytes, removals })
+    }
+
+    /// Writes an original again if it was removed since. The caller has claimed the id of the
+    /// image, and writes the point before it gives the claim back.
+    ///
+    /// # Errors
+    /// Returns the errors of the store.
+    pub(crate) async fn keep(&self, original: &WrittenOriginal) -> Result<()> {
+        let WrittenOriginal { key, bytes, removals } = original;
+        if self.removals.load(Ordering::SeqCst) == *removals {
+            return Ok(());
+        }
+        let store = self.store()?;
+        match store.objects().head(&store.key(key)).await {
+            Ok(_) => Ok(()),
+            Err(object_store::Error::NotFound { .. }) => self.put(key, bytes.clone()).await,
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Removes the original of an image whose point was removed. The caller has claimed the id of
+    /// the image since before it removed the point.
+    ///
+    /// # Errors
+    /// Returns the errors of the store.
+    pub(crate) async fn remove(&self, key: &str) -> Result<()> {
+        let removed = self.delete(key).await;
+        // Counted afterwards, so that an upload which wrote the original meanwhile sees the change.
+        self.removals.fetch_add(1, Ordering::SeqCst);
+        removed
     }
 
     /// Writes an image; durable once this returns.
@@ -61,18 +113,6 @@ impl Originals {
         match store.objects().delete(&store.key(key)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed(&error)),
-        }
-    }
-
-    /// Removes an image unless it was written after `began`.
-    ///
-    /// # Errors
-    /// Returns the errors of the store.
-    pub(crate) async fn delete_before(&self, key: &str, began: SystemTime) -> Result<()> {
-        let store = self.store()?;
-        match store.objects().head(&store.key(key)).await {
-            Ok(object) if SystemTime::from(object.last_modified) > began => Ok(()),
-            _ => self.delete(key).await,
         }
     }
 
@@ -194,10 +234,24 @@ mod tests {
         std::thread::sleep(pause);
         originals.put("a/0/new.png", Bytes::from_static(b"2")).await.unwrap();
         originals.delete_all("a", began).await.unwrap();
-        originals.delete_before("a/0/new.png", began).await.unwrap();
         assert!(originals.get("a/0/old.png").await.is_err());
         assert!(originals.get("a/0/new.png").await.is_ok());
-        originals.delete_before("a/0/new.png", SystemTime::now()).await.unwrap();
-        assert!(originals.get("a/0/new.png").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn an_original_that_was_removed_meanwhile_is_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = ImagesConfig { directory: Some(dir.path().into()), ..ImagesConfig::default() };
+        let originals = Originals::new(config);
+        let bytes = Bytes::from_static(b"1");
+        let written = originals.put_first("a/0/1.png".to_owned(), bytes.clone()).await.unwrap();
+        originals.remove("a/0/1.png").await.unwrap();
+        assert!(originals.get("a/0/1.png").await.is_err());
+        originals.keep(&written).await.unwrap();
+        assert_eq!(originals.get("a/0/1.png").await, Ok(bytes));
+        // The removal of another original does not write this one.
+        originals.remove("a/0/2.png").await.unwrap();
+        originals.keep(&written).await.unwrap();
+        assert!(originals.get("a/0/1.png").await.is_ok());
     }
 }

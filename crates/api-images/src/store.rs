@@ -4,16 +4,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::Result;
+use base::{ErrorKind, Result};
+use bytes::Bytes;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, NewPoint, PointId};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
+use tokio::runtime::Handle;
 
 use super::bulk::BulkOutcome;
 use super::collection::ImageCollection;
-use super::features::{BLOCK, Features, original_key};
+use super::features::{BLOCK, Features, original_in, original_key, uuid};
 use super::job::IngestJob;
+use super::originals::WrittenOriginal;
+use super::services::ImageServices;
 
 /// Time between two attempts of bulk work to write while memory is short.
 const WRITE_RETRY: Duration = Duration::from_millis(100);
@@ -92,11 +96,41 @@ pub(crate) fn present(
     found.into_iter().map(outcome).collect()
 }
 
-/// An image that is being added to a collection.
+/// An image whose features are known.
+pub(crate) struct EmbeddedImage<'a> {
+    pub(crate) features: Features,
+    pub(crate) embedding: Vec<f32>,
+    /// Payload of the caller.
+    pub(crate) payload: &'a Map<String, Value>,
+    /// Its file.
+    pub(crate) bytes: Bytes,
+}
+
+/// An image that is being added to a collection, and whose original is written.
 pub(crate) struct ReadyImage {
     pub(crate) features: Features,
     pub(crate) embedding: Vec<f32>,
     pub(crate) payload: Map<String, Value>,
+    pub(crate) original: WrittenOriginal,
+}
+
+/// Writes the original of an image. The point follows.
+///
+/// # Errors
+/// `FailedPrecondition` for an embedding of another length than the collection's; the errors of the
+/// store of originals.
+pub(crate) async fn with_original(
+    services: &ImageServices,
+    target: &ImageCollection,
+    image: EmbeddedImage<'_>,
+) -> Result<ReadyImage> {
+    let EmbeddedImage { mut features, embedding, payload, bytes } = image;
+    target.check_dims(embedding.len())?;
+    features.tensor = Vec::new();
+    let key = features.facts.original(&target.space);
+    let payload = features.facts.payload(payload, &key);
+    let original = services.originals.put_first(key, bytes).await?;
+    Ok(ReadyImage { features, embedding, payload, original })
 }
 
 /// Writes a point; durable once this returns.
@@ -141,14 +175,55 @@ pub(crate) fn write_or_wait(
         let target = target.clone();
         let images = images.clone();
         let which = which.clone();
+        let runtime = job.runtime.clone();
         job.at_ordinary_priority(move || {
             let images = images.get(which).unwrap_or_default();
             let ids: Vec<[u8; 16]> = images.iter().map(|image| image.features.facts.id).collect();
             let _claim = services.writes.take(&ids);
+            for image in images {
+                runtime.block_on(services.originals.keep(&image.original))?;
+            }
             let writing = target.writing(&registry, &name)?;
             Ok(with_points(images, |points| writing.try_upsert(points)))
         })
     })
+}
+
+/// Removes the point of an image from a version of a collection by `delete`, and its original if no
+/// other version has the image. Returns false if there is no such point.
+///
+/// # Errors
+/// The errors of the collection and of the store of originals.
+pub(crate) fn remove(
+    services: &ImageServices,
+    runtime: &Handle,
+    target: &ImageCollection,
+    id: PointId,
+    delete: impl FnOnce() -> Result<u64>,
+) -> Result<bool> {
+    let registry = services.registry()?;
+    // Until the original is removed, no upload writes the point again.
+    let _claim = services.writes.take(uuid(&id).as_slice());
+    let found = target.named.get_parts(&[id], PointParts::PAYLOAD).into_iter().next();
+    let payload = match found.unwrap_or(Ok(None)) {
+        Ok(Some(point)) => point.payload,
+        Ok(None) => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::DataLoss => {
+            tracing::warn!(%id, %error, "a damaged image is removed; its original stays");
+            Map::new()
+        }
+        Err(error) => return Err(error),
+    };
+    delete()?;
+    let Some(key) = original_key(&payload) else { return Ok(true) };
+    let has = |other: &ImageCollection| {
+        !matches!(other.named.get_parts(&[id], PointParts::NONE).first(), Some(Ok(None)))
+    };
+    if target.siblings(&registry).iter().any(has) || !target.siblings_are_known(&registry) {
+        return Ok(true);
+    }
+    runtime.block_on(services.originals.remove(&original_in(&target.space, key)))?;
+    Ok(true)
 }
 
 /// Repeats `attempt` while its write, the inner result, is refused because of an overload. The

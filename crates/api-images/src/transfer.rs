@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::browse;
 use super::collection::{CollectionSpec, ImageCollection};
 use super::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
+use super::features::uuid;
 use super::point_features::{CheckedFeatures, ExpectedFeatures, PointFeatures, of_point, parse};
 use super::services::ImageServices;
 use super::settings::ImageKind;
@@ -198,13 +199,6 @@ pub(crate) fn upsert(
         payload,
     });
     named.upsert(&new.collect::<Vec<_>>())
-}
-
-fn uuid(id: &PointId) -> Option<[u8; 16]> {
-    match id {
-        PointId::Uuid(bytes) => Some(*bytes),
-        PointId::Number(_) => None,
-    }
 }
 
 /// Returns the payload of each stored point, and `None` for a new one.

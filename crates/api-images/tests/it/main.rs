@@ -7,6 +7,7 @@ extern crate millpond_api_images as api_images;
 mod extraction;
 mod foreign;
 mod operations;
+mod originals;
 mod replay;
 mod rounds;
 mod world;

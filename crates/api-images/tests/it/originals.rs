@@ -1,0 +1,38 @@
+//! Original images on one server.
+
+use std::path::Path;
+
+use axum::body::Body;
+use http::{Method, StatusCode};
+
+use crate::world::{World, picture};
+
+/// Returns the number of originals.
+fn originals(world: &World) -> usize {
+    fn files(directory: &Path) -> usize {
+        let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+        let count = |entry: std::fs::DirEntry| match entry.path() {
+            path if path.is_dir() => files(&path),
+            _ => 1,
+        };
+        entries.map(|entry| count(entry.unwrap())).sum()
+    }
+    files(&world.directory.path().join("collections/.originals"))
+}
+
+fn status(world: &World, method: Method, path: &str) -> StatusCode {
+    world.send(method, path, "image/jpeg", Body::empty()).0
+}
+
+#[test]
+fn an_original_goes_and_comes_with_its_image() {
+    let world = World::start();
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/images/c/{id}");
+    for _ in 0..2 {
+        assert_eq!((status(&world, Method::GET, &path), originals(&world)), (StatusCode::OK, 1));
+        assert_eq!((status(&world, Method::DELETE, &path), originals(&world)), (StatusCode::OK, 0));
+        assert_eq!(status(&world, Method::DELETE, &path), StatusCode::NOT_FOUND);
+        assert_eq!(world.put("/v1/images/c", &picture(1))["status"], "added");
+    }
+}
