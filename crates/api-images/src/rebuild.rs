@@ -23,6 +23,7 @@ use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::progress::{Rebuild, held};
 use super::state::ImagesState;
+use super::store;
 
 /// Points of one page.
 const PAGE: usize = 32;
@@ -145,7 +146,8 @@ impl RebuildWork<'_> {
         for _ in 0..PASSES_MAX {
             let generation = self.old.named.generation();
             let mut unseen = None;
-            let moved = self.copy(&job, &new, &mut unseen)? + self.prune(&new, &mut unseen)?;
+            let moved =
+                self.copy(&job, &new, &mut unseen)? + self.prune(&job, &new, &mut unseen)?;
             if moved > 0 {
                 continue;
             }
@@ -294,19 +296,27 @@ impl RebuildWork<'_> {
         Ok(())
     }
 
-    /// Removes images that the old collection does not have, and returns their number. Sets
-    /// `unseen` if damage may have hidden images.
-    fn prune(&self, new: &ImageCollection, unseen: &mut Option<Error>) -> Result<u64> {
+    /// Removes images that the old collection does not have, and returns their number. Their
+    /// originals are removed too: while the new collection had them, a client's removal left them.
+    /// Sets `unseen` if damage may have hidden images.
+    fn prune(
+        &self,
+        job: &IngestJob,
+        new: &ImageCollection,
+        unseen: &mut Option<Error>,
+    ) -> Result<u64> {
         let (mut from, mut removed) = (None, 0);
         loop {
             let page = new.named.scroll(from.as_ref(), PAGE, None, PointParts::NONE)?;
             *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             let there = self.old.named.get_parts(&ids, PointParts::NONE);
-            let gone = ids.iter().zip(there).filter(|(_, there)| matches!(there, Ok(None)));
-            let gone: Vec<PointId> = gone.map(|(id, _)| *id).collect();
-            if !gone.is_empty() {
-                removed += new.named.delete(&gone)?;
+            for (id, there) in ids.into_iter().zip(there) {
+                if matches!(there, Ok(None)) {
+                    let delete = || new.named.delete(&[id]);
+                    let removal = store::remove(&job.services, &job.runtime, new, id, delete)?;
+                    removed += u64::from(removal);
+                }
             }
             match page.next {
                 Some(next) => from = Some(next),
