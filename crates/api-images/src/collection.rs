@@ -78,14 +78,14 @@ impl ImageCollection {
     /// Locks the collection, which was found as `name`, while images are written to it.
     ///
     /// # Errors
-    /// `Unavailable` if the name means another collection by now.
+    /// `Unavailable` if the name means another collection by now, or a new one of the same name.
     pub(crate) fn writing<'a>(
         &self,
         registry: &'a Registry,
         name: &str,
     ) -> Result<WritingCollection<'a>> {
         let writing = registry.writing(name)?;
-        if writing.name() == self.named.name() {
+        if writing.name() == self.named.name() && !self.named.removed() {
             return Ok(writing);
         }
         Err(Error::unavailable(format!(
@@ -219,4 +219,35 @@ pub fn set_originals_space(settings: &mut CollectionSettings, space: &str) {
 /// Returns the name of the directory of a collection's originals, or `None` if it holds no images.
 pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
     settings.extra.get(SECTION)?.get("originals")?.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use search::registry::{MediumChoice, RegistryOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_new_collection_of_the_same_name_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            threads: 1,
+            memory_bytes: 256 << 20,
+            cache_bytes: 0,
+            medium: MediumChoice::Mmap,
+            ..RegistryOptions::new(dir.path())
+        };
+        let registry = Registry::open(options).unwrap();
+        let name = "c".to_owned();
+        let wanted = CollectionSpec { name, kind: None, model: None, quality_min: 0 };
+        let make = || ImageCollection::make(&registry, &wanted, 4, "m").unwrap();
+        let old = make();
+        assert!(old.writing(&registry, "c").is_ok());
+        registry.remove(old.named.name()).unwrap();
+        let new = make();
+        assert_eq!(new.named.name(), old.named.name());
+        let error = old.writing(&registry, "c").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(new.writing(&registry, "c").is_ok());
+    }
 }
