@@ -12,6 +12,7 @@ use transport::{ByteBudget, Reservation};
 use vision::{Decoded, Format, Header, Limits, decode};
 
 use super::embedder::Embedder;
+use super::point_features::check_own_keys;
 use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.
@@ -294,16 +295,12 @@ pub(crate) fn checked_quality(quality_min: Option<u8>) -> Result<u8> {
 /// Parses and checks the caller's payload.
 ///
 /// # Errors
-/// `InvalidArgument` if it is not a JSON object or has the service's own key.
+/// `InvalidArgument` if it is not a JSON object or has a key of the service.
 pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| Error::invalid(format!("payload= is no JSON object: {error}")))?;
-    if payload.contains_key(BLOCK) {
-        return Err(Error::invalid(format!(
-            "the payload's key \"{BLOCK}\" is the service's own; use another one"
-        )));
-    }
+    check_own_keys(&payload)?;
     Ok(payload)
 }
 
@@ -344,7 +341,7 @@ mod tests {
     fn a_payload_is_an_object_without_the_services_key() {
         assert!(checked_payload(None).unwrap().is_empty());
         assert_eq!(checked_payload(Some(r#"{"a":1}"#)).unwrap().len(), 1);
-        for wrong in ["[]", "1", "{", r#"{"image":{}}"#] {
+        for wrong in ["[]", "1", "{", r#"{"image":{}}"#, r#"{"__millpond_id":"a"}"#] {
             assert!(checked_payload(Some(wrong)).is_err(), "{wrong}");
         }
     }

@@ -17,12 +17,16 @@ use super::collection::ImageCollection;
 use super::features::{BLOCK, Features, original_in, original_key, uuid};
 use super::job::IngestJob;
 use super::originals::WrittenOriginal;
+use super::point_features::{check_embedding, check_payload_size};
 use super::services::ImageServices;
 
 /// Time between two attempts of bulk work to write while memory is short.
 const WRITE_RETRY: Duration = Duration::from_millis(100);
 /// Longest time of such attempts.
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
+/// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB with the id,
+/// which has fewer than 64 bytes.
+const STORED_BYTES_MAX: usize = (64 << 10) - 64;
 
 #[derive(Clone, Debug)]
 pub(crate) struct PutOutcome {
@@ -114,11 +118,12 @@ pub(crate) struct ReadyImage {
     pub(crate) original: WrittenOriginal,
 }
 
-/// Writes the original of an image. The point follows.
+/// Writes the original of an image. The point follows. A point that the collection refuses leaves
+/// no original.
 ///
 /// # Errors
-/// `FailedPrecondition` for an embedding of another length than the collection's; the errors of the
-/// store of originals.
+/// `FailedPrecondition` for an embedding of another length than the collection's; `InvalidArgument`
+/// for one that cannot be compared; `TooLarge` for a payload; the errors of the store of originals.
 pub(crate) async fn with_original(
     services: &ImageServices,
     target: &ImageCollection,
@@ -126,9 +131,11 @@ pub(crate) async fn with_original(
 ) -> Result<ReadyImage> {
     let EmbeddedImage { mut features, embedding, payload, bytes } = image;
     target.check_dims(embedding.len())?;
+    check_embedding(&embedding, embedding.len())?;
     features.tensor = Vec::new();
     let key = features.facts.original(&target.space);
     let payload = features.facts.payload(payload, &key);
+    check_payload_size(&payload, STORED_BYTES_MAX)?;
     let original = services.originals.put_first(key, bytes).await?;
     Ok(ReadyImage { features, embedding, payload, original })
 }

@@ -36,3 +36,19 @@ fn an_original_goes_and_comes_with_its_image() {
         assert_eq!(world.put("/v1/images/c", &picture(1))["status"], "added");
     }
 }
+
+#[test]
+fn a_refused_payload_leaves_no_original() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    // Nearly the longest address that a request can have.
+    let long = format!("/v1/images/c?payload=%7B%22a%22%3A%22{}%22%7D", "x".repeat(65_400));
+    for (path, status) in [
+        (long.as_str(), StatusCode::PAYLOAD_TOO_LARGE),
+        ("/v1/images/c?payload=%7B%22__millpond_id%22%3A1%7D", StatusCode::BAD_REQUEST),
+    ] {
+        let (found, answer) = world.send(Method::PUT, path, "image/jpeg", picture(2));
+        assert_eq!(found, status, "{}", String::from_utf8_lossy(&answer));
+        assert_eq!(originals(&world), 1);
+    }
+}
