@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use audio::AudioModel;
-use audio::pipeline::PipelineOptions;
+use audio::pipeline::{PipelineOptions, ReadMeter};
 use audio::recogniser::{Recogniser, RecogniserKind};
 use axum::body::Body;
 use base::{Error, ErrorKind, Result};
@@ -209,6 +209,16 @@ pub(crate) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T>
     }
 }
 
+/// Charges the thread that reads a recording to the account of the caller.
+#[derive(Debug)]
+struct AccountMeter(Arc<CpuAccount>);
+
+impl ReadMeter for AccountMeter {
+    fn measure(&self, work: &mut dyn FnMut()) {
+        self.0.measure(work);
+    }
+}
+
 /// Resources of a recording besides its bytes.
 struct PreparedUpload {
     admitted: OwnedSemaphorePermit,
@@ -237,8 +247,16 @@ async fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
     .transpose()?;
     let in_flight = RUNS_PER_WORKER * state.scheduler.workers();
     let reader = format!("audio-{}-in", permit.number);
-    let options =
-        PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
+    let read_meter = CpuAccount::current()
+        .map(|account| -> Arc<dyn ReadMeter> { Arc::new(AccountMeter(account)) });
+    let options = PipelineOptions {
+        in_flight,
+        embeddings: false,
+        speakers,
+        stop: stop.clone(),
+        reader,
+        read_meter,
+    };
     let model = Arc::new(ServedModel::new(state.scheduler.clone(), servable, stop));
     Ok(PreparedUpload { admitted, permit, recogniser, model, options })
 }

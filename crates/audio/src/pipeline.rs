@@ -62,6 +62,14 @@ pub struct PipelineOptions {
     /// Name of the thread that reads and decodes. It has ended when [`recognise`] returns a
     /// summary. After an error it ends, and drops the input, as soon as its current read returns.
     pub reader: String,
+    /// Measures the work of that thread, step by step.
+    pub read_meter: Option<Arc<dyn ReadMeter>>,
+}
+
+/// Measures the work of the thread that reads and decodes a recording.
+pub trait ReadMeter: std::fmt::Debug + Send + Sync {
+    /// Calls `work` once, on the current thread. The work may wait for an upload.
+    fn measure(&self, work: &mut dyn FnMut());
 }
 
 impl Default for PipelineOptions {
@@ -73,6 +81,7 @@ impl Default for PipelineOptions {
             speakers: None,
             stop: Arc::default(),
             reader,
+            read_meter: None,
         }
     }
 }

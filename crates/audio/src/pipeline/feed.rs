@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::{PipelineOptions, STOP_EVERY, check_stop};
+use super::{PipelineOptions, ReadMeter, STOP_EVERY, check_stop};
 use crate::Fault;
 use crate::decode::{AudioFormat, AudioInput, Decoder};
 use crate::features::FeatureExtractor;
@@ -85,12 +85,16 @@ impl AudioFeed {
         let stop_on_drop = StopOnDrop::default();
         let flags = [options.stop.clone(), stop_on_drop.0.clone()];
         let stop = move || flags.iter().any(|flag| flag.load(Ordering::Relaxed));
-        let work = move || match FeedReader::open(input, hint.as_deref(), plan) {
-            Err(error) => drop(opened.send(Err(error))),
-            Ok((mut reading, format)) => {
-                reading.decoder.stop_when(stop);
-                if opened.send(Ok(format)).is_ok() {
-                    reading.run(&out);
+        let meter = options.read_meter.clone();
+        let work = move || {
+            let meter = meter.as_deref();
+            match measured(meter, || FeedReader::open(input, hint.as_deref(), plan)) {
+                Err(error) => drop(opened.send(Err(error))),
+                Ok((mut reading, format)) => {
+                    reading.decoder.stop_when(stop);
+                    if opened.send(Ok(format)).is_ok() {
+                        reading.run(&out, meter);
+                    }
                 }
             }
         };
@@ -138,6 +142,19 @@ pub(super) fn broken_off() -> Error {
     Error::internal("the thread that reads the recording has ended early")
 }
 
+/// Calls `work` and measures it, if there is a meter.
+fn measured<T>(meter: Option<&dyn ReadMeter>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let Some(meter) = meter else { return work() };
+    let mut work = Some(work);
+    let mut done = Err(broken_off());
+    meter.measure(&mut || {
+        if let Some(work) = work.take() {
+            done = work();
+        }
+    });
+    done
+}
+
 /// Processing of the samples.
 struct FeedSettings {
     features: FeatureExtractor,
@@ -170,9 +187,9 @@ impl FeedReader {
     }
 
     /// Sends steps up to the last one, or until the receiver is dropped.
-    fn run(&mut self, out: &Sender<Result<FeedStep>>) {
+    fn run(&mut self, out: &Sender<Result<FeedStep>>, meter: Option<&dyn ReadMeter>) {
         loop {
-            let step = self.step();
+            let step = measured(meter, || self.step());
             let more = step.as_ref().is_ok_and(|step| !step.last);
             if out.send(step).is_err() || !more {
                 return;

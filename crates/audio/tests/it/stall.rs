@@ -9,7 +9,7 @@ use base::{Error, ErrorKind};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use millpond_audio::AudioModel;
 use millpond_audio::decode::AudioInput;
-use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, recognise};
+use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, ReadMeter, recognise};
 
 use crate::fake::*;
 
@@ -149,4 +149,27 @@ fn the_thread_that_reads_has_the_name_it_is_given() {
     let options = PipelineOptions { reader: "audio-7-in".to_owned(), ..PipelineOptions::default() };
     hear(input, &events(""), &model, &options).unwrap();
     assert!(seen.try_iter().all(|name| name.as_deref() == Some("audio-7-in")));
+}
+
+#[test]
+fn every_step_of_the_thread_that_reads_is_measured() {
+    /// Counts the calls on the reading thread.
+    #[derive(Debug, Default)]
+    struct Counting(AtomicUsize);
+    impl ReadMeter for Counting {
+        fn measure(&self, work: &mut dyn FnMut()) {
+            assert_eq!(std::thread::current().name(), Some("audio-in"));
+            self.0.fetch_add(1, Ordering::SeqCst);
+            work();
+        }
+    }
+    let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
+    let expected =
+        hear(sound(&bursts(4.0)), &events(""), &model, &PipelineOptions::default()).unwrap();
+    let meter = Arc::new(Counting::default());
+    let options = PipelineOptions { read_meter: Some(meter.clone()), ..PipelineOptions::default() };
+    let heard = hear(sound(&bursts(4.0)), &events(""), &model, &options).unwrap();
+    assert_eq!(heard, expected);
+    // The opening, the blocks, and the end.
+    assert!(meter.0.load(Ordering::SeqCst) > 2);
 }
