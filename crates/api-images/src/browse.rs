@@ -5,7 +5,6 @@ use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use matching::Graph;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, NamedCollection, Registry};
@@ -16,6 +15,7 @@ use vision::{Format, thumbnail};
 use super::collection::{ImageCollection, has_images};
 use super::features::{self, BLOCK};
 use super::hits::at;
+use super::point_features::stored_graph;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
@@ -219,7 +219,7 @@ pub(crate) async fn small(
 /// Returns an image's keypoints in its own pixels, as JSON.
 ///
 /// # Errors
-/// As [`original`]; `DataLoss` for a damaged record.
+/// `NotFound`, also for a point without keypoints; `DataLoss` for a damaged record.
 pub(crate) async fn keypoints(
     services: &Arc<ImageServices>,
     name: &str,
@@ -234,7 +234,7 @@ pub(crate) async fn keypoints(
         PointParts { embedding: false, record: true, payload: true },
     )
     .await?;
-    let graph = Graph::decode(&point.record)?;
+    let graph = stored_graph(&point.id, &point.record)?;
     let side = |key: &str| {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
     };

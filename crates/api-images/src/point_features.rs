@@ -94,12 +94,7 @@ impl PointFeatures {
     /// `NotFound` for a point without keypoints; `DataLoss` for a damaged record.
     pub(crate) fn stored(point: FetchedPoint, target: &ImageCollection) -> Result<PointFeatures> {
         let FetchedPoint { id, embedding, record, mut payload } = point;
-        if record.is_empty() {
-            return Err(Error::not_found(format!(
-                "point {id} has no keypoints: it was written as a vector alone"
-            )));
-        }
-        let keypoints = Graph::decode(&record)?.vertices.len();
+        let keypoints = stored_graph(&id, &record)?.vertices.len();
         let block = payload.remove(BLOCK).unwrap_or_default();
         let side = |key: &str| block.get(key)?.as_u64()?.try_into().ok();
         Ok(PointFeatures {
@@ -162,6 +157,19 @@ impl PointFeatures {
             frame_height: graph.height.into(),
         })
     }
+}
+
+/// Decodes the record of a stored point.
+///
+/// # Errors
+/// `NotFound` for a point without keypoints; `DataLoss` for a damaged record.
+pub(crate) fn stored_graph(id: &PointId, record: &[u8]) -> Result<Graph> {
+    if record.is_empty() {
+        return Err(Error::not_found(format!(
+            "point {id} has no keypoints: it was written as a vector alone; put its image in"
+        )));
+    }
+    Graph::decode(record)
 }
 
 /// Checks that a caller's payload has no key of the service.

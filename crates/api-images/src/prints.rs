@@ -17,7 +17,7 @@ use transport::ByteBudget;
 use super::collection::ImageCollection;
 use super::features;
 use super::limits::checked_threshold;
-use super::point_features;
+use super::point_features::{self, stored_graph};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 
@@ -143,5 +143,5 @@ fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {
     let point = named.resolve(&[named.internal(id)], parts).into_iter().next();
     let missing = || Error::not_found(format!("there is no image {id}"));
     let point = point.ok_or_else(missing)??.ok_or_else(missing)?;
-    Graph::decode(&point.record)
+    stored_graph(id, &point.record)
 }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
-use matching::Graph;
 use matching::index::EdgeQuery;
 use search::points::{FetchedPoint, PointId};
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use super::collection::ImageCollection;
 use super::hits::{ShownHit, size};
 use super::limits::{CandidateLimit, checked_threshold};
 use super::plan::{CandidateSource, SearchPlan, SearchResult};
+use super::point_features::stored_graph;
 use super::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use super::services::ImageServices;
 use super::settings::ImageKind;
@@ -152,7 +152,7 @@ async fn stored(
     let work = move || {
         let point = named.get(&id)?;
         let point = point.ok_or_else(|| Error::not_found(format!("there is no image {id}")))?;
-        let graph = Graph::decode(&point.record)?;
+        let graph = stored_graph(&id, &point.record)?;
         let (width, height) = size(&point);
         let FetchedPoint { embedding, .. } = point;
         Ok(QueryFeatures { width, height, graph, embedding, stages: Stages::default() })

@@ -1,11 +1,13 @@
-//! Original images on one server.
+//! Original images on one server, and points that have none.
 
 use std::path::Path;
 
 use axum::body::Body;
 use http::{Method, StatusCode};
+use search::points::{NewPoint, PointId};
+use serde_json::{Map, json};
 
-use crate::world::{World, picture};
+use crate::world::{DIMS, World, picture};
 
 /// Returns the number of originals.
 fn originals(world: &World) -> usize {
@@ -50,5 +52,22 @@ fn a_refused_payload_leaves_no_original() {
         let (found, answer) = world.send(Method::PUT, path, "image/jpeg", picture(2));
         assert_eq!(found, status, "{}", String::from_utf8_lossy(&answer));
         assert_eq!(originals(&world), 1);
+    }
+}
+
+#[test]
+fn a_vector_alone_has_no_keypoints_to_compare() {
+    let world = World::start();
+    world.put("/v1/images/c", &picture(1));
+    let (id, payload) = (PointId::Number(7), Map::new());
+    let point = NewPoint { id, embedding: &[0.5; DIMS], record: &[], payload: &payload };
+    world.registry.get("c").unwrap().upsert(&[point]).unwrap();
+    let words = "point 7 has no keypoints";
+    world.refused("/v1/images/c/search", &json!({ "id": 7 }), 404, words);
+    for part in ["keypoints", "features"] {
+        let path = format!("/v1/images/c/7/{part}");
+        let (found, answer) = world.send(Method::GET, &path, "", Body::empty());
+        let text = String::from_utf8_lossy(&answer);
+        assert!(found == StatusCode::NOT_FOUND && text.contains(words), "{found} {text}");
     }
 }
