@@ -43,7 +43,7 @@ pub(crate) struct IngestImage {
 #[derive(Default)]
 pub(crate) struct Ingest {
     claims: Arc<Claims>,
-    queue: OnceLock<Result<Sender<IngestImage>>>,
+    queue: OnceLock<Sender<IngestImage>>,
 }
 
 impl Ingest {
@@ -57,8 +57,13 @@ impl Ingest {
             .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
-    fn queue(&self) -> Result<Sender<IngestImage>> {
-        self.queue.get_or_init(|| start(&self.claims)).clone()
+    fn queue(&self) -> Result<&Sender<IngestImage>> {
+        if let Some(queue) = self.queue.get() {
+            return Ok(queue);
+        }
+        // After a failure the next caller tries again. The threads of a second queue end at once.
+        let queue = start(&self.claims)?;
+        Ok(self.queue.get_or_init(|| queue))
     }
 
     /// Queues an image without waiting.
@@ -83,7 +88,7 @@ impl Ingest {
     }
 
     pub(crate) fn waiting(&self) -> usize {
-        self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
+        self.queue.get().map_or(0, Sender::len)
     }
 }
 

@@ -49,7 +49,7 @@ impl PoolKind {
 pub(crate) struct Pool {
     kind: PoolKind,
     metrics: Arc<Metrics>,
-    queue: OnceLock<Result<Sender<Work>>>,
+    queue: OnceLock<Sender<Work>>,
 }
 
 impl Pool {
@@ -79,8 +79,7 @@ impl Pool {
             // The send fails only if the caller has disconnected, and wants no result.
             drop(sender.send(done));
         });
-        let queue = self.queue.get_or_init(|| start(self.kind)).clone()?;
-        queue.try_send(work).map_err(|error| match error {
+        self.queue()?.try_send(work).map_err(|error| match error {
             TrySendError::Full(_) => {
                 let refused = KindLabels { kind: self.kind.limit_name() };
                 self.metrics.refused.get_or_create(&refused).inc();
@@ -94,9 +93,18 @@ impl Pool {
             .unwrap_or_else(|_| Err(Error::internal("a panic ended the work on this image")))
     }
 
+    fn queue(&self) -> Result<&Sender<Work>> {
+        if let Some(queue) = self.queue.get() {
+            return Ok(queue);
+        }
+        // After a failure the next caller tries again. The threads of a second queue end at once.
+        let queue = start(self.kind)?;
+        Ok(self.queue.get_or_init(|| queue))
+    }
+
     /// Returns the amount of queued work.
     pub(crate) fn waiting(&self) -> usize {
-        self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
+        self.queue.get().map_or(0, Sender::len)
     }
 }
 
