@@ -6,6 +6,7 @@
 //! ([`super::duplicates_wire`]).
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -98,7 +99,10 @@ pub(crate) fn begin(
     let spawned = thread.spawn(move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("finding duplicates");
-        let outcome = duplicates::run(&named, options, &job.control).map(drop);
+        let run = || duplicates::run(&named, options, &job.control).map(drop);
+        let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            Err(Error::internal("a panic ended the search; continue it with the same request"))
+        });
         if let Err(error) = &outcome {
             tracing::error!(collection = named.name(), %error, "a search for duplicates has failed");
         }

@@ -7,6 +7,7 @@
 //! started again, even after a crash, continues.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -106,10 +107,7 @@ pub(crate) fn begin(
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("rebuilding a collection");
         let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
-        let outcome = work.run(&job, &embedder);
-        if let Err(error) = &outcome {
-            tracing::error!(collection = work.name, %error, "a rebuild has failed");
-        }
+        let outcome = work.run_to_end(&job, &embedder);
         // A client that sees the end can begin the next work.
         drop(permit);
         *held(&rebuild.ended) = Some(outcome);
@@ -132,6 +130,17 @@ struct RebuildWork<'a> {
 }
 
 impl RebuildWork<'_> {
+    /// Runs the rebuild, and logs a failure. A panic is a failure too. Returns true if the alias
+    /// was changed.
+    fn run_to_end(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run(job, embedder)));
+        let outcome = outcome.unwrap_or_else(|_| Err(Error::internal("a panic ended the rebuild")));
+        if let Err(error) = &outcome {
+            tracing::error!(collection = self.name, %error, "a rebuild has failed");
+        }
+        outcome
+    }
+
     /// Runs the rebuild. Returns true if the alias was changed.
     fn run(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
         let new = self.version(embedder)?;
@@ -200,12 +209,13 @@ impl RebuildWork<'_> {
     }
 
     /// Copies missing images and changed payloads to the new collection, and returns their number.
-    /// Sets `unseen` if damage may have hidden images.
+    /// Sets `unseen` if damage may have hidden images. Adds images without an outcome to `lost`.
     fn copy(
         &self,
         job: &Arc<IngestJob>,
         new: &ImageCollection,
         unseen: &mut Option<Error>,
+        lost: &mut Vec<PointId>,
     ) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
         // An image that failed in an earlier pass is not tried again. It does not count as a
@@ -235,7 +245,7 @@ impl RebuildWork<'_> {
                     _ => missing.push(point),
                 }
             }
-            moved += self.send(job, missing)?;
+            moved += self.send(job, missing, lost)?;
             self.rebuild.done.store(seen, Ordering::Relaxed);
             match page.next {
                 Some(next) => from = Some(next),
@@ -247,17 +257,23 @@ impl RebuildWork<'_> {
         Ok(moved)
     }
 
-    /// Puts images into the new collection, and returns how many succeeded.
-    fn send(&self, job: &Arc<IngestJob>, points: Vec<FetchedPoint>) -> Result<u64> {
+    /// Puts images into the new collection, and returns how many succeeded. Adds those without an
+    /// outcome to `lost`: the thread has panicked, perhaps because of another image.
+    fn send(
+        &self,
+        job: &Arc<IngestJob>,
+        points: Vec<FetchedPoint>,
+        lost: &mut Vec<PointId>,
+    ) -> Result<u64> {
         let (sender, outcomes) = crossbeam_channel::bounded(PAGE);
+        let mut pending: BTreeSet<PointId> = points.iter().map(|point| point.id).collect();
         for point in points {
             let id = point.id;
             match read(job, point, &self.old.space) {
                 Ok(ImageFile { name, bytes, payload }) => {
                     let sender = sender.clone();
                     let bytes_held = self.state.bulk.files().hold(bytes.len() as u64);
-                    // The channel has room for a page. If a thread panics, the next pass tries
-                    // again.
+                    // The channel has room for a page.
                     let done = Box::new(move |outcome: Result<_>| {
                         drop(bytes_held);
                         drop(sender.try_send((id, outcome.map(drop))))
@@ -276,11 +292,13 @@ impl RebuildWork<'_> {
         drop(sender);
         let mut arrived = 0;
         for (id, outcome) in outcomes {
+            pending.remove(&id);
             match outcome {
                 Ok(()) => arrived += 1,
                 Err(error) => self.failed(id, &error)?,
             }
         }
+        lost.extend(pending);
         Ok(arrived)
     }
 
