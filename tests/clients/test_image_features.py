@@ -418,3 +418,38 @@ def test_a_rebuild_names_points_without_an_original(models, extractor, tmp_path)
     assert progress["state"] == "switched", progress
     assert images.features("mixed", point["id"])["model"] == "other"
     assert images.server.stop() == 0, images.server.log_text()[-4000:]
+
+
+def rebuilt(images: FeatureClient, name: str, model: str) -> dict:
+    """Rebuilds a collection and switches to it. Returns the progress at the end."""
+    assert images.send("POST", f"{name}/rebuild", {"model": model, "switch": True}).status_code == 202
+    deadline = time.monotonic() + TIMEOUT_S
+    while (progress := images.good("GET", f"{name}/rebuild"))["state"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return progress
+
+
+def test_a_rebuild_checks_and_removes_originals(tmp_path):
+    root = tmp_path / "models"
+    for name in ("patches", "other"):
+        drop_in(patches(tmp_path / f"{name}.onnx"), root / name, 1)
+    flags = ("--collections-dir", str(tmp_path / "collections"), "--embedding-model", "patches")
+    images = client(root, tmp_path, *flags)
+
+    def files(name: str) -> dict[str, pathlib.Path]:
+        """The originals of a collection by the ids of their images."""
+        found = (tmp_path / "collections/.originals" / name).rglob("*")
+        return {path.stem: path for path in found if path.is_file()}
+
+    kept, deleted = (images.good("PUT", "p", picture(seed))["id"] for seed in (82, 83))
+    assert rebuilt(images, "p", "other")["state"] == "switched"
+    images.good("DELETE", f"p/{deleted}")
+    assert set(files("p")) == {kept, deleted}, "the old version has the image"
+    assert rebuilt(images, "p", "patches")["state"] == "switched"
+    assert set(files("p")) == {kept}
+    damaged = images.good("PUT", "q", picture(84))["id"]
+    files("q")[damaged].write_bytes(picture(85))
+    progress = rebuilt(images, "q", "other")
+    assert progress["state"] == "failed" and list(progress["failures"]) == [damaged], progress
+    assert "the original is damaged" in progress["failures"][damaged]
+    assert images.server.stop() == 0, images.server.log_text()[-4000:]

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
-use super::features::{BLOCK, original_in};
+use super::features::{BLOCK, id_of, original_in};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::progress::{Rebuild, held};
@@ -351,6 +351,10 @@ struct ImageFile {
 }
 
 /// Reads the original of a point in the directory `space`.
+///
+/// # Errors
+/// `FailedPrecondition` for a point of features alone; `DataLoss` for an original that has changed;
+/// the errors of the store of originals.
 fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
@@ -361,5 +365,11 @@ fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> 
         )
     })?;
     let bytes = job.runtime.block_on(job.services.originals.get(&original_in(space, key)))?;
+    // Other bytes would become another image, and this one would be missing in each pass.
+    if PointId::Uuid(id_of(&bytes)) != point.id {
+        return Err(Error::data_loss(
+            "the original is damaged: it is not the image that was put in; delete the image and put it in again",
+        ));
+    }
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }
