@@ -10,6 +10,7 @@ use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
+use transport::Reservation;
 use vision::{Format, thumbnail};
 
 use super::collection::{ImageCollection, has_images};
@@ -177,21 +178,31 @@ fn key(point: &FetchedPoint, space: &str) -> Result<String> {
     })
 }
 
-/// Returns an image as it was sent, and its media type.
+/// An image as it was sent.
+pub(crate) struct OriginalFile {
+    pub(crate) media_type: &'static str,
+    pub(crate) bytes: Bytes,
+    /// Memory of the bytes.
+    pub(crate) memory: Reservation,
+}
+
+/// Returns an image as it was sent.
 ///
 /// # Errors
-/// `NotFound`; errors of the store of originals.
+/// `NotFound`; errors of the store of originals; `ResourceExhausted` with retry advice if requests
+/// hold the memory.
 pub(crate) async fn original(
     services: &Arc<ImageServices>,
     name: &str,
     id: PointId,
-) -> Result<(&'static str, Bytes)> {
+) -> Result<OriginalFile> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
     let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
-    let bytes = services.originals.get(&key(&point, &target.space)?).await?;
-    let media = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
-    Ok((media, bytes))
+    let key = key(&point, &target.space)?;
+    let (bytes, memory) = services.originals.get_reserved(&key, &services.requests.memory).await?;
+    let media_type = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
+    Ok(OriginalFile { media_type, bytes, memory })
 }
 
 /// Returns a JPEG of an image that is scaled to `size` pixels.
@@ -207,9 +218,10 @@ pub(crate) async fn small(
     if !SIDES.contains(&size) {
         return Err(Error::invalid(format!("size is {} to {}", SIDES.start(), SIDES.end())));
     }
-    let (_, bytes) = original(services, name, id).await?;
+    let file = original(services, name, id).await?;
     let budget = services.requests.memory.clone();
     let work = move || {
+        let OriginalFile { bytes, memory: _file_memory, .. } = file;
         let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
         thumbnail(&features::decoded(&memory, &bytes, "")?.image, size)
     };

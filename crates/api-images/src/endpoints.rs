@@ -20,6 +20,7 @@ use transport::result_stream::result_channel;
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, Shared, query_flag, query_parameters};
 
 use super::add::{self, NewImage};
+use super::browse::OriginalFile;
 use super::bulk_requests::{BulkRequest, check_bulk_params, line_response};
 use super::collection::CollectionSpec;
 use super::features::{checked_name, checked_payload, checked_quality};
@@ -540,7 +541,11 @@ async fn original(
     Path((collection, id)): Path<(String, String)>,
 ) -> Reply {
     let found = async { browse::original(&state.services, &collection, id.parse()?).await };
-    Reply::of(found.await.map(|(media, bytes)| cacheable(Reply::body(media, bytes))))
+    Reply::of(found.await.map(|file| {
+        let OriginalFile { media_type, bytes, memory } = file;
+        let reply = Reply::body(media_type, bytes);
+        cacheable(reply).with_reservation(&state.services.requests, memory)
+    }))
 }
 
 async fn delete(

@@ -17,6 +17,7 @@ use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
 use object_store::{ObjectStoreExt, PutPayload};
 use tokio_stream::StreamExt;
+use transport::{ByteBudget, Reservation};
 
 use super::config::ImagesConfig;
 
@@ -102,6 +103,22 @@ impl Originals {
         let store = self.store()?;
         let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;
         got.bytes().await.map_err(|error| failed(&error))
+    }
+
+    /// Reads an image for a client, in memory that is reserved for it.
+    ///
+    /// # Errors
+    /// As [`Originals::get`]; the errors of [`ByteBudget::reserve`].
+    pub(crate) async fn get_reserved(
+        &self,
+        key: &str,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<(Bytes, Reservation)> {
+        let store = self.store()?;
+        let got = store.objects().get(&store.key(key)).await.map_err(|error| failed(&error))?;
+        let memory = budget.reserve(got.meta.size)?;
+        let bytes = got.bytes().await.map_err(|error| failed(&error))?;
+        Ok((bytes, memory))
     }
 
     /// Removes an image if it exists.
@@ -253,5 +270,19 @@ mod tests {
         originals.remove("a/0/2.png").await.unwrap();
         originals.keep(&written).await.unwrap();
         assert!(originals.get("a/0/1.png").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_original_is_read_into_reserved_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = ImagesConfig { directory: Some(dir.path().into()), ..ImagesConfig::default() };
+        let originals = Originals::new(config);
+        originals.put("a/0/1.png", Bytes::from_static(b"123456")).await.unwrap();
+        let budget = |bytes| ByteBudget::new(bytes, Arc::default());
+        let large = budget(6);
+        let (bytes, memory) = originals.get_reserved("a/0/1.png", &large).await.unwrap();
+        assert_eq!((&bytes[..], memory.bytes(), large.used()), (&b"123456"[..], 6, 6));
+        let refused = originals.get_reserved("a/0/1.png", &budget(5)).await.err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::TooLarge);
     }
 }
