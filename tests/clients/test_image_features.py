@@ -385,6 +385,7 @@ def test_fingerprints(extractor, store):
     assert store.good("POST", "fingers/verify", png(again(3)), id=fingers[3])["accepted"]
     template = store.send("GET", f"fingers/{fingers[0]}/template")
     assert template.status_code == 200, template.text
+    assert "max-age" not in template.headers["cache-control"], "features can replace it"
     best = store.good("POST", "fingers/identify", template.content)["results"][0]
     assert best["prints"] == [fingers[0]]
     store.refused(404, "no original", "GET", f"fingers/{fingers[0]}")

@@ -440,7 +440,12 @@ async fn template(
         let format = format.map_or(Ok(TemplateFormat::Iso2005), |format| format.parse())?;
         prints::template(&state.services, &collection, id.parse()?, format).await
     };
-    Reply::of(written.await.map(|bytes| cacheable(Reply::body("application/octet-stream", bytes))))
+    Reply::of(written.await.map(|bytes| {
+        Reply::body("application/octet-stream", bytes)
+            // Features that are written for the id replace the template.
+            .with_header(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"))
+            .with_header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
+    }))
 }
 
 async fn missing(
@@ -529,7 +534,7 @@ async fn duplicate_groups(
     begun.await.unwrap_or_else(|error| Reply::error(&error).into_response())
 }
 
-/// Lets clients cache a reply, because the bytes of an id never change.
+/// Lets clients cache a reply, because the image of an id never changes.
 fn cacheable(reply: Reply) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=86400"))
