@@ -307,6 +307,15 @@ def test_a_deleted_image_leaves_no_original(setting):
         assert client.count("short") == 0
 
 
+def test_uploads_of_one_image_leave_one_original(setting):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: setting.c.good("PUT", "short", picture(45)), range(4)))
+    assert sorted(answer["status"] for answer in answers) == ["added"] + ["present"] * 3
+    assert len(setting.stored_originals(picture(45))) == 1
+    assert setting.c.good("DELETE", f"short/{answers[0]['id']}")
+    assert setting.stored_originals(picture(45)) == []
+
+
 def test_a_deleted_collection_is_gone(setting):
     setting.a.good("PUT", "gone", picture(50))
     assert setting.a.good("DELETE", "gone") == {"deleted": "gone"}

@@ -52,6 +52,7 @@ mod sharded;
 mod state;
 mod store;
 mod transfer;
+mod uploads;
 mod views;
 
 /// Entry point of the fuzz targets, not part of the API.
@@ -97,4 +98,5 @@ pub use sharded::{
     read_features, shard_routes,
 };
 pub use state::ImagesState;
+pub use uploads::UploadClaim;
 pub use views::{QueryView, view_steps};

@@ -17,6 +17,7 @@ use super::originals::Originals;
 use super::pool::{Pool, PoolKind};
 use super::progress::Rebuilds;
 use super::services::ImageServices;
+use super::uploads::RunningUploads;
 
 /// The state of the routes.
 pub struct ImagesState {
@@ -25,6 +26,7 @@ pub struct ImagesState {
     pub(crate) rebuilds: Rebuilds,
     pub(crate) duplicates: DuplicateJobs,
     pub(crate) bulk: Arc<BulkResources>,
+    pub(crate) uploads: Arc<RunningUploads>,
 }
 
 impl ImagesState {
@@ -54,6 +56,7 @@ impl ImagesState {
             rebuilds: Rebuilds::default(),
             duplicates: DuplicateJobs::default(),
             bulk: Arc::new(bulk),
+            uploads: Arc::default(),
         }
     }
 

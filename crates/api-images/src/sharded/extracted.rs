@@ -23,6 +23,7 @@ use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use crate::settings::{ImageKind, ImageSettings, WantedImages};
 use crate::state::ImagesState;
 use crate::store::PutOutcome;
+use crate::uploads::UploadClaim;
 use crate::views::{QueryView, ViewFeatures, extract_step};
 
 /// Returns the id of an image, which follows from the bytes of its file.
@@ -285,6 +286,11 @@ impl ImagesState {
                 .push(ExtractedView { view: view.into(), query: ExtractedQuery::of(features) });
         }
         Ok(extracted)
+    }
+
+    /// Waits until no other upload of the image runs on this server.
+    pub async fn claim_upload(&self, id: PointId) -> UploadClaim {
+        self.uploads.claim(id).await
     }
 
     /// Writes an original; durable once this returns.

@@ -15,7 +15,7 @@ use http::Method;
 use metrics::KindLabels;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 use transport::{Reply, query_flag};
 
 use super::super::call::RootContext;
@@ -30,6 +30,9 @@ use super::{delete, pass_on};
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Longest wait of an upload for another one of the same image.
+const CLAIM_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Parameters of a request with one image, or with many.
 #[derive(Default, Deserialize)]
@@ -178,12 +181,17 @@ impl ImagePut<'_> {
     }
 
     async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
+        let claim = self.images.claim_upload(image_id(&bytes));
+        // A spare original is better than an image that waits for one at idle priority.
+        let claim = timeout(CLAIM_WAIT_MAX, claim).await.ok();
+        let has_waited = claim.as_ref().is_none_or(|claim| claim.has_waited);
         let existing = ImageTarget::existing(self.context, &self.wanted)?;
         if let Some(target) = &existing
-            && let Some(json) = self.present(target, &bytes).await?
+            && let Some(json) = self.present(target, &bytes, has_waited).await?
         {
             return Ok(PutAnswer { json, status: "present", entry: None });
         }
+        let was_there = existing.is_some();
         let properties = existing.as_ref().map(ImageTarget::properties);
         let extracted = self.images.extract_image(input, &self.wanted, properties);
         let extracted =
@@ -196,15 +204,27 @@ impl ImagePut<'_> {
             None => create(self.context, settings, dims, self.new).await?,
         };
         target.check_features(settings, dims)?;
+        // The extraction takes most of the time, and another node may have put the image in
+        // meanwhile. If the look fails, both uploads are logged.
+        if was_there && let Ok(Some(json)) = self.present(&target, &bytes, false).await {
+            return Ok(PutAnswer { json, status: "present", entry: None });
+        }
         let entry = self.write(target, &extracted, bytes).await?;
         Ok(PutAnswer { json: extracted.added(), status: "added", entry: Some(entry) })
     }
 
     /// Returns the answer for an image that the collection has with its original. A holder that
-    /// lags may still have an image whose removal was acknowledged, so a second look is strong.
-    async fn present(&self, target: &ImageTarget, bytes: &Bytes) -> Result<Option<Value>> {
+    /// lags may still have an image whose removal was acknowledged, so a second look is strong. The
+    /// first one is too, if `is_strong` is true.
+    async fn present(
+        &self,
+        target: &ImageTarget,
+        bytes: &Bytes,
+        is_strong: bool,
+    ) -> Result<Option<Value>> {
         let id = image_id(bytes);
-        let first = LookupConsistency::Default.or_strong(self.context.params.strong);
+        let is_strong = is_strong || self.context.params.strong;
+        let first = LookupConsistency::Default.or_strong(is_strong);
         let mut present = None;
         for consistency in [first, LookupConsistency::Strong] {
             let wish = PointWish { payload: true, consistency };
