@@ -1,5 +1,6 @@
 """Images against the real server: added, found, fetched; and the other things that clients send."""
 
+import concurrent.futures
 import io
 import json
 import pathlib
@@ -156,6 +157,15 @@ def test_a_changed_copy_finds_its_original(images):
     stranger = images.search("finding", picture(500), k=5)
     assert not any(result["accepted"] for result in stranger["results"])
     assert len(stranger["results"]) == 5
+
+
+def test_one_of_several_uploads_at_once_adds_the_image(images):
+    images.put("once", picture(60))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        payloads = [json.dumps({"n": number}) for number in range(4)]
+        answers = list(pool.map(lambda payload: images.put("once", picture(61), payload=payload), payloads))
+    assert [answer.status_code for answer in answers] == [200] * 4, answers[0].text
+    assert sorted(answer.json()["status"] for answer in answers) == ["added"] + ["present"] * 3
 
 
 def test_every_image_format_is_read(images):

@@ -91,7 +91,13 @@ async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome>
     let own = services.clone();
     let runtime = Handle::current();
     let write = move || {
-        let _claim = own.writes.take(&[image.features.facts.id]);
+        let ids = [image.features.facts.id];
+        let _claim = own.writes.take(&ids);
+        // Another request may have put the image in meanwhile.
+        let known = store::present(&target.named, &ids).into_iter().next();
+        if let Some(outcome) = known.transpose()?.flatten() {
+            return Ok(outcome);
+        }
         runtime.block_on(own.originals.keep(&image.original))?;
         let _writing = target.writing(&registry, &collection)?;
         store::write(&target.named, &image)?;
