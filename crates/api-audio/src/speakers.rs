@@ -121,7 +121,10 @@ pub(crate) async fn identify(
 ) -> Reply {
     let identified = async {
         let (speakers, threshold) = store(&state, &name)?;
-        let then = move |embedding: Vec<f32>| Ok(speakers.nearest(&embedding));
+        let then = move |embedding: Vec<f32>| {
+            speakers.check_dimension(&embedding)?;
+            Ok(speakers.nearest(&embedding))
+        };
         let nearest =
             with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
         let (speaker, similarity) = nearest.unzip();
@@ -147,7 +150,10 @@ pub(crate) async fn verify(
             return Err(unknown(&name, &speaker));
         }
         let known = speaker.clone();
-        let then = move |embedding: Vec<f32>| Ok(speakers.similarity(&known, &embedding));
+        let then = move |embedding: Vec<f32>| {
+            speakers.check_dimension(&embedding)?;
+            Ok(speakers.similarity(&known, &embedding))
+        };
         let similarity =
             with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
         // The speaker may have been forgotten during the upload.

@@ -170,6 +170,22 @@ impl Speakers {
         self.now().speakers.keys().cloned().collect()
     }
 
+    /// Checks that an embedding can be compared with the enrolled voices, if there are any.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for an embedding of another dimension.
+    pub fn check_dimension(&self, embedding: &[f32]) -> Result<()> {
+        let document = self.now();
+        let (found, dimension) = (embedding.len(), document.dimension);
+        if document.speakers.is_empty() || found == dimension {
+            return Ok(());
+        }
+        Err(Error::precondition(format!(
+            "the embedding has {found} values and those of the enrolled speakers {dimension}: enrol the speakers \
+             again, or use the model that they were enrolled with"
+        )))
+    }
+
     /// Returns the speaker whose voice is most similar to `embedding`, with the cosine similarity,
     /// -1 to 1. `None` if no speaker is enrolled, and for an embedding of another dimension or
     /// without a direction.
@@ -357,6 +373,10 @@ mod tests {
         assert_eq!(speakers.nearest(&[-3.0, 1.0]).unwrap().0, "Bob");
         assert_eq!(speakers.similarity("Eve", &[1.0, 1.0]), None);
         assert_eq!(speakers.nearest(&[1.0, 1.0, 1.0]), None);
+        assert_eq!(speakers.check_dimension(&[1.0, 1.0]), Ok(()));
+        let other = speakers.check_dimension(&[1.0, 1.0, 1.0]).unwrap_err();
+        assert_eq!(other.kind(), base::ErrorKind::FailedPrecondition);
+        assert!(Speakers::in_memory().check_dimension(&[1.0]).is_ok());
         assert!(speakers.remove("Ada").unwrap());
         assert!(!speakers.remove("Ada").unwrap());
         assert_eq!(speakers.clone().names(), ["Bob"]);

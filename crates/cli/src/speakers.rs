@@ -136,7 +136,9 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Comm
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
     let mut table = TextTable::left(&["FILE", "SPEAKER", "SIMILARITY"]);
     for file in files {
-        let Some((name, similarity)) = speakers.nearest(&embed(&opened, file)?) else { continue };
+        let embedding = embed(&opened, file)?;
+        speakers.check_dimension(&embedding)?;
+        let Some((name, similarity)) = speakers.nearest(&embedding) else { continue };
         let who = if similarity >= threshold { name } else { format!("unknown (nearest: {name})") };
         table.row([file.display().to_string(), who, format!("{similarity:.3}")]);
     }
@@ -155,7 +157,9 @@ fn verify(
         return Err(unknown());
     }
     let opened = open(args)?;
-    let similarity = speakers.similarity(name, &embed(&opened, file)?).ok_or_else(unknown)?;
+    let embedding = embed(&opened, file)?;
+    speakers.check_dimension(&embedding)?;
+    let similarity = speakers.similarity(name, &embedding).ok_or_else(unknown)?;
     let same = similarity >= opened.recogniser.threshold().unwrap_or(THRESHOLD);
     print(&format!(
         "{}: {} (similarity {similarity:.3})\n",
