@@ -18,8 +18,8 @@ const SPOOL_PIECE: usize = 64 << 10;
 /// holds the whole upload.
 ///
 /// # Errors
-/// `TooLarge` if such a file would have more than [`AudioConfig::spool_bytes_max`] bytes; the error
-/// that ended the upload.
+/// `TooLarge` if such a file would have more than [`AudioConfig::spool_bytes_max`] bytes;
+/// `StorageFull` if the disk is full; the error that ended the upload.
 pub(crate) fn input(
     mut upload: UploadReader,
     spool: bool,
@@ -39,9 +39,7 @@ fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result
         Some(dir) => tempfile::tempfile_in(dir),
         None => tempfile::tempfile(),
     };
-    let disk = |error: io::Error| {
-        Error::exhausted(format!("the recording cannot be kept in a file: {error}"))
-    };
+    let disk = |error: io::Error| not_stored(&error);
     let mut file = made.map_err(disk)?;
     file.write_all(head).map_err(disk)?;
     let (mut length, mut buffer) = (head.len() as u64, vec![0; SPOOL_PIECE]);
@@ -62,6 +60,16 @@ fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result
     }
     file.seek(SeekFrom::Start(0)).map_err(disk)?;
     Ok(file)
+}
+
+fn not_stored(error: &io::Error) -> Error {
+    let text = format!("the recording cannot be kept in a file: {error}");
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::storage_full(format!(
+            "{text}; free space, or choose another directory with --spool-dir"
+        )),
+        _ => Error::exhausted(text),
+    }
 }
 
 #[cfg(test)]
@@ -102,5 +110,12 @@ mod tests {
         assert_eq!(text(input(&wav, true, 100).unwrap()), (true, wav));
         assert_eq!(text(input(b"RI", false, 100).unwrap()), (false, b"RI".to_vec()));
         assert!(input(&mp4, false, 15).is_err_and(|error| error.kind() == ErrorKind::TooLarge));
+    }
+
+    #[test]
+    fn a_full_disk_is_named_as_such() {
+        let full = not_stored(&io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(full.kind(), ErrorKind::StorageFull);
+        assert!(full.message().contains("--spool-dir"), "{full}");
     }
 }
