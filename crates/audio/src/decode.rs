@@ -108,6 +108,8 @@ pub struct Decoder {
     /// End of the last fault's stretch and its text. Damage that follows at once extends that
     /// fault.
     damage: Option<(u64, String)>,
+    /// Text of the first fault of all.
+    first_fault: Option<String>,
     faults: Vec<Fault>,
     faults_left_out: u64,
 }
@@ -233,6 +235,7 @@ impl Decoder {
             ended: false,
             stop: Box::new(|| false),
             damage: None,
+            first_fault: None,
             faults: Vec::new(),
             faults_left_out: 0,
         };
@@ -378,6 +381,9 @@ impl Decoder {
         if follows {
             return;
         }
+        if self.first_fault.is_none() {
+            self.first_fault = Some(what.clone());
+        }
         if self.faults.len() >= FAULTS_MAX {
             self.faults_left_out += 1;
             return;
@@ -399,13 +405,11 @@ impl Decoder {
                 format!("the file ends early: its header says {seconds:.3} s"),
             );
         }
+        // The caller may have taken the faults.
         if self.heard == 0
-            && let Some(fault) = self.faults.first()
+            && let Some(what) = &self.first_fault
         {
-            return Err(Error::data_loss(format!(
-                "no sound can be had of this recording: {}",
-                fault.what
-            )));
+            return Err(Error::data_loss(format!("no sound can be had of this recording: {what}")));
         }
         Ok(None)
     }
@@ -437,6 +441,35 @@ mod tests {
             self.0.fetch_add(1, Ordering::Relaxed);
             DecodeStep::Lost { frames: 0, what: "a frame cannot be decoded".to_owned() }
         }
+    }
+
+    /// A reader that loses a second and ends.
+    struct Lost(bool);
+
+    impl BlockReader for Lost {
+        fn next(&mut self, _: &mut Vec<f32>) -> DecodeStep {
+            match std::mem::replace(&mut self.0, true) {
+                true => DecodeStep::End,
+                false => DecodeStep::Lost { frames: 16000, what: "a frame is damaged".to_owned() },
+            }
+        }
+    }
+
+    #[test]
+    fn silence_instead_of_all_sound_is_an_error() {
+        let container_and_codec = "none".to_owned();
+        let format = AudioFormat { container_and_codec, rate: 16000, channels: 1, seconds: None };
+        let mut decoder =
+            Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(Lost(false)))).unwrap();
+        let error = loop {
+            match decoder.next() {
+                Ok(Some(_)) => drop(decoder.take_faults()),
+                Ok(None) => panic!("there is no sound"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        assert!(error.message().contains("a frame is damaged"), "{error}");
     }
 
     #[test]
