@@ -80,6 +80,16 @@ def test_speakers_of_a_recording_are_named(start):
     assert "first" in named and "zweite" in named and "announcer" not in named, answer.text
 
 
+def test_a_damaged_recording_is_reported(start):
+    server = start()
+    whole = voices()["announcer"][0]
+    cut_short = whole[: len(whole) * 3 // 4]
+    for recording, partial in ((whole, False), (cut_short, True)):
+        for method, path in (("PUT", "speakers/announcer"), ("POST", "identify"), ("POST", "verify/announcer")):
+            answer = call(method, server, path, recording)
+            assert answer.status_code == 200 and answer.json()["partial"] is partial, answer.text
+
+
 def test_other_recognisers_have_no_speakers(start):
     answer = requests.get(f"{start().url}/v1/audio/vad/speakers", timeout=60)
     assert answer.status_code in (400, 409, 412) and "vad" in answer.text

@@ -45,18 +45,30 @@ pub(crate) async fn list(State(state): Shared<AudioState>, Path(name): Path<Stri
     }))
 }
 
+/// Outcome of work with the embedding of a recording.
+struct EmbeddingOutcome<T> {
+    value: T,
+    /// True if a part of the recording is damaged, so that the embedding lacks it.
+    partial: bool,
+}
+
 /// Embeds a whole recording, and calls `then` with the embedding on the recording's thread.
 async fn with_embedding<T: Send + 'static>(
     state: &AudioState,
     name: &str,
     request: AudioRequest,
     then: impl FnOnce(Vec<f32>) -> Result<T> + Send + 'static,
-) -> Result<T> {
+) -> Result<EmbeddingOutcome<T>> {
     let upload = Box::pin(AudioUpload::begin(state, name, request)).await?;
     let _guard = CancelOnDrop(upload.stop());
     let (sender, receiver) = oneshot::channel();
+    let work = |upload: AudioUpload| {
+        let embedding = upload.embed()?;
+        let partial = embedding.summary.partial;
+        then(embedding.vector).map(|value| EmbeddingOutcome { value, partial })
+    };
     // The send fails only if the client has disconnected.
-    upload.on_thread(move |upload| drop(sender.send(upload.embed().and_then(then))))?;
+    upload.on_thread(move |upload| drop(sender.send(work(upload))))?;
     receiver.await.map_err(|_| Error::internal("the recording's thread ended without an answer"))?
 }
 
@@ -79,7 +91,11 @@ pub(crate) async fn enrol(
     let caller = Caller { peer: Some(peer), headers: &headers };
     let subject = format!("{name}/{speaker}");
     let enrolled = state.access.admin(request("enrol speaker", &subject, caller), enrolled);
-    let body = |()| Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string());
+    let body = |enrolled: EmbeddingOutcome<()>| {
+        let partial = enrolled.partial;
+        let body = json!({ "recogniser": name, "speaker": speaker, "partial": partial });
+        Reply::json(body.to_string())
+    };
     Reply::of(enrolled.await.map(body))
 }
 
@@ -125,12 +141,13 @@ pub(crate) async fn identify(
             speakers.check_dimension(&embedding)?;
             Ok(speakers.nearest(&embedding))
         };
-        let nearest =
+        let EmbeddingOutcome { value: nearest, partial } =
             with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
         let (speaker, similarity) = nearest.unzip();
         let accepted = similarity.is_some_and(|similarity| similarity >= threshold);
         let body = json!({
             "speaker": speaker, "similarity": similarity, "accepted": accepted, "threshold": threshold,
+            "partial": partial,
         });
         Ok(Reply::json(body.to_string()))
     };
@@ -154,12 +171,13 @@ pub(crate) async fn verify(
             speakers.check_dimension(&embedding)?;
             Ok(speakers.similarity(&known, &embedding))
         };
-        let similarity =
+        let EmbeddingOutcome { value: similarity, partial } =
             with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
         // The speaker may have been forgotten during the upload.
         let similarity = similarity.ok_or_else(|| unknown(&name, &speaker))?;
         let body = json!({
             "speaker": speaker, "similarity": similarity, "accepted": similarity >= threshold, "threshold": threshold,
+            "partial": partial,
         });
         Ok(Reply::json(body.to_string()))
     };

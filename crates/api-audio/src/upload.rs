@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use audio::AudioModel;
-use audio::pipeline::{PipelineOptions, ReadMeter};
+use audio::pipeline::{PipelineOptions, ReadMeter, RecordingEmbedding};
 use audio::recogniser::{Recogniser, RecogniserKind};
 use axum::body::Body;
 use base::{Error, ErrorKind, Result};
@@ -175,11 +175,11 @@ impl AudioUpload {
             .map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
     }
 
-    /// Returns one embedding of the whole recording.
+    /// Returns one embedding of the whole recording, or of the part that can be decoded.
     ///
     /// # Errors
     /// The error that ended the upload, or else the errors of the pipeline.
-    pub(crate) fn embed(mut self) -> Result<Vec<f32>> {
+    pub(crate) fn embed(mut self) -> Result<RecordingEmbedding> {
         let hint = self.hint.as_deref();
         let embedded = spool::input(self.upload, false, &self.config).and_then(|input| {
             audio::pipeline::embed(input, hint, &self.recogniser, &self.model, &self.options)
@@ -193,7 +193,7 @@ impl AudioUpload {
             Ok(_) => "ok",
             Err(error) => error.kind().name(),
         });
-        embedded.map(|embedding| embedding.vector)
+        embedded
     }
 }
 
