@@ -36,14 +36,14 @@ const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 pub(crate) fn collections(services: &ImageServices, seen: impl Fn(&str) -> bool) -> Result<Value> {
     let registry = services.registry()?;
     let aliases = registry.aliases();
-    let alias_of =
-        |name: &str| aliases.iter().find(|(_, real)| real == name).map(|(alias, _)| alias.clone());
+    // The first alias that the caller may use, or the collection's own name.
+    let name_of = |own: &str| {
+        let known = aliases.iter().filter(|(_, real)| real == own).map(|(alias, _)| alias.as_str());
+        known.chain(std::iter::once(own)).find(|name| seen(name)).map(str::to_owned)
+    };
     let mut listed = Vec::new();
     for entry in registry.list() {
-        let name = alias_of(&entry.name).unwrap_or_else(|| entry.name.clone());
-        if !seen(&name) && !seen(&entry.name) {
-            continue;
-        }
+        let Some(name) = name_of(&entry.name) else { continue };
         match entry.state {
             ListedState::Ready(named) => {
                 let Some(target) = ImageCollection::of(&named) else { continue };
