@@ -140,7 +140,7 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
 
 fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {
     let parts = PointParts { embedding: false, record: true, payload: false };
-    let point = named.resolve(&[named.internal(id)], parts).into_iter().next();
+    let point = named.get_parts(&[*id], parts).into_iter().next();
     let missing = || Error::not_found(format!("there is no image {id}"));
     let point = point.ok_or_else(missing)??.ok_or_else(missing)?;
     stored_graph(id, &point.record)
