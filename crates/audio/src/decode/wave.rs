@@ -14,6 +14,8 @@ const CHUNKS_MAX: usize = 1000;
 const MOSTS: [u32; 2] = [0x8000_0000, u32::MAX];
 /// Maximum distance below such a value.
 const MOSTS_BELOW: u32 = 0x2000;
+/// Longest length of a file above 4 GiB. Placeholders of writers to a pipe are 0 or above it.
+const LONG_MAX: u64 = i64::MAX as u64;
 /// Codes of `WAVE_FORMAT_*`.
 const PCM: u16 = 1;
 const FLOAT: u16 = 3;
@@ -49,6 +51,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
                     .peek(16)
                     .get(8..16)
                     .and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)))
+                    .filter(|size| (1..=LONG_MAX).contains(size))
             }
             b"data" => {
                 let Some(layout) = format else {

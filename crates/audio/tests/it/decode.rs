@@ -361,6 +361,22 @@ fn wav_headers_that_lie_cost_nothing() {
 }
 
 #[test]
+fn an_rf64_without_a_length_is_read_to_its_end() {
+    let whole = sixteen(&clip());
+    let lengths = |data: u64| {
+        let mut wav = lying(&whole, u32::MAX, u32::MAX);
+        wav[..4].copy_from_slice(b"RF64");
+        let sizes = [0, data, 0].map(u64::to_le_bytes).concat();
+        wav.splice(12..12, [&b"ds64\x1c\0\0\0"[..], &sizes, &[0; 4]].concat());
+        wav
+    };
+    for (data, samples) in [(0, 32_000), (u64::MAX, 32_000), (32_000, 16_000)] {
+        let decoded = decode(stream(&lengths(data))).unwrap();
+        assert_eq!((decoded.samples.len(), decoded.faults.len()), (samples, 0), "{data}");
+    }
+}
+
+#[test]
 fn a_truncated_flac_gives_its_beginning() {
     let decoded = decode(stream(&FLAC[..FLAC.len() * 3 / 4])).unwrap();
     let have = decoded.samples.len();
