@@ -86,8 +86,8 @@ impl BulkResources {
         &self.files
     }
 
-    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates. Waits a moment
-    /// if all are taken.
+    /// Returns a permit for an archive, a folder, a rebuild or a search for duplicates. Waits a
+    /// moment if all are taken.
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if none is returned in that time.

@@ -154,11 +154,15 @@ impl RebuildWork<'_> {
         });
         for _ in 0..PASSES_MAX {
             let generation = self.old.named.generation();
-            let mut unseen = None;
-            let moved =
-                self.copy(&job, &new, &mut unseen)? + self.prune(&job, &new, &mut unseen)?;
+            let (mut unseen, mut lost) = (None, Vec::new());
+            let moved = self.copy(&job, &new, &mut unseen, &mut lost)?
+                + self.prune(&job, &new, &mut unseen)?;
             if moved > 0 {
                 continue;
+            }
+            // Another pass would lose them again.
+            for id in lost {
+                self.failed(id, &panicked())?;
             }
             if let Some(error) = unseen {
                 return Err(error.context(format!(
@@ -342,6 +346,11 @@ impl RebuildWork<'_> {
             }
         }
     }
+}
+
+/// Returns the error of an image without an outcome.
+fn panicked() -> Error {
+    Error::internal("a panic ended the work on this image, or on one that was embedded with it")
 }
 
 struct ImageFile {

@@ -127,7 +127,7 @@ pub(crate) fn print(text: &str) -> CommandResult {
 }
 
 /// As [`print`], for output that costs further requests: returns false if the reader closed the
-/// pipe, so that nobody sees more.
+/// pipe, so that no more is read.
 ///
 /// # Errors
 /// Returns any other error of writing.

@@ -56,7 +56,8 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
     text
 }
 
-/// Returns the elements as numbers, also those that JSON has no words for; `None` if they are none.
+/// Returns the elements as numbers, with infinities and NaN, which JSON does not have. `None` if
+/// they are not numbers.
 fn scores(tensor: &Tensor) -> Option<Vec<f64>> {
     fn floats<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
         Some(tensor.to_vec::<T>().ok()?.into_iter().map(Into::into).collect())
