@@ -95,10 +95,15 @@ impl Collection {
         }
         for memtable in &state.memtables {
             let rows = memtable.live().map(|(_, row)| row).filter(|row| row.id >= from);
-            list.ids.extend(
-                rows.filter(|row| clause.is_none_or(|clause| super::filters::allows(clause, row)))
-                    .map(|row| row.id),
-            );
+            let Some(clause) = clause else {
+                list.ids.extend(rows.map(|row| row.id));
+                continue;
+            };
+            // A filter parses the payload. In the order of ids, each page parses only its own rows.
+            let mut rows: Vec<_> = rows.collect();
+            rows.sort_unstable_by_key(|row| row.id);
+            let matching = rows.into_iter().filter(|row| super::filters::allows(clause, row));
+            list.ids.extend(matching.take(take).map(|row| row.id));
         }
         if list.ids.len() > take {
             list.ids.select_nth_unstable(take - 1);
