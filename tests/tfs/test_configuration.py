@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import VERSION, config_text
-from millpond import BINARY, free_ports
+from millpond import BINARY, free_ports, publish, run
 from model_server import example, fill_spec, refused
 from saved_models import half_plus
 from tensorflow.core.protobuf import saved_model_pb2
@@ -218,6 +218,24 @@ def test_warm_up_with_every_kind_of_record(start, model):
     warmup_file(model / f"{VERSION:08}", predict_record(), classify_record(), session_run_record())
     server = start("--model_name=m", f"--model_base_path={model}").wait_available("m")
     assert float(server.predict("m", X)["y"][0, 0]) == 3.0
+
+
+def test_a_model_of_a_store_has_its_vocabulary_and_warm_up(start, saved, tmp_path):
+    """What a SavedModel has beside its graph goes with it: to a directory, and from there to a store."""
+    source = tmp_path / "source"
+    shutil.copytree(saved["vocabulary"] / f"{VERSION:08}", source)
+    warmup_file(source, predict_record("no_such_signature"))
+    published = publish(source, tmp_path / "published" / "words", 1)
+    store = (tmp_path / "store" / "words").as_uri()
+    assert run("publish", str(published), "--to", store, "--version", "5").stdout == f"{store}/5\n"
+    warmed = start("--model_name=words", f"--model_base_path={store}")
+    deadline = time.monotonic() + 60
+    while "no_such_signature" not in warmed.log_text():
+        assert time.monotonic() < deadline, warmed.log_text()
+        time.sleep(0.1)
+    server = start("--model_name=words", f"--model_base_path={store}", "--enable_model_warmup=false").wait_available("words", 5)
+    found = server.predict("words", {"word": np.array([b"green", b"pink"])})
+    assert found["id"].tolist() == [1, 3]
 
 
 def test_a_bad_warm_up_record_is_named(start, model):

@@ -13,12 +13,12 @@ use engine::SessionOptions;
 use engine::layout::{Artifact, LayoutManifest, MANIFEST_NAME};
 use engine::publish::{
     LayoutNames, LayoutWriter, PublishOptions, PublishProgress, Published, VersionClaim,
-    WriteOptions,
+    WriteOptions, copy_directory, copy_requests,
 };
 use prost::Message;
 
 use crate::api::{RawOutput, TensorFlowLibrary};
-use crate::copies::{copy_directory, copy_tensors};
+use crate::copies::copy_tensors;
 use crate::element;
 use crate::generated::{MetaGraphDef, OperatorList, SavedModel};
 use crate::graph::{Graph, REFERENCE_VARIABLES, VARIABLE, VariableUses};
@@ -32,8 +32,6 @@ use crate::tensor::TfTensor;
 
 /// Names of the layout's files.
 const NAMES: LayoutNames = LayoutNames { engine: NAME, graph: model_file::NAME };
-/// Directory of a SavedModel with requests for warming up, among others.
-const EXTRA_DIR: &str = "assets.extra";
 
 /// Returns true if `source` is a SavedModel, or a version that was published from one.
 pub fn is_source(source: &Path) -> bool {
@@ -100,9 +98,8 @@ pub fn convert_into(
     let library = engine.open()?;
     let model =
         SourceModel::open(library, &source, tags).map_err(|e| e.context(source.display()))?;
-    for directory in [ASSETS_DIR, EXTRA_DIR] {
-        copy_directory(&source.join(directory), &dir.join(directory))?;
-    }
+    copy_requests(&source, dir)?;
+    copy_directory(&source.join(ASSETS_DIR), &dir.join(ASSETS_DIR))?;
     if model.needs_checkpoint {
         copy_directory(&source.join(VARIABLES_DIR), &dir.join(VARIABLES_DIR))?;
     }
@@ -145,7 +142,8 @@ fn copy_published(
             artifact.manifest.engine
         )));
     }
-    for directory in [ASSETS_DIR, EXTRA_DIR, VARIABLES_DIR] {
+    copy_requests(source, dir)?;
+    for directory in [ASSETS_DIR, VARIABLES_DIR] {
         copy_directory(&source.join(directory), &dir.join(directory))?;
     }
     meter.state.bytes_total = artifact.parameter_bytes();

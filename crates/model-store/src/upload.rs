@@ -11,6 +11,7 @@ use std::path::Path;
 
 use base::{Error, ErrorKind, Result};
 use engine::layout::{Artifact, MANIFEST_NAME};
+use engine::publish::DEPTH_MAX;
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use os::{Pacer, Rate};
@@ -59,9 +60,8 @@ pub fn upload(
     progress: &mut dyn FnMut(UploadProgress),
     stop: watch::Receiver<bool>,
 ) -> Result<u64> {
-    let artifact = Artifact::open(dir)?;
-    let files = [Some(&artifact.manifest.graph), artifact.manifest.weights.as_ref()];
-    let files: Vec<&str> = files.into_iter().flatten().map(|file| file.name.as_str()).collect();
+    Artifact::open(dir)?;
+    let files = files_of(dir)?;
     block_on(async {
         let version = claim(place, version).await?;
         let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
@@ -71,7 +71,7 @@ pub fn upload(
             // A request that failed may have written the manifest nevertheless. Without it, readers
             // see no version. A manifest of another publisher stays.
             let manifest = (error.kind() != ErrorKind::AlreadyExists).then_some(MANIFEST_NAME);
-            for name in manifest.iter().chain(&files) {
+            for name in manifest.into_iter().chain(files.iter().map(String::as_str)) {
                 let _ = place.objects.delete(&place.key(&format!("{version}/{name}"))).await;
             }
         }
@@ -80,7 +80,40 @@ pub fn upload(
     })
 }
 
-fn bytes_of(dir: &Path, files: &[&str]) -> u64 {
+/// Lists the files of the version in `dir`, without its manifest: graph and weights, and the files
+/// in directories, such as assets. The names are relative to `dir`.
+///
+/// # Errors
+/// I/O errors; `InvalidArgument` for a name that is not UTF-8 and for directories nested too deep.
+fn files_of(dir: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    add_files(dir, "", 0, &mut files)?;
+    files.retain(|name| name != MANIFEST_NAME);
+    files.sort();
+    Ok(files)
+}
+
+/// Adds the files in `dir` to `files`. `before` is the name of `dir` with a slash, or empty.
+fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) -> Result<()> {
+    let wrong = |what: &str| Error::invalid(format!("{}: {what}", dir.display()));
+    if depth > DEPTH_MAX {
+        return Err(wrong("directories nested too deep"));
+    }
+    for entry in std::fs::read_dir(dir).map_err(|error| Error::io(dir, &error))? {
+        let entry = entry.map_err(|error| Error::io(dir, &error))?;
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| wrong("a name is not UTF-8; rename the file"))?;
+        let path = entry.path();
+        let meta = std::fs::metadata(&path).map_err(|error| Error::io(&path, &error))?;
+        match meta.is_dir() {
+            true => add_files(&path, &format!("{before}{name}/"), depth + 1, files)?,
+            false => files.push(format!("{before}{name}")),
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(dir: &Path, files: &[String]) -> u64 {
     let lengths = files.iter().map(|name| std::fs::metadata(dir.join(name)));
     lengths.map(|meta| meta.map_or(0, |meta| meta.len())).sum()
 }
@@ -150,7 +183,7 @@ async fn create(place: &StorePlace, name: &str, payload: PutPayload) -> Result<(
 }
 
 impl Upload<'_> {
-    async fn files(&mut self, dir: &Path, files: &[&str], version: u64) -> Result<()> {
+    async fn files(&mut self, dir: &Path, files: &[String], version: u64) -> Result<()> {
         for name in files {
             self.file(&dir.join(name), &self.place.key(&format!("{version}/{name}"))).await?;
         }

@@ -22,7 +22,7 @@ use std::path::Path;
 use base::Result;
 use convert::Conversion;
 use engine::layout::LayoutManifest;
-use engine::publish::{LayoutNames, VersionClaim};
+use engine::publish::{LayoutNames, VersionClaim, copy_requests};
 
 pub use engine::publish::{LayoutWriter, PublishOptions, PublishProgress, Published, WriteOptions};
 
@@ -57,7 +57,7 @@ pub struct SourceSummary {
 }
 
 /// Publishes a model: converts it, or copies it and checks every hash if it is in the layout
-/// already. Renames the finished version into place in one step. An error leaves nothing behind.
+/// already. Recorded requests of a directory go with it. Renames the finished version into place in one step. An error leaves nothing behind.
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
@@ -70,6 +70,7 @@ pub fn publish(
     let job = Conversion::open(&options.source, options.direct)?;
     let claim = VersionClaim::new(&options.dest_root, options.version)?;
     let write = WriteOptions { rate: options.rate, direct: options.direct };
+    copy_requests(&options.source, claim.dir())?;
     let manifest = job.run(claim.dir(), write, progress)?;
     let (version, dir) = claim.commit()?;
     Ok(Published { version, dir, manifest })

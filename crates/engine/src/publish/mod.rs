@@ -1,6 +1,7 @@
 //! Writing of published versions: the layout's files, and the directory that a version appears in.
 //! Engines that publish models use it.
 
+mod copies;
 mod layout_writer;
 mod sink;
 mod versions;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use crate::layout::LayoutManifest;
 use os::Rate;
 
+pub use copies::{DEPTH_MAX, copy_directory, copy_requests};
 pub use layout_writer::{GraphWriter, LayoutNames, LayoutWriter};
 pub use os::{AlignedBuffer, DIRECT_ALIGNMENT as BLOCK};
 pub use sink::{PacedFileWriter, WriteOptions};

@@ -49,6 +49,29 @@ fn numbers_follow_the_highest() {
     assert!(error.message().contains("it is no published version"), "{error}");
 }
 
+/// A SavedModel has vocabularies in `assets`.
+#[test]
+fn files_in_directories_are_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = dir.path().join("local");
+    affine(&local, 0.5, 2.0).unwrap();
+    for (name, text) in [("assets/words.txt", "a\nb\n"), ("warmup/more/1.json", "{}")] {
+        std::fs::create_dir_all(local.join(name).parent().unwrap()).unwrap();
+        std::fs::write(local.join(name), text).unwrap();
+    }
+    let store = FaultyStore::new();
+    let place = StorePlace::new(store, "m", "mem://m");
+    let mut last = UploadProgress { bytes_done: 0, bytes_total: 0 };
+    let progress = &mut |progress| last = progress;
+    assert_eq!(upload(&place, &local, None, Rate::unlimited(), progress, never()).unwrap(), 1);
+    assert_eq!(last.bytes_done, last.bytes_total);
+    let sent = block_on(place.below("1").list()).unwrap();
+    let names: Vec<_> = sent.iter().map(|object| object.location.as_ref().to_owned()).collect();
+    for name in ["m/1/assets/words.txt", "m/1/warmup/more/1.json"] {
+        assert!(names.iter().any(|sent| sent == name), "{names:?}");
+    }
+}
+
 #[test]
 fn a_claimed_number_is_left_out() {
     let dir = tempfile::tempdir().unwrap();
