@@ -68,7 +68,19 @@ class Process:
             self.child.wait()
 
     def pause(self) -> None:
+        """Pauses the process, and waits until all threads stand still. One that runs could still answer a request."""
         self.send(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.running() and not self.stands_still():
+            assert time.monotonic() < deadline, f"{self.name} does not stop"
+            time.sleep(0.001)
+
+    def stands_still(self) -> bool:
+        for task in pathlib.Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                if not (task / "stat").read_text().rpartition(") ")[2].startswith("T"):
+                    return False
+        return True
 
     def resume(self) -> None:
         self.send(signal.SIGCONT)

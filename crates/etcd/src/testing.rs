@@ -5,7 +5,7 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_client::testing::Authority;
 use http_client::{HttpClient, TlsPeer};
@@ -17,6 +17,8 @@ use crate::Etcd;
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Starts that find their port used by another process.
 const STARTS_MAX: usize = 5;
+/// Longest time until a paused process stands still.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// A running etcd. It ends with this value.
 pub struct EtcdServer {
@@ -95,9 +97,25 @@ impl EtcdServer {
         &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
-    /// Pauses the process (it does not end).
+    /// Pauses the process (it does not end), and waits until all of its threads stand still: one
+    /// that runs at the moment of the signal could still answer a request.
     pub fn pause(&self) {
         self.signal("-STOP");
+        let deadline = Instant::now() + PAUSE_MAX;
+        while !self.stands_still() {
+            assert!(Instant::now() < deadline, "etcd does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn stands_still(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        tasks.flatten().all(|task| {
+            // The state follows the name, which may have any characters. A thread that has ended
+            // has no file.
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     /// Continues the process after [`EtcdServer::pause`].
