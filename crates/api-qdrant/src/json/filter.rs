@@ -108,11 +108,11 @@ fn condition(value: &Value) -> Parsed<Condition> {
             Ok(Condition::has_id(internal))
         }
         "is_empty" if alone => {
-            let key = object(value).and_then(|object| text(object.get("key"), "key"));
+            let key = object(value).and_then(|object| field_path(object.get("key")));
             Ok(Condition::IsEmpty { key: within(name, key)? })
         }
         "is_null" if alone => {
-            let key = object(value).and_then(|object| text(object.get("key"), "key"));
+            let key = object(value).and_then(|object| field_path(object.get("key")));
             Ok(Condition::IsNull { key: within(name, key)? })
         }
         "has_vector" | "nested" | "custom" | "slice" => {
@@ -126,16 +126,43 @@ fn condition(value: &Value) -> Parsed<Condition> {
     }
 }
 
-fn text(value: Option<&Value>, name: &str) -> Parsed<String> {
-    value
-        .and_then(Value::as_str)
-        .map(str::to_owned)
-        .ok_or_else(|| format!("{name}: a string is expected"))
+/// Reads the path of a field, which is the member `key` of a condition.
+fn field_path(value: Option<&Value>) -> Parsed<String> {
+    let expected = || "key: a string is expected".to_owned();
+    let path = value.and_then(Value::as_str).ok_or_else(expected)?;
+    within("key", check_path(path))?;
+    Ok(path.to_owned())
+}
+
+/// Reads the path of a field.
+pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let path = String::deserialize(deserializer)?;
+    check_path(&path).map_err(D::Error::custom)?;
+    Ok(path)
+}
+
+/// Refuses a path with a step that Qdrant has and this server does not have: a quoted name, or the
+/// number of one element. Taken as a name, such a step leads to no value, and a condition on it
+/// would hold for no point.
+pub(super) fn check_path(path: &str) -> Result<(), String> {
+    let is_unsupported = |step: &str| {
+        let name = step.strip_suffix("[]").unwrap_or(step);
+        let index = name.strip_suffix(']').and_then(|name| name.rsplit_once('['));
+        let is_index = |(_, index): (&str, &str)| index.bytes().all(|byte| byte.is_ascii_digit());
+        name.starts_with('"') || index.is_some_and(is_index)
+    };
+    if path.split('.').any(is_unsupported) {
+        let shown: String = path.chars().take(64).collect();
+        return Err(unsupported(format_args!(
+            "a quoted name or the number of one element in the path {shown}"
+        )));
+    }
+    Ok(())
 }
 
 /// Reads a condition on a field: one of match, range, values_count, is_empty and is_null.
 fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
-    let path = text(fields.get("key"), "key")?;
+    let path = field_path(fields.get("key"))?;
     let mut found = None;
     for (name, value) in members(fields).filter(|(name, _)| *name != "key") {
         let key = path.clone();

@@ -157,6 +157,7 @@ impl QueryGroupsRequest {
 /// Members of a request for groups, in addition to the members of a query.
 #[derive(serde::Deserialize)]
 struct GroupParams {
+    #[serde(deserialize_with = "super::filter::path")]
     group_by: String,
     #[serde(default, deserialize_with = "positive")]
     group_size: Option<usize>,
@@ -350,12 +351,14 @@ impl<'de> Deserialize<'de> for OrderBy {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Members {
+            #[serde(deserialize_with = "super::filter::path")]
             key: String,
             direction: Option<String>,
             start_from: Option<Value>,
         }
         let value = Value::deserialize(deserializer)?;
         if let Value::String(key) = value {
+            super::filter::check_path(&key).map_err(D::Error::custom)?;
             return Ok(OrderBy { key, descending: false, start_from: None });
         }
         let members: Members = serde_json::from_value(value).map_err(D::Error::custom)?;
@@ -601,6 +604,7 @@ pub struct CountRequest {
 #[serde(deny_unknown_fields)]
 pub struct FacetRequest {
     /// The field's path, as in a filter.
+    #[serde(deserialize_with = "super::filter::path")]
     pub key: String,
     #[serde(default, deserialize_with = "positive")]
     limit: Option<usize>,

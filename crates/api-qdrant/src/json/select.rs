@@ -6,6 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
 
 use super::OneOrMany;
+use super::filter::check_path;
 
 /// Maximum names of one path.
 const STEPS_MAX: usize = 64;
@@ -70,6 +71,7 @@ impl PayloadPaths {
     fn new(paths: &[String]) -> Result<PayloadPaths, String> {
         let mut root = PayloadPaths::default();
         for path in paths {
+            check_path(path)?;
             if path.bytes().filter(|byte| *byte == b'.').count() >= STEPS_MAX {
                 return Err(format!("a field's path has more than {STEPS_MAX} names"));
             }

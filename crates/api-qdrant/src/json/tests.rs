@@ -196,6 +196,28 @@ fn refused_conditions_are_named() {
 }
 
 #[test]
+fn paths_that_no_condition_can_follow_are_refused() {
+    for path in ["\"a.b\"", "a.\"b c\"", "a[0]", "a[12].b", "a[0][].b", "a[][].b"] {
+        let is_one = json!({"key": path, "match": {"value": 1}});
+        for (kind, message) in [
+            refused::<CountRequest>(&json!({"filter": {"must_not": [is_one]}})),
+            refused::<CountRequest>(&json!({"filter": {"must": {"is_empty": {"key": path}}}})),
+            refused::<FacetRequest>(&json!({"key": path})),
+            refused::<ScrollRequest>(&json!({"order_by": path})),
+            refused::<ScrollRequest>(&json!({"order_by": {"key": path}})),
+            refused::<QueryGroupsRequest>(&json!({"query": 1, "group_by": path})),
+            refused::<WithPayload>(&json!([path])),
+        ] {
+            assert_eq!(kind, ErrorKind::Unimplemented, "{path}: {message}");
+            assert!(message.contains("path"), "{path}: {message}");
+        }
+    }
+    for path in ["a", "a.b", "a[].b", "a[]", "size [cm]", "a\"b"] {
+        assert!(read::<FacetRequest>(&json!({ "key": path })).is_ok(), "{path}");
+    }
+}
+
+#[test]
 fn queries_are_read_in_every_form() {
     let target = |value: Value| {
         read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap())
