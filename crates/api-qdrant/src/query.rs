@@ -28,6 +28,8 @@ use crate::scores;
 const EXAMPLES_MAX: usize = 1024;
 /// Maximum queries of one batch.
 const BATCH_MAX: usize = 1024;
+/// Maximum hits of all queries of one batch. A hit takes about 200 bytes until it is sent.
+const BATCH_HITS_MAX: usize = 1 << 20;
 
 /// Hits of a query, best first.
 #[derive(Serialize)]
@@ -131,6 +133,7 @@ pub(crate) fn batch(
     let mut budget = ResponseBudget::default();
     let mut responses = Vec::with_capacity(request.searches.len());
     let mut run = QueryRun { named, thread: &mut *thread, deadline };
+    run.check_batch(&request.searches)?;
     let shared = run.nearest_together(&request.searches)?;
     for (at, (query, hits)) in request.searches.into_iter().zip(shared).enumerate() {
         if Instant::now() > deadline {
@@ -297,6 +300,30 @@ impl QueryRun<'_> {
             )));
         }
         Ok(count)
+    }
+
+    /// Checks how many hits the queries of a batch may find together.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than [`BATCH_HITS_MAX`]; the error of the medium.
+    fn check_batch(&self, searches: &[QueryRequest]) -> Result<()> {
+        let points = usize::try_from(self.named.count(None)?.count).unwrap_or(usize::MAX);
+        let hits_max = |request: &QueryRequest| {
+            let count = request.limit().saturating_add(request.offset());
+            match request.query {
+                // A point is a hit once for each of its values.
+                Some(VectorQuery::OrderBy(_)) => count.min(CANDIDATES_MAX),
+                _ => count.min(points),
+            }
+        };
+        let hits = searches.iter().map(hits_max).fold(0, usize::saturating_add);
+        if hits > BATCH_HITS_MAX {
+            return Err(Error::invalid(format!(
+                "searches: the queries may find {hits} hits together, and at most {BATCH_HITS_MAX} are returned; \
+                 lower their limits, or send fewer in one request"
+            )));
+        }
+        Ok(())
     }
 
     /// Returns the first points in the order of their ids.

@@ -725,6 +725,21 @@ fn a_high_limit_returns_all_points() {
 }
 
 #[test]
+fn the_hits_of_a_batch_are_bounded() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let batch = |query: Value| {
+        let searches = vec![json!({"query": query, "limit": 1025}); 1024];
+        bench.read(query::batch, "c", &json!({ "searches": searches }))
+    };
+    let found = batch(json!([0, 2])).unwrap();
+    assert_eq!(found.as_array().unwrap().len(), 1024, "there are three points only");
+    let error = batch(json!({"order_by": "n"})).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("1049600 hits together"), "{error}");
+}
+
+#[test]
 fn uuids_match_in_every_spelling() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
