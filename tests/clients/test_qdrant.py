@@ -348,8 +348,12 @@ def test_an_alias_is_switched_and_switched_back(client, collection):
             client.upsert(name, [models.PointStruct(id=1, vector=[value, 0.0])])
 
         def switch(name: str) -> float:
-            alias = models.CreateAlias(collection_name=name, alias_name=collection)
-            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+            # The first time there is no alias to delete.
+            old = models.DeleteAlias(alias_name=collection)
+            new = models.CreateAlias(collection_name=name, alias_name=collection)
+            client.update_collection_aliases(
+                [models.DeleteAliasOperation(delete_alias=old), models.CreateAliasOperation(create_alias=new)]
+            )
             return client.query_points(collection, query=[1.0, 0.0]).points[0].score
 
         assert [switch(name) for name in (names[0], names[1], names[0])] == [1.0, 2.0, 1.0]

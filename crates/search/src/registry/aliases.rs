@@ -21,7 +21,7 @@ pub enum AliasChange {
         /// Name of the collection.
         collection: String,
     },
-    /// Removes an alias.
+    /// Removes an alias, if there is one of this name.
     Delete {
         /// Alias.
         alias: String,
@@ -74,8 +74,8 @@ pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidArgument` for an invalid name, `AlreadyExists` for an alias that is the name of a
-/// collection, `NotFound` for a missing alias or collection, `ResourceExhausted` for more than
-/// 10,000 aliases.
+/// collection, `NotFound` for a missing collection and for a missing alias to be renamed,
+/// `ResourceExhausted` for more than 10,000 aliases.
 pub fn changed_aliases(
     aliases: &BTreeMap<String, String>,
     changes: &[AliasChange],
@@ -105,7 +105,8 @@ pub fn changed_aliases(
                 new.insert(alias.clone(), collection.clone());
             }
             AliasChange::Delete { alias } => {
-                new.remove(alias).ok_or_else(|| missing(alias))?;
+                // As in Qdrant: clients delete an alias before they create it, also the first time.
+                new.remove(alias);
             }
             AliasChange::Rename { from, to } => {
                 free(to)?;
@@ -147,9 +148,10 @@ mod tests {
         assert_eq!(first.get("a").map(String::as_str), Some("c3"));
         let renamed = AliasChange::Rename { from: "a".into(), to: "z".into() };
         let delete = AliasChange::Delete { alias: "b".into() };
-        let second = all(&first, &[renamed.clone(), delete.clone()]).unwrap();
+        let second = all(&first, &[renamed.clone(), delete.clone(), delete.clone()]).unwrap();
         assert_eq!(second.into_iter().collect::<Vec<_>>(), [("z".to_owned(), "c3".to_owned())]);
-        assert!(all(&first, &[delete.clone(), delete]).is_err());
+        let created = all(&Aliases::new(), &[delete, create("b", "c2")]).unwrap();
+        assert_eq!(created.get("b").map(String::as_str), Some("c2"));
         assert!(all(&first, &[create("c9", "c1")]).is_err(), "a collection's name");
         assert!(all(&first, &[create("d", "nobody")]).is_err());
         assert!(all(&first, &[create(".d", "c1")]).is_err());

@@ -208,9 +208,10 @@ impl Registry {
     /// nothing of it.
     ///
     /// # Errors
-    /// `NotFound` for a missing collection or alias, `AlreadyExists` for an alias that is a
-    /// collection's name, `ResourceExhausted` for too many; `Unavailable` if a write is in progress
-    /// for longer than [`RegistryOptions::alias_wait_max`]; otherwise the error of the file system.
+    /// `NotFound` for a missing collection and for a missing alias to be renamed, `AlreadyExists`
+    /// for an alias that is a collection's name, `ResourceExhausted` for too many; `Unavailable` if
+    /// a write is in progress for longer than [`RegistryOptions::alias_wait_max`]; otherwise the
+    /// error of the file system.
     pub fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
         self.core.change_aliases(changes, || true).map(drop)
     }

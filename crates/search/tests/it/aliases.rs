@@ -21,8 +21,8 @@ fn aliases_change_all_or_none_and_survive() {
         collection: collection.into(),
     };
     registry.change_aliases(&[create("now", "one"), create("old", "one")]).unwrap();
-    let delete = AliasChange::Delete { alias: "nobody".into() };
-    assert!(registry.change_aliases(&[create("now", "two"), delete]).is_err());
+    let missing = AliasChange::Rename { from: "absent".into(), to: "present".into() };
+    assert!(registry.change_aliases(&[create("now", "two"), missing]).is_err());
     assert_eq!(registry.get("now").unwrap().name(), "one");
     let rename = AliasChange::Rename { from: "old".into(), to: "older".into() };
     registry.change_aliases(&[create("now", "two"), rename]).unwrap();
