@@ -21,7 +21,8 @@ pub enum PointSelection {
 /// One change of a payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PayloadChange {
-    /// Merges members into an object: members of the same name are replaced, others stay.
+    /// Merges members into an object: members of the same name are replaced, null removes a member,
+    /// and others stay.
     Set {
         /// The members.
         payload: Map<String, Value>,
@@ -85,9 +86,7 @@ pub(crate) fn apply(change: &PayloadChange, payload: &mut Map<String, Value>) ->
     match change {
         PayloadChange::Overwrite(new) => payload.clone_from(new),
         PayloadChange::Clear => payload.clear(),
-        PayloadChange::Set { payload: new, key: None } => {
-            payload.extend(new.iter().map(|(name, value)| (name.clone(), value.clone())));
-        }
+        PayloadChange::Set { payload: new, key: None } => merge(payload, new),
         PayloadChange::Set { payload: new, key: Some(key) } => {
             let mut all = Value::Object(std::mem::take(payload));
             set(&mut all, &steps(key)?, new);
@@ -114,10 +113,7 @@ fn into_object(value: Value) -> Map<String, Value> {
 /// Merges `new` into the objects at `path`. A value that is not an object is replaced by one.
 fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
     match path.split_first() {
-        None => {
-            let members = new.iter().map(|(name, value)| (name.clone(), value.clone()));
-            within(value, |object| object.extend(members));
-        }
+        None => within(value, |object| merge(object, new)),
         Some((Step::Name(name), rest)) => {
             within(value, |object| {
                 set(object.entry(name.clone()).or_insert(Value::Null), rest, new)
@@ -130,6 +126,17 @@ fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
         }
         Some((Step::Each, rest)) => {
             value.as_array_mut().into_iter().flatten().for_each(|element| set(element, rest, new));
+        }
+    }
+}
+
+/// Merges members into an object. As in Qdrant, null removes a member.
+fn merge(object: &mut Map<String, Value>, new: &Map<String, Value>) {
+    for (name, value) in new {
+        if value.is_null() {
+            object.remove(name);
+        } else {
+            object.insert(name.clone(), value.clone());
         }
     }
 }
@@ -232,6 +239,15 @@ mod tests {
         assert_eq!(
             changed(set(json!({"a": 2, "e": 3}), None), before.clone()),
             json!({"a": 2, "b": {"c": [{"d": 1}, {"d": 2}]}, "e": 3})
+        );
+        assert_eq!(
+            changed(set(json!({"a": null, "e": null, "f": 3}), None), before.clone()),
+            json!({"b": {"c": [{"d": 1}, {"d": 2}]}, "f": 3}),
+            "null removes a member"
+        );
+        assert_eq!(
+            changed(set(json!({"d": null, "q": [null]}), Some("b.c[1]")), before.clone())["b"]["c"],
+            json!([{"d": 1}, {"q": [null]}])
         );
         assert_eq!(
             changed(set(json!({"x": 1}), Some("b.n")), before.clone())["b"]["n"],
