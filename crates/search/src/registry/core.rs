@@ -402,7 +402,7 @@ impl RegistryCore {
     }
 
     pub(super) fn remove(&self, name: &str) -> Result<bool> {
-        let aside = {
+        let (aside, stored) = {
             let _changing = self.changing.lock();
             let entry = {
                 let mut map = self.map.write();
@@ -428,15 +428,21 @@ impl RegistryCore {
             let mut aliases = self.map.read().aliases.clone();
             let before = aliases.len();
             aliases.retain(|_, collection| collection != name);
+            let mut stored = Ok(());
             if aliases.len() < before {
-                // If this fails, the next start drops them.
-                let stored = aliases::store(&self.options.directory, &aliases);
+                stored = aliases::store(&self.options.directory, &aliases);
                 self.map.write().aliases = aliases;
-                stored?;
             }
-            aside
+            (aside, stored)
         };
         remove_directory(aside);
+        if stored.is_err() {
+            // A full disk has room after the removal. If this fails too, the next start drops the
+            // aliases.
+            let _changing = self.changing.lock();
+            let aliases = self.map.read().aliases.clone();
+            aliases::store(&self.options.directory, &aliases)?;
+        }
         Ok(true)
     }
 
@@ -640,6 +646,21 @@ pub(super) mod tests {
         core.retire("a");
         let error = core.get("a").map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "it is being replaced");
+    }
+
+    #[test]
+    fn a_removal_frees_the_disk_if_no_alias_can_be_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
+        let alias = AliasChange::Create { alias: "b".into(), collection: "a".into() };
+        assert!(core.change_aliases(&[alias], || true).unwrap());
+        // The file of aliases is written under this name.
+        std::fs::create_dir(directory.path().join(".aliases.tmp")).unwrap();
+        assert!(core.remove("a").is_err(), "the aliases are not stored");
+        assert_eq!(leftovers(directory.path()), Vec::<PathBuf>::new());
+        assert!(core.aliases().is_empty());
+        assert_eq!(core.get("a").map(drop).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]
