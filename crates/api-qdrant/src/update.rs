@@ -58,7 +58,9 @@ pub(crate) fn overwrite_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    overwrite(&named, json::parse(body)?)?;
+    let request: SetPayload = json::parse(body)?;
+    request.check_overwrite()?;
+    overwrite(&named, request)?;
     Ok(updated(&named))
 }
 
@@ -94,6 +96,9 @@ pub(crate) fn batch(
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
             UpdateOperation::Upsert(request) => write(&named, context, request),
+            UpdateOperation::OverwritePayload(request) => {
+                request.check_overwrite().and_then(|()| overwrite(&named, request))
+            }
             other => apply(&named, other),
         };
         made.map_err(|error| error.context(format_args!("operations[{at}]")))?;

@@ -63,6 +63,7 @@ pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSetting
             PayloadChange::Set { payload: request.payload, key: request.key }.check()
         }
         UpdateOperation::OverwritePayload(mut request) => {
+            request.check_overwrite()?;
             selection(&request.selection()?)?;
             payload_size(&request.payload)?;
             PayloadChange::Overwrite(request.payload).check()
@@ -265,6 +266,7 @@ mod tests {
             (false, json!({"set_payload": {"payload": {}, "key": "a.b", "points": [1]}})),
             (true, json!({"set_payload": {"payload": {}, "key": "", "points": [1]}})),
             (true, json!({"overwrite_payload": {"payload": {"__millpond_id": 1}, "points": []}})),
+            (true, json!({"overwrite_payload": {"payload": {}, "key": "a", "points": [1]}})),
             (true, json!({"delete_payload": {"keys": ["__millpond_id"], "points": [1]}})),
             (
                 true,

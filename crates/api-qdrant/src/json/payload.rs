@@ -1,6 +1,6 @@
 //! Requests that change payloads.
 
-use base::Result;
+use base::{Error, Result};
 use search::filter::Filter;
 use search::points::{PointId, PointSelection};
 use serde::Deserialize;
@@ -38,6 +38,19 @@ pub struct DeletePayload {
 }
 
 impl SetPayload {
+    /// Checks a request that replaces payloads.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a path: the members outside of it would be lost.
+    pub fn check_overwrite(&self) -> Result<()> {
+        match self.key {
+            Some(_) => Err(Error::invalid(
+                "key: a payload is replaced as a whole; leave out key, or set the payload with POST or set_payload",
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Takes out the selection of points.
     ///
     /// # Errors

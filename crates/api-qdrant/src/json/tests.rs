@@ -402,6 +402,15 @@ fn a_collection_has_one_vector() {
 }
 
 #[test]
+fn a_payload_is_replaced_as_a_whole() {
+    let request =
+        |key: Value| read::<SetPayload>(&json!({"payload": {}, "key": key, "points": [1]}));
+    assert!(request(json!(null)).unwrap().check_overwrite().is_ok());
+    let error = request(json!("b")).unwrap().check_overwrite().unwrap_err();
+    assert!(error.message().contains("key"), "{error}");
+}
+
+#[test]
 fn operations_and_selectors() {
     let operations: UpdateBatch = read(&json!({"operations": [
         {"upsert": {"points": [{"id": 1, "vector": [1.0]}]}},
