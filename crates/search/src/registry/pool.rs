@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select};
@@ -27,7 +27,7 @@ const THREADS_MAX: usize = 1024;
 const OFFERS_MAX: usize = 1024;
 /// Maximum length of the queue.
 const QUEUE_MAX: usize = 1 << 20;
-/// Time between checks of an idle thread for removed collections.
+/// Time between checks of a thread for removed collections.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Retry delay for a refused caller.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -174,6 +174,7 @@ impl SearchPool {
                 kept: Vec::new(),
                 paused: VecDeque::new(),
                 since_slice: 0,
+                checked_at: Instant::now(),
                 counts: pool.counts.clone(),
             };
             let name = format!("search-{number}");
@@ -308,12 +309,15 @@ struct PoolWorker {
     paused: VecDeque<PoolJob>,
     /// Tasks from the queue since the last slice of a paused task.
     since_slice: u32,
+    /// Time of the last check for removed collections.
+    checked_at: Instant,
     counts: Arc<PoolCounts>,
 }
 
 impl PoolWorker {
     fn run(&mut self) {
         loop {
+            self.drop_outdated();
             if let Some(job) = self.next_slice() {
                 if self.core.stopped() {
                     return;
@@ -325,11 +329,18 @@ impl PoolWorker {
                 WorkerEvent::Job(_) if self.core.stopped() => return,
                 WorkerEvent::Job(job) => self.work_counted(job),
                 WorkerEvent::Offer(offer) => self.help(offer),
-                WorkerEvent::Nothing => {
-                    self.kept.retain(|kept| !kept.is_outdated());
-                }
+                WorkerEvent::Nothing => {}
                 WorkerEvent::End => return,
             }
+        }
+    }
+
+    /// Drops readers that removed collections used, also on a thread that is never idle. At most
+    /// once in [`LOOK_AGAIN`].
+    fn drop_outdated(&mut self) {
+        if self.checked_at.elapsed() >= LOOK_AGAIN {
+            self.checked_at = Instant::now();
+            self.kept.retain(|kept| !kept.is_outdated());
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use search::coarse::Metric;
 use search::collection::CollectionQuery;
-use search::points::PointId;
+use search::points::{NewPoint, PointId};
 use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
 
 use crate::points::TIMEOUT;
@@ -88,4 +88,44 @@ fn shared_readers_let_removed_files_go() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(nearest(&registry, "b", 105)[0], 105);
+}
+
+/// Returns the number of open descriptors of files of removed collections.
+fn open_removed_files(directory: &Path) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+    let is_removed = |target: &Path| {
+        let below = target.strip_prefix(directory).ok();
+        below.is_some_and(|below| below.to_string_lossy().starts_with(".gone-"))
+    };
+    targets.filter(|target| is_removed(target)).count()
+}
+
+#[test]
+fn a_thread_without_a_pause_lets_removed_files_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_with(RegistryOptions { threads: 1, ..options(directory.path()) });
+    fill(&registry, "b", 100);
+    assert_eq!(nearest(&registry, "b", 103)[0], 103);
+    // Longer embeddings have readers of their own, which searches of the other do not use.
+    let long = registry.create("long", CollectionSettings::new(4000, Metric::L2)).unwrap();
+    let embedding = vec![1.0; 4000];
+    let payload = serde_json::Map::new();
+    let id = PointId::Number(1);
+    long.upsert(&[NewPoint { id, embedding: &embedding, record: &[], payload: &payload }]).unwrap();
+    long.collection().flush().unwrap();
+    let (sender, answer) = mpsc::channel();
+    let work = move |named: &NamedCollection, thread: &mut _| {
+        let query = CollectionQuery { exact: true, ..CollectionQuery::nearest(&embedding, 1) };
+        sender.send(named.collection().nearest(thread, &query).unwrap().hits.len()).unwrap();
+    };
+    registry.submit(&long, Box::new(work)).unwrap();
+    assert_eq!(answer.recv().unwrap(), 1);
+    drop(long);
+    assert!(registry.remove("long").unwrap());
+    let deadline = Instant::now() + TIMEOUT;
+    while open_removed_files(directory.path()) > 0 {
+        assert!(Instant::now() < deadline, "files of a removed collection are open");
+        assert_eq!(nearest(&registry, "b", 105)[0], 105);
+    }
 }
