@@ -28,9 +28,14 @@ impl MmrCandidate {
 /// Returns the number of candidates of a query for `count` hits.
 ///
 /// # Errors
-/// `InvalidArgument` for 0 and for more than 1024.
+/// `InvalidArgument` for 0 or more than 1024 candidates, and for more than 1024 hits.
 pub fn candidates(candidates: usize, count: usize) -> Result<usize> {
-    if candidates == 0 || candidates.max(count) > CANDIDATES_MAX {
+    if count > CANDIDATES_MAX {
+        return Err(Error::invalid(format!(
+            "limit: mmr chooses at most {CANDIDATES_MAX} hits, offset included, not {count}; lower limit or offset"
+        )));
+    }
+    if candidates == 0 || candidates > CANDIDATES_MAX {
         return Err(Error::invalid(format!(
             "mmr chooses from 1 to {CANDIDATES_MAX} candidates, not from {candidates}"
         )));
@@ -96,6 +101,15 @@ pub fn choose(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn candidates_and_hits_have_a_maximum() {
+        let problem = |wanted, count| candidates(wanted, count).unwrap_err().message().to_owned();
+        assert_eq!(candidates(CANDIDATES_MAX, 1), Ok(CANDIDATES_MAX));
+        assert!(problem(0, 1).contains("not from 0"));
+        assert!(problem(CANDIDATES_MAX + 1, 1).contains("not from 1025"));
+        assert!(problem(10, CANDIDATES_MAX + 1).contains("not 1025; lower limit"));
+    }
 
     #[test]
     fn diversity_prefers_another_point_to_a_twin() {
