@@ -1,8 +1,9 @@
 //! Closing an HTTP/1.1 connection so that its client can read the last answer.
 //!
 //! Closing a socket with unread bytes resets the connection, which can destroy an answer in flight.
-//! A connection that ends at a shutdown is therefore closed for writing first and then read until
-//! the client closes it.
+//! A connection whose last answer says `connection: close`, because the server stops or because it
+//! has refused a body, is therefore closed for writing first and then read until the client closes
+//! it.
 
 use std::io;
 use std::pin::Pin;
@@ -14,10 +15,33 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use crate::tls::{SocketReader, SocketStream, SocketWriter};
 
-/// Longest wait for the client to close.
-const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
-/// Maximum bytes that the client may send during that wait.
-const LINGER_BYTES_MAX: usize = 256 << 10;
+/// Longest silence of a client that is expected to close.
+const SILENCE_MAX: Duration = Duration::from_millis(500);
+
+/// Limits of the wait for a client to close.
+#[derive(Clone, Copy)]
+pub(crate) struct LingerLimits {
+    /// Longest wait.
+    time_max: Duration,
+    /// Maximum bytes that the client may send during that wait.
+    bytes_max: usize,
+}
+
+impl LingerLimits {
+    /// The limits for a client that has sent its whole request.
+    pub(crate) const WHOLE_REQUEST: LingerLimits =
+        LingerLimits { time_max: SILENCE_MAX, bytes_max: 256 << 10 };
+    /// The limits for a client that may still send a refused body. Many clients read nothing before
+    /// they have sent everything.
+    const REFUSED_BODY: LingerLimits =
+        LingerLimits { time_max: Duration::from_secs(5), bytes_max: 256 << 20 };
+
+    /// Returns the limits after an answer that closes its connection. A server that is stopping
+    /// closes all connections, usually after whole requests.
+    pub(crate) fn after_close(is_stopping: bool) -> LingerLimits {
+        if is_stopping { LingerLimits::WHOLE_REQUEST } else { LingerLimits::REFUSED_BODY }
+    }
+}
 
 type ReadHalfSlot = Arc<Mutex<Option<SocketReader>>>;
 
@@ -48,20 +72,21 @@ impl LingeringStream {
 impl Linger {
     /// Discards bytes from the client until it closes, within the limits. Call it after the stream
     /// was dropped.
-    pub(crate) async fn until_closed(self) {
+    pub(crate) async fn until_closed(self, limits: LingerLimits) {
         let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut incoming) = incoming else { return };
         let discard = async {
             let mut piece = [0; 4096];
-            let mut left = LINGER_BYTES_MAX;
+            let mut left = limits.bytes_max;
             while left > 0
-                && let Ok(count @ 1..) = incoming.read(&mut piece).await
+                && let Ok(Ok(count @ 1..)) =
+                    tokio::time::timeout(SILENCE_MAX, incoming.read(&mut piece)).await
             {
                 left = left.saturating_sub(count);
             }
         };
         // A client that does not close in time is cut off.
-        let _ = tokio::time::timeout(LINGER_TIME_MAX, discard).await;
+        let _ = tokio::time::timeout(limits.time_max, discard).await;
     }
 }
 
@@ -140,7 +165,8 @@ mod tests {
                 drop(client);
                 answer
             };
-            let ((), answer) = tokio::join!(linger.until_closed(), reading);
+            let ((), answer) =
+                tokio::join!(linger.until_closed(LingerLimits::WHOLE_REQUEST), reading);
             assert_eq!(answer, b"answer");
         });
     }

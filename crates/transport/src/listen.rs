@@ -18,7 +18,7 @@ use crate::control_frames::FrameCounter;
 use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
 use crate::header_timeout::{HeaderTimeout, TimedStream};
 use crate::http_version::HttpVersion;
-use crate::linger::LingeringStream;
+use crate::linger::{LingerLimits, LingeringStream};
 use crate::opening::{ConnectionOpener, OpeningLimits};
 use crate::peer::Peer;
 use crate::request_body::RequestBody;
@@ -167,7 +167,7 @@ where
         let _ = stream.set_nodelay(true);
         let header_timeout = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
-        let closing = CloseNotice { stop: shutdown.stop, said_close: said_close.clone() };
+        let closing = CloseNotice { stop: shutdown.stop.clone(), said_close: said_close.clone() };
         let unread = (self.version == HttpVersion::Http2)
             .then(|| UnreadAnswers::new(self.limits.answer_window, &self.metrics));
         let answers = ConnectionService {
@@ -182,7 +182,7 @@ where
         let header_limit = self.limits.header_timeout;
         let opening = OpeningLimits { idle: IDLE_TIMEOUT, handshake: header_limit };
         let builder = builder.clone();
-        let ShutdownSignals { watcher, mut drained, .. } = shutdown;
+        let ShutdownSignals { watcher, stop, mut drained } = shutdown;
         let frames = unread.map(|unread| self.frames(unread));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
@@ -201,7 +201,8 @@ where
                         }
                     };
                     if said_close.load(Ordering::Relaxed) {
-                        linger.until_closed().await;
+                        let limits = LingerLimits::after_close(*stop.borrow());
+                        linger.until_closed(limits).await;
                     }
                     ended
                 }
@@ -252,14 +253,18 @@ struct ShutdownSignals {
 #[derive(Clone)]
 struct CloseNotice {
     stop: watch::Receiver<bool>,
+    /// True once an answer has announced the end.
     said_close: Arc<AtomicBool>,
 }
 
 impl CloseNotice {
-    /// Adds `connection: close` to an answer if the server is stopping.
+    /// Adds `connection: close` to an answer if the server is stopping. Records an answer that has
+    /// this header, also one that refuses a body.
     fn announce(&self, headers: &mut http::HeaderMap) {
         if *self.stop.borrow() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if headers.get(header::CONNECTION).is_some_and(|value| value == "close") {
             self.said_close.store(true, Ordering::Relaxed);
         }
     }

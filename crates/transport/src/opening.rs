@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::descriptors::WarningLimiter;
 use crate::http_version::HttpVersion;
-use crate::linger::LingeringStream;
+use crate::linger::{LingerLimits, LingeringStream};
 use crate::peer::Peer;
 use crate::tls::{SocketStream, TlsIdentity};
 
@@ -141,7 +141,7 @@ impl ConnectionOpener {
         // A client that has gone needs no answer.
         let _ = stream.write_all(&answer).await;
         drop(stream);
-        linger.until_closed().await;
+        linger.until_closed(LingerLimits::WHOLE_REQUEST).await;
     }
 
     fn count(&self, kind: &'static str) {

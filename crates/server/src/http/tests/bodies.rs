@@ -102,6 +102,16 @@ fn a_refusal_of_a_long_body_closes_the_connection() {
     }
 }
 
+/// The client reads nothing before it has sent a body that no buffer holds.
+#[test]
+fn a_client_reads_the_refusal_after_sending_its_body() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let refused = served.ask("POST", "/v2/models/none/infer", "", &vec![b' '; 32 << 20]);
+    assert_eq!(refused.status, 404, "{}", refused.text());
+    assert!(refused.head.contains("connection: close"), "{}", refused.head);
+}
+
 #[test]
 fn compressed_bodies_are_read_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
