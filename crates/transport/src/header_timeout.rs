@@ -1,8 +1,8 @@
 //! A time limit on the head of an HTTP/1.1 request, from its first byte.
 //!
 //! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This
-//! limit starts with the first byte after the last request and ends when the next request reaches
-//! its handler, so it can be short.
+//! limit starts with the first byte after the last answer and ends when the next request reaches its
+//! handler, so it can be short.
 
 use std::io;
 use std::pin::Pin;
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
@@ -71,6 +72,41 @@ pub struct AnsweringGuard(Arc<HeaderPhase>);
 impl Drop for AnsweringGuard {
     fn drop(&mut self) {
         self.0.answering.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer. A client may send its next request before it has read this body, and
+/// hyper parses that request only after the end of the body.
+pub(crate) struct AnswerBody<B> {
+    body: B,
+    /// `None` for HTTP/2.
+    _answering: Option<AnsweringGuard>,
+}
+
+impl<B> AnswerBody<B> {
+    /// Wraps `body`. The request is being answered until the body is dropped.
+    pub(crate) fn new(body: B, answering: Option<AnsweringGuard>) -> AnswerBody<B> {
+        AnswerBody { body, _answering: answering }
+    }
+}
+
+impl<B: Body + Unpin> Body for AnswerBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

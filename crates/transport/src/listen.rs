@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
 use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
-use crate::header_timeout::{HeaderTimeout, TimedStream};
+use crate::header_timeout::{AnswerBody, HeaderTimeout, TimedStream};
 use crate::http_version::HttpVersion;
 use crate::linger::{LingerLimits, LingeringStream};
 use crate::opening::{ConnectionOpener, OpeningLimits};
@@ -92,7 +92,7 @@ where
         + 'static,
     S::Future: Send,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
-    B: hyper::body::Body + Send + 'static,
+    B: hyper::body::Body + Send + Unpin + 'static,
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
@@ -294,7 +294,8 @@ where
     fn answer(
         &self,
         request: http::Request<Incoming>,
-    ) -> impl Future<Output = std::result::Result<http::Response<B>, S::Error>> + use<S, B> {
+    ) -> impl Future<Output = std::result::Result<http::Response<AnswerBody<B>>, S::Error>> + use<S, B>
+    {
         let (http1, unread) = (self.http1.clone(), self.unread.clone());
         let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
@@ -323,8 +324,7 @@ where
                     http1.closing.announce(response.headers_mut());
                 }
             }
-            drop(answering);
-            response
+            response.map(|response| response.map(|body| AnswerBody::new(body, answering)))
         }
     }
 }

@@ -12,16 +12,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{Empty, Full};
+use http_body_util::{Empty, Full, StreamBody};
+use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::{KindLabels, Metrics};
 use millpond_transport::{ConnectionLimits, HttpVersion, ListenSocket, Listener, RequestBody};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio_stream::StreamExt;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    answer_window: millpond_transport::ANSWER_WINDOW,
+    connections_max: 1000,
+    streams_max: 100,
+    header_timeout: Duration::from_secs(10),
+    shutdown_grace: WAIT_MAX,
+    drain_time: WAIT_MAX,
+};
 
 /// A listener whose service answers every request, stopped when dropped.
 struct Served {
@@ -50,14 +61,7 @@ impl Served {
                 Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from_static(b"here"))))
             }),
             metrics: metrics.clone(),
-            limits: ConnectionLimits {
-                answer_window: millpond_transport::ANSWER_WINDOW,
-                connections_max: 1000,
-                streams_max: 100,
-                header_timeout: Duration::from_secs(10),
-                shutdown_grace: WAIT_MAX,
-                drain_time,
-            },
+            limits: ConnectionLimits { drain_time, ..LIMITS },
             threads: None,
             tls: None,
         };
@@ -210,4 +214,48 @@ fn a_shutdown_loses_no_request_of_a_busy_connection() {
     });
     assert_eq!(lost, 0);
     until("all are closed", || served.open_connections() == 0);
+}
+
+/// The next request arrives long before the end of the answer, and then waits longer than its head
+/// may take.
+#[test]
+fn a_pipelined_request_breaks_off_no_answer() {
+    const PIECES: usize = 8;
+    let header_timeout = Duration::from_millis(200);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let socket = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = socket.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let listener = Listener {
+        name: "test",
+        version: HttpVersion::Http1,
+        socket: ListenSocket::Tcp(socket),
+        service: tower::service_fn(async |_: http::Request<RequestBody>| {
+            let pieces = tokio_stream::iter(0..PIECES).then(async |_| {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"piece")))
+            });
+            Ok::<_, Infallible>(http::Response::new(StreamBody::new(Box::pin(pieces))))
+        }),
+        metrics: Arc::new(Metrics::default()),
+        limits: ConnectionLimits { header_timeout, ..LIMITS },
+        threads: None,
+        tls: None,
+    };
+    runtime.spawn(listener.serve(stopped));
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+    stream.write_all(GET).unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    let last = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(last).unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    let rest = String::from_utf8(rest).unwrap();
+    assert_eq!(rest.matches("piece").count(), 2 * PIECES, "{rest}");
+    stop.send_replace(true);
+    runtime.shutdown_timeout(Duration::from_secs(1));
 }
