@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use transport::TlsIdentity;
 
 use crate::compose::Server;
-use crate::reconfigure;
 
 /// Time between two looks at the files.
 const POLL: Duration = Duration::from_secs(1);
@@ -80,12 +79,12 @@ pub(crate) struct AccessFiles {
 }
 
 impl AccessFiles {
-    /// Returns the files of a server, possibly none: SIGHUP then does nothing. Without a handler,
-    /// it would end the process.
-    ///
-    /// # Errors
-    /// `Internal` if the system refuses the handler of SIGHUP.
-    pub(crate) fn of(tls: &Option<Arc<TlsIdentity>>, server: &Server) -> Result<AccessFiles> {
+    /// Returns the files of a server, possibly none: the signals `hangups` then do nothing.
+    pub(crate) fn of(
+        tls: &Option<Arc<TlsIdentity>>,
+        server: &Server,
+        hangups: Signal,
+    ) -> AccessFiles {
         let mut files = Vec::new();
         if let Some(tls) = tls.clone() {
             let paths = tls.files().clone();
@@ -106,8 +105,7 @@ impl AccessFiles {
         {
             files.push(ReloadedFiles::new("keys", &[&path], move || keys.reload()));
         }
-        let hangups = reconfigure::hangups()?;
-        Ok(AccessFiles { files, hangups, metrics: server.core.metrics.clone() })
+        AccessFiles { files, hangups, metrics: server.core.metrics.clone() }
     }
 
     /// Follows the files until `stopped` is true.

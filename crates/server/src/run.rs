@@ -94,7 +94,7 @@ async fn serve(
 ) -> Result<()> {
     let Following { watch, manager, tls, copies } = follow;
     let mut signals = EndSignals::install()?;
-    let hangups = watch.is_some().then(reconfigure::hangups).transpose()?;
+    let (hangups, renewals) = (reconfigure::hangups()?, reconfigure::hangups()?);
     if config.listeners.listen_when_settled {
         // The ports are free, so the server may start. Clients are refused until it is ready.
         drop(sockets);
@@ -117,9 +117,9 @@ async fn serve(
         tls,
     };
     let Listening { tasks, addresses } = listen(server, &options, sockets, &stopped)?;
-    tokio::spawn(AccessFiles::of(&options.tls, server)?.follow(stopped.clone()));
+    tokio::spawn(AccessFiles::of(&options.tls, server, renewals).follow(stopped.clone()));
     tokio::spawn(console::watch(server.page.clone(), stopped.clone()));
-    if let (Some(watch), Some(hangups)) = (watch, hangups) {
+    if let Some(watch) = watch {
         let reloads = ReloadSignal { hangups, manager: manager.clone() };
         tokio::spawn(server.models.configurator.clone().follow(watch, reloads, stopped));
     }
