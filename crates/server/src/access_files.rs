@@ -31,13 +31,20 @@ struct ReloadedFiles {
 }
 
 impl ReloadedFiles {
+    /// Begins to follow files that were read when the server started. Models may have been loaded
+    /// since then, which takes minutes, so the files are read once more.
     fn new(
         content: &'static str,
         paths: &[&Path],
         reload: impl Fn() -> Result<()> + Send + 'static,
     ) -> ReloadedFiles {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
-        ReloadedFiles { content, seen: stamps(&paths), paths, reload: Box::new(reload) }
+        // Before the read, so that no later change is missed.
+        let seen = stamps(&paths);
+        if let Err(error) = reload() {
+            tracing::error!(%error, "the {content} cannot be used and stay as they were");
+        }
+        ReloadedFiles { content, seen, paths, reload: Box::new(reload) }
     }
 
     /// Reads the files if they have changed, or if `forced`. A mistake is logged once for each
@@ -130,5 +137,35 @@ impl AccessFiles {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn a_change_during_the_start_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        let read = Arc::new(Mutex::new("of the start".to_owned()));
+        std::fs::write(&path, "changed").unwrap();
+        let (seen, source) = (read.clone(), path.clone());
+        let mut files = ReloadedFiles::new("keys", &[&path], move || {
+            *seen.lock().unwrap() = std::fs::read_to_string(&source).unwrap();
+            Ok(())
+        });
+        assert_eq!(*read.lock().unwrap(), "changed");
+        let metrics = Metrics::default();
+        let reloads = metrics.access_reloads.get_or_create_owned(&KindLabels { kind: "ok" });
+        files.poll(false, &metrics);
+        assert_eq!(reloads.get(), 0);
+        std::fs::write(&path, "changed again").unwrap();
+        files.poll(false, &metrics);
+        assert_eq!((&**read.lock().unwrap(), reloads.get()), ("changed again", 1));
     }
 }
