@@ -14,7 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 const METHODS: &str = "GET, POST, PUT, PATCH, DELETE";
 /// Headers that a page may set.
 const REQUEST_HEADERS: &str = "content-type, content-encoding, authorization, api-key, grpc-timeout, \
-                               inference-header-content-length, traceparent, tracestate";
+                               inference-header-content-length, traceparent, tracestate, x-request-key, \
+                               x-min-coverage";
 /// Headers of answers that a listed page may read. The standard lets every page read some others.
 const EXPOSED_HEADERS: &str =
     "inference-header-content-length, retry-after, www-authenticate, traceparent";

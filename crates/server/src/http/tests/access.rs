@@ -147,6 +147,7 @@ fn listed_origins_use_the_api_and_administer_nothing() {
         "access-control-allow-origin: https://app.example",
         "access-control-allow-methods: get, post, put, patch, delete",
         "authorization, api-key",
+        "x-request-key, x-min-coverage",
         "vary: origin",
     ] {
         assert!(preflight.contains(header), "{preflight}");
