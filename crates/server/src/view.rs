@@ -10,6 +10,7 @@ use lifecycle::{Catalog, Lifecycle, LifecycleState, ModelStatus, UpdateStatus, V
 use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
+use transport::access::KeyGrant;
 
 /// Reason of a model that an administrator unloaded. The catalog uses the same text in errors.
 const UNLOADED: &str = "an administrator unloaded it";
@@ -23,6 +24,12 @@ pub(crate) fn platform(engine: &'static str) -> &'static str {
         "tensorflow" => "tensorflow_savedmodel",
         engine => engine,
     }
+}
+
+/// Returns true if a list shows the model `name` to a request with these rights. A server without
+/// keys shows all models.
+pub(crate) fn sees_model(grant: Option<&KeyGrant>, name: &str) -> bool {
+    grant.is_none_or(|grant| grant.sees_model(name))
 }
 
 /// Returns the ready versions of a model, oldest first.
@@ -82,8 +89,14 @@ fn version_state(status: &VersionStatus) -> VersionState {
 
 /// Returns the repository index: an entry per version, or one without a version for a model that
 /// has none.
-pub(crate) fn repository_index(lifecycle: &Lifecycle, ready_only: bool) -> Vec<IndexEntry> {
-    let mut entries: Vec<IndexEntry> = lifecycle.status().iter().flat_map(index_entries).collect();
+pub(crate) fn repository_index(
+    lifecycle: &Lifecycle,
+    ready_only: bool,
+    grant: Option<&KeyGrant>,
+) -> Vec<IndexEntry> {
+    let status = lifecycle.status();
+    let seen = status.iter().filter(|model| sees_model(grant, &model.name));
+    let mut entries: Vec<IndexEntry> = seen.flat_map(index_entries).collect();
     entries.retain(|entry| !ready_only || entry.state == "READY");
     entries
 }
@@ -138,11 +151,14 @@ pub(crate) fn statistics(
     inference: &InferenceService,
     model: &str,
     version: Option<u64>,
+    grant: Option<&KeyGrant>,
 ) -> Result<Vec<StatisticsEntry>> {
     let mut ids: Vec<VersionId> = Vec::new();
     if model.is_empty() {
         for name in inference.catalog().names() {
-            ids.extend(ready_ids(inference.catalog(), &name));
+            if sees_model(grant, &name) {
+                ids.extend(ready_ids(inference.catalog(), &name));
+            }
         }
     } else {
         let found = inference.find(model, version, None)?;

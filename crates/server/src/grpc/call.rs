@@ -79,6 +79,8 @@ pub(super) struct SmallCall<M> {
     pub(super) message: M,
     pub(super) headers: HeaderMap,
     pub(super) peer: Option<Peer>,
+    /// Rights of the call's key.
+    pub(super) grant: Option<KeyGrant>,
 }
 
 impl<M> SmallCall<M> {
@@ -106,9 +108,10 @@ impl<M: Message + Default + NamesModels> SmallCall<M> {
         let mut reservation = state.requests.memory.empty();
         reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
         let message: M = messages::parse(message)?;
-        check_models(head.extensions.get::<KeyGrant>(), &message)?;
+        let grant = head.extensions.get::<KeyGrant>().cloned();
+        check_models(grant.as_ref(), &message)?;
         let peer = head.extensions.get::<Peer>().copied();
-        Ok((SmallCall { message, headers: head.headers, peer }, reservation))
+        Ok((SmallCall { message, headers: head.headers, peer, grant }, reservation))
     }
 }
 

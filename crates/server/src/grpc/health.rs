@@ -13,12 +13,14 @@ use protocol::grpc::health::v1::{
 };
 use protocol::reflection;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use transport::access::KeyGrant;
 use transport::{RequestBody, Reservation, ResponseBody};
 
 use super::call::SmallCall;
 use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::readiness::WATCHERS_MAX;
+use crate::view;
 
 /// Maximum unread statuses of a call of Watch, and its end.
 const STATUSES_MAX: usize = 2;
@@ -46,9 +48,14 @@ pub(super) fn check(
     status(state, name).map(message).ok_or_else(|| state.lifecycle.catalog().unknown(name))
 }
 
-pub(super) fn list(state: &ModelsState, _: HealthListRequest) -> Result<HealthListResponse> {
+pub(super) fn list(
+    state: &ModelsState,
+    _: HealthListRequest,
+    grant: Option<&KeyGrant>,
+) -> Result<HealthListResponse> {
     let models = state.lifecycle.catalog().names();
-    let models = models.iter().map(|name| name.to_string());
+    let models = models.iter().filter(|name| view::sees_model(grant, name));
+    let models = models.map(|name| name.to_string());
     let names = std::iter::once(String::new()).chain(reflection::services()).chain(models);
     let known = |name: String| Some((name.clone(), message(status(state, &name)?)));
     Ok(HealthListResponse { statuses: names.filter_map(known).collect::<BTreeMap<_, _>>() })

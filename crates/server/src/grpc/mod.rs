@@ -115,10 +115,10 @@ impl GrpcService {
             }
             "/inference.GRPCInferenceService/ModelConfig" => self.small(request, oip::model_config),
             "/inference.GRPCInferenceService/ModelStatistics" => {
-                self.small(request, oip::model_statistics)
+                self.listing(request, oip::model_statistics)
             }
             "/inference.GRPCInferenceService/RepositoryIndex" => {
-                self.small(request, oip::repository_index)
+                self.listing(request, oip::repository_index)
             }
             "/inference.GRPCInferenceService/RepositoryModelLoad" => {
                 boxed(oip::load(self.state.clone(), request))
@@ -161,7 +161,7 @@ impl GrpcService {
                 boxed(settings::log(self.state.clone(), request))
             }
             "/grpc.health.v1.Health/Check" => self.small(request, health::check),
-            "/grpc.health.v1.Health/List" => self.small(request, health::list),
+            "/grpc.health.v1.Health/List" => self.listing(request, health::list),
             "/grpc.health.v1.Health/Watch" => {
                 boxed(health::watch(self.state.clone(), self.stopped.clone(), request))
             }
@@ -203,6 +203,23 @@ impl GrpcService {
         let state = self.state.clone();
         boxed(answer(self.state.clone(), request, async move |call: SmallCall<M>| {
             handle(&state, call.message)
+        }))
+    }
+
+    /// Answers a call that lists models by `handle`, which does not wait. It gets the rights of the
+    /// call's key.
+    fn listing<M, R>(
+        &self,
+        request: Request,
+        handle: fn(&ModelsState, M, Option<&KeyGrant>) -> base::Result<R>,
+    ) -> ResponseFuture
+    where
+        M: protocol::Message + Default + NamesModels + 'static,
+        R: protocol::Message + 'static,
+    {
+        let state = self.state.clone();
+        boxed(answer(self.state.clone(), request, async move |call: SmallCall<M>| {
+            handle(&state, call.message, call.grant.as_ref())
         }))
     }
 }

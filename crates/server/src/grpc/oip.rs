@@ -240,17 +240,20 @@ pub(super) fn model_config(
 pub(super) fn model_statistics(
     state: &ModelsState,
     request: pb::ModelStatisticsRequest,
+    grant: Option<&KeyGrant>,
 ) -> Result<pb::ModelStatisticsResponse> {
-    let entries =
-        view::statistics(&state.inference, &request.name, parse_version(&request.version)?)?;
+    let version = parse_version(&request.version)?;
+    let entries = view::statistics(&state.inference, &request.name, version, grant)?;
     Ok(oip::grpc::model_statistics(&entries))
 }
 
 pub(super) fn repository_index(
     state: &ModelsState,
     request: pb::RepositoryIndexRequest,
+    grant: Option<&KeyGrant>,
 ) -> Result<pb::RepositoryIndexResponse> {
-    Ok(oip::grpc::repository_index(&view::repository_index(&state.lifecycle, request.ready)))
+    let entries = view::repository_index(&state.lifecycle, request.ready, grant);
+    Ok(oip::grpc::repository_index(&entries))
 }
 
 pub(super) async fn load(state: Arc<ModelsState>, request: http::Request<RequestBody>) -> Response {

@@ -36,6 +36,7 @@ use crate::compose::Server;
 use crate::config::TFS_METRICS;
 use crate::models::ModelsState;
 use crate::surface::Surface;
+use crate::view;
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -193,6 +194,7 @@ fn models() -> Router<Arc<ModelsState>> {
 async fn front(
     State(state): Shared<ModelsState>,
     Extension(surface): Extension<Surface>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
 ) -> Reply {
     if console::wants_page(&headers) {
@@ -205,7 +207,9 @@ async fn front(
     let mut text =
         format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, state.engine_version);
     for name in state.lifecycle.catalog().names() {
-        text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
+        if view::sees_model(grant.as_deref(), &name) {
+            text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
+        }
     }
     text.push_str(&match surface.elsewhere() {
         None => "\nmetrics: /metrics    health: /v2/health/ready    all calls: /openapi.json (page: /docs)\n".to_owned(),
@@ -248,7 +252,7 @@ async fn model_names(
     grant: Option<Extension<KeyGrant>>,
 ) -> Reply {
     let names = state.lifecycle.catalog().names();
-    let seen = |name: &&str| grant.as_ref().is_none_or(|grant| grant.sees_model(name));
+    let seen = |name: &&str| view::sees_model(grant.as_deref(), name);
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).filter(seen).collect();
     Reply::json(serde_json::json!({ "models": names }).to_string())
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Moment, Result};
@@ -10,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use observe::TracedCall;
 use protocol::oip;
+use transport::access::KeyGrant;
 use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
@@ -128,13 +130,16 @@ pub(super) async fn stats(
 ) -> Reply {
     let entries = target
         .version()
-        .and_then(|version| view::statistics(&state.inference, &target.model, version));
+        .and_then(|version| view::statistics(&state.inference, &target.model, version, None));
     Reply::of(entries.map(|entries| Reply::json(oip::json::statistics(&entries))))
 }
 
-pub(super) async fn all_stats(State(state): Shared<ModelsState>) -> Reply {
+pub(super) async fn all_stats(
+    State(state): Shared<ModelsState>,
+    grant: Option<Extension<KeyGrant>>,
+) -> Reply {
     Reply::of(
-        view::statistics(&state.inference, "", None)
+        view::statistics(&state.inference, "", None, grant.as_deref())
             .map(|entries| Reply::json(oip::json::statistics(&entries))),
     )
 }

@@ -9,7 +9,7 @@ use base::Result;
 use http::HeaderMap;
 use lifecycle::LoadSpec;
 use protocol::oip;
-use transport::access::Caller;
+use transport::access::{Caller, KeyGrant};
 use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
@@ -24,12 +24,13 @@ struct IndexRequest {
 
 pub(super) async fn index(
     State(state): Shared<ModelsState>,
+    grant: Option<Extension<KeyGrant>>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let request = json_or_default::<IndexRequest>(&state, &headers, body).await;
     Reply::of(request.map(|request| {
-        let entries = view::repository_index(&state.lifecycle, request.ready);
+        let entries = view::repository_index(&state.lifecycle, request.ready, grant.as_deref());
         Reply::json(oip::json::repository_index(&entries))
     }))
 }

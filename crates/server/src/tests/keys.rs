@@ -215,6 +215,14 @@ fn lists_show_what_a_key_may_use() {
     assert!(all.contains("secret") && some.contains("pub1") && !some.contains("secret"), "{some}");
     let (all, some) = (get("root", "/v2/models"), get("ranker", "/v2/models"));
     assert!(all.contains("echo") && some.contains("rank1") && !some.contains("echo"), "{some}");
+    // The key "reader" may use no model.
+    for (method, path) in
+        [("POST", "/v2/repository/index"), ("GET", "/v2/models/stats"), ("GET", "/")]
+    {
+        let list = |key: &str| served.ask(method, path, &format!("api-key: {key}\r\n"), b"").text();
+        let (all, some) = (list("root"), list("reader"));
+        assert!(all.contains("echo") && !some.contains("echo"), "{path}: {some}");
+    }
 }
 
 /// Every documented call without a key is refused, except health checks.
@@ -323,6 +331,10 @@ fn roles_hold_over_grpc() {
         let status = client.model_statistics(call(all.clone(), "runner")).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "they name all models");
         client.model_statistics(call(all, "root")).await.unwrap();
+        let index = |key: &str| call(pb::RepositoryIndexRequest::default(), key);
+        let all = client.repository_index(index("root")).await.unwrap().into_inner();
+        let some = client.repository_index(index("reader")).await.unwrap().into_inner();
+        assert_eq!((all.models.len(), some.models.len()), (2, 0));
 
         let requests = tokio_stream::iter([infer("rank1"), infer("echo")]);
         let mut answers =
