@@ -3,11 +3,10 @@
 use base::{Error, Result};
 use serde::Serialize;
 
-use super::SoakArgs;
+use super::{SoakArgs, SoakSwaps};
 use crate::report::{BenchReport, Goal, check_faults};
 use loadgen::machine::RunContext;
 use loadgen::report::TextTable;
-use loadgen::samples::Faults;
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
@@ -46,6 +45,8 @@ impl SwapTrace {
 pub(super) struct SoakReport {
     engines: Vec<&'static str>,
     swaps: usize,
+    /// True if a version was not served in time, or if the load ended before the last swap.
+    broke_off: bool,
     failed: u64,
     wrong: u64,
     rss_growth_pct: f64,
@@ -79,12 +80,8 @@ struct SoakSetting {
 }
 
 impl SoakReport {
-    pub(super) fn new(
-        args: &SoakArgs,
-        traces: &[SwapTrace],
-        faults: &Faults,
-        context: RunContext,
-    ) -> SoakReport {
+    pub(super) fn new(args: &SoakArgs, swapped: &SoakSwaps, context: RunContext) -> SoakReport {
+        let SoakSwaps { traces, faults, broke_off } = swapped;
         let window = WINDOW.min(traces.len() / 4).max(1);
         let end = (2 * window).min(traces.len());
         let first = SwapTrace::median_of(traces.get(window.min(end)..end).unwrap_or_default());
@@ -94,6 +91,7 @@ impl SoakReport {
         let mut report = SoakReport {
             engines: args.engines.iter().map(|engine| engine.name()).collect(),
             swaps: traces.len(),
+            broke_off: *broke_off,
             failed: faults.failed,
             wrong: faults.wrong,
             rss_growth_pct: percent(|trace| trace.rss_mb),
@@ -165,13 +163,15 @@ impl BenchReport for SoakReport {
 
     fn verdict(&self) -> Result<()> {
         check_faults(self.failed, self.wrong)?;
-        match self.setting.swaps {
-            Some(wanted) if self.swaps < wanted => Err(Error::internal(format!(
-                "{} swaps of {wanted}; see the server's log in the cache directory",
-                self.swaps
-            ))),
-            _ => Ok(()),
-        }
+        let wanted = match (self.setting.swaps, self.setting.seconds) {
+            (Some(wanted), _) if self.swaps < wanted => format!("of {wanted}"),
+            (None, Some(seconds)) if self.broke_off => format!("before the end of {seconds} s"),
+            _ => return Ok(()),
+        };
+        Err(Error::internal(format!(
+            "{} swaps {wanted}; see the server's log in the cache directory",
+            self.swaps
+        )))
     }
 }
 
@@ -188,8 +188,13 @@ mod tests {
     }
 
     fn report(traces: &[SwapTrace]) -> SoakReport {
-        let args = Cli::parse_from(["soak", "--swaps", "400"]).args;
-        SoakReport::new(&args, traces, &Faults::default(), NoiseWatch::start().context(None))
+        report_of("--swaps=400", traces, false)
+    }
+
+    fn report_of(arg: &str, traces: &[SwapTrace], broke_off: bool) -> SoakReport {
+        let args = Cli::parse_from(["soak", arg]).args;
+        let swapped = SoakSwaps { traces: traces.to_vec(), broke_off, ..SoakSwaps::default() };
+        SoakReport::new(&args, &swapped, NoiseWatch::start().context(None))
     }
 
     /// One swap in ten is disturbed; the first 50 swaps fill caches.
@@ -226,5 +231,13 @@ mod tests {
         assert_eq!(short.window, 6);
         assert!(short.verdict().is_err());
         assert_eq!(report(&[]).swaps, 0);
+    }
+
+    #[test]
+    fn a_timed_run_that_breaks_off_fails() {
+        let traces: Vec<SwapTrace> = (0..24).map(|index| trace(index, 0.0)).collect();
+        assert!(report_of("--seconds=600", &traces, false).verdict().is_ok());
+        let error = report_of("--seconds=600", &traces, true).verdict().unwrap_err();
+        assert!(error.message().contains("24 swaps before the end of 600 s"), "{error}");
     }
 }

@@ -157,10 +157,19 @@ pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     };
     let server = SwapServer::start(env, plan, &models)?;
     let soak = Soak { args, server: &server, cache_dir };
-    let (traces, faults) = soak.swap_under_load()?;
+    let swapped = soak.swap_under_load()?;
     server.process.stop()?;
-    let report = SoakReport::new(args, &traces, &faults, watch.context(Some(engine.version())));
+    let report = SoakReport::new(args, &swapped, watch.context(Some(engine.version())));
     report.finish(args.json.as_deref())
+}
+
+/// Swaps under load, and the failures of requests.
+#[derive(Default)]
+struct SoakSwaps {
+    traces: Vec<SwapTrace>,
+    faults: Faults,
+    /// True if a version was not served in time, or if the load ended before the last swap.
+    broke_off: bool,
 }
 
 /// A running soak.
@@ -172,8 +181,8 @@ struct Soak<'a> {
 }
 
 impl Soak<'_> {
-    /// Sends requests until the last swap. Returns a trace of each swap, and the failures.
-    fn swap_under_load(&self) -> Result<(Vec<SwapTrace>, Faults)> {
+    /// Sends requests until the last swap.
+    fn swap_under_load(&self) -> Result<SoakSwaps> {
         let log = Arc::new(SampleLog::default());
         let sink: Arc<dyn SampleSink> = log.clone();
         // Ended by the last swap.
@@ -183,43 +192,43 @@ impl Soak<'_> {
             let swapped = self.swap_all(&log, &|| driver.is_finished());
             load.stop();
             driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
-            let (traces, mut faults) = swapped?;
-            faults.add(&log.take().faults);
-            Ok((traces, faults))
+            let mut swapped = swapped?;
+            swapped.faults.add(&log.take().faults);
+            Ok(swapped)
         })
     }
 
-    fn swap_all(
-        &self,
-        log: &SampleLog,
-        load_ended: &dyn Fn() -> bool,
-    ) -> Result<(Vec<SwapTrace>, Faults)> {
+    fn swap_all(&self, log: &SampleLog, load_ended: &dyn Fn() -> bool) -> Result<SoakSwaps> {
         let args = self.args;
         sleep(LEAD_TIME);
         let before = self.server.process.metrics()?;
         let progress = StepProgress::new(args.swaps as u64);
         let started = Instant::now();
-        let mut traces = Vec::new();
-        let mut faults = Faults::default();
-        while !self.ends(started, traces.len()) && !load_ended() {
+        let mut swapped = SoakSwaps::default();
+        while !self.ends(started, swapped.traces.len()) {
+            swapped.broke_off = load_ended();
+            if swapped.broke_off {
+                break;
+            }
             let began = Instant::now();
-            let version = traces.len() as VersionNumber + 2;
+            let version = swapped.traces.len() as VersionNumber + 2;
             self.server.publish(version)?;
             if !self.server.wait_swaps(&before, version - 1, SWAP_POLL)? {
                 let log = self.server.process.log().display();
                 progress.line(&format!("version {version} is not served; see {log}"));
+                swapped.broke_off = true;
                 break;
             }
             if let Some(period) = args.period {
                 sleep((began + period).saturating_duration_since(Instant::now()));
             }
             let kept = log.take();
-            faults.add(&kept.faults);
+            swapped.faults.add(&kept.faults);
             let latencies: Latencies = kept.samples.iter().map(|sample| sample.latency).collect();
-            traces.push(self.trace(latencies.quantile_ms(0.5)));
-            self.show(&progress, &traces, started, &faults);
+            swapped.traces.push(self.trace(latencies.quantile_ms(0.5)));
+            self.show(&progress, &swapped, started);
         }
-        Ok((traces, faults))
+        Ok(swapped)
     }
 
     fn ends(&self, started: Instant, swaps: usize) -> bool {
@@ -241,13 +250,8 @@ impl Soak<'_> {
         }
     }
 
-    fn show(
-        &self,
-        progress: &StepProgress,
-        traces: &[SwapTrace],
-        started: Instant,
-        faults: &Faults,
-    ) {
+    fn show(&self, progress: &StepProgress, swapped: &SoakSwaps, started: Instant) {
+        let SoakSwaps { traces, faults, .. } = swapped;
         match self.args.seconds {
             Some(time) => progress.at(started.elapsed().as_secs(), time.as_secs()),
             None => progress.at(traces.len() as u64, self.args.swaps as u64),
