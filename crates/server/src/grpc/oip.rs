@@ -119,7 +119,7 @@ pub(super) fn model_stream_infer(
 /// One stream of requests.
 struct StreamCall {
     state: Arc<ModelsState>,
-    /// Rights of the call's key.
+    /// Rights that the call's key had when the call began.
     grant: Option<KeyGrant>,
     /// Headers of the call that its requests' traces need.
     headers: HeaderMap,
@@ -137,10 +137,13 @@ fn traced_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 impl StreamCall {
-    /// Checks a request against the call's key, which counts each request of a stream.
+    /// Checks a request against the present rights of the call's key, which counts each request of
+    /// a stream.
     fn check(&self, request: &pb::ModelInferRequest) -> Result<()> {
-        check_models(self.grant.as_ref(), request)?;
-        self.grant.as_ref().map_or(Ok(()), |grant| self.state.access.count_request(grant))
+        let Some(grant) = &self.grant else { return Ok(()) };
+        let grant = self.state.access.renewed(grant)?;
+        check_models(Some(&grant), request)?;
+        self.state.access.count_request(&grant)
     }
 
     /// Answers one request. Its error does not end the stream, and has the id of the request, as in

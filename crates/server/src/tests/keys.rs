@@ -13,6 +13,7 @@ use protocol::inference as pb;
 use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use protocol::oip;
 use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::body::Body;
 
@@ -342,5 +343,17 @@ fn roles_hold_over_grpc() {
         assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
         let second = answers.next().await.unwrap().unwrap().error_message;
         assert!(second.contains("may not use model echo"), "{second}");
+
+        // A key that is removed ends its rights in an open stream too.
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        sender.send(infer("rank1")).await.unwrap();
+        let requests = call(ReceiverStream::new(receiver), "ranker");
+        let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
+        assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        std::fs::write(dir.path().join("keys.toml"), "").unwrap();
+        served.server.access.keys.as_ref().unwrap().reload().unwrap();
+        sender.send(infer("rank1")).await.unwrap();
+        let removed = answers.next().await.unwrap().unwrap().error_message;
+        assert!(removed.contains("key \"ranker\" was removed"), "{removed}");
     });
 }

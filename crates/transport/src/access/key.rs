@@ -20,7 +20,17 @@ pub(super) struct AccessKey {
     pub(super) collections: Option<Vec<NameRule>>,
     /// True if operations that use no collection are refused.
     pub(super) collections_only: bool,
+    pub(super) validity: KeyValidity,
     pub(super) limits: Arc<KeyLimits>,
+}
+
+/// The time for which a key is accepted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyValidity {
+    /// While the server has the key.
+    WhileListed,
+    /// A token: until this second since the epoch, or without end.
+    Until(Option<u64>),
 }
 
 impl AccessKey {
@@ -33,6 +43,7 @@ impl AccessKey {
             models: None,
             collections: None,
             collections_only: false,
+            validity: KeyValidity::WhileListed,
             limits: KeyLimits::new(KeyQuota::default()),
         }
     }

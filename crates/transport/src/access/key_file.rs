@@ -9,7 +9,7 @@ use std::path::Path;
 use base::{Error, Result};
 use serde::Deserialize;
 
-use super::key::AccessKey;
+use super::key::{AccessKey, KeyValidity};
 use super::limits::{KeyLimits, KeyQuota};
 use super::names::NameRule;
 use super::role::KeyRole;
@@ -75,6 +75,7 @@ impl KeyEntry {
             models: self.models.map(NameRule::patterns),
             collections: self.collections.map(NameRule::patterns),
             collections_only: false,
+            validity: KeyValidity::WhileListed,
             limits: KeyLimits::new(KeyQuota {
                 requests_per_second: self.requests_per_second,
                 cpu_seconds_per_minute: self.cpu_seconds_per_minute,

@@ -8,12 +8,12 @@ use std::time::SystemTime;
 use arc_swap::ArcSwap;
 use base::{Error, Result};
 
-use super::key::{AccessKey, KeyGrant};
+use super::key::{AccessKey, KeyGrant, KeyValidity};
 use super::key_file;
 use super::limits::{KeyLimits, KeyUsage};
 use super::role::KeyRole;
 use super::sessions::{SessionId, Sessions};
-use super::tokens::TokenReader;
+use super::tokens::{TokenReader, check_end};
 
 /// Name of the key of `--api-key`.
 const API_KEY: &str = "--api-key";
@@ -121,6 +121,25 @@ impl KeyRing {
         Ok(None)
     }
 
+    /// Returns the present rights of a key whose rights were found earlier.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the key was removed, or if the token has expired.
+    pub(super) fn renewed(&self, grant: &KeyGrant) -> Result<KeyGrant> {
+        match grant.0.validity {
+            KeyValidity::Until(end) => check_end(end, SystemTime::now()).map(|()| grant.clone()),
+            KeyValidity::WhileListed => {
+                let listed = self.keys.load().get(grant.0.hash.as_bytes()).cloned();
+                listed.map(KeyGrant).ok_or_else(|| {
+                    Error::denied(format!(
+                        "key \"{}\" was removed from this server; use another key",
+                        grant.name()
+                    ))
+                })
+            }
+        }
+    }
+
     /// Returns the rights of a session's key, if the session is open.
     pub fn session_key(&self, session: &SessionId) -> Option<KeyGrant> {
         let hash = self.sessions.find(session)?;
@@ -186,6 +205,21 @@ mod tests {
 
     fn grant(ring: &KeyRing, key: &str) -> Option<KeyGrant> {
         ring.find([key.as_bytes()].into_iter()).unwrap()
+    }
+
+    #[test]
+    fn rights_are_renewed_until_the_key_is_removed() {
+        let (dir, ring) = ring(&entry("a", "one", "role = \"read\""));
+        let before = grant(&ring, "one").unwrap();
+        let replace = |text: String| {
+            std::fs::write(dir.path().join("keys.toml"), text).unwrap();
+            ring.reload().unwrap();
+            ring.renewed(&before)
+        };
+        let changed = replace(entry("a", "one", "role = \"infer\"")).unwrap();
+        assert_eq!((before.role(), changed.role()), (KeyRole::Read, KeyRole::Infer));
+        let error = replace(entry("b", "two", "role = \"read\"")).unwrap_err();
+        assert!(error.message().contains("key \"a\" was removed"), "{error}");
     }
 
     #[test]

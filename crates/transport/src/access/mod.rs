@@ -129,6 +129,15 @@ impl AccessPolicy {
         Ok(Some(grant))
     }
 
+    /// Returns the present rights of a key, for the next request of a call that goes on. The file
+    /// of keys may have changed since the call began.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the key was removed, or if the token has expired.
+    pub fn renewed(&self, grant: &KeyGrant) -> Result<KeyGrant> {
+        self.keys.as_ref().map_or_else(|| Ok(grant.clone()), |keys| keys.renewed(grant))
+    }
+
     /// Counts a request of a key.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use ring::hmac;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::key::AccessKey;
+use super::key::{AccessKey, KeyValidity};
 use super::limits::KeyLimits;
 use super::names::NameRule;
 use super::role::KeyRole;
@@ -148,6 +148,7 @@ impl TokenReader {
             models: None,
             collections: None,
             collections_only: false,
+            validity: KeyValidity::Until(claims.exp),
             limits: self.limits.clone(),
         };
         match claims.access {
@@ -173,12 +174,8 @@ impl TokenReader {
 
 impl TokenClaims {
     fn check_time(&self, now: SystemTime) -> Result<()> {
+        check_end(self.exp, now)?;
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let after =
-            |seconds: u64, leeway| now > Duration::from_secs(seconds).saturating_add(leeway);
-        if self.exp.is_some_and(|exp| after(exp, CLOCK_LEEWAY)) {
-            return Err(refused("it has expired"));
-        }
         let early = |nbf: u64| now.saturating_add(CLOCK_LEEWAY) < Duration::from_secs(nbf);
         if self.nbf.is_some_and(early) {
             return Err(refused("it is not valid yet"));
@@ -194,6 +191,16 @@ impl TokenClaims {
             None => Ok(()),
         }
     }
+}
+
+/// Checks that a token which ends at `exp`, in seconds since the epoch, has not expired at `now`.
+///
+/// # Errors
+/// `PermissionDenied` if it has.
+pub(super) fn check_end(exp: Option<u64>, now: SystemTime) -> Result<()> {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let is_past = |exp| now > Duration::from_secs(exp).saturating_add(CLOCK_LEEWAY);
+    if exp.is_some_and(is_past) { Err(refused("it has expired")) } else { Ok(()) }
 }
 
 /// Returns the rules of a token's collections.
