@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, header};
 use inference::{InferenceRequest, RequestTicket};
 use lifecycle::{LoadSpec, RequestKey};
 use observe::TracedCall;
+use os::CpuAccount;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::watch;
@@ -112,7 +113,12 @@ pub(super) fn model_stream_infer(
     });
     stream::respond(state, stopped, request, move |message| {
         let call = call.clone();
-        async move { call.infer(message).await }
+        async move {
+            match call.account() {
+                Some(account) => account.wrap(call.infer(message)).await,
+                None => call.infer(message).await,
+            }
+        }
     })
 }
 
@@ -137,6 +143,13 @@ fn traced_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 impl StreamCall {
+    /// Returns the present account of the call's key, to which the work of a request is charged. A
+    /// change of the key's quota opens a new account.
+    fn account(&self) -> Option<Arc<CpuAccount>> {
+        let grant = self.state.access.renewed(self.grant.as_ref()?).ok()?;
+        Some(grant.cpu_account())
+    }
+
     /// Checks a request against the present rights of the call's key, which counts each request of
     /// a stream.
     fn check(&self, request: &pb::ModelInferRequest) -> Result<()> {

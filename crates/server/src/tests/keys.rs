@@ -355,5 +355,26 @@ fn roles_hold_over_grpc() {
         sender.send(infer("rank1")).await.unwrap();
         let removed = answers.next().await.unwrap().unwrap().error_message;
         assert!(removed.contains("key \"ranker\" was removed"), "{removed}");
+
+        // A quota that is set later holds in an open stream too.
+        let set_keys = |quota: &str| {
+            let hash = blake3::hash(b"runner").to_hex();
+            let key = format!("name = \"runner\"\nhash = \"blake3:{hash}\"\nrole = \"infer\"");
+            let text = format!("[[keys]]\n{key}\n{quota}\n");
+            std::fs::write(dir.path().join("keys.toml"), text).unwrap();
+            served.server.access.keys.as_ref().unwrap().reload().unwrap();
+        };
+        set_keys("");
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        sender.send(infer("echo")).await.unwrap();
+        let requests = call(ReceiverStream::new(receiver), "runner");
+        let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
+        assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        set_keys("cpu-seconds-per-minute = 0.000001");
+        sender.send(infer("echo")).await.unwrap();
+        assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        sender.send(infer("echo")).await.unwrap();
+        let refused = answers.next().await.unwrap().unwrap().error_message;
+        assert!(refused.contains("CPU seconds a minute"), "{refused}");
     });
 }
