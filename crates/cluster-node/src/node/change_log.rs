@@ -1,6 +1,9 @@
 //! The document of aliases and changes ([`CatalogChanges`]) in the store. Each version is an object
 //! that is created only if it is absent, so of two changes at the same moment one is made again on
 //! top of the other.
+//!
+//! Old versions are removed, so a slow change can create the number of a removed version. Such a
+//! version has no effect, because newer ones are there: the change is made again.
 
 use std::sync::Arc;
 
@@ -13,9 +16,11 @@ use crate::changes::{CHANGES_BYTES_MAX, CatalogChanges};
 
 /// Directory of the versions.
 const VERSIONS: &str = "catalog-changes";
-/// Maximum versions that are listed. Each change removes the versions before it, so there are two
-/// or three.
+/// Maximum versions that are listed. Each change removes old versions, so there are few.
 const VERSIONS_MAX: usize = 100_000;
+/// Newest versions that stay. Another node may be reading one of them. A change whose number was
+/// removed finds at least as many newer versions.
+const VERSIONS_KEPT: u64 = 8;
 /// Maximum attempts of one change, if other nodes change the document at the same time.
 const ATTEMPTS_MAX: usize = 16;
 
@@ -73,8 +78,14 @@ impl ChangeLog {
                 return Ok(known);
             }
             let number = known.number + 1;
-            if self.objects.create_own(&self.key(number), changes.encode()?).await? {
-                self.remove_before(number).await;
+            if !self.objects.create_own(&self.key(number), changes.encode()?).await? {
+                continue;
+            }
+            let numbers = self.numbers(0).await?;
+            // Other nodes may have made and removed a version of this number since the look.
+            let newest = numbers.iter().copied().max().unwrap_or(number);
+            if newest < number.saturating_add(VERSIONS_KEPT) {
+                self.remove_old(newest, numbers).await;
                 return Ok(ChangesVersion { number, changes: Arc::new(changes) });
             }
         }
@@ -109,10 +120,10 @@ impl ChangeLog {
         changes.map_err(|error| error.context(&key))
     }
 
-    /// Removes the versions before the one before `number`, which another node may be reading.
-    async fn remove_before(&self, number: u64) {
-        let numbers = self.numbers(0).await.unwrap_or_default();
-        for old in numbers.into_iter().filter(|old| old.saturating_add(1) < number) {
+    /// Removes all of the versions `numbers` but the newest ones. `newest` is the newest.
+    async fn remove_old(&self, newest: u64, numbers: Vec<u64>) {
+        let is_old = |number: &u64| number.saturating_add(VERSIONS_KEPT) <= newest;
+        for old in numbers.into_iter().filter(is_old) {
             // Remaining versions are removed after the next change.
             let _ = self.objects.remove(&self.key(old)).await;
         }
@@ -130,6 +141,7 @@ fn contended() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use base::ErrorKind;
@@ -163,9 +175,41 @@ mod tests {
         assert_eq!(log.newest(&start).await.unwrap(), second);
         let third = log.change(&second, &with_alias("c")).await.unwrap();
         assert_eq!(third.number, 3);
+        for number in 4..12 {
+            let alias = format!("more-{number}");
+            log.change(&third, &with_alias(&alias)).await.unwrap();
+        }
         let mut numbers = log.numbers(0).await.unwrap();
         numbers.sort_unstable();
-        assert_eq!(numbers, [2, 3], "one version stays for nodes that read it");
+        assert_eq!(numbers, (4..12).collect::<Vec<u64>>(), "some stay for nodes that read them");
+    }
+
+    #[tokio::test]
+    async fn a_change_with_a_removed_number_is_made_again() {
+        let log = log();
+        let start = ChangesVersion::default();
+        let overtaken = AtomicBool::new(false);
+        let others = || {
+            let changes = async {
+                for number in 0..=VERSIONS_KEPT {
+                    let alias = format!("other-{number}");
+                    log.change(&start, &with_alias(&alias)).await?;
+                }
+                Ok(())
+            };
+            model_store::block_on(changes).unwrap();
+        };
+        // Other nodes change the document between the look and the create.
+        let slow = |changes: &CatalogChanges| {
+            if !overtaken.swap(true, Ordering::Relaxed) {
+                std::thread::scope(|scope| scope.spawn(&others).join().unwrap());
+            }
+            with_alias("slow")(changes)
+        };
+        let made = log.change(&start, &slow).await.unwrap();
+        assert_eq!(log.newest(&start).await.unwrap(), made);
+        assert!(made.changes.aliases.contains_key("slow"));
+        assert_eq!(made.changes.aliases.len(), 10);
     }
 
     #[tokio::test]
