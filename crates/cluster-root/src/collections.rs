@@ -173,7 +173,11 @@ pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
     let name = &context.collection;
     check_name(name)?;
     let id = context.state.view.current().collections.get(name).map(|record| record.id.clone());
-    let removed = context.state.catalog.remove(name).await?;
+    let (catalog, owned) = (context.state.catalog.clone(), name.clone());
+    // A removal has several steps. It goes on if the client disconnects.
+    let removal = tokio::spawn(async move { catalog.remove(&owned).await });
+    let ended = |error| Error::internal(format!("the removal of a collection ended: {error}"));
+    let removed = removal.await.map_err(ended)??;
     if let Some(id) = id.filter(|_| removed) {
         let until = Instant::now() + REMOVED_WAIT_MAX;
         // A view that lags shows the collection for a moment longer.

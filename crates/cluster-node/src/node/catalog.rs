@@ -8,8 +8,8 @@ use api_qdrant::BoxFuture;
 use base::{Error, ErrorKind, Result};
 use cluster::{COPIES_MAX, SHARDS_MAX};
 use model_store::{SmallObjects, StorePlace};
+use object_store::ObjectMeta;
 use object_store::path::Path as Key;
-use object_store::{ObjectMeta, ObjectStoreExt};
 use parking_lot::Mutex;
 use search::registry::check_name;
 use tokio_stream::StreamExt;
@@ -131,22 +131,30 @@ impl StoreCatalog {
         Ok(true)
     }
 
-    /// Removes a collection. Its data stays in the store. Returns false if there is none.
+    /// Removes a collection. Its data stays in the store. Returns false if there is none. Aliases
+    /// of a collection without a record are removed too, since an earlier removal may have ended
+    /// before it removed them.
     ///
     /// # Errors
     /// The store's error.
     async fn remove_record(&self, name: &str) -> Result<bool> {
         let key = self.key(name);
-        let place = self.objects.place();
-        match self.objects.within(place.objects().head(&key)).await? {
-            Err(object_store::Error::NotFound { .. }) => return Ok(false),
-            found => found.map_err(|error| place.failed(&error))?,
+        // The view may lack the record, or have the record of an earlier collection.
+        let id = match self.record(&key).await {
+            Ok(Some(record)) => Some(record.id),
+            Ok(None) => {
+                self.forget(name, None).await;
+                return Ok(false);
+            }
+            Err(error) if error.kind() == ErrorKind::DataLoss => None,
+            Err(error) => return Err(error),
         };
         self.objects.remove(&key).await?;
         self.changes.fetch_add(1, Ordering::AcqRel);
         let mut removed = None;
         self.view.update(|view| removed = view.collections.remove(name));
-        self.forget(name, removed.map(|record| record.id).as_deref()).await;
+        let id = id.or(removed.map(|record| record.id));
+        self.forget(name, id.as_deref()).await;
         Ok(true)
     }
 
@@ -155,7 +163,10 @@ impl StoreCatalog {
         let id = id.unwrap_or_default();
         let forgotten = self.make_change(&|changes| Ok(changes.without(name, id))).await;
         if let Err(error) = forgotten {
-            tracing::warn!(collection = name, %error, "aliases of a removed collection stay");
+            tracing::warn!(
+                collection = name, %error,
+                "aliases of a removed collection stay; remove the collection again to remove them"
+            );
         }
     }
 
@@ -349,6 +360,7 @@ pub(crate) fn check_record(record: &CollectionRecord) -> Result<()> {
 mod tests {
     use std::sync::Arc;
 
+    use object_store::ObjectStoreExt;
     use object_store::memory::InMemory;
     use search::registry::AliasChange;
     use serde_json::Value;
@@ -358,6 +370,28 @@ mod tests {
     fn record(name: &str) -> CollectionRecord {
         let (name, id) = (name.to_owned(), format!("id-{name}"));
         CollectionRecord { name, id, shards: 1, copies: 1, create: Value::Null, images: None }
+    }
+
+    #[tokio::test]
+    async fn a_removed_collection_leaves_no_alias() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+        let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+        let change = |all: &CatalogChanges| {
+            let all = all.with_aliases(std::slice::from_ref(&alias), |name| name == "a")?;
+            all.with_collection("id-a", |it| it.declare("city", Value::Null))
+        };
+        assert!(catalog.create_record(&record("a")).await.unwrap());
+        catalog.make_change(&change).await.unwrap();
+        // The view of another root lacks the collection.
+        let other = StoreCatalog::new(place.clone(), ViewUpdater::new());
+        assert!(other.remove_record("a").await.unwrap());
+        assert_eq!(*other.known_changes.lock().changes, CatalogChanges::default());
+
+        // A removal that ends early leaves the alias, and the next one removes it.
+        catalog.make_change(&change).await.unwrap();
+        assert!(!other.remove_record("a").await.unwrap());
+        assert!(other.known_changes.lock().changes.aliases.is_empty());
     }
 
     #[tokio::test]
