@@ -74,6 +74,8 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
 
 /// Makes a new collection from a snapshot.
 pub(super) async fn recover(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    // The wait for holders begins after a recovery that takes longer than other requests may.
+    let context = context.with_time(WAIT_MAX);
     let backups = backups(&context)?;
     let request: RecoverRequest = json::parse(&body)?;
     let set = find(&context, &backups, &request.location).await?;
