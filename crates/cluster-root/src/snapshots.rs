@@ -7,14 +7,15 @@ use std::time::Duration;
 use api_qdrant::{SnapshotDescription, json, named_snapshot, snapshot_id};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::CollectionRecord;
 use cluster_node::backups::{BackupSet, ClusterBackups};
+use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
 
 use super::call::RootContext;
 use super::collections;
 use super::envelope::RootAnswer;
+use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that.
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -85,17 +86,23 @@ pub(super) async fn recover(context: RootContext, body: Bytes) -> Result<RootAns
     let state = context.state.clone();
     let work = async move {
         let record = backups.restore(&set, &name).await?;
-        if !state.catalog.create(&record).await? {
+        // First, so that the collection never appears without them.
+        change_settings(&state, &record, &set.changes).await?;
+        let created = state.catalog.create(&record).await;
+        // After an error that may pass, the record may be there.
+        let is_refused = match &created {
+            Ok(is_created) => !is_created,
+            Err(error) => !error.is_retryable(),
+        };
+        if is_refused {
+            let none = CollectionChanges::default();
+            if let Err(error) = change_settings(&state, &record, &none).await {
+                tracing::warn!(collection = name, %error, "settings of no collection stay");
+            }
+        }
+        if !created? {
             return Err(taken(&name));
         }
-        let changes = set.changes.clone();
-        let change = |all: &cluster_node::CatalogChanges| {
-            all.with_collection(&record.id, |own| {
-                own.clone_from(&changes);
-                Ok(())
-            })
-        };
-        state.catalog.change(&change).await?;
         Ok(record)
     };
     match finished(&context, work).await? {
@@ -105,6 +112,21 @@ pub(super) async fn recover(context: RootContext, body: Bytes) -> Result<RootAns
         }
         None => accepted(),
     }
+}
+
+/// Sets the changes that a collection has besides its record.
+async fn change_settings(
+    state: &RootState,
+    record: &CollectionRecord,
+    changes: &CollectionChanges,
+) -> Result<()> {
+    let change = |all: &CatalogChanges| {
+        all.with_collection(&record.id, |own| {
+            own.clone_from(changes);
+            Ok(())
+        })
+    };
+    state.catalog.change(&change).await.map(drop)
 }
 
 /// Returns the backup of the snapshot `location`, which the request's key may see.
