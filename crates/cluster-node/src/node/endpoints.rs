@@ -166,11 +166,14 @@ async fn read_shard(
     until: Instant,
 ) -> Result<ShardAnswer> {
     let key = ShardKey::new(&request.collection, shard);
-    let state = node.held.find(&key).filter(|state| state.is_caught_up());
-    let state = state.ok_or_else(|| {
-        Error::unavailable(format!("node {} does not serve the shard {key}", node.name))
-    })?;
+    let unserved =
+        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name));
+    let state = node.held.find(&key).ok_or_else(unserved)?;
+    // Before the check: otherwise the collection could be opened again between the two.
     let generation = state.generation();
+    if !state.is_caught_up() {
+        return Err(unserved());
+    }
     if request.strong {
         state.wait_end(until).await?;
     }
