@@ -110,7 +110,7 @@ pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>
 /// Writes entries to a log that no node knows yet. Returns the number behind the last one.
 ///
 /// # Errors
-/// `AlreadyExists` if the log has such an entry; the store's error.
+/// `AlreadyExists` if the log has another entry of such a number; the store's error.
 pub(super) async fn write(
     log: &ShardLog,
     from: EntryNumber,
@@ -118,18 +118,27 @@ pub(super) async fn write(
 ) -> Result<EntryNumber> {
     let mut number = from;
     for entry in entries {
-        match log.create(number, entry).await {
-            CreateOutcome::Created => number = number.plus(1),
-            CreateOutcome::NotCreated => {
-                return Err(Error::new(
-                    base::ErrorKind::AlreadyExists,
-                    format!("the log of shard {} has an entry {number} already", log.shown()),
-                ));
-            }
-            CreateOutcome::Unknown(error) => return Err(error),
-        }
+        create(log, number, entry).await?;
+        number = number.plus(1);
     }
     Ok(number)
+}
+
+/// Creates an entry, unless it is there. The client of a store repeats a request after an error of
+/// the server, and may then find its own entry.
+async fn create(log: &ShardLog, number: EntryNumber, entry: &LogEntry<Batch>) -> Result<()> {
+    let outcome = log.create(number, entry).await;
+    if outcome == CreateOutcome::Created {
+        return Ok(());
+    }
+    match (log.read(number).await?, outcome) {
+        (Some(found), _) if found == *entry => Ok(()),
+        (None, CreateOutcome::Unknown(error)) => Err(error),
+        _ => Err(Error::new(
+            base::ErrorKind::AlreadyExists,
+            format!("the log of shard {} has another entry {number}", log.shown()),
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -169,7 +178,10 @@ mod tests {
         let restored = |text| LogEntry { writer: WriterId(0), ..entry(0, text) };
         assert_eq!(found, [restored("one"), restored("two")]);
         let log_b = log("b");
-        assert_eq!(write(&log_b, EntryNumber(3), &found).await.unwrap(), EntryNumber(5));
+        for _ in 0..2 {
+            // The second time, it finds its own entries.
+            assert_eq!(write(&log_b, EntryNumber(3), &found).await.unwrap(), EntryNumber(5));
+        }
         let error = write(&log_b, EntryNumber(4), &found).await.unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::AlreadyExists);
 
