@@ -64,18 +64,31 @@ pub(super) async fn run(
     }
 }
 
+/// Returns the age of a backup; `None` if it was created more than `every` after `now`. The clock
+/// of its node was wrong then, and the collection would have no further backup until that time.
+fn age(created: SystemTime, now: SystemTime, every: Duration) -> Option<Duration> {
+    match now.duration_since(created) {
+        Ok(age) => Some(age),
+        Err(ahead) if ahead.duration() <= every => Some(Duration::ZERO),
+        Err(_) => None,
+    }
+}
+
 async fn back_up_if_due(
     backups: &ClusterBackups,
     record: &CollectionRecord,
     schedule: BackupSchedule,
 ) -> Result<()> {
     let sets = backups.list(&record.name).await?;
-    if let Some(newest) = sets.last() {
-        let created = SystemTime::from(newest.id.created());
-        let age = SystemTime::now().duration_since(created).unwrap_or_default();
-        if age < schedule.every || !backups.has_changed(record, newest).await? {
-            return Ok(());
-        }
+    let now = SystemTime::now();
+    let newest = sets.iter().rev().find_map(|set| {
+        let age = age(set.id.created().into(), now, schedule.every)?;
+        Some((set, age))
+    });
+    if let Some((newest, age)) = newest
+        && (age < schedule.every || !backups.has_changed(record, newest).await?)
+    {
+        return Ok(());
     }
     backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
@@ -90,6 +103,15 @@ async fn back_up_if_due(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backup_of_a_wrong_clock_delays_no_other() {
+        let (now, every) = (SystemTime::now(), Duration::from_secs(3600));
+        assert_eq!(age(now - every, now, every), Some(every));
+        // Clocks of nodes differ a little.
+        assert_eq!(age(now + Duration::from_secs(2), now, every), Some(Duration::ZERO));
+        assert_eq!(age(now + 2 * every, now, every), None);
+    }
 
     #[test]
     fn the_next_backup_waits_after_a_failure() {
