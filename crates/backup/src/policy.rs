@@ -1,5 +1,6 @@
 //! The policy by which backups are kept.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::{Error, Result};
@@ -33,12 +34,22 @@ impl RetentionPolicy {
         }
     }
 
-    /// Returns the backups to remove. `ids` are sorted, oldest first. The newest one always stays.
-    pub(crate) fn expired(&self, ids: &[BackupId], now: DateTime<Utc>) -> Vec<BackupId> {
+    /// Returns the backups to remove. `lists` has the time at which the list of each backup was
+    /// written, by the store's clock. The newest one always stays.
+    pub(crate) fn expired(
+        &self,
+        lists: &BTreeMap<BackupId, DateTime<Utc>>,
+        now: DateTime<Utc>,
+    ) -> Vec<BackupId> {
         let kept = self.newest.unwrap_or(0).max(1);
-        let candidates = &ids[..ids.len().saturating_sub(kept)];
-        let is_old = |id: &&BackupId| self.age_max.is_none_or(|age_max| id.age(now) > age_max);
-        candidates.iter().filter(is_old).cloned().collect()
+        let candidates = lists.iter().take(lists.len().saturating_sub(kept));
+        let is_old = |list: &(&BackupId, &DateTime<Utc>)| {
+            // A backup begins before its list is written, unless the clock of its server was wrong.
+            let created = list.0.created().min(*list.1);
+            let age = (now - created).to_std().unwrap_or_default();
+            self.age_max.is_none_or(|age_max| age > age_max)
+        };
+        candidates.filter(is_old).map(|list| list.0.clone()).collect()
     }
 }
 
@@ -46,16 +57,14 @@ impl RetentionPolicy {
 mod tests {
     use super::*;
 
-    fn ids(days: &[u32]) -> Vec<BackupId> {
-        days.iter()
-            .map(|day| format!("202601{day:02}T000000000Z-00000000").parse().unwrap())
-            .collect()
+    fn id(day: u32) -> BackupId {
+        format!("202601{day:02}T000000000Z-00000000").parse().unwrap()
     }
 
     #[test]
     fn a_backup_stays_if_one_rule_keeps_it() {
-        let all = ids(&[1, 2, 3, 10]);
-        let now = ids(&[11])[0].created();
+        let all = [1, 2, 3, 10].map(|day| (id(day), id(day).created())).into();
+        let now = id(11).created();
         let removed = |newest: Option<usize>, days: Option<u64>| {
             let age_max = days.map(|days| Duration::from_secs(days * 86_400));
             RetentionPolicy { newest, age_max }.expired(&all, now).len()
@@ -65,6 +74,18 @@ mod tests {
         assert_eq!(removed(None, Some(8)), 2);
         assert_eq!(removed(Some(3), Some(1)), 1);
         assert_eq!(removed(None, Some(0)), 3, "the newest stays");
+    }
+
+    #[test]
+    fn a_wrong_clock_makes_no_backup_younger_than_its_list() {
+        let written = id(1).created();
+        let of_wrong_clock: [BackupId; 2] =
+            ["20990101T000000000Z-00000000", "20990101T000000001Z-00000000"]
+                .map(|id| id.parse().unwrap());
+        let lists = of_wrong_clock.clone().map(|id| (id, written)).into();
+        let policy = RetentionPolicy { newest: None, age_max: Some(Duration::from_secs(86_400)) };
+        assert_eq!(policy.expired(&lists, written), []);
+        assert_eq!(policy.expired(&lists, id(3).created()), of_wrong_clock[..1]);
     }
 
     #[test]

@@ -1,15 +1,19 @@
 //! Removal of backups by a policy, and of objects that no backup needs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use base::{Error, Result};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use crate::list::BackupId;
 use crate::marks::{Mark, MarkKind};
 use crate::policy::RetentionPolicy;
 use crate::transfer::BackupContext;
+
+/// Backups, each with the time at which the store wrote its list.
+type BackupTimes = BTreeMap<BackupId, DateTime<Utc>>;
 
 /// Outcome of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -40,7 +44,7 @@ pub async fn prune(
     grace: Duration,
 ) -> Result<PruneReport> {
     policy.check()?;
-    let expired = |ids: &[BackupId], now| policy.expired(ids, now);
+    let expired = |lists: &BackupTimes, now| policy.expired(lists, now);
     remove(context, collection, grace, expired).await
 }
 
@@ -67,19 +71,19 @@ async fn remove(
     context: &BackupContext<'_>,
     collection: &str,
     grace: Duration,
-    expired: impl Fn(&[BackupId], chrono::DateTime<chrono::Utc>) -> Vec<BackupId>,
+    expired: impl Fn(&BackupTimes, DateTime<Utc>) -> Vec<BackupId>,
 ) -> Result<PruneReport> {
     let id = BackupId::now();
     let mut mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
     let outcome = async {
-        let ids = context.store.ids(collection).await?;
-        let removed = expired(&ids, mark.store_time().await?);
+        let lists = context.store.list_times(collection).await?;
+        let removed = expired(&lists, mark.store_time().await?);
         for id in &removed {
             context.progress.check()?;
             context.store.remove(&context.store.list_key(collection, id)).await?;
         }
         // Another server may have removed some of them since.
-        let kept = ids.iter().filter(|id| !removed.contains(id)).count();
+        let kept = lists.keys().filter(|id| !removed.contains(id)).count();
         let mut report = PruneReport { removed, kept, ..PruneReport::default() };
         if mark.sees(MarkKind::Backup).await? {
             let why = "a backup is in progress; the next removal takes unused objects";

@@ -124,10 +124,22 @@ impl BackupStore {
     /// # Errors
     /// The store's error, with a remedy.
     pub async fn ids(&self, collection: &str) -> Result<Vec<BackupId>> {
+        Ok(self.list_times(collection).await?.into_keys().collect())
+    }
+
+    /// Returns the ids of a collection's backups, each with the time at which its list was written.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub(crate) async fn list_times(
+        &self,
+        collection: &str,
+    ) -> Result<BTreeMap<BackupId, DateTime<Utc>>> {
         let names = self.names(collection, LISTS).await?;
-        let mut ids: Vec<BackupId> = names.keys().filter_map(|name| name.parse().ok()).collect();
-        ids.sort();
-        Ok(ids)
+        let dated = |(name, stored): (String, StoredObject)| {
+            Some((name.parse::<BackupId>().ok()?, stored.modified))
+        };
+        Ok(names.into_iter().filter_map(dated).collect())
     }
 
     /// Returns a collection's newest backup.
