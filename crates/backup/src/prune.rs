@@ -67,6 +67,22 @@ pub async fn delete(
     remove(context, collection, grace, |_, _| vec![backup.clone()]).await
 }
 
+/// Removes objects of a collection that no backup needs, such as those of a backup that was stopped
+/// before it had a list. Otherwise as [`prune`].
+///
+/// # Errors
+/// As [`prune`].
+pub async fn remove_unused(
+    context: &BackupContext<'_>,
+    collection: &str,
+    grace: Duration,
+) -> Result<PruneReport> {
+    if context.store.objects(collection).await?.is_empty() {
+        return Ok(PruneReport::default());
+    }
+    remove(context, collection, grace, |_, _| Vec::new()).await
+}
+
 async fn remove(
     context: &BackupContext<'_>,
     collection: &str,

@@ -9,7 +9,7 @@ use backup::BackupId;
 use base::{Error, Result};
 use object_store::path::Path as Key;
 
-use super::{ClusterBackups, ShardOfSet};
+use super::{ClusterBackups, GRACE, ShardOfSet};
 use crate::node::catalog::check_record;
 use crate::types::CollectionRecord;
 
@@ -37,8 +37,11 @@ impl ClusterBackups {
 
     /// Removes the copies of a backup that failed. If that fails too, a later backup does it.
     pub(super) async fn discard_failed(&self, record: &CollectionRecord, id: &BackupId) {
+        // A later backup continues with the copies, unless the collection is gone.
+        let is_known = self.view.current().by_id(&record.id).is_some();
+        let grace = if is_known { GRACE } else { Duration::ZERO };
         let discarded = async {
-            self.discard(record, id).await?;
+            self.discard(record, id, grace).await?;
             self.end(&record.name, id).await
         };
         if let Err(error) = discarded.await {
@@ -75,7 +78,7 @@ impl ClusterBackups {
                         continue;
                     }
                 };
-                self.discard(&record, &id).await?;
+                self.discard(&record, &id, Duration::ZERO).await?;
                 abandoned += 1;
                 tracing::info!(collection, %id, "what a stopped backup left was removed");
             }
@@ -84,20 +87,26 @@ impl ClusterBackups {
         Ok(abandoned)
     }
 
-    /// Removes the copies that belong to a backup, and objects that no other one needs.
+    /// Removes the copies that belong to a backup, and objects that no other one needs. An object
+    /// stays for `grace` after it was written.
     ///
     /// # Errors
     /// The store's error.
-    pub(super) async fn discard(&self, record: &CollectionRecord, id: &BackupId) -> Result<()> {
+    pub(super) async fn discard(
+        &self,
+        record: &CollectionRecord,
+        id: &BackupId,
+        grace: Duration,
+    ) -> Result<()> {
         let collection = &record.name;
         let log = self.objects.place().below(&format!("logs/{collection}/{id}"));
         for part in log.list().await? {
             self.objects.remove(&part.location).await?;
         }
         for key in record.shard_keys() {
-            self.delete_snapshot(&ShardOfSet { key: &key, collection, id }).await?;
+            self.delete_snapshot(&ShardOfSet { key: &key, collection, id }, grace).await?;
         }
-        self.delete_originals(&record.id, id).await
+        self.delete_originals(&record.id, id, grace).await
     }
 
     fn begun_key(&self, collection: &str, id: &BackupId) -> Key {

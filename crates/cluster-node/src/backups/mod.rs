@@ -59,8 +59,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 const SETS_MAX: usize = 10_000;
 /// Logs whose ends are read at the same time.
 const ENDS_AT_ONCE_MAX: usize = 16;
-/// Time for which an object that no backup needs is kept after it was written, and the copies of a
-/// backup without a description after it was begun.
+/// Time for which an object of a failed backup is kept after it was written, so that the next
+/// backup continues, and the copies of a backup without a description after it was begun.
 const GRACE: Duration = Duration::from_secs(24 * 3600);
 /// Longest time of a backup. Its copies stay for longer.
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
@@ -454,22 +454,19 @@ impl ClusterBackups {
         self.begin(&set.record, id).await?;
         // First, so that no half of a backup is listed.
         self.objects.remove(&self.set_key(collection, id)).await?;
-        self.discard(&set.record, id).await?;
+        self.discard(&set.record, id, Duration::ZERO).await?;
         self.end(&set.record.name, id).await
     }
 
-    async fn delete_snapshot(&self, shard: &ShardOfSet<'_>) -> Result<()> {
+    async fn delete_snapshot(&self, shard: &ShardOfSet<'_>, grace: Duration) -> Result<()> {
         let (store, name, id) = (self.shards.clone(), shard.key.local_name(), shard.id.clone());
         let removed = blocking(move || {
             // Removals are not paced.
             let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
-            backup::block_on(backup::delete(&context, &name, &id, GRACE))
+            backup::block_on(delete_if_there(&context, &name, &id, grace))
         });
-        match removed.await {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed.map(drop),
-        }
+        removed.await
     }
 
     /// Waits for the turn of this node's next backup or restore.
@@ -507,6 +504,26 @@ impl ClusterBackups {
                 format!("object {key} is in the store of backups already; try again"),
             )),
         }
+    }
+}
+
+/// Removes a backup if it is there, and objects that no other one needs. An object stays for
+/// `grace` after it was written.
+///
+/// # Errors
+/// As [`backup::delete`].
+async fn delete_if_there(
+    context: &BackupContext<'_>,
+    name: &str,
+    id: &BackupId,
+    grace: Duration,
+) -> Result<()> {
+    match backup::delete(context, name, id, grace).await {
+        // A backup that was stopped has objects and no list.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            backup::remove_unused(context, name, grace).await.map(drop)
+        }
+        removed => removed.map(drop),
     }
 }
 

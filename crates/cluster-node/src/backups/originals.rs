@@ -7,15 +7,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backup::{BackupContext, BackupId, BackupList, BackupProgress, BackupStore, ObjectDirectory};
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
 use model_store::SmallObjects;
 use os::{Pacer, Rate};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use super::{ClusterBackups, GRACE, REQUEST_TIMEOUT};
+use super::{ClusterBackups, REQUEST_TIMEOUT, delete_if_there};
 use crate::node::local::{at_low_priority, blocking};
 use crate::node::snapshot::StopOnDrop;
 use crate::types::CollectionRecord;
@@ -140,11 +141,16 @@ impl ClusterBackups {
     }
 
     /// Removes a backup of originals. Originals that no other backup of the collection needs are
-    /// removed too.
+    /// removed too, unless they are younger than `grace`.
     ///
     /// # Errors
     /// The store's error.
-    pub(super) async fn delete_originals(&self, collection: &str, id: &BackupId) -> Result<()> {
+    pub(super) async fn delete_originals(
+        &self,
+        collection: &str,
+        id: &BackupId,
+        grace: Duration,
+    ) -> Result<()> {
         let parts = self.objects.directories(&format!("originals/{collection}")).await?;
         let store = self.originals_backups(collection);
         let id = id.clone();
@@ -154,10 +160,7 @@ impl ClusterBackups {
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
             backup::block_on(async {
                 for part in &parts {
-                    match backup::delete(&context, part, &id, GRACE).await {
-                        Err(error) if error.kind() == ErrorKind::NotFound => {}
-                        removed => drop(removed?),
-                    }
+                    delete_if_there(&context, part, &id, grace).await?;
                 }
                 Ok(())
             })
@@ -226,6 +229,8 @@ async fn copy_parts(copy: &PartCopy, parts: Vec<String>) -> Result<Vec<BackupLis
 
 #[cfg(test)]
 mod tests {
+    use base::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -135,8 +135,8 @@ async fn originals_belong_to_the_backup() {
     let bytes = cluster.store.place().objects().get(&key).await.unwrap().bytes().await.unwrap();
     assert_eq!(&*bytes, b"one");
     cluster.backups.delete("docs", &set.id).await.unwrap();
-    let lists = cluster.store.place().below("backups/cluster/originals/1/0a/backups");
-    assert!(lists.list().await.unwrap().is_empty());
+    let left = cluster.store.place().below("backups/cluster");
+    assert!(left.list().await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -166,6 +166,13 @@ async fn what_a_stopped_backup_left_is_removed() {
     assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
     assert_eq!(all().await, before);
     assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&kept));
+
+    // The node is killed while it copies an original.
+    cluster.backups.begin(&record, &BackupId::now()).await.unwrap();
+    let copied = cluster.store.place().key("backups/cluster/originals/1/0a/objects/0a02/y.png");
+    objects.put(&copied, PutPayload::from_static(b"two")).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(all().await, before);
 
     // The node is killed after that.
     cluster.backups.begin(&record, &kept.id).await.unwrap();
