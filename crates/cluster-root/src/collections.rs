@@ -25,7 +25,7 @@ pub(super) const COPIES_DEFAULT: u32 = 2;
 const CREATE_BYTES_MAX: usize = 256 << 10;
 /// Longest wait for the holders of a new collection.
 const HOLDERS_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Longest wait until a removed collection is not in the view.
+/// Longest wait until a removed collection is not in the view, and no node writes its logs.
 const REMOVED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Retry advice for a collection without holders.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -164,8 +164,8 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
     RootAnswer::of(&remove_named(&context).await?)
 }
 
-/// Removes the collection of a request, and waits until it is not in the view. Returns false if
-/// there is none of this name.
+/// Removes the collection of a request, and waits until it is not in the view and no node writes
+/// its logs. Returns false if there is none of this name.
 ///
 /// # Errors
 /// `InvalidArgument` for a name that no collection has; the store's error.
@@ -180,8 +180,12 @@ pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
     let removed = removal.await.map_err(ended)??;
     if let Some(id) = id.filter(|_| removed) {
         let until = Instant::now() + REMOVED_WAIT_MAX;
-        // A view that lags shows the collection for a moment longer.
-        wait_for(context, until, |view| view.by_id(&id).is_none()).await;
+        // A view that lags shows the collection for a moment longer. Another root that lags could
+        // still write to it, and the client could have made a new one of this name by then.
+        let is_gone = |view: &ClusterView| {
+            view.by_id(&id).is_none() && view.owners.keys().all(|key| *key.collection != *id)
+        };
+        wait_for(context, until, is_gone).await;
     }
     Ok(removed)
 }

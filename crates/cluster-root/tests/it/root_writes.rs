@@ -1,6 +1,8 @@
 //! Writes of a root: the way to owners, owners that move, outcomes that are not known.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Method;
 use search::points::PointId;
@@ -237,7 +239,7 @@ async fn a_write_waits_while_the_owner_is_dead() {
     drop(listener);
     root.serve("a", &dead, &[0, 1]);
     let moved = async {
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
         root.own("b", 0, 2);
     };
     let body = first_shards_point();
@@ -329,6 +331,17 @@ async fn collections_are_created_listed_and_removed() {
     }
     let exists = send(Method::GET, "/collections/d/exists", Value::Null).await;
     assert_eq!(exists.result(), &json!({"exists": false}));
+}
+
+#[tokio::test]
+async fn a_removal_waits_for_the_owners_of_the_logs() {
+    let (root, _nodes) = two_owners().await;
+    let mut removal = pin!(root.send(Method::DELETE, "/collections/c", &Value::Null));
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut removal).await;
+    assert!(early.is_err(), "another root could still write to the collection");
+    assert!(!root.view.source().current().collections.contains_key("c"));
+    root.view.update(|view| view.owners.clear());
+    assert_eq!(removal.await.result(), &json!(true));
 }
 
 #[tokio::test]
