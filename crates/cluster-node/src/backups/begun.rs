@@ -27,6 +27,21 @@ impl ClusterBackups {
         self.put(&self.begun_key(&record.name, id), text).await
     }
 
+    /// Checks that a backup still has its note. Without it, another node has removed the copies of
+    /// the backup as those of a stopped one: this node was stopped for a day, or a clock is wrong.
+    ///
+    /// # Errors
+    /// `Unavailable` without the note; the store's error.
+    pub(super) async fn check_begun(&self, collection: &str, id: &BackupId) -> Result<()> {
+        match self.objects.read(&self.begun_key(collection, id), RECORD_BYTES_MAX).await? {
+            Some(_) => Ok(()),
+            None => Err(Error::unavailable(
+                "another node removed the copies of this backup, because it began more than a day ago by that node's \
+                 clock; compare the clocks of the nodes, and try again",
+            )),
+        }
+    }
+
     /// Removes the note of a backup.
     ///
     /// # Errors

@@ -249,6 +249,7 @@ impl ClusterBackups {
                 "the collection was removed before its backup was complete",
             ));
         }
+        self.check_begun(&record.name, id).await?;
         Ok(BackupSet::new(id.clone(), record.clone(), changes, shards, originals))
     }
 

@@ -181,6 +181,20 @@ async fn what_a_stopped_backup_left_is_removed() {
 }
 
 #[tokio::test]
+async fn a_backup_without_its_copies_is_not_listed() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let id = BackupId::now();
+    cluster.backups.begin(&record, &id).await.unwrap();
+    cluster.backups.copy_all(&record, &id).await.unwrap();
+    // Another node takes it for a stopped one.
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    let error = cluster.backups.copy_all(&record, &id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
 async fn a_failed_backup_leaves_nothing() {
     let cluster = TestCluster::new();
     let images =
