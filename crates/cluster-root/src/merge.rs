@@ -389,11 +389,11 @@ pub(super) fn count(shards: ShardResults<'_>) -> Result<Vec<u8>> {
 }
 
 /// Merges counts by the values of a field: the most frequent values first, equal counts in the
-/// order of the values.
+/// order of the values. A shard with `shard_limit` values may have more, whose counts are missing.
 ///
 /// # Errors
 /// As [`hits`].
-pub(super) fn facet(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
+pub(super) fn facet(shards: ShardResults<'_>, limit: usize, shard_limit: usize) -> Result<Vec<u8>> {
     #[derive(Deserialize)]
     struct FacetHitText {
         value: Value,
@@ -409,7 +409,7 @@ pub(super) fn facet(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> {
     let mut counts: HashMap<FacetValue, u64> = HashMap::new();
     for result in shards.results {
         let result: FacetText = read(result)?;
-        partial |= result.partial;
+        partial |= result.partial || result.hits.len() >= shard_limit;
         for hit in result.hits {
             *counts.entry(facet_value(hit.value)?).or_default() += hit.count;
         }

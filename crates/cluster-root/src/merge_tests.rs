@@ -135,11 +135,14 @@ fn counts_and_facets_add_up() {
         json!({"hits": [value(json!("a"), 2), value(json!(1), 2), value(json!(true), 1)]}),
         json!({"hits": [value(json!("b"), 3), value(json!("a"), 1), value(json!(true), 1)]}),
     ];
-    let facets = merged(&shards, false, |it| facet(it, 3));
+    let facets = merged(&shards, false, |it| facet(it, 3, 4));
     let expected = [value(json!("a"), 3), value(json!("b"), 3), value(json!(true), 2)];
     assert_eq!(facets, json!({ "hits": expected }));
+    // Each shard may have values that it did not return.
+    let facets = merged(&shards, false, |it| facet(it, 3, 3));
+    assert_eq!(facets, json!({ "hits": expected, "partial": true }));
     let bad = raw(&json!({"hits": [{"value": 1.5, "count": 1}]}));
-    assert!(facet(ShardResults { results: &[&bad], incomplete: false }, 1).is_err());
+    assert!(facet(ShardResults { results: &[&bad], incomplete: false }, 1, 4).is_err());
 }
 
 /// Points of a collection, each with its shard.

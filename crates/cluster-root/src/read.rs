@@ -22,7 +22,7 @@ use super::shard_read::{ReadBody, ReadPriority, ShardAnswers, ShardRead};
 use super::split::{self, IdsBody, RawMembers};
 
 /// Maximum values of a facet that one shard counts. Counts of the collection are exact only if
-/// every shard returns all of its values.
+/// every shard returns all of its values; otherwise the answer is partial.
 const FACET_VALUES_MAX: usize = 65_536;
 
 /// Longest time of the second read of points that a holder does not have. The read fails if the
@@ -289,7 +289,8 @@ pub(super) async fn facet(context: RootContext, body: Bytes) -> Result<RootAnswe
     let mut members = split::members(&body)?;
     members.insert("limit".to_owned(), split::raw(&json!(FACET_VALUES_MAX))?);
     let read = of_all(&context, &record, "facet", split::raw(&members)?);
-    merged(&context, &read, move |shards| merge::facet(shards, limit)).await
+    let merge = move |shards: ShardResults<'_>| merge::facet(shards, limit, FACET_VALUES_MAX);
+    merged(&context, &read, merge).await
 }
 
 /// Returns a body as its text.
