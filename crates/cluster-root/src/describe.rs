@@ -26,29 +26,48 @@ pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswe
         }
         Err(error) => (Value::Null, Some(error.message().to_owned())),
     };
+    let indexes = payload_schema(&context, &record, &view, !points.is_null()).await;
+    let error = error.or(indexes.error);
     let mut described = description(&record, &view, &points, error.as_deref())?;
-    described["payload_schema"] = payload_schema(&context, &record, &view).await?;
+    described["payload_schema"] = Value::Object(indexes.fields);
     RootAnswer::of(&described)
 }
 
-/// Returns the declared indexes, each with the number of points that have a value of the field.
+/// Declared indexes of a collection.
+struct DescribedIndexes {
+    /// Each with the number of points that have a value of the field.
+    fields: Map<String, Value>,
+    /// Error of the first count that failed.
+    error: Option<String>,
+}
+
+/// Returns the declared indexes. If `counts` is false, and after an error, the fields have 0 points:
+/// a collection is described too if no shard can be read.
 async fn payload_schema(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     view: &ClusterView,
-) -> Result<Value> {
+    counts: bool,
+) -> DescribedIndexes {
     let declared = view.changes.collections.get(&record.id).map(|it| &it.payload_schema);
     let mut fields = Map::new();
+    let mut error = None;
     for (field, schema) in declared.into_iter().flatten() {
         let filled = json!({ "filter": { "must_not": [{ "is_empty": { "key": field } }] } });
-        let (points, _) = read::count_points(context, record, &filled).await?;
+        let mut points = 0;
+        if counts && error.is_none() {
+            match read::count_points(context, record, &filled).await {
+                Ok((counted, _)) => points = counted,
+                Err(failed) => error = Some(failed.message().to_owned()),
+            }
+        }
         let mut described = json!({ "data_type": schema["data_type"], "points": points });
         if !schema["params"].is_null() {
             described["params"] = schema["params"].clone();
         }
         fields.insert(field.clone(), described);
     }
-    Ok(Value::Object(fields))
+    DescribedIndexes { fields, error }
 }
 
 fn description(

@@ -284,6 +284,13 @@ async fn missing_shards_make_answers_partial() {
     assert_eq!(by_id.status, 503);
     root.view.update(|view| view.nodes.clear());
     assert_eq!(root.post("points/count", &json!({})).await.status, 503);
+    let index = json!({"field_name": "city", "field_schema": "keyword"});
+    assert_eq!(root.put("index", &index).await.status, 200);
+    let described = root.send(Method::GET, "/collections/c", &Value::Null).await;
+    let described = described.result();
+    assert_eq!((&described["status"], &described["points_count"]), (&json!("red"), &Value::Null));
+    assert_eq!(described["payload_schema"]["city"]["points"], 0);
+    assert!(described["optimizer_status"]["error"].is_string(), "{described}");
 }
 
 #[tokio::test]
