@@ -10,6 +10,7 @@ use cluster_log::{
     Batch, CreateOutcome, ENTRY_BYTES_MAX, FollowPosition, FollowStep, LogFollower, ShardLog,
     decode_entry, encode_entry,
 };
+use tokio::task::{JoinError, JoinSet};
 
 use super::set::LogPart;
 
@@ -18,6 +19,9 @@ const PART_BYTES: usize = 16 << 20;
 /// Maximum bytes of a part: one of almost [`PART_BYTES`], and one more entry.
 pub(super) const PART_BYTES_MAX: u64 = (PART_BYTES + ENTRY_BYTES_MAX + LENGTH_BYTES) as u64;
 const LENGTH_BYTES: usize = size_of::<u32>();
+/// Entries that are written at the same time. A collection with many shards may have hundreds of
+/// thousands, and a restore has a time limit. The bytes of a part limit their memory.
+const WRITES_AT_ONCE_MAX: usize = 32;
 
 /// Reader of a log that returns parts for a backup.
 pub(super) struct PartReader {
@@ -107,7 +111,8 @@ pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>
     }
 }
 
-/// Writes entries to a log that no node knows yet. Returns the number behind the last one.
+/// Writes the entries of a part to a log that no node knows yet, several at the same time. Returns
+/// the number behind the last one.
 ///
 /// # Errors
 /// `AlreadyExists` if the log has another entry of such a number; the store's error.
@@ -116,12 +121,26 @@ pub(super) async fn write(
     from: EntryNumber,
     entries: &[LogEntry<Batch>],
 ) -> Result<EntryNumber> {
+    let mut running = JoinSet::new();
     let mut number = from;
     for entry in entries {
-        create(log, number, entry).await?;
+        if running.len() >= WRITES_AT_ONCE_MAX
+            && let Some(ended) = running.join_next().await
+        {
+            written(ended)?;
+        }
+        let (log, entry) = (log.clone(), entry.clone());
+        running.spawn(async move { create(&log, number, &entry).await });
         number = number.plus(1);
     }
+    while let Some(ended) = running.join_next().await {
+        written(ended)?;
+    }
     Ok(number)
+}
+
+fn written(ended: Result<Result<()>, JoinError>) -> Result<()> {
+    ended.map_err(|error| Error::internal(format!("a write of an entry ended early: {error}")))?
 }
 
 /// Creates an entry, unless it is there. The client of a store repeats a request after an error of
@@ -189,6 +208,17 @@ mod tests {
         damaged[9] ^= 1;
         assert!(entries(&part, &damaged.into()).is_err());
         assert!(entries(&LogPart { entries: 3, ..part }, &bytes).is_err());
+    }
+
+    #[tokio::test]
+    async fn many_entries_get_their_numbers() {
+        let log = log("a");
+        let numbered = |number| LogEntry { writer: WriterId(number), ..entry(0, "text") };
+        let entries: Vec<LogEntry<Batch>> = (0..100).map(numbered).collect();
+        assert_eq!(write(&log, EntryNumber(7), &entries).await.unwrap(), EntryNumber(107));
+        for (number, expected) in (7..).zip(entries) {
+            assert_eq!(log.read(EntryNumber(number)).await.unwrap(), Some(expected));
+        }
     }
 
     #[tokio::test]
