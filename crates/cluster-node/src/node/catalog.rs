@@ -173,16 +173,53 @@ impl StoreCatalog {
     /// Changes aliases, or collections after their creation. Returns the number of the version.
     ///
     /// # Errors
-    /// As [`ChangeLog::change`].
+    /// As [`ChangeLog::change`] and [`StoreCatalog::check_aliases`].
     async fn make_change(
         &self,
         change: &(dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
     ) -> Result<u64> {
         let known = self.known_changes.lock().clone();
+        // An error says nothing yet: there may be newer changes.
+        if let Ok(changed) = change(&known.changes) {
+            self.check_aliases(&known.changes, &changed).await?;
+        }
         let version = self.log.change(&known, change).await?;
         let number = version.number;
         self.take_changes(version);
         Ok(number)
+    }
+
+    /// Compares new aliases with the records in the store. The view of this root may lack a
+    /// collection that another root made a moment ago, or have one that it removed.
+    ///
+    /// # Errors
+    /// `AlreadyExists` for an alias that is the name of a collection, `NotFound` for a missing
+    /// collection; the store's error.
+    async fn check_aliases(&self, old: &CatalogChanges, new: &CatalogChanges) -> Result<()> {
+        let is_new = |alias: &(&String, &String)| old.aliases.get(alias.0) != Some(alias.1);
+        let added: Vec<(&String, &String)> = new.aliases.iter().filter(is_new).collect();
+        for (alias, collection) in added {
+            if !old.aliases.contains_key(alias) && self.has_record(alias).await? {
+                return Err(Error::new(
+                    ErrorKind::AlreadyExists,
+                    format!(
+                        "\"{alias}\" is a collection, so it cannot be an alias; use another name"
+                    ),
+                ));
+            }
+            if !self.has_record(collection).await? {
+                return Err(Error::not_found(format!("there is no collection \"{collection}\"")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if the store has a record of this name, which may be damaged.
+    async fn has_record(&self, name: &str) -> Result<bool> {
+        match self.record(&self.key(name)).await {
+            Err(error) if error.kind() == ErrorKind::DataLoss => Ok(true),
+            record => record.map(|record| record.is_some()),
+        }
     }
 
     /// Puts a version of aliases and changes into the view, unless that has a newer one.
@@ -389,7 +426,9 @@ mod tests {
         assert_eq!(*other.known_changes.lock().changes, CatalogChanges::default());
 
         // A removal that ends early leaves the alias, and the next one removes it.
+        assert!(catalog.create_record(&record("a")).await.unwrap());
         catalog.make_change(&change).await.unwrap();
+        place.objects().delete(&place.key("collections/a")).await.unwrap();
         assert!(!other.remove_record("a").await.unwrap());
         assert!(other.known_changes.lock().changes.aliases.is_empty());
     }
@@ -435,6 +474,27 @@ mod tests {
         one.make_change(&change).await.unwrap();
         let error = other.create_record(&record("x")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn an_alias_follows_the_collections_of_another_root() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+        one.create_record(&record("a")).await.unwrap();
+        one.create_record(&record("x")).await.unwrap();
+        let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+        // The view of the other root has the collection "a" only.
+        let change = |changes: &CatalogChanges| {
+            changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+        };
+        let error = other.make_change(&change).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        one.remove_record("x").await.unwrap();
+        one.remove_record("a").await.unwrap();
+        let error = other.make_change(&change).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        one.create_record(&record("a")).await.unwrap();
+        other.make_change(&change).await.unwrap();
     }
 
     #[test]
