@@ -25,6 +25,9 @@ use super::{by_filter, check, collections, payload_sizes};
 
 /// Bytes of operations after which another request to the owner begins.
 const WRITE_BYTES_MAX: usize = 4 << 20;
+/// Operations after which another request to the owner begins. An entry of the log has at most
+/// 65,536.
+const WRITE_OPERATIONS_MAX: usize = 1 << 14;
 /// Maximum shards to which one request of a client writes at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 64;
 /// Longest wait for a change of the view before an owner is asked again.
@@ -268,7 +271,10 @@ impl ShardWrite {
     /// Writes operations in order. Returns the number of the last entry.
     pub(super) async fn run(&self, operations: &[String]) -> Result<u64> {
         let mut entry = 0;
-        for chunk in split::chunks(operations, WRITE_BYTES_MAX) {
+        let chunks = split::chunks(operations, WRITE_BYTES_MAX).into_iter();
+        let chunks: Vec<&[String]> =
+            chunks.flat_map(|chunk| chunk.chunks(WRITE_OPERATIONS_MAX)).collect();
+        for chunk in chunks {
             let written = self.write(&chunk.join(",")).await;
             entry = written.map_err(|error| {
                 let error = match entry {

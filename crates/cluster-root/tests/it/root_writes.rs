@@ -70,6 +70,18 @@ async fn reads_carry_the_entries_of_earlier_writes() {
     assert_eq!(reads[0]["shards"], json!({"0": 5, "1": 0}));
 }
 
+#[tokio::test]
+async fn many_operations_become_several_writes() {
+    let (root, nodes) = two_owners().await;
+    let id = (0..).find(|id| shard_of(*id) == 0).unwrap();
+    let operations = vec![json!({"clear_payload": {"points": [id]}}); 20_000];
+    root.post("points/batch", &json!({ "operations": operations })).await.result();
+    let writes = nodes[0].taken_writes();
+    let counts: Vec<usize> =
+        writes.iter().map(|write| write["operations"].as_array().unwrap().len()).collect();
+    assert_eq!(counts, [16_384, 3_616]);
+}
+
 /// Two pages of the points of a shard that a filter chooses.
 fn chosen(shard: u32, request: &Value) -> Value {
     let mut ids = (0..).filter(|id| shard_of(*id) == shard);
