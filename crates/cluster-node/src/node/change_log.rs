@@ -202,7 +202,7 @@ mod tests {
         // Other nodes change the document between the look and the create.
         let slow = |changes: &CatalogChanges| {
             if !overtaken.swap(true, Ordering::Relaxed) {
-                std::thread::scope(|scope| scope.spawn(&others).join().unwrap());
+                std::thread::scope(|scope| scope.spawn(others).join().unwrap());
             }
             with_alias("slow")(changes)
         };
