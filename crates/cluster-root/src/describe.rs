@@ -41,8 +41,8 @@ struct DescribedIndexes {
     error: Option<String>,
 }
 
-/// Returns the declared indexes. If `counts` is false, and after an error, the fields have 0 points:
-/// a collection is described too if no shard can be read.
+/// Returns the declared indexes. If `counts` is false, and after an error, the fields have 0
+/// points: a collection is described too if no shard can be read.
 async fn payload_schema(
     context: &RootContext,
     record: &Arc<CollectionRecord>,

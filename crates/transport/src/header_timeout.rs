@@ -1,8 +1,8 @@
 //! A time limit on the head of an HTTP/1.1 request, from its first byte.
 //!
 //! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This
-//! limit starts with the first byte after the last answer and ends when the next request reaches its
-//! handler, so it can be short.
+//! limit starts with the first byte after the last answer and ends when the next request reaches
+//! its handler, so it can be short.
 
 use std::io;
 use std::pin::Pin;

@@ -57,7 +57,8 @@ pub struct SourceSummary {
 }
 
 /// Publishes a model: converts it, or copies it and checks every hash if it is in the layout
-/// already. Recorded requests of a directory go with it. Renames the finished version into place in one step. An error leaves nothing behind.
+/// already. Recorded requests of a directory go with it. Renames the finished version into place in
+/// one step. An error leaves nothing behind.
 ///
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the

@@ -1,5 +1,5 @@
-//! Copies of directories of a version: what a model needs beside its graph and weights, and requests
-//! for warming up.
+//! Copies of directories of a version: what a model needs beside its graph and weights, and
+//! requests for warming up.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,8 +12,8 @@ const REQUEST_DIRS: [&str; 2] = ["assets.extra", "warmup"];
 /// Most levels of directories inside a directory of a version.
 pub const DEPTH_MAX: usize = 8;
 
-/// Copies the recorded requests of the version in the directory `source` to the directory `to`. Does
-/// nothing if `source` is a file or has none.
+/// Copies the recorded requests of the version in the directory `source` to the directory `to`.
+/// Does nothing if `source` is a file or has none.
 ///
 /// # Errors
 /// As [`copy_directory`].
