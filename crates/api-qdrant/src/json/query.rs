@@ -309,7 +309,7 @@ pub enum VectorQuery {
         target: VectorInput,
         /// From 0, similarity to the target alone, to 1, difference between hits alone.
         diversity: f32,
-        /// Number of most similar points to choose from; offset and limit together by default.
+        /// Number of most similar points to choose from; the limit by default.
         candidates: Option<usize>,
     },
     /// Points similar to some examples and not to others, by the means of their vectors.
