@@ -153,8 +153,8 @@ def test_points_are_read_by_page(browser, server):
     wait(lambda: "21–40" in text(browser, "#shown"), "the second page again")
     click(browser, "#back")
     wait(lambda: ids(browser) == first, "the first page again")
-    for _ in range(2):
-        click(browser, "#next")
+    # In one step of the page, before it can have an answer.
+    js(browser, "[1, 2].forEach(() => document.getElementById('next').click())")
     wait(lambda: "21–40" in text(browser, "#shown"), "two clicks before the answer turn one page")
 
 
