@@ -39,7 +39,7 @@ pub struct ClassifySettings {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RegressSettings {
-    /// Output with the values: float32 of shape [examples] or [examples, 1].
+    /// Output with the values: float32 of shape `[examples]` or `[examples, 1]`.
     pub output: String,
 }
 

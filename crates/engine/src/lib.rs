@@ -2,7 +2,7 @@
 //!
 //! An [`Engine`] opens a published version and returns a [`Session`]; a session runs tensors.
 //! Neither knows about requests, versions or time. Each engine is a crate of its own that runs
-//! [`conformance`] in its tests, as the fake engine does.
+//! `conformance` in its tests, as the fake engine does.
 //!
 //! If an engine allows it, parameters never pass through its allocator. The caller places them in
 //! regions of `memory` and passes them as [`BoundTensor`]s, which the session keeps alive.

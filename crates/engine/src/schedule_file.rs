@@ -95,7 +95,7 @@ pub struct PriorityText {
     pub timeout: Option<Duration>,
 }
 
-/// [`PadOptions`] as text; omitted keys have their defaults.
+/// [`crate::PadOptions`] as text; omitted keys have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PadText {

@@ -64,7 +64,7 @@ pub struct ModelSnapshot {
 /// Measurements of requests of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassSnapshot {
-    /// Shapes without axis 0, for people: "x[3,48,320]".
+    /// Shapes without axis 0, for people: `x[3,48,320]`.
     pub shape: String,
     /// Number of measured runs.
     pub runs: u64,

@@ -21,7 +21,7 @@ pub struct ClassOutputs<'a> {
     pub scores: Option<&'a Tensor>,
     /// Labels that are the same for all examples, if the model has no output for them.
     pub labels: Option<&'a [Arc<str>]>,
-    /// True if an output of shape [examples] is one class.
+    /// True if an output of shape `[examples]` is one class.
     pub flat: bool,
 }
 
@@ -147,7 +147,7 @@ fn class_count(
 /// Returns the numbers of `examples` examples.
 ///
 /// # Errors
-/// `InvalidArgument` if `output` is not of floats and of shape [examples] or [examples, 1]; the
+/// `InvalidArgument` if `output` is not of floats and of shape `[examples]` or `[examples, 1]`; the
 /// message is TensorFlow Serving's.
 pub fn regression(examples: usize, output: &Tensor) -> Result<RegressionResult> {
     let rows = match output.shape() {

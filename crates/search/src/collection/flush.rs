@@ -85,8 +85,8 @@ impl Collection {
     }
 
     /// Flushes at full speed if writers or a full memtable have waited too long for the flush of
-    /// low priority. Writers of other collections with the same [`Resources`] count too. Returns
-    /// false if there was no such wait. For a thread of ordinary priority.
+    /// low priority. Writers of other collections with the same [`super::Resources`] count too.
+    /// Returns false if there was no such wait. For a thread of ordinary priority.
     ///
     /// # Errors
     /// As [`Collection::flush_oldest`].

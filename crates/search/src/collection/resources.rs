@@ -16,7 +16,7 @@ use crate::budget::{BudgetReservation, BudgetStats, MemoryBudget};
 use crate::codes::{CodeCache, CodeCacheStats};
 
 /// Resources shared by all collections that were opened with them
-/// ([`super::Collection::open_with`]). One collection flushes at a time, with memory reserved here,
+/// ([`super::Collection::open`]). One collection flushes at a time, with memory reserved here,
 /// so a hundred small collections reserve no more than one large one.
 #[derive(Clone)]
 pub struct Resources {
