@@ -1,4 +1,4 @@
-//! Copies of directories of a version: what a model needs beside its graph and weights, and
+//! Copies of directories of a version: files that a model needs beside its graph and weights, and
 //! requests for warming up.
 
 use std::fs::File;

@@ -200,10 +200,7 @@ impl GrpcService {
         M: protocol::Message + Default + NamesModels + 'static,
         R: protocol::Message + 'static,
     {
-        let state = self.state.clone();
-        boxed(answer(self.state.clone(), request, async move |call: SmallCall<M>| {
-            handle(&state, call.message)
-        }))
+        self.at_once(request, move |state, call| handle(state, call.message))
     }
 
     /// Answers a call that lists models by `handle`, which does not wait. It gets the rights of the
@@ -217,10 +214,21 @@ impl GrpcService {
         M: protocol::Message + Default + NamesModels + 'static,
         R: protocol::Message + 'static,
     {
+        self.at_once(request, move |state, call| handle(state, call.message, call.grant.as_ref()))
+    }
+
+    /// Answers a call by `handle`, which does not wait.
+    fn at_once<M, R>(
+        &self,
+        request: Request,
+        handle: impl Fn(&ModelsState, SmallCall<M>) -> base::Result<R> + Send + Sync + 'static,
+    ) -> ResponseFuture
+    where
+        M: protocol::Message + Default + NamesModels + 'static,
+        R: protocol::Message + 'static,
+    {
         let state = self.state.clone();
-        boxed(answer(self.state.clone(), request, async move |call: SmallCall<M>| {
-            handle(&state, call.message, call.grant.as_ref())
-        }))
+        boxed(answer(self.state.clone(), request, async move |call| handle(&state, call)))
     }
 }
 
