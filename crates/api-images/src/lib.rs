@@ -1,16 +1,15 @@
 //! `/v1/images`: collections of images. Images are put in one by one or in bulk, kept as they were
 //! sent, and found by other images.
 //!
-//! An image whose caller waits is decoded on the threads "images-N" ([`pool`]) and embedded by the
-//! scheduler like any request. Bulk work ([`ingest`]) does both itself at idle priority.
-//! [`collection`] describes a collection of images, [`features`] extracts an image's features,
-//! [`embedder`] finds the models that embed, [`originals`] keeps the files, [`store`] writes the
-//! points, [`query`] and [`views`] find them by a [`plan`] that runs on a search thread,
-//! [`duplicates`] finds images that are there twice,
-//! [`transfer`] extracts, writes and returns features without images, in the form of
-//! [`point_features`], [`prints`] compares fingerprints one to one, [`persons`] groups them, and
-//! [`rebuild`] gives a collection another model. [`sharded`] is what the nodes of a cluster use of
-//! all this.
+//! An image whose caller waits is decoded on the threads "images-N" (`pool`) and embedded by the
+//! scheduler like any request. Bulk work (`ingest`) does both itself at idle priority.
+//! `collection` describes a collection of images, `features` extracts an image's features,
+//! `embedder` finds the models that embed, `originals` keeps the files, and `store` writes the
+//! points. `query` and `views` find them by a `plan` that runs on a search thread. `duplicates`
+//! finds images that are stored twice. `transfer` extracts, writes and returns features without
+//! images, in the form of `point_features`. `prints` compares fingerprints one to one, `persons`
+//! groups them, and `rebuild` gives a collection another model. The nodes of a cluster use
+//! `sharded`.
 
 mod add;
 mod archive;

@@ -1,7 +1,7 @@
 //! Runs a recording through a recogniser: decode, mix and resample, features, windows, runs of the
 //! model, labels.
 //!
-//! A thread of its own reads, decodes and computes features ([`feed`]), a bounded distance ahead.
+//! A thread of its own reads, decodes and computes features (`feed`), a bounded distance ahead.
 //! Everything else happens on the calling thread, except the model's runs, of which a bounded
 //! number is in flight. So labels leave when their runs have ended, even while an upload stalls.
 //! Outputs are put back in order, so labels depend neither on the speed of a run nor on how the

@@ -20,7 +20,7 @@
 //! ([`back_up_objects`]).
 //!
 //! # Removal
-//! [`prune`] removes lists by a policy, then objects that no list names. It does not remove objects
+//! `prune` removes lists by a policy, then objects that no list names. It does not remove objects
 //! while a backup runs, even one of another server: both put a mark before they look for the mark
 //! of the other.
 

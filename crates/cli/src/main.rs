@@ -5,6 +5,9 @@
 //! machine (the module of each command, which may read files). No other crate reads arguments or
 //! the environment.
 
+// The help on the terminal shows addresses as they are typed.
+#![allow(rustdoc::bare_urls)]
+
 mod arguments;
 mod audio;
 mod bench;

@@ -62,7 +62,7 @@ fn balloon(reports: Option<bool>) -> Check {
     }
 }
 
-/// Returns the word in brackets: "always [madvise] never".
+/// Returns the word in brackets: `madvise` in `always [madvise] never`.
 fn chosen(text: &str) -> &str {
     text.split_whitespace()
         .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))

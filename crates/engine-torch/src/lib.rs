@@ -8,7 +8,7 @@
 //! Rules for every model, and their reasons:
 //! * Parameters lie in the caller's memory. While a model loads, LibTorch's allocator uses an arena
 //!   of the slot pool, and the file is read past the page cache at the rate of all loads
-//!   ([`archive`]). Afterwards the memory is sealed against writes, unless a run of the model
+//!   (`archive`). Afterwards the memory is sealed against writes, unless a run of the model
 //!   writes to it.
 //! * The file's checksums are checked here, because the library is compiled without that check.
 //! * A run has one thread unless the settings ask for more. The count is set on every thread,

@@ -5,10 +5,10 @@
 //! joined without changing an answer. They run them with the engine at one thread and pass each
 //! outcome to its callback. There is no async runtime here, and no lock is held while a model runs.
 //!
-//! From the inside out: [`bounds`] limits one request, [`merge`] is the padding rule, [`batch_key`]
-//! decides which requests fit together, and [`batch`] joins and splits. [`cost`] measures merging,
-//! and [`linear_fit`] the price of padding. [`choose`] picks among one model's requests in its
-//! [`model_queue`], [`dispatch`] among models. [`run`] calls the engine.
+//! From the inside out: `bounds` limits one request, `merge` is the padding rule, `batch_key`
+//! decides which requests fit together, and `batch` joins and splits. `cost` measures merging,
+//! and `linear_fit` the price of padding. `choose` picks among one model's requests in its
+//! `model_queue`, `dispatch` among models. `run` calls the engine.
 //!
 //! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
 //! the deadline passes in the queue, or the scheduler shuts down. The outcome does not depend on

@@ -1,6 +1,6 @@
 //! The composition root: joins memory, engines, lifecycle and scheduler, and listens.
 //!
-//! [`core`] starts models and workers, [`compose`] the state of each router, and [`run`] the
+//! `core` starts models and workers, `compose` the state of each router, and `run` the
 //! listeners. A handler decodes a request, `inference` runs it, and the handler encodes the
 //! response. Handlers never block: inference runs on the scheduler's workers, loading on the
 //! lifecycle's threads, and both answer through a channel.

@@ -1,6 +1,6 @@
 //! Long uploads: from the connection to the thread that reads them, piece by piece.
 //!
-//! Pieces wait in a queue of [`PIECES_WAITING_MAX`]. While it is full nothing more is read from the
+//! Pieces wait in a queue of `PIECES_WAITING_MAX`. While it is full nothing more is read from the
 //! connection, so the client sends as fast as the thread reads, and memory does not grow with the
 //! length of the upload.
 

@@ -1,10 +1,10 @@
 //! `tune`: finds the configuration with the highest throughput of a model on this machine within a
 //! latency target.
 //!
-//! [`space`] lists the configurations, and [`search`] decides which of them to measure. [`probe`]
-//! decides how measurements are made and [`score`] how they are compared, [`measure`] makes them,
-//! and [`journal`] keeps them. [`write`] and [`report`] present the result. Everything but
-//! [`measure`] is a function of measurements and is tested against made-up ones.
+//! `space` lists the configurations, and `search` decides which of them to measure. `probe`
+//! decides how measurements are made and `score` how they are compared, `measure` makes them,
+//! and `journal` keeps them. `write` and `report` present the result. Everything but
+//! `measure` is a function of measurements and is tested against made-up ones.
 
 mod chart;
 mod journal;

@@ -1,6 +1,9 @@
 //! `bench load`: load on any server that speaks one of the protocols, so that other servers can be
 //! measured with the same client.
 
+// The help on the terminal shows addresses as they are typed.
+#![allow(rustdoc::bare_urls)]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

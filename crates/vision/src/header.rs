@@ -26,7 +26,7 @@ pub struct Header {
     pub width: u32,
     /// Rows, as stored.
     pub height: u32,
-    /// Upper bound of the bytes that [`crate::decode()`] and [`crate::photo::keypoints`] allocate
+    /// Upper bound of the bytes that `crate::decode()` and [`crate::photo::keypoints`] allocate
     /// at once.
     pub decode_bytes: u64,
 }

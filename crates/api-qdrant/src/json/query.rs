@@ -132,7 +132,7 @@ impl QueryGroupsRequest {
     /// Checks the number of groups and points, and the query.
     ///
     /// # Errors
-    /// `InvalidArgument` for no field, more than [`GROUPS_MAX`] groups, or more points than a
+    /// `InvalidArgument` for no field, more than `GROUPS_MAX` groups, or more points than a
     /// search finds; `Unimplemented` for queries that make no groups here.
     pub fn check(&self) -> Result<()> {
         if self.group_by.is_empty() {

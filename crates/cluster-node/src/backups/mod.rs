@@ -179,7 +179,7 @@ impl ClusterBackups {
     /// Returns a backup of a collection.
     ///
     /// # Errors
-    /// `NotFound` if there is none; as [`BackupSet::decode`]; the store's error.
+    /// `NotFound` if there is none; as `BackupSet::decode`; the store's error.
     pub async fn get(&self, collection: &str, id: &BackupId) -> Result<BackupSet> {
         let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
         let bytes = self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
@@ -352,7 +352,7 @@ impl ClusterBackups {
     ///
     /// # Errors
     /// `DataLoss` for a damaged backup; `ResourceExhausted` if too many wait; `DeadlineExceeded`
-    /// after [`RESTORE_TIME_MAX`]; the errors of the stores. Written data is removed an hour later.
+    /// after `RESTORE_TIME_MAX`; the errors of the stores. Written data is removed an hour later.
     pub async fn restore(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let restored = self.restore_in_time(set, name).await;
         self.count("restore", &restored);

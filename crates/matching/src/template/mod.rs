@@ -3,9 +3,9 @@
 //! | format | written by | angle |
 //! |---|---|---|
 //! | ISO/IEC 19794-2:2005 | [`crate::iso`] | 256 steps |
-//! | ISO/IEC 19794-2:2011 | [`iso2011`] | 256 steps |
-//! | ANSI INCITS 378-2004, 378-2009 | [`ansi`] | 180 steps |
-//! | `SourceAFIS` 3 (CBOR) | [`sourceafis`] | radians |
+//! | ISO/IEC 19794-2:2011 | `iso2011` | 256 steps |
+//! | ANSI INCITS 378-2004, 378-2009 | `ansi` | 180 steps |
+//! | `SourceAFIS` 3 (CBOR) | `sourceafis` | radians |
 //!
 //! The first two ANSI and ISO editions begin with the same eight bytes, as do the second two. Their
 //! lengths and headers tell them apart.

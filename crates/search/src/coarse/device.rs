@@ -49,7 +49,7 @@ pub struct DeviceCounters {
 }
 
 /// Opens the GPU for the process and returns its name. Large indexes built from now on are flat,
-/// and flat indexes of at least [`BYTES_MIN`] opened from now on rank there.
+/// and flat indexes of at least `BYTES_MIN` opened from now on rank there.
 ///
 /// # Errors
 /// As [`Gpu::open`]; `FailedPrecondition` if one is open already. Searches then stay on the CPU.

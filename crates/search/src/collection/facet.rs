@@ -223,7 +223,7 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than
-    /// [`FACET_VALUES_MAX`] values; `ResourceExhausted` if the memory limit has no room for the
+    /// `FACET_VALUES_MAX` values; `ResourceExhausted` if the memory limit has no room for the
     /// values.
     pub fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {

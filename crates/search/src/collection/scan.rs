@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 
-/// Maximum time of a slice. A pass checks it every [`ROWS_A_TURN`] rows.
+/// Maximum time of a slice. A pass checks it every `ROWS_A_TURN` rows.
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
 /// Maximum time of a pass without a deadline of its own.
 pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);

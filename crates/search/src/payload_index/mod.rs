@@ -10,7 +10,7 @@
 //! The directory of fields and the first value of each dictionary block are read when the segment
 //! is opened. Everything else stays on the medium and is read and checked page by page.
 //!
-//! An answer may leave rows undecided ([`selection::RowSelection`]), and the caller compares their
+//! An answer may leave rows undecided (`selection::RowSelection`), and the caller compares their
 //! payloads. That happens for fields without an index and for texts longer than [`TEXT_BYTES_MAX`].
 
 mod build;

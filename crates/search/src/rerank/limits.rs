@@ -19,7 +19,7 @@ pub(crate) const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
 /// Limits of one searcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchLimits {
-    /// Queries in progress, up to [`QUERIES_MAX`]. While the oldest waits for its first reads, the
+    /// Queries in progress, up to `QUERIES_MAX`. While the oldest waits for its first reads, the
     /// next ones are scored.
     pub queries: usize,
     /// Reads in flight per query. Half of them are submitted at a time, and a batch costs the

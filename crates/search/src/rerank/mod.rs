@@ -5,8 +5,8 @@
 //! A [`Searcher`]
 //!
 //! - joins reads of candidates that share a page or are neighbours,
-//! - skips reads that the cache of whole [blocks] of a file can serve,
-//! - looks small reads up in the [`RecordCache`](cache::RecordCache),
+//! - skips reads that the cache of blocks of a file can serve,
+//! - looks small reads up in the `RecordCache`,
 //! - keeps a bounded number of reads in flight,
 //! - scores cached records meanwhile, and records in the order of their arrival,
 //! - skips records whose bound is below the k-th best score.

@@ -81,7 +81,7 @@ pub struct RerankResult {
     pub partial: bool,
     /// True if the deadline passed.
     pub late: bool,
-    /// Damaged records, up to [`DAMAGED_MAX`].
+    /// Damaged records, up to `DAMAGED_MAX`.
     pub damaged: Vec<DamagedRecord>,
     /// Number of damaged records.
     pub damaged_count: u64,

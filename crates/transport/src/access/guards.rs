@@ -29,7 +29,7 @@ impl AccessPolicy {
         }))
     }
 
-    /// Adds the check of [`AccessPolicy::check_page`] to all `routes` that change something.
+    /// Adds the check of `AccessPolicy::check_page` to all `routes` that change something.
     pub fn guard_pages<S>(self: &Arc<Self>, routes: Router<S>, change: &'static str) -> Router<S>
     where
         S: Clone + Send + Sync + 'static,
