@@ -9,9 +9,11 @@ mod backups;
 mod cluster;
 mod images;
 mod keys;
+mod labels;
 mod process;
 #[cfg(test)]
 mod reference;
+mod register;
 mod rollout;
 mod scheduling;
 mod sliding;
@@ -24,19 +26,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::{Duration, SystemTime};
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 pub use audio::{AudioLabels, AudioMetrics};
 pub use backups::{BackupMetrics, BackupWorkLabels};
 pub use cluster::ClusterMetrics;
 pub use images::ImageMetrics;
 pub use keys::{KeyLabels, KeyMetrics, KeyOutcomeLabels};
+pub use labels::{
+    BytesLabels, CauseLabels, KindLabels, ModelLabels, PROTOCOLS, PhaseLabels, QuantileLabels,
+    RequestLabels, STATUSES, StateLabels, SwapLabels, TraceLabels,
+};
 pub use process::ProcessMetrics;
 pub use prometheus_client;
 pub use rollout::RolloutMetrics;
@@ -51,37 +56,8 @@ pub type LevelGauge = Gauge<i64, AtomicI64>;
 /// A gauge in seconds.
 pub type SecondsGauge = Gauge<f64, AtomicU64>;
 
-/// Protocols in request labels.
-pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
-/// Outcomes in request labels.
-pub const STATUSES: [&str; 16] = [
-    "ok",
-    "invalid_argument",
-    "too_large",
-    "not_found",
-    "already_exists",
-    "failed_precondition",
-    "permission_denied",
-    "resource_exhausted",
-    "storage_full",
-    "unavailable",
-    "deadline_exceeded",
-    "client_timeout",
-    "cancelled",
-    "unimplemented",
-    "data_loss",
-    "internal",
-];
-
 /// A histogram whose buckets remember the trace of one request each.
 pub type LatencyHistogram = HistogramWithExemplars<TraceLabels>;
-
-/// Labels of an exemplar.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct TraceLabels {
-    /// Id of the trace in hexadecimal.
-    pub trace_id: String,
-}
 
 /// Durations of the phases of one request.
 #[derive(Clone, Debug)]
@@ -94,84 +70,6 @@ pub struct RequestPhases {
     pub total: Duration,
     /// Its trace, if it is sampled.
     pub trace: Option<TraceLabels>,
-}
-
-/// Labels of answered requests.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RequestLabels {
-    /// Model name; empty if the request named none that exists.
-    pub model: Arc<str>,
-    /// Version that answered; 0 if none did.
-    pub version: u64,
-    /// One of [`PROTOCOLS`].
-    pub protocol: &'static str,
-    /// One of [`STATUSES`]: "ok" or the error kind in snake case.
-    pub status: &'static str,
-}
-
-/// A version and a phase of its requests.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct PhaseLabels {
-    /// Model name.
-    pub model: Arc<str>,
-    /// Version number.
-    pub version: u64,
-    /// "queue", "compute" or "total".
-    pub phase: &'static str,
-}
-
-/// Label of a model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ModelLabels {
-    /// Model name.
-    pub model: Arc<str>,
-}
-
-/// A model's quantile over the sliding window.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct QuantileLabels {
-    /// Model name.
-    pub model: Arc<str>,
-    /// "0.5", "0.8", "0.9", "0.99", "0.999".
-    pub quantile: &'static str,
-}
-
-/// Label of a version's bytes in one kind of memory.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct BytesLabels {
-    /// "dram" (slot pool) or "heap".
-    pub home: &'static str,
-    /// Model name.
-    pub model: Arc<str>,
-    /// Version number.
-    pub version: u64,
-}
-
-/// A version and its state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct StateLabels {
-    /// Model name.
-    pub model: Arc<str>,
-    /// Version number.
-    pub version: u64,
-    /// The state's name in lower case.
-    pub state: &'static str,
-}
-
-/// One label called `kind`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct KindLabels {
-    /// Kind of the counted thing.
-    pub kind: &'static str,
-}
-
-/// A model and the cause of its slow requests.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct CauseLabels {
-    /// Model name.
-    pub model: Arc<str>,
-    /// Cause with the largest part, such as "cpu_contention".
-    pub cause: &'static str,
 }
 
 /// All metrics, created once by the server and shared.
@@ -276,15 +174,6 @@ pub struct Metrics {
     pub tfs: TfsMetrics,
 }
 
-/// A model and a step of its swap.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct SwapLabels {
-    /// Model name.
-    pub model: Arc<str>,
-    /// "load", "warm", "drain", "unload".
-    pub step: &'static str,
-}
-
 /// Upper bounds of the latency buckets in seconds: 1-2-5 from 50 us to 10 s.
 const LATENCY_BOUNDS: [f64; 17] = [
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
@@ -356,213 +245,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    fn register(&mut self) {
-        let r = &mut self.registry;
-        r.register("requests", "Answered requests", self.requests.clone());
-        r.register_with_unit(
-            "request",
-            "Latency of requests by phase",
-            Unit::Seconds,
-            self.request_seconds.clone(),
-        );
-        r.register(
-            "slow_requests",
-            "Requests above the 99th percentile of their model, by the largest cause",
-            self.slow_requests.clone(),
-        );
-        r.register(
-            "refused",
-            "Requests refused before they were queued, by the limit that was reached",
-            self.refused.clone(),
-        );
-        r.register_with_unit(
-            "window_latency",
-            "Quantiles of the total latency over the last 10 seconds",
-            Unit::Seconds,
-            self.window_seconds.clone(),
-        );
-        r.register(
-            "window_requests_per_second",
-            "Request rate over the last 10 seconds",
-            self.window_rate.clone(),
-        );
-        r.register_with_unit(
-            "parameter",
-            "Parameter bytes by version and memory: the slot pool (dram) or the heap",
-            Unit::Bytes,
-            self.parameter_bytes.clone(),
-        );
-        r.register_with_unit("pool", "Slot pool of parameters: its limit (max), memory taken from the system (backed) and in use (used)", Unit::Bytes, self.pool_bytes.clone());
-        r.register_with_unit(
-            "process",
-            "Memory of the process, of its heap, and of all worker processes (workers)",
-            Unit::Bytes,
-            self.process_bytes.clone(),
-        );
-        r.register("model_state", "1 for the state each version is in", self.model_state.clone());
-        self.register_cpu_limit();
-        self.register_connections();
-        self.register_loads();
-        self.register_workers();
-        self.register_queues();
-    }
-
-    fn register_cpu_limit(&mut self) {
-        let r = &mut self.registry;
-        r.register(
-            "cpu_limit_cores",
-            "Cores that the quota of the control group allows; 0 without a limit",
-            self.cpu_limit_cores.clone(),
-        );
-        r.register_with_unit(
-            "cpu_throttled",
-            "Time for which that quota stopped the threads of the control group, summed over cores",
-            Unit::Seconds,
-            self.cpu_throttled_seconds.clone(),
-        );
-    }
-
-    fn register_connections(&mut self) {
-        let r = &mut self.registry;
-        r.register("connections", "Open connections by listener", self.connections.clone());
-        r.register(
-            "connections_ended",
-            "Connections ended for too many HTTP/2 control frames, by the kind of frame",
-            self.connections_ended.clone(),
-        );
-        r.register(
-            "tls_handshakes",
-            "TLS handshakes by outcome: ok, failed, timeout, plaintext (the client speaks no TLS) and tls_at_plain_port",
-            self.tls_handshakes.clone(),
-        );
-        r.register(
-            "access_reloads",
-            "Changed certificates and key files that were read again, by outcome (ok, failed)",
-            self.access_reloads.clone(),
-        );
-        r.register(
-            "file_descriptors",
-            "Open file descriptors, and their limit",
-            self.descriptors.clone(),
-        );
-        r.register("threads", "Threads by kind", self.threads.clone());
-    }
-
-    fn register_workers(&mut self) {
-        let r = &mut self.registry;
-        r.register(
-            "request_log",
-            "Sampled requests for the request log: written, dropped because the queue was full, or failed",
-            self.request_log.clone(),
-        );
-        r.register(
-            "trace_spans",
-            "Spans of traces: exported, dropped because a queue was full, or failed because the collector is away or refused them",
-            self.trace_spans.clone(),
-        );
-        r.register(
-            "worker_restarts",
-            "Worker processes of isolated models that were started again after they had ended",
-            self.worker_restarts.clone(),
-        );
-    }
-
-    fn register_loads(&mut self) {
-        let r = &mut self.registry;
-        r.register("swaps", "Versions published in place of another", self.swaps.clone());
-        r.register("load_failures", "Loads that failed", self.load_failures.clone());
-        r.register(
-            "config_reloads",
-            "Changes of the configuration of models while serving, by outcome (ok, failed)",
-            self.config_reloads.clone(),
-        );
-        r.register_with_unit(
-            "config_reload_time",
-            "Time of the last change of the configuration by outcome, since the epoch",
-            Unit::Seconds,
-            self.config_reload_time.clone(),
-        );
-        r.register(
-            "settings_taken_over",
-            "Changes of settings that ready versions took over without a load",
-            self.settings_taken_over.clone(),
-        );
-        r.register_with_unit(
-            "swap_last",
-            "Duration of the last swap's steps",
-            Unit::Seconds,
-            self.swap_last_seconds.clone(),
-        );
-        r.register_with_unit(
-            "swap",
-            "Total duration of swap steps",
-            Unit::Seconds,
-            self.swap_seconds.clone(),
-        );
-        r.register(
-            "loader_minor_faults",
-            "Page faults that loaders took",
-            self.loader_minor_faults.clone(),
-        );
-        r.register_with_unit(
-            "loader_cpu",
-            "CPU time that loaders used",
-            Unit::Seconds,
-            self.loader_cpu_seconds.clone(),
-        );
-        r.register(
-            "loads_hurried",
-            "Loads that went on at ordinary priority, because they starved at idle priority",
-            self.loads_escalated.clone(),
-        );
-        r.register_with_unit(
-            "loader_read",
-            "Parameter bytes read from storage",
-            Unit::Bytes,
-            self.loader_read_bytes.clone(),
-        );
-        r.register_with_unit(
-            "loader_shared",
-            "Parameter bytes shared with a live version",
-            Unit::Bytes,
-            self.loader_shared_bytes.clone(),
-        );
-    }
-
-    fn register_queues(&mut self) {
-        let r = &mut self.registry;
-        r.register(
-            "queue",
-            "Requests waiting for a worker (kind=length) and how many may (kind=max)",
-            self.queue.clone(),
-        );
-        r.register_with_unit(
-            "request_memory",
-            "Memory of requests in flight: used now (kind=used), allowed (kind=max), and the most so far (kind=peak)",
-            Unit::Bytes,
-            self.request_memory_bytes.clone(),
-        );
-        r.register(
-            "decoded",
-            "Large requests and answers handled on the threads that decode, by step (unpack, decode, encode)",
-            self.decoded.clone(),
-        );
-        r.register(
-            "decode_queue",
-            "Work that waits for a thread that decodes",
-            self.decode_queue.clone(),
-        );
-        self.scheduling.register(r);
-        self.rollouts.register(r);
-        self.updates.register(r);
-        self.images.register(r);
-        self.keys.register(r);
-        self.recordings.register(r);
-        self.stores.register(r);
-        self.backups.register(r);
-        self.cluster.register(r);
-    }
-
     /// Records one finished request.
     pub fn record_phases(&self, model: &Arc<str>, version: u64, phases: RequestPhases) {
         let RequestPhases { queue, compute, total, trace } = phases;

@@ -43,7 +43,7 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 
 /// Files that register metrics.
 const SOURCES: [&str; 12] = [
-    include_str!("lib.rs"),
+    include_str!("register.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
     include_str!("keys.rs"),
