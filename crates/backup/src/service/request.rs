@@ -1,0 +1,120 @@
+//! Requests for work on backups, and their states.
+
+use std::sync::Arc;
+
+use base::Result;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::create::BackupExtent;
+use crate::list::BackupId;
+use crate::policy::RetentionPolicy;
+use crate::restore::RestoreTarget;
+use crate::transfer::BackupProgress;
+
+/// Request for work on backups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackupRequest {
+    /// Backs up a collection.
+    Backup {
+        /// Name or alias.
+        collection: String,
+        /// Extent.
+        extent: BackupExtent,
+    },
+    /// Restores a backup.
+    Restore {
+        /// Name of the collection that was backed up.
+        collection: String,
+        /// Backup; `None` is the newest.
+        backup: Option<BackupId>,
+        /// Restored collection.
+        target: RestoreTarget,
+    },
+    /// Copies a collection within this machine.
+    Clone {
+        /// Name or alias.
+        collection: String,
+        /// Name of the copy.
+        to: String,
+    },
+    /// Compares objects with their checksums.
+    Verify {
+        /// Name of the collection that was backed up.
+        collection: String,
+        /// Backup; `None` is all of them.
+        backup: Option<BackupId>,
+    },
+    /// Removes backups by a policy.
+    Prune {
+        /// Name of the collection that was backed up.
+        collection: String,
+        /// Backups that stay.
+        policy: RetentionPolicy,
+    },
+    /// Removes a backup.
+    Delete {
+        /// Name of the collection that was backed up.
+        collection: String,
+        /// Backup.
+        backup: BackupId,
+    },
+}
+
+impl BackupRequest {
+    /// Returns the name of the work.
+    pub fn work(&self) -> &'static str {
+        match self {
+            BackupRequest::Backup { .. } => "backup",
+            BackupRequest::Restore { .. } => "restore",
+            BackupRequest::Clone { .. } => "clone",
+            BackupRequest::Verify { .. } => "verify",
+            BackupRequest::Prune { .. } => "prune",
+            BackupRequest::Delete { .. } => "delete",
+        }
+    }
+
+    /// Returns the name of the collection.
+    pub fn collection(&self) -> &str {
+        match self {
+            BackupRequest::Backup { collection, .. }
+            | BackupRequest::Restore { collection, .. }
+            | BackupRequest::Clone { collection, .. }
+            | BackupRequest::Verify { collection, .. }
+            | BackupRequest::Prune { collection, .. }
+            | BackupRequest::Delete { collection, .. } => collection,
+        }
+    }
+}
+
+/// State of a request.
+#[derive(Clone, Debug)]
+pub enum BackupJobState {
+    /// The job waits for the thread.
+    Waiting,
+    /// The job is being worked on.
+    Running,
+    /// The job has ended with this report or error.
+    Ended(Result<Value>),
+}
+
+/// A request and its state.
+#[derive(Clone, Debug)]
+pub struct BackupJob {
+    /// Number since the start of the server, from 1.
+    pub number: u64,
+    /// Request.
+    pub request: BackupRequest,
+    /// State.
+    pub state: BackupJobState,
+    /// Progress.
+    pub progress: Arc<BackupProgress>,
+}
+
+/// An accepted request.
+pub struct SubmittedJob {
+    /// Number, for [`BackupService::job`](super::BackupService::job).
+    pub number: u64,
+    /// Receives the outcome. The work continues if this is dropped.
+    pub outcome: oneshot::Receiver<Result<Value>>,
+}

@@ -1,0 +1,166 @@
+//! The loop of the thread: performs requests, counts them and keeps their outcomes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use metrics::{BackupWorkLabels, KindLabels};
+use model_store::block_on;
+use search::registry::{NamedCollection, Registry};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{BackupJob, BackupJobState, BackupRequest, FINISHED_MAX, QueuedJob, ServiceShared};
+use crate::create::{BackupExtent, BackupReport, create};
+use crate::prune::{delete, prune};
+use crate::restore::restore;
+use crate::transfer::{BackupContext, BackupProgress};
+use crate::verify::verify;
+
+/// Longest time from the start to the first look for collections whose backup is due.
+const FIRST_LOOK: Duration = Duration::from_secs(600);
+
+impl ServiceShared {
+    /// Does the requests and the backups of the schedule until the queue is closed.
+    pub(super) fn work(&self, requests: &Receiver<QueuedJob>) {
+        // The first look comes early and goes by the age of backups, since a server may be
+        // restarted more often than backups are due.
+        let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_LOOK));
+        let mut young = self.config.every;
+        loop {
+            let received = match due {
+                None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => requests.recv_deadline(due),
+            };
+            match received {
+                Ok(job) => self.run(job),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.back_up_all(requests, young.take());
+                    due = self.config.every.map(|every| Instant::now() + every);
+                }
+            }
+        }
+    }
+
+    pub(super) fn run(&self, queued: QueuedJob) {
+        let QueuedJob { number, outcome } = queued;
+        let Some((request, progress)) = self.begin(number) else { return };
+        // A panic ends this request only.
+        let work = || self.perform(&request, &progress);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+            .unwrap_or_else(|_| Err(Error::internal("the work on a backup ended in a panic")));
+        if let Err(error) = &result {
+            let (work, collection) = (request.work(), request.collection());
+            tracing::error!(work, collection, %error, "work on a backup has failed");
+        }
+        self.count(request.work(), &result);
+        self.end(number, result.clone());
+        // The caller may be gone.
+        let _ = outcome.send(result);
+    }
+
+    fn begin(&self, number: u64) -> Option<(BackupRequest, Arc<BackupProgress>)> {
+        let mut table = self.table.lock();
+        let job = table.jobs.iter_mut().find(|job| job.number == number)?;
+        job.state = BackupJobState::Running;
+        Some((job.request.clone(), job.progress.clone()))
+    }
+
+    pub(super) fn end(&self, number: u64, result: Result<Value>) {
+        let mut table = self.table.lock();
+        if let Some(job) = table.jobs.iter_mut().find(|job| job.number == number) {
+            job.state = BackupJobState::Ended(result);
+        }
+        let ended = |job: &BackupJob| matches!(job.state, BackupJobState::Ended(_));
+        while table.jobs.iter().filter(|job| ended(job)).count() > FINISHED_MAX {
+            if let Some(oldest) = table.jobs.iter().position(ended) {
+                table.jobs.remove(oldest);
+            }
+        }
+    }
+
+    pub(super) fn count(&self, work: &'static str, result: &Result<Value>) {
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        let backups = &self.metrics.backups;
+        backups.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();
+        if work == "backup" {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            backups.time.get_or_create(&KindLabels { kind: outcome }).set(now.as_secs_f64());
+        }
+    }
+
+    fn perform(&self, request: &BackupRequest, progress: &BackupProgress) -> Result<Value> {
+        let registry = self.access.open_registry()?;
+        if let BackupRequest::Clone { collection, to } = request {
+            return self.clone_collection(&registry, collection, to);
+        }
+        let store = self.store()?;
+        let context = BackupContext { store: &store, pacer: &self.pacer, progress };
+        let bytes = |kind: &'static str, bytes: u64| self.add_bytes(kind, bytes);
+        match request {
+            BackupRequest::Backup { collection, extent } => {
+                let named = registry.get(collection)?;
+                report(&self.back_up(&context, &named, *extent)?)
+            }
+            BackupRequest::Restore { collection, backup, target } => {
+                let id = match backup {
+                    Some(id) => id.clone(),
+                    None => block_on(store.newest(collection))?,
+                };
+                let list = block_on(store.list(collection, &id))?;
+                self.check_originals(&registry, &list.settings, &target.name)?;
+                let work = restore(&context, &registry, collection, Some(&id), target);
+                let restored = block_on(work)?;
+                bytes("restored", restored.bytes);
+                report(&restored)
+            }
+            BackupRequest::Verify { collection, backup } => {
+                let verified = block_on(verify(&context, collection, backup.as_ref()))?;
+                bytes("verified", verified.bytes);
+                report(&verified)
+            }
+            BackupRequest::Prune { collection, policy } => {
+                report(&block_on(prune(&context, collection, policy, self.config.grace))?)
+            }
+            BackupRequest::Delete { collection, backup } => {
+                report(&block_on(delete(&context, collection, backup, self.config.grace))?)
+            }
+            BackupRequest::Clone { .. } => Err(Error::internal("a copy needs no store")),
+        }
+    }
+
+    pub(super) fn back_up(
+        &self,
+        context: &BackupContext<'_>,
+        named: &NamedCollection,
+        extent: BackupExtent,
+    ) -> Result<BackupReport> {
+        let made = block_on(create(context, named, extent))?;
+        self.add_bytes("uploaded", made.uploaded_bytes);
+        self.add_bytes("present", made.bytes.saturating_sub(made.uploaded_bytes));
+        Ok(made)
+    }
+
+    fn add_bytes(&self, kind: &'static str, bytes: u64) {
+        self.metrics.backups.bytes.get_or_create(&KindLabels { kind }).inc_by(bytes);
+    }
+
+    fn clone_collection(&self, registry: &Registry, from: &str, to: &str) -> Result<Value> {
+        let began = Instant::now();
+        let source = registry.get(from)?;
+        self.check_originals(registry, &source.settings(), to)?;
+        drop(source);
+        let named = registry.clone_collection(from, to)?;
+        Ok(serde_json::json!({
+            "collection": named.name(),
+            "points": named.collection().count(),
+            "seconds": began.elapsed().as_secs_f64(),
+        }))
+    }
+}
+
+pub(super) fn report(report: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(report).map_err(|error| Error::internal(format!("a report: {error}")))
+}
