@@ -1,0 +1,253 @@
+//! Checks the values of flags and settings, alone and against each other.
+
+use std::path::Path;
+use std::time::Duration;
+
+use server::CorsPolicy;
+
+use super::ServeSettings;
+use crate::exit::{CommandError, CommandResult};
+use crate::serve::options::{GpuUse, MediumName};
+use crate::values::{ByteSize, TimeSpan};
+
+/// Maximum number of threads of one kind.
+const THREADS_MAX: usize = 1024;
+/// Maximum of `--queue` and `--max-requests`.
+const REQUESTS_MAX: usize = 1 << 20;
+/// Maximum of `--max-connections`.
+const CONNECTIONS_MAX: usize = 1 << 20;
+/// Maximum of `--recordings`.
+const RECORDINGS_MAX: usize = 1024;
+/// Maximum of `--max-body`: gRPC's own limit of a message.
+const BODY_BYTES_MAX: u64 = i32::MAX as u64;
+/// Minimum of `--request-memory`.
+const REQUEST_MEMORY_MIN: u64 = 1 << 20;
+/// Maximum backups that `--backup-keep` may keep.
+const BACKUPS_MAX: usize = 100_000;
+/// Shortest interval between the backups of a schedule.
+const BACKUP_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// Maximum of `--search-merge-segments`.
+const MERGE_SEGMENTS_MAX: usize = 64;
+/// Minimum of `--search-segment-rows`; smaller segments cost more than they save.
+const SEGMENT_ROWS_MIN: usize = 10_000;
+/// Maximum of `--search-segment-rows`: row numbers of an index.
+const SEGMENT_ROWS_MAX: usize = 1 << 30;
+/// Minimum of `--poll`.
+const POLL_MIN: Duration = Duration::from_millis(10);
+/// Maximum of all durations.
+const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+impl ServeSettings {
+    pub(super) fn check_values(&self) -> CommandResult {
+        let (server, lifecycle) = (&self.server, &self.lifecycle);
+        number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
+        number("threads", self.inference.threads, 0, THREADS_MAX)?;
+        number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;
+        number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
+        number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
+        number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
+        number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
+        self.check_search()?;
+        number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
+        number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
+        number("backup-keep", self.search.backup_keep, 1, BACKUPS_MAX)?;
+        span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
+        self.check_backups()?;
+        self.check_cluster()?;
+        self.check_updates()?;
+        self.check_access()?;
+        self.check_request_log()?;
+        let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
+        self.rollout
+            .check(transition)
+            .map_err(|error| CommandError::usage(format!("[rollout]: {error}")))?;
+        span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
+        span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
+        span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
+        span("poll", lifecycle.poll, POLL_MIN)?;
+        span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
+        if let Some(ByteSize(bytes)) = server.max_body
+            && !(1..=BODY_BYTES_MAX).contains(&bytes)
+        {
+            return Err(CommandError::usage(
+                "--max-body must be between 1 byte and 2 GiB less one",
+            ));
+        }
+        if let Some(ByteSize(bytes)) = server.request_memory
+            && bytes < REQUEST_MEMORY_MIN
+        {
+            return Err(CommandError::usage("--request-memory must be at least 1 MiB"));
+        }
+        if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) =
+            (self.memory.pool, self.memory.swap_reserve)
+            && reserve > pool
+        {
+            return Err(CommandError::usage(
+                "--swap-reserve is larger than --pool: it is a part of the pool",
+            ));
+        }
+        self.check_listeners()
+    }
+
+    /// Checks that no setting of backups is without effect.
+    fn check_backups(&self) -> CommandResult {
+        let search = &self.search;
+        if search.backup_keep.is_some() && search.backup_every.is_none() {
+            return Err(CommandError::usage("--backup-keep has no effect without --backup-every")
+                .hint("`millpond collections prune NAME --keep N` removes other backups"));
+        }
+        // The nodes of a cluster make and restore backups from its store.
+        let none = search.collections_dir.as_deref() == Some(Path::new("none"))
+            && self.cluster.cluster_store.is_none();
+        if none && (search.backup_dir.is_some() || search.backup_every.is_some()) {
+            return Err(CommandError::usage(
+                "--backup-dir and --backup-every have no effect with --collections-dir none",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_search(&self) -> CommandResult {
+        let search = &self.search;
+        number("search-threads", search.search_threads, 0, THREADS_MAX)?;
+        number("search-build-threads", search.search_build_threads, 1, THREADS_MAX)?;
+        number("search-merge-segments", search.search_merge_segments, 2, MERGE_SEGMENTS_MAX)?;
+        let rows = search.search_segment_rows.map(|rows| rows as usize);
+        number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
+        if search.gpu_pinned.is_some() && search.gpu != Some(GpuUse::Auto) {
+            return Err(CommandError::usage("--gpu-pinned has no effect without --gpu auto"));
+        }
+        if search.search_memory_node.is_some() && search.search_medium != Some(MediumName::Dram) {
+            return Err(CommandError::usage(
+                "--search-memory-node places files in memory: use it with --search-medium dram",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that no two listeners share an address, and that no setting is without a listener.
+    fn check_listeners(&self) -> CommandResult {
+        let server = &self.server;
+        let ports = [
+            ("--http-port", server.http_port),
+            ("--grpc-port", server.grpc_port),
+            ("--admin-port", server.admin_port),
+        ];
+        for (at, (flag, port)) in ports.iter().enumerate() {
+            let same = |(_, other): &&(&str, Option<u16>)| other == port;
+            if let (Some(1..), Some((other, _))) = (port, ports[..at].iter().find(same)) {
+                return Err(CommandError::usage(format!(
+                    "{other} and {flag} are both {}",
+                    port.unwrap_or_default()
+                )));
+            }
+        }
+        if server.admin_host.is_some() && server.admin_port.is_none() {
+            return Err(CommandError::usage("--admin-host needs --admin-port PORT"));
+        }
+        match (&server.http_socket, &server.grpc_socket) {
+            (Some(http), Some(grpc)) if http == grpc => Err(CommandError::usage(format!(
+                "--http-socket and --grpc-socket are both {}",
+                http.display()
+            ))),
+            (None, None) if server.socket_mode.is_some() => {
+                Err(CommandError::usage("--socket-mode needs --http-socket or --grpc-socket"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_request_log(&self) -> CommandResult {
+        let options = &self.inference;
+        let models = self.models.iter().map(|(name, model)| {
+            (format!("models.{name}: request-log-rate"), model.options.request_log_rate)
+        });
+        let rates = std::iter::once(("--request-log-rate".to_owned(), options.request_log_rate));
+        for (setting, rate) in rates.chain(models) {
+            let Some(rate) = rate else { continue };
+            if options.request_log.is_none() {
+                return Err(CommandError::usage(format!("{setting} needs --request-log DIR")));
+            }
+            if !(0.0..=1.0).contains(&rate) {
+                return Err(CommandError::usage(format!(
+                    "{setting} is {rate}; it must be 0 to 1, the part of the requests"
+                )));
+            }
+        }
+        let others = [
+            ("--request-log-size", options.request_log_size.is_some()),
+            ("--request-log-format", options.request_log_format.is_some()),
+        ];
+        match others.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) if options.request_log.is_none() => {
+                Err(CommandError::usage(format!("{flag} needs --request-log DIR")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks keys and host names.
+    fn check_access(&self) -> CommandResult {
+        let server = &self.server;
+        for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)]
+        {
+            // A header's value loses spaces at its ends.
+            let printable =
+                |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            let sendable = |key: &String| !key.is_empty() && key.trim() == key && printable(key);
+            if key.as_ref().is_some_and(|key| !sendable(key)) {
+                return Err(CommandError::usage(format!(
+                    "{flag} must be printable ASCII, not empty, and without spaces at its ends"
+                )));
+            }
+        }
+        if server.allow_remote_admin && server.admin_key.is_none() && server.keys.is_none() {
+            return Err(CommandError::usage("--allow-remote-admin needs a key that admin calls show").hint(
+                "give --admin-key KEY, MILLPOND_ADMIN_KEY or --keys FILE; clients send \"authorization: Bearer KEY\"",
+            ));
+        }
+        let cors = CorsPolicy::parse(&server.cors)
+            .map_err(|error| CommandError::usage(format!("--cors: {}", error.message())))?;
+        if cors == CorsPolicy::Any && server.keys.is_some() {
+            return Err(CommandError::usage("--cors '*' cannot be combined with --keys")
+                .hint("list the origins of your pages, as in --cors https://app.example"));
+        }
+        if server.tls_cert.is_some() != server.tls_key.is_some() {
+            return Err(CommandError::usage("--tls-cert and --tls-key need each other"));
+        }
+        if server.tls_client_ca.is_some() && server.tls_cert.is_none() {
+            return Err(CommandError::usage("--tls-client-ca needs --tls-cert and --tls-key"));
+        }
+        let is_name = |name: &String| !name.is_empty() && !name.contains([':', '/', ' ', '*']);
+        match server.allowed_hosts.iter().find(|name| !is_name(name)) {
+            Some(name) => Err(CommandError::usage(format!("--allowed-hosts: \"{name}\" is no host name"))
+                .hint(
+                    "give names without scheme and port, as in --allowed-hosts mill.example,other.example",
+                )),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(in crate::serve) fn number(
+    name: &str,
+    value: Option<usize>,
+    min: usize,
+    max: usize,
+) -> CommandResult {
+    match value {
+        Some(value) if !(min..=max).contains(&value) => {
+            Err(CommandError::usage(format!("--{name} is {value}; it must be {min} to {max}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(in crate::serve) fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
+    match value {
+        Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => Err(CommandError::usage(
+            format!("--{name} is {value:?}; it must be {min:?} to 24 hours"),
+        )),
+        _ => Ok(()),
+    }
+}
