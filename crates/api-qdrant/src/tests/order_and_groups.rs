@@ -1,0 +1,137 @@
+//! Points ordered by a field, and hits grouped by one.
+
+use base::ErrorKind;
+use serde_json::{Value, json};
+
+use super::Bench;
+use crate::{groups, query, retrieve, update};
+
+/// Points on a line, each with a number, a date, a colour and a shelf.
+fn shelves(bench: &Bench) {
+    bench.create("shelves", 2, "Euclid");
+    let point = |id: i64| {
+        let shelf =
+            if id == 7 { json!(["a", "b"]) } else { json!(["a", "b", "c"][id as usize % 3]) };
+        let n = if id % 4 == 0 { json!(-id) } else { json!(id as f64 / 2.0) };
+        let day = format!("2024-06-{:02}", 30 - id);
+        json!({"id": id, "vector": [id, 0], "payload": {"shelf": shelf, "n": n, "day": day, "even": id % 2 == 0}})
+    };
+    let points: Vec<Value> = (1..=12).map(point).collect();
+    bench.write(update::upsert, "shelves", &json!({ "points": points })).unwrap();
+}
+
+/// Runs `check` on the memtable, then on a segment, then on both.
+fn on_every_level(check: impl Fn(&Bench)) {
+    let bench = Bench::new();
+    shelves(&bench);
+    check(&bench);
+    let flush = || bench.registry().get("shelves").unwrap().collection().flush().unwrap();
+    flush();
+    check(&bench);
+    let again = json!({"id": 12, "vector": [12, 0],
+                       "payload": {"shelf": "a", "n": -12, "day": "2024-06-18", "even": true}});
+    bench.write(update::upsert, "shelves", &json!({ "points": [again] })).unwrap();
+    check(&bench);
+    flush();
+    check(&bench);
+}
+
+#[test]
+fn points_are_ordered_by_numbers_and_dates() {
+    let page = |bench: &Bench, body: Value| bench.read(retrieve::scroll, "shelves", &body).unwrap();
+    let list = |page: &Value, member: &str| -> Vec<Value> {
+        page["points"].as_array().unwrap().iter().map(|point| point[member].clone()).collect()
+    };
+    on_every_level(|bench| {
+        let first = page(bench, json!({"order_by": "n", "limit": 4, "with_payload": false}));
+        assert_eq!(list(&first, "id"), [json!(12), json!(8), json!(4), json!(1)]);
+        assert_eq!(list(&first, "order_value"), [json!(-12), json!(-8), json!(-4), json!(0.5)]);
+        assert_eq!(first["next_page_offset"], Value::Null);
+        let order = json!({"key": "n", "direction": "desc", "start_from": 3});
+        let even = json!({"must": [{"key": "even", "match": {"value": true}}]});
+        let last = page(bench, json!({"order_by": order, "limit": 3, "filter": even}));
+        assert_eq!(list(&last, "id"), [json!(6), json!(2), json!(4)]);
+        let order = json!({"key": "day", "start_from": "2024-06-20T00:00:00Z"});
+        let days = page(bench, json!({"order_by": order, "limit": 3}));
+        assert_eq!(list(&days, "id"), [json!(10), json!(9), json!(8)]);
+        assert_eq!(list(&days, "order_value")[0], json!(1_718_841_600_000_000_i64));
+        for key in ["shelf", "none"] {
+            assert!(list(&page(bench, json!({ "order_by": key })), "id").is_empty(), "{key}");
+        }
+        let query = json!({"query": {"order_by": {"key": "n", "direction": "desc"}}, "limit": 2, "offset": 1});
+        let found = bench.read(query::query, "shelves", &query).unwrap();
+        assert_eq!(list(&found, "id"), [json!(10), json!(9)]);
+        assert_eq!(list(&found, "order_value"), [json!(5.0), json!(4.5)]);
+    });
+    let bench = Bench::new();
+    shelves(&bench);
+    for (body, words) in [
+        (json!({"order_by": "n", "offset": 3}), "start_from"),
+        (json!({"order_by": ""}), "names no field"),
+        (json!({"order_by": {"key": "n", "direction": "up"}}), "asc or desc"),
+        (json!({"order_by": {"key": "n", "start_from": "soon"}}), "a number or a date"),
+    ] {
+        let error = bench.read(retrieve::scroll, "shelves", &body).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+        assert!(error.message().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn hits_are_grouped_by_a_field() {
+    let groups = |bench: &Bench, body: Value| -> Vec<(Value, Vec<Value>)> {
+        let found = bench.read(groups::query, "shelves", &body).unwrap();
+        let group = |group: &Value| {
+            let hits = group["hits"].as_array().unwrap();
+            (group["id"].clone(), hits.iter().map(|hit| hit["id"].clone()).collect())
+        };
+        found["groups"].as_array().unwrap().iter().map(group).collect()
+    };
+    let of = |value: &str, ids: &[i64]| (json!(value), ids.iter().map(|id| json!(id)).collect());
+    on_every_level(|bench| {
+        let body = json!({"query": [0, 0], "group_by": "shelf", "group_size": 3});
+        let expected: [(Value, Vec<Value>); 3] =
+            [of("b", &[1, 4, 7]), of("c", &[2, 5, 8]), of("a", &[3, 6, 7])];
+        assert_eq!(groups(bench, body), expected);
+        // The nearest points are all of one shelf, so that the others need searches of their own.
+        let near = json!({"must": [{"key": "shelf", "match": {"any": ["b", "c"]}}]});
+        let body = json!({"query": [7, 0], "group_by": "shelf", "group_size": 1, "limit": 2, "filter": near});
+        assert_eq!(groups(bench, body), [of("a", &[7]), of("b", &[7])]);
+        let body = json!({"query": [13, 0], "group_by": "shelf", "group_size": 4, "limit": 1});
+        assert_eq!(groups(bench, body), [of("a", &[12, 9, 7, 6])]);
+        for key in ["even", "none"] {
+            let body = json!({"query": [0, 0], "group_by": key});
+            assert!(groups(bench, body).is_empty(), "{key}");
+        }
+    });
+    let bench = Bench::new();
+    shelves(&bench);
+    for (body, kind, words) in [
+        (json!({"query": [0, 0]}), ErrorKind::InvalidArgument, "group_by"),
+        (json!({"query": [0, 0], "group_by": ""}), ErrorKind::InvalidArgument, "group_by"),
+        (
+            json!({"query": [0, 0], "group_by": "n", "limit": 9999}),
+            ErrorKind::InvalidArgument,
+            "1024 groups",
+        ),
+        (
+            json!({"query": [0, 0], "group_by": "n", "offset": 1}),
+            ErrorKind::InvalidArgument,
+            "offset",
+        ),
+        (
+            json!({"query": [0, 0], "group_by": "n", "with_lookup": "other"}),
+            ErrorKind::Unimplemented,
+            "with_lookup: this field",
+        ),
+        (
+            json!({"query": {"nearest": [0, 0], "mmr": {}}, "group_by": "n"}),
+            ErrorKind::Unimplemented,
+            "mmr",
+        ),
+    ] {
+        let error = bench.read(groups::query, "shelves", &body).unwrap_err();
+        assert_eq!(error.kind(), kind, "{body}: {error}");
+        assert!(error.message().contains(words), "{error}");
+    }
+}

@@ -1,0 +1,183 @@
+//! Queries: scores, examples, prefetches, limits and errors.
+
+use base::ErrorKind;
+use serde_json::{Value, json};
+
+use super::{Bench, UUID, three};
+use crate::{collections, query, retrieve, update};
+
+#[test]
+fn scores_and_thresholds_follow_the_distance() {
+    for (distance, threshold, scores, ids) in [
+        ("Cosine", 0.1, vec![1.0, 0.8], vec![json!(2), json!(1)]),
+        ("Dot", 0.0, vec![8.0, 4.0, 0.0], vec![json!(1), json!(2), json!(UUID)]),
+        ("Euclid", 2.5, vec![0.0, 5f32.sqrt()], vec![json!(2), json!(UUID)]),
+    ] {
+        let bench = Bench::new();
+        three(&bench, distance);
+        let query = json!({"query": [0, 2], "score_threshold": threshold});
+        let found = bench.read(query::query, "c", &query).unwrap();
+        let points = found["points"].as_array().unwrap();
+        assert_eq!(
+            points.iter().map(|it| it["id"].clone()).collect::<Vec<_>>(),
+            ids,
+            "{distance}: {found}"
+        );
+        for (point, expected) in points.iter().zip(scores) {
+            assert!(
+                (point["score"].as_f64().unwrap() as f32 - expected).abs() < 1e-5,
+                "{distance}: {found}"
+            );
+        }
+    }
+}
+
+#[test]
+fn cosine_vectors_are_normalised() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let got = bench
+        .read(retrieve::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true}))
+        .unwrap();
+    assert_eq!(got.as_array().unwrap().len(), 2);
+    assert_eq!(got[0]["vector"], json!([0.6f32, 0.8f32]));
+    assert_eq!((&got[1]["id"], &got[1]["vector"]), (&json!(UUID), &json!([-1.0, 0.0])));
+}
+
+#[test]
+fn examples_are_no_hits_and_prefetches_limit_hits() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    assert_eq!(bench.ids("c", &json!({"query": 1})), [json!(2), json!(UUID)]);
+    assert_eq!(
+        bench.ids("c", &json!({"query": {"recommend": {"positive": [1], "negative": [2]}}})),
+        [json!(UUID)]
+    );
+    // The nearest two of the prefetch, ranked by another vector.
+    let query = json!({"prefetch": {"query": [1, 1], "limit": 2}, "query": [-1, 0.1], "limit": 5});
+    assert_eq!(bench.ids("c", &query), [json!(2), json!(1)]);
+    let query = json!({"prefetch": {"query": [1, 1], "limit": 2}, "query": [-1, 0.1],
+                       "filter": {"must_not": [{"has_id": [1]}]}});
+    assert_eq!(
+        bench.ids("c", &query),
+        [json!(UUID), json!(2)],
+        "the outer filter holds for the prefetch"
+    );
+    assert_eq!(
+        bench.ids("c", &json!({"filter": {"must": [{"key": "n", "range": {"gte": 1}}]}})),
+        [json!(1), json!(2)]
+    );
+}
+
+#[test]
+fn prefetches_have_prefetches() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let nearest = |values: [i32; 2], limit: usize| json!({"query": values, "limit": limit});
+    let first = nearest([1, 1], 2);
+    assert_eq!(bench.ids("c", &first), [json!(1), json!(2)]);
+    let mut second = nearest([-1, 0], 1);
+    second["prefetch"] = first.clone();
+    // The third point is nearer, but the first prefetch did not find it.
+    let query = json!({"prefetch": second, "query": [1, 0]});
+    assert_eq!(bench.ids("c", &query), [json!(2)]);
+    let fused =
+        json!({"query": {"fusion": "rrf"}, "prefetch": [first, nearest([-1, 0], 1)], "limit": 2});
+    assert_eq!(bench.ids("c", &fused), [json!(1), json!(UUID)]);
+    let query = json!({"prefetch": fused, "query": [-1, 0]});
+    assert_eq!(bench.ids("c", &query), [json!(UUID), json!(1)]);
+    let diverse = json!({"query": {"nearest": [1, 1], "mmr": {"diversity": 1.0, "candidates_limit": 3}},
+                         "limit": 2});
+    assert_eq!(bench.ids("c", &diverse), [json!(1), json!(UUID)]);
+    let query =
+        json!({"prefetch": diverse, "query": {"order_by": {"key": "n", "direction": "desc"}}});
+    assert_eq!(bench.ids("c", &query), [json!(1)], "the other has no number");
+}
+
+#[test]
+fn errors_name_the_field() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let kind = |query: Value| bench.read(query::query, "c", &query).unwrap_err();
+    for (query, expected, words) in [
+        (json!({"query": [1]}), ErrorKind::InvalidArgument, "expected dim: 2, got 1"),
+        (json!({"query": [1, 2], "using": "v"}), ErrorKind::InvalidArgument, "vector name"),
+        (json!({"query": [1, 2], "limit": 0}), ErrorKind::InvalidArgument, "limit"),
+        (json!({"query": 77}), ErrorKind::NotFound, "77"),
+        (
+            json!({"query": {"recommend": {"positive": [[1]]}}}),
+            ErrorKind::InvalidArgument,
+            "expected dim",
+        ),
+        (json!({"prefetch": {"query": [1, 2]}}), ErrorKind::InvalidArgument, "query is needed"),
+        (
+            json!({"prefetch": {"query": [1]}, "query": [1, 2]}),
+            ErrorKind::InvalidArgument,
+            "prefetch[0]",
+        ),
+        (json!({"query": {"fusion": "rrf"}}), ErrorKind::InvalidArgument, "needs prefetches"),
+        (
+            json!({"prefetch": {"query": [1, 2]}, "query": {"rrf": {"weights": [1, 2]}}}),
+            ErrorKind::InvalidArgument,
+            "one for each",
+        ),
+        (
+            json!({"prefetch": {"query": [1, 2], "prefetch": {"query": [1]}}, "query": [1, 2]}),
+            ErrorKind::InvalidArgument,
+            "prefetch[0]: prefetch[0]",
+        ),
+    ] {
+        let error = kind(query.clone());
+        assert_eq!(error.kind(), expected, "{query}: {error}");
+        assert!(error.message().contains(words), "{query}: {error}");
+    }
+    let batch = json!({"searches": [{"query": [1, 2]}, {"query": [1]}]});
+    assert!(bench.read(query::batch, "c", &batch).unwrap_err().message().contains("searches[1]"));
+    let large = json!({"points": [{"id": 1u64 << 63, "vector": [1, 2]}]});
+    assert!(bench.write(update::upsert, "c", &large).unwrap_err().message().contains("too large"));
+    let again = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    assert_eq!(
+        bench.write(collections::create, "c", &again).unwrap_err().kind(),
+        ErrorKind::AlreadyExists
+    );
+    let absent = bench.write(update::upsert, "absent", &json!({"points": []})).unwrap_err();
+    assert_eq!(absent.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn examples_are_bounded_and_read_together() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let recommend = |count: usize| json!({"query": {"recommend": {"positive": vec![1; count], "negative": [[0, 1], 2]}}});
+    assert_eq!(bench.ids("c", &recommend(1022)), [json!(UUID)]);
+    let error = bench.read(query::query, "c", &recommend(1023)).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::InvalidArgument && error.message().contains("1024"),
+        "{error}"
+    );
+    let mixed = json!({"query": {"recommend": {"positive": [1, 77, 2]}}});
+    assert_eq!(bench.read(query::query, "c", &mixed).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_high_limit_returns_all_points() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    assert_eq!(bench.ids("c", &json!({"query": [0, 2], "limit": u64::MAX})).len(), 3);
+    assert_eq!(bench.ids("c", &json!({"query": [0, 2], "limit": u64::MAX, "offset": 1})).len(), 2);
+}
+
+#[test]
+fn the_hits_of_a_batch_are_bounded() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let batch = |query: Value| {
+        let searches = vec![json!({"query": query, "limit": 1025}); 1024];
+        bench.read(query::batch, "c", &json!({ "searches": searches }))
+    };
+    let found = batch(json!([0, 2])).unwrap();
+    assert_eq!(found.as_array().unwrap().len(), 1024, "there are three points only");
+    let error = batch(json!({"order_by": "n"})).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("1049600 hits together"), "{error}");
+}

@@ -1,0 +1,66 @@
+//! Settings, indexes and aliases of collections.
+
+use base::ErrorKind;
+use serde_json::{Value, json};
+
+use super::{Bench, messages, three};
+use crate::{collections, describe, update};
+
+#[test]
+fn hints_without_effect_are_warned_of() {
+    let bench = Bench::new();
+    let create = json!({"vectors": {"size": 2, "distance": "Dot", "on_disk": true}, "hnsw_config": {"m": 32},
+                        "shard_number": 3, "on_disk_payload": true,
+                        "quantization_config": {"scalar": {"type": "int8"}}});
+    bench.write(collections::create, "c", &create).unwrap();
+    bench
+        .write(collections::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}}))
+        .unwrap();
+    bench
+        .write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"}))
+        .unwrap();
+    let described = bench.read(describe::describe, "c", &Value::Null).unwrap();
+    let config = &described["config"];
+    assert_eq!(
+        (&config["hnsw_config"]["m"], &config["quantization_config"]),
+        (&json!(16), &Value::Null)
+    );
+    assert!(config["optimizer_config"].get("indexing_threshold").is_none(), "{config}");
+    assert_eq!(
+        (&config["params"]["shard_number"], &config["wal_config"]["wal_capacity_mb"]),
+        (&json!(1), &json!(32))
+    );
+    let messages = messages(&described);
+    for name in ["hnsw_config", "shard_number", "quantization_config", "optimizers_config"] {
+        assert!(messages.iter().any(|message| message.contains(name)), "{name}: {messages:?}");
+    }
+    assert_eq!(messages.len(), 4, "what holds is not warned of: {messages:?}");
+}
+
+#[test]
+fn an_indexed_field_counts_its_points() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    bench
+        .write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"}))
+        .unwrap();
+    let points = |bench: &Bench| {
+        bench.read(describe::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone()
+    };
+    assert_eq!(points(&bench), json!({"data_type": "integer", "points": 2}), "and no params");
+    bench.registry().get("c").unwrap().collection().flush().unwrap();
+    assert_eq!(points(&bench)["points"], 2);
+    bench.write(update::delete, "c", &json!({"points": [1]})).unwrap();
+    assert_eq!(points(&bench)["points"], 1);
+}
+
+#[test]
+fn an_alias_is_no_name_for_a_collection() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let alias = json!({"actions": [{"create_alias": {"alias_name": "a", "collection_name": "c"}}]});
+    bench.write(collections::change_aliases, "", &alias).unwrap();
+    let body = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    let kind = |name: &str| bench.write(collections::create, name, &body).unwrap_err().kind();
+    assert_eq!((kind("a"), kind("c")), (ErrorKind::InvalidArgument, ErrorKind::AlreadyExists));
+}
