@@ -47,14 +47,17 @@ const BYTES_COST: usize = 12;
 pub(crate) struct IvfPq {
     metric: Metric,
     dims: usize,
-    /// First row of each cluster, and the number of rows.
+    /// First row of each cluster. The last entry is the number of rows.
     starts: Vec<u32>,
-    /// First block of each cluster, and the number of blocks.
+    /// First block of codes of each cluster. The last entry is the number of blocks.
     block_starts: Vec<u32>,
+    /// Centres of the clusters, `dims` values each.
     centres: Vec<f32>,
     directory: ListDirectory,
     books: Codebooks,
+    /// Codes of the rows, by cluster.
     codes: PqCodes,
+    /// Vectors of one byte per dimension, by cluster.
     bytes: ByteVectors,
     /// True if `codes` and the codes of `bytes` are empty, because they are on a medium.
     on_medium: bool,
@@ -63,6 +66,7 @@ pub(crate) struct IvfPq {
 
 /// Codes of the centres, as one list around their mean.
 struct ListDirectory {
+    /// Mean of the centres.
     middle: Vec<f32>,
     books: Codebooks,
     codes: PqCodes,
@@ -78,6 +82,26 @@ pub(crate) struct IvfScratch {
     /// Clusters to scan with their costs, nearest first.
     probes: Vec<(f32, u32)>,
     byte_query: ByteQuery,
+}
+
+impl IvfScratch {
+    /// Writes the rows of `top` to `rows` that can be among the `k` best with a score of at least
+    /// `floor`. The bytes of a row give only bounds of its cost.
+    fn write_possible_rows(&mut self, k: usize, floor: f32, rows: &mut Vec<u32>) {
+        rows.clear();
+        // Upper bound of the k-th cost, which all others have to beat.
+        let mut limit = -floor;
+        for (at, (cost, row)) in self.top.sorted().enumerate() {
+            let (least, most) = self.byte_query.bounds(cost);
+            if least > limit {
+                break;
+            }
+            rows.push(row);
+            if at + 1 == k {
+                limit = limit.min(most);
+            }
+        }
+    }
 }
 
 /// Builds the index.
@@ -135,12 +159,14 @@ fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
 }
 
+/// Returns the number of clusters of an index of `rows` rows.
 fn clusters_for(rows: usize) -> usize {
     let wanted = ((rows as f64).sqrt() * CLUSTERS_PER_ROOT) as usize;
     // Whole blocks of the directory, and at least one row for each.
     wanted.next_multiple_of(BLOCK).min(rows).min(CLUSTERS_MAX)
 }
 
+/// Returns the first block of each cluster, and the number of blocks, from the first rows `starts`.
 fn block_starts(starts: &[u32]) -> Vec<u32> {
     let blocks = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(BLOCK as u32));
     let mut total = 0;
@@ -152,6 +178,7 @@ fn block_starts(starts: &[u32]) -> Vec<u32> {
     sums
 }
 
+/// Trains the codebooks with a sample of the rows, each relative to the centre of its cluster.
 fn train_books(centres: &[f32], nearest: &[u32], build: &StreamedBuild<'_>) -> Result<Codebooks> {
     let dims = build.dims;
     let sample = RandomDraws::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
@@ -238,8 +265,9 @@ impl IvfPq {
         let starts = find(LIST_STARTS)?;
         let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
         let clusters = starts.len().saturating_sub(1);
-        let whole = starts.first() == Some(&0) && starts.last() == Some(&(header.rows as u32));
-        if !whole || !starts.is_sorted() || clusters > CLUSTERS_MAX {
+        let covers_rows =
+            starts.first() == Some(&0) && starts.last() == Some(&(header.rows as u32));
+        if !covers_rows || !starts.is_sorted() || clusters > CLUSTERS_MAX {
             return Err(Error::data_loss(
                 "the coarse index's lists do not hold its rows; build the segment again",
             ));
@@ -290,6 +318,7 @@ impl IvfPq {
     fn find_clusters(&self, query: &[f32], probes: usize, scratch: &mut IvfScratch) {
         let clusters = self.clusters();
         let inner = inner_metric(self.metric);
+        // Codes rank centres only roughly, so more of them are compared exactly than are needed.
         let considered = probes + probes / 2 + 16;
         scratch.near.clear();
         if clusters <= CENTRES_EXACT_MAX || considered >= clusters {
@@ -374,6 +403,7 @@ impl IvfPq {
         }
     }
 
+    /// Offers the rows of lists that `accept` accepts to `top`, by looked-up costs.
     fn scan_accepted(
         &self,
         lists: &[(f32, u32)],
@@ -434,13 +464,13 @@ impl IvfPq {
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
         let CoarseScratch { ivf, query, rows, .. } = scratch;
-        let mut found = probes.first(self.clusters());
+        let mut nearest = probes.first(self.clusters());
         loop {
-            self.find_clusters(query, found, ivf);
-            if probes.choose(&mut ivf.probes, &self.starts, allow) || found >= self.clusters() {
+            self.find_clusters(query, nearest, ivf);
+            if probes.choose(&mut ivf.probes, &self.starts, allow) || nearest >= self.clusters() {
                 break;
             }
-            found = FilteredProbes::more(found, self.clusters());
+            nearest = FilteredProbes::more(nearest, self.clusters());
         }
         self.look_up(query, refine, ask, ivf)?;
         rows.clear();
@@ -449,6 +479,10 @@ impl IvfPq {
     }
 
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly if the bytes are lossy.
+    /// Appends the best `ask.k` to `out`, best first.
+    ///
+    /// # Errors
+    /// The errors of the medium and of [`CoarseRequest::exact`].
     fn rank(
         &self,
         query: &[f32],
@@ -473,19 +507,7 @@ impl IvfPq {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
             return Ok(());
         };
-        scratch.rows.clear();
-        // Upper bound of the k-th cost, which all others have to beat.
-        let mut limit = -ask.floor;
-        for (at, (cost, row)) in ivf.top.sorted().enumerate() {
-            let (least, most) = ivf.byte_query.bounds(cost);
-            if least > limit {
-                break;
-            }
-            scratch.rows.push(row);
-            if at + 1 == k {
-                limit = limit.min(most);
-            }
-        }
+        ivf.write_possible_rows(k, ask.floor, &mut scratch.rows);
         exact.scores(query, &scratch.rows, &mut scratch.scores)?;
         if scratch.scores.len() != scratch.rows.len() {
             return Err(Error::internal("exact scores are not one for each row"));
@@ -543,8 +565,8 @@ impl Coarse for IvfPq {
             return self.rank(query, ask, scratch, out);
         };
         let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
-        let looked_into = self.rows() as usize / self.clusters() * probes.lists;
-        if allowed * BYTES_COST <= looked_into || allowed <= choice.refine {
+        let scanned_rows = self.rows() as usize / self.clusters() * probes.lists;
+        if allowed * BYTES_COST <= scanned_rows || allowed <= choice.refine {
             scratch.rows.extend(allow.iter());
         } else {
             let rows = probes.rows.max(k.min(allowed));

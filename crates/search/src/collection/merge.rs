@@ -23,13 +23,13 @@ use crate::segment::{PageCache, RowSource};
 /// Page runs cached while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
 
-/// Values of the embeddings that are passed on at once.
+/// Values of vectors that [`BuildVectors::scan`] collects before it passes them on.
 const SCANNED_VALUES: usize = 128 << 10;
-/// Bytes that a row's place in the old segments takes.
+/// Bytes per row of [`MergeSource::rows`].
 const PLACE_BYTES: u64 = 8;
 
-/// Merging is behind if this many times `fan_in` segments of similar size pile up. It is then
-/// escalated, and codes are moved to the medium if it needs their memory.
+/// Merging is behind if `BEHIND * fan_in` segments of similar size wait. The merge is then
+/// escalated. If it lacks memory, codes of open segments move to the medium.
 const BEHIND: usize = 2;
 
 /// Rows of a segment that may be merged.
@@ -56,15 +56,14 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     sorted.sort_by_key(|size| (size.live, size.number));
     let factor = merging.fan_in.max(2) as u32;
     for (first, smallest) in sorted.iter().enumerate() {
-        // Sizes are similar if they differ by less than a factor of `fan_in`.
-        let similarity =
-            sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
+        let similar =
+            sorted[first..].iter().take_while(|size| is_similar(smallest.live, size.live, factor));
         let mut total = 0_u32;
         let fits = |size: &&SegmentSize| {
             total = total.saturating_add(size.live);
             total <= rows_max
         };
-        let chosen: Vec<SegmentSize> = similarity.take_while(fits).copied().collect();
+        let chosen: Vec<SegmentSize> = similar.take_while(fits).copied().collect();
         if chosen.len() >= merging.fan_in {
             return Some(chosen);
         }
@@ -72,8 +71,14 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     None
 }
 
-/// Returns the number of segments of similar size that wait to be merged, of the size with the most
-/// of them. Segments that are too large to be merged do not wait.
+/// Returns true if a segment of `live` rows is less than about `factor` times as large as one of
+/// `smallest` rows.
+fn is_similar(smallest: u32, live: u32, factor: u32) -> bool {
+    live / factor <= smallest.max(1)
+}
+
+/// Returns the largest number of segments of similar size that wait to be merged. Segments that are
+/// too large to be merged do not count.
 fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
     let factor = merging.fan_in.max(2) as u32;
     let mut live: Vec<u32> = sizes
@@ -83,35 +88,50 @@ fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
         .collect();
     live.sort_unstable();
     let similar = |first: usize| {
-        live[first..].iter().take_while(|size| **size / factor <= live[first].max(1)).count()
+        live[first..].iter().take_while(|size| is_similar(live[first], **size, factor)).count()
     };
     (0..live.len()).map(similar).max().unwrap_or(0)
 }
 
-/// Returns true if segments of similar size pile up.
+/// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Returns false if a
+/// segment has lost many rows or codes, since that segment is rewritten first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
     let piled = Merging { fan_in: BEHIND * merging.fan_in, ..*merging };
     choose(sizes, &piled, u32::MAX).is_some_and(|chosen| chosen.len() >= piled.fan_in)
 }
 
-/// Live rows of several segments.
+/// Returns the index of the view and the row for each live row, ascending.
+fn live_rows(views: &[SegmentView]) -> Vec<(u32, u32)> {
+    (0..)
+        .zip(views)
+        .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
+        .filter(|(_, view, row)| !view.deletes.contains(*row))
+        .map(|(at, _, row)| (at, row))
+        .collect()
+}
+
+/// Live rows of several segments, as the source of a merged one.
 struct MergeSource<'a> {
     collection: &'a Collection,
     views: Vec<SegmentView>,
-    /// Index of the view, and the row.
+    /// Index in `views` and row of that segment, by row of the source; ascending.
     rows: Vec<(u32, u32)>,
     cache: PageCache,
     urgency: Urgency,
 }
 
 impl MergeSource<'_> {
+    /// Returns the view that has a row of the source, and the row in that view.
     fn place(&self, row: u32) -> Result<(&SegmentView, u32)> {
-        let (view, row) = self.numbered(row)?;
+        let (view, row) = self.locate(row)?;
         Ok((&self.views[view as usize], row))
     }
 
-    /// Returns the number of the view and the row in it.
-    fn numbered(&self, row: u32) -> Result<(u32, u32)> {
+    /// Returns the index of the view that has a row of the source, and the row in that view.
+    ///
+    /// # Errors
+    /// `Internal` if the source has no such row.
+    fn locate(&self, row: u32) -> Result<(u32, u32)> {
         let found = self.rows.get(row as usize).filter(|of| (of.0 as usize) < self.views.len());
         found.copied().ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
@@ -166,12 +186,12 @@ impl BuildVectors for MergeSource<'_> {
         order.sort_unstable_by_key(|&at| rows[at]);
         let mut left = &order[..];
         while let Some(&first) = left.first() {
-            let (number, _) = self.numbered(rows[first])?;
-            let view = &self.views[number as usize];
-            let of_view = |at: &usize| self.numbered(rows[*at]).ok().filter(|of| of.0 == number);
-            let of: Vec<u32> = left.iter().map_while(|at| Some(of_view(at)?.1)).collect();
-            let (now, later) = left.split_at(of.len());
-            view.segment.vectors_of(&of, &step, &mut |place, vector| {
+            let (index, _) = self.locate(rows[first])?;
+            let view = &self.views[index as usize];
+            let in_view = |at: &usize| self.locate(rows[*at]).ok().filter(|row| row.0 == index);
+            let view_rows: Vec<u32> = left.iter().map_while(|at| Some(in_view(at)?.1)).collect();
+            let (now, later) = left.split_at(view_rows.len());
+            view.segment.vectors_of(&view_rows, &step, &mut |place, vector| {
                 let target = start + now[place] * dims;
                 out[target..target + dims].copy_from_slice(vector);
             })?;
@@ -206,8 +226,8 @@ impl Collection {
         self.merging.is_locked()
     }
 
-    /// Merges at full speed if segments pile up; otherwise returns false. For a thread of ordinary
-    /// priority.
+    /// Runs the most useful merge at full speed if merging is behind. Returns true if it merged
+    /// segments. For a thread of ordinary priority.
     ///
     /// # Errors
     /// As [`Collection::merge`].
@@ -222,7 +242,7 @@ impl Collection {
     }
 
     /// Runs the most useful merge. Returns false if there is none, if there is no memory for it, or
-    /// if the escalated merge takes over.
+    /// if an escalated merge takes over.
     ///
     /// # Errors
     /// The error of the medium. A damaged page ends the merge, and the segment is not merged again:
@@ -265,8 +285,9 @@ impl Collection {
         outcome.map(|()| true)
     }
 
-    /// Returns the bytes that a merge needs, if segments pile up because less is free. `movable` is
-    /// the memory of codes that can be moved to the medium for it.
+    /// Returns the bytes that a merge needs, if merging is behind because fewer are free. `movable`
+    /// is the bytes of codes that can move to the medium for it. Returns `None` if the free memory
+    /// is enough, or if the movable memory would not be enough.
     pub(crate) fn missing_for_merge(&self, movable: u64) -> Option<u64> {
         // A merge in progress gives its memory back.
         let damaged = self.merging.try_lock()?;
@@ -338,7 +359,8 @@ impl Collection {
         }
     }
 
-    /// Returns the rows of the largest segment that a merge may write with `bytes` of memory.
+    /// Returns the rows of the largest segment that a merge may write with `bytes` of memory. More
+    /// rows need more bytes, so this is a binary search.
     fn rows_max(&self, bytes: u64) -> u32 {
         let (mut fits, mut beyond) = (0_u32, u32::MAX);
         while fits + 1 < beyond {
@@ -361,18 +383,19 @@ impl Collection {
         has_room.then(|| self.budget.reserve(spare, "the payload index of a merge").ok()).flatten()
     }
 
+    /// Writes the live rows of the segments `numbers`, whose views are `views`, as one segment, and
+    /// publishes it in their place.
+    ///
+    /// # Errors
+    /// `Cancelled` if one of the segments was dropped meanwhile; the errors of the medium and the
+    /// memory budget.
     fn merge_segments(
         &self,
         numbers: &[u64],
         views: Vec<SegmentView>,
         urgency: Urgency,
     ) -> Result<()> {
-        let rows: Vec<(u32, u32)> = (0..)
-            .zip(&views)
-            .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
-            .filter(|(_, view, row)| !view.deletes.contains(*row))
-            .map(|(at, _, row)| (at, row))
-            .collect();
+        let rows = live_rows(&views);
         if rows.is_empty() {
             self.live.lock().merged(numbers, None);
             return self.publish();
