@@ -51,6 +51,7 @@ impl ShardResults<'_> {
     }
 }
 
+/// A shard's page of points.
 #[derive(Deserialize)]
 pub(super) struct PointsText<'a> {
     #[serde(borrow)]
@@ -61,6 +62,7 @@ pub(super) struct PointsText<'a> {
     pub(super) partial: bool,
 }
 
+/// Members of a point that its [`PointKey`] needs.
 #[derive(Deserialize)]
 struct PointKeyText {
     id: PointId,
@@ -68,12 +70,13 @@ struct PointKeyText {
     order_value: Option<Number>,
 }
 
-/// Parts of a point that decide about its place.
+/// Parts of a point that decide its position in a merged answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PointKey {
-    /// Order of ids in collections: numbers, then UUIDs by their hash.
+    /// The id with its position among the ids of a collection, as [`with_position`] returns it.
     id: (u64, PointId),
     score: Option<f32>,
+    /// Value of the payload field by which points are ordered.
     value: Option<OrderValue>,
 }
 
@@ -86,7 +89,7 @@ pub(super) struct KeyedPoint<'a> {
 impl PointKey {
     /// Creates the key of a hit.
     pub(super) fn scored(id: PointId, score: f32) -> PointKey {
-        PointKey { id: place(id), score: Some(score), value: None }
+        PointKey { id: with_position(id), score: Some(score), value: None }
     }
 
     /// Returns the point's id.
@@ -100,22 +103,36 @@ impl PointKey {
     }
 }
 
-fn place(id: PointId) -> (u64, PointId) {
+/// Returns an id with its position among the ids of a collection: numbers, then UUIDs by their
+/// hash.
+fn with_position(id: PointId) -> (u64, PointId) {
     (id.internal(), id)
 }
 
+/// Parses the result of a shard.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
 pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
     serde_json::from_str(text.get())
         .map_err(|error| Error::internal(format!("a shard's result: {error}")))
 }
 
+/// Reads the key of a point.
+///
+/// # Errors
+/// As [`read`].
 pub(super) fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
     let point: PointKeyText = read(text)?;
     let value = point.order_value.and_then(|number| OrderValue::of(&Value::Number(number)));
-    Ok(KeyedPoint { key: PointKey { id: place(point.id), score: point.score, value }, text })
+    Ok(KeyedPoint {
+        key: PointKey { id: with_position(point.id), score: point.score, value },
+        text,
+    })
 }
 
 impl HitOrder {
+    /// Compares two points of one query. The point that comes first is less.
     pub(super) fn compare(self, one: &PointKey, other: &PointKey) -> Ordering {
         let by_id = || one.id.cmp(&other.id);
         match self {
@@ -143,31 +160,40 @@ pub(super) struct MergedHits<'a> {
     pub(super) partial: bool,
 }
 
-/// Returns the merged hits of a query.
+/// Reads the points of all shards, in no order. Returns them, and true if points may be missing.
 ///
 /// # Errors
-/// `Internal` for a result that is not the expected JSON.
-pub(super) fn merged_hits<'a>(
-    shards: ShardResults<'a>,
-    order: HitOrder,
-    range: HitRange,
-) -> Result<MergedHits<'a>> {
+/// As [`read`].
+fn all_points(shards: ShardResults<'_>) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
     for result in shards.results {
-        let result: PointsText<'a> = read(result)?;
+        let result: PointsText<'_> = read(result)?;
         partial |= result.partial;
         for point in result.points {
             all.push(keyed(point)?);
         }
     }
+    Ok((all, partial))
+}
+
+/// Returns the merged hits of a query.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn merged_hits<'a>(
+    shards: ShardResults<'a>,
+    order: HitOrder,
+    range: HitRange,
+) -> Result<MergedHits<'a>> {
+    let (mut all, partial) = all_points(shards)?;
     all.sort_by(|one, other| order.compare(&one.key, &other.key));
     all.truncate(range.offset.saturating_add(range.limit));
     all.drain(..range.offset.min(all.len()));
     Ok(MergedHits { points: all, partial })
 }
 
-/// Merges the results of a query.
+/// Returns the JSON of the merged hits of a query.
 ///
 /// # Errors
 /// As [`merged_hits`].
@@ -176,7 +202,7 @@ pub(super) fn hits(shards: ShardResults<'_>, order: HitOrder, range: HitRange) -
     Ok(page_text(merged.points.iter().map(|point| point.text), None, merged.partial))
 }
 
-/// Returns the JSON text of a merged answer.
+/// Checks that a merged answer is JSON and returns it as such.
 ///
 /// # Errors
 /// `Internal` if the text is not JSON.
@@ -218,6 +244,9 @@ fn push_list<'a>(text: &mut Vec<u8>, values: impl Iterator<Item = &'a RawValue>)
 }
 
 /// Returns the results of each query of a batch, by query and shard.
+///
+/// # Errors
+/// As [`read`]; `Internal` if a shard answered another number of queries.
 fn by_query<'a>(shards: ShardResults<'a>, queries: usize) -> Result<Vec<Vec<&'a RawValue>>> {
     let mut columns: Vec<Vec<&RawValue>> = vec![Vec::new(); queries];
     for result in shards.results {
@@ -233,10 +262,11 @@ fn by_query<'a>(shards: ShardResults<'a>, queries: usize) -> Result<Vec<Vec<&'a 
     Ok(columns)
 }
 
-/// Merges the results of batches of queries, each with its order and range.
+/// Returns the JSON list of the merged hits of each query of a batch. `queries` has the order and
+/// the range of each.
 ///
 /// # Errors
-/// As [`hits`]; `Internal` if a shard answered another number of queries.
+/// As [`hits`] and [`by_query`].
 pub(super) fn batch(shards: ShardResults<'_>, queries: &[(HitOrder, HitRange)]) -> Result<Vec<u8>> {
     let mut text = b"[".to_vec();
     for (at, (column, query)) in by_query(shards, queries.len())?.iter().zip(queries).enumerate() {
@@ -276,7 +306,8 @@ pub(super) fn batch_keys(
     merged.collect()
 }
 
-/// Merges pages of points in the order of their ids.
+/// Returns the JSON of a page of points in the order of their ids, with the id of the next page's
+/// first point. A page ends after `limit` points or [`PAGE_BYTES_MAX`] bytes.
 ///
 /// # Errors
 /// As [`hits`].
@@ -288,7 +319,7 @@ pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> 
     for result in shards.results {
         let result: PointsText<'_> = read(result)?;
         partial |= result.partial;
-        let end = result.next_page_offset.map(place);
+        let end = result.next_page_offset.map(with_position);
         next = [next, end].into_iter().flatten().min();
         for point in result.points {
             all.push(keyed(point)?);
@@ -314,7 +345,8 @@ pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> 
     Ok(page_text(all[..count].iter().map(|point| point.text), Some(&next), partial))
 }
 
-/// Merges pages of points in the order of a value of the payload.
+/// Returns the JSON of at most `limit` points in the order of a payload field. There is no next
+/// page.
 ///
 /// # Errors
 /// As [`hits`].
@@ -323,21 +355,14 @@ pub(super) fn ordered_scroll(
     descending: bool,
     limit: usize,
 ) -> Result<Vec<u8>> {
-    let mut partial = shards.incomplete;
-    let mut all = Vec::new();
-    for result in shards.results {
-        let result: PointsText<'_> = read(result)?;
-        partial |= result.partial;
-        for point in result.points {
-            all.push(keyed(point)?);
-        }
-    }
+    let (mut all, partial) = all_points(shards)?;
     let order = HitOrder::Value { descending };
     all.sort_by(|one, other| order.compare(&one.key, &other.key));
     Ok(page_text(all.iter().take(limit).map(|point| point.text), Some("null"), partial))
 }
 
-/// Returns records in the order of the requested ids. Ids without a point are left out.
+/// Returns the JSON list of points in the order of the requested ids. Ids without a point are left
+/// out.
 ///
 /// # Errors
 /// As [`hits`].
@@ -375,7 +400,7 @@ pub(super) fn sum(shards: ShardResults<'_>) -> Result<(u64, bool)> {
     Ok((sum, partial))
 }
 
-/// Merges counts of points.
+/// Returns the JSON of the sum of the shards' counts.
 ///
 /// # Errors
 /// As [`hits`].
@@ -388,8 +413,9 @@ pub(super) fn count(shards: ShardResults<'_>) -> Result<Vec<u8>> {
     Ok(answer.to_string().into_bytes())
 }
 
-/// Merges counts by the values of a field: the most frequent values first, equal counts in the
-/// order of the values. A shard with `shard_limit` values may have more, whose counts are missing.
+/// Returns the JSON of at most `limit` values of a field with their counts: the most frequent
+/// first, values of equal counts in their own order. The answer is partial if a shard returned
+/// `shard_limit` values, since counts of its other values are missing.
 ///
 /// # Errors
 /// As [`hits`].

@@ -187,7 +187,7 @@ proptest! {
             Metric::L2 => (HitOrder::LowerScore, 1),
             _ => (HitOrder::HigherScore, -1),
         };
-        let key = |point: &(PointId, u8, usize)| (sign * i32::from(point.1), place(point.0));
+        let key = |point: &(PointId, u8, usize)| (sign * i32::from(point.1), with_position(point.0));
         let text = |point: &(PointId, u8, usize)| {
             json!({"id": point.0, "score": f32::from(point.1) / 4.0})
         };
@@ -212,7 +212,7 @@ proptest! {
         shard_limit in 1usize..20,
     ) {
         let mut all: Vec<PointId> = points.iter().map(|point| point.0).collect();
-        all.sort_by_key(|id| place(*id));
+        all.sort_by_key(|id| with_position(*id));
         let mut found: Vec<Value> = Vec::new();
         let mut offset: Option<PointId> = None;
         loop {
@@ -222,9 +222,9 @@ proptest! {
                         .iter()
                         .filter(|point| point.2 == shard)
                         .map(|point| point.0)
-                        .filter(|id| offset.is_none_or(|offset| place(*id) >= place(offset)))
+                        .filter(|id| offset.is_none_or(|offset| with_position(*id) >= with_position(offset)))
                         .collect();
-                    own.sort_by_key(|id| place(*id));
+                    own.sort_by_key(|id| with_position(*id));
                     let count = own.len().min(limit).min(shard_limit);
                     let page: Vec<Value> =
                         own[..count].iter().map(|id| json!({ "id": id })).collect();
@@ -237,7 +237,7 @@ proptest! {
             found.append(&mut ids);
             match serde_json::from_value(page["next_page_offset"].clone()).unwrap() {
                 Some(next) => {
-                    prop_assert!(offset.is_none_or(|offset| place(next) > place(offset)));
+                    prop_assert!(offset.is_none_or(|offset| with_position(next) > with_position(offset)));
                     offset = Some(next);
                 }
                 None => break,

@@ -23,11 +23,11 @@ use super::split::{self, RawMembers};
 /// bytes a value.
 const VALUES_MAX: usize = 4 << 20;
 
-/// Checks the size of the vectors that replace the points of a request.
+/// Checks how many values the vectors of `points` points have together.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`VALUES_MAX`] values.
-fn check_named(points: usize, dims: usize) -> Result<()> {
+fn check_vector_values(points: usize, dims: usize) -> Result<()> {
     if points.saturating_mul(dims) > VALUES_MAX {
         return Err(Error::invalid(format!(
             "query: the vectors of {points} points have more than {VALUES_MAX} values together; name fewer \
@@ -75,6 +75,10 @@ impl RootQuery {
         RootQuery { request, members, fused: None }
     }
 
+    /// Parses the body of a request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a body that is no query.
     pub(super) fn read(body: &[u8]) -> Result<RootQuery> {
         Ok(RootQuery::new(json::parse(body)?, split::members(body)?))
     }
@@ -106,11 +110,12 @@ impl RootQuery {
         }
     }
 
+    /// Returns the part of the merged hits that the client requested.
     pub(super) fn range(&self) -> HitRange {
         HitRange { offset: self.request.offset(), limit: self.request.limit() }
     }
 
-    /// Returns the points that the query names. They are no hits.
+    /// Returns the ids of the points that the query compares with. These points are no hits.
     pub(super) fn ids(&self) -> Vec<PointId> {
         let id = |input: &VectorInput| match input {
             VectorInput::Id(id) => Some(*id),
@@ -140,6 +145,22 @@ impl RootQuery {
         if ids.is_empty() && self.mmr().is_none() {
             return Ok(members);
         }
+        let Some(query) = self.query_by_vectors(vectors)? else { return Ok(members) };
+        members.insert("query".to_owned(), query);
+        if ids.is_empty() {
+            return Ok(members);
+        }
+        let filter = members.remove("filter").filter(|filter| filter.get() != "null");
+        members.insert("filter".to_owned(), without(filter.as_deref(), &ids)?);
+        Ok(members)
+    }
+
+    /// Returns the text of the query with vectors in place of points; `None` if it compares no
+    /// vectors.
+    ///
+    /// # Errors
+    /// `NotFound` for a point without a vector in `vectors`.
+    fn query_by_vectors(&self, vectors: &PointVectors) -> Result<Option<Box<RawValue>>> {
         let vector = |input: &VectorInput| match input {
             VectorInput::Vector(values) => Ok(values.clone()),
             VectorInput::Id(id) => vectors.get(id).cloned().ok_or_else(|| {
@@ -156,15 +177,9 @@ impl RootQuery {
                     HashMap::from([("positive", list(positive)?), ("negative", list(negative)?)]);
                 split::raw(&HashMap::from([("recommend", recommend)]))?
             }
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => return Ok(members),
+            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => return Ok(None),
         };
-        members.insert("query".to_owned(), query);
-        if ids.is_empty() {
-            return Ok(members);
-        }
-        let filter = members.remove("filter").filter(|filter| filter.get() != "null");
-        members.insert("filter".to_owned(), without(filter.as_deref(), &ids)?);
-        Ok(members)
+        Ok(Some(query))
     }
 }
 
@@ -172,14 +187,14 @@ impl QueryRun<'_> {
     /// Reads the vectors of points of the collection.
     ///
     /// # Errors
-    /// As [`check_named`]; `Unavailable` if the shard of a point does not answer.
+    /// As [`check_vector_values`]; `Unavailable` if the shard of a point does not answer.
     pub(super) async fn point_vectors(&self, ids: &[PointId]) -> Result<PointVectors> {
         #[derive(Deserialize)]
         struct VectorText {
             id: PointId,
             vector: Vector,
         }
-        check_named(ids.len(), self.settings.dims)?;
+        check_vector_values(ids.len(), self.settings.dims)?;
         let mut vectors = PointVectors::new();
         if ids.is_empty() {
             return Ok(vectors);
@@ -203,7 +218,10 @@ impl QueryRun<'_> {
     }
 }
 
-/// Returns the text of a filter that leaves out the points of `ids`.
+/// Returns the text of a filter for the points that `filter` accepts, without those of `ids`.
+///
+/// # Errors
+/// `Internal` if the text is not JSON.
 fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> {
     let ids = split::raw(&ids)?;
     let must = filter.map_or_else(String::new, |filter| format!("\"must\":[{filter}],"));
@@ -222,9 +240,9 @@ mod tests {
 
     #[test]
     fn vectors_of_named_points_have_a_maximum() {
-        assert!(check_named(1024, 4096).is_ok());
-        assert!(check_named(1025, 4096).unwrap_err().message().contains("fewer"));
-        assert!(check_named(usize::MAX, 2).is_err());
+        assert!(check_vector_values(1024, 4096).is_ok());
+        assert!(check_vector_values(1025, 4096).unwrap_err().message().contains("fewer"));
+        assert!(check_vector_values(usize::MAX, 2).is_err());
     }
 
     fn read(body: &Value) -> RootQuery {

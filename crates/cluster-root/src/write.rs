@@ -23,14 +23,13 @@ use super::state::RootState;
 use super::wire::{OwnerReply, timeout_ms, write_node};
 use super::{by_filter, check, collections, payload_sizes};
 
-/// Bytes of operations after which another request to the owner begins.
+/// Bytes of operations after which the next request to the owner begins.
 const WRITE_BYTES_MAX: usize = 4 << 20;
-/// Operations after which another request to the owner begins. An entry of the log has at most
-/// 65,536.
+/// Operations after which the next request to the owner begins. A log entry has at most 65,536.
 const WRITE_OPERATIONS_MAX: usize = 1 << 14;
 /// Maximum shards to which one request of a client writes at the same time.
 const SHARDS_AT_ONCE_MAX: usize = 64;
-/// Longest wait for a change of the view before an owner is asked again.
+/// Longest wait for a change of the view before the next request to an owner.
 const OWNER_WAIT: Duration = Duration::from_millis(250);
 /// Shortest time between two requests to an owner.
 const OWNER_PAUSE: Duration = Duration::from_millis(20);
@@ -49,6 +48,7 @@ enum ChangeKind {
 }
 
 impl ChangeKind {
+    /// Returns the member of a batch that has such a change.
     fn name(self) -> &'static str {
         match self {
             ChangeKind::Upsert => "upsert",
@@ -60,6 +60,7 @@ impl ChangeKind {
         }
     }
 
+    /// Parses the body of a request for such a change.
     fn parse(self, body: &[u8]) -> Result<UpdateOperation> {
         Ok(match self {
             ChangeKind::Upsert => UpdateOperation::Upsert(json::parse(body)?),
@@ -103,11 +104,11 @@ async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<R
     let bytes = body.len();
     let prepare = move || split_change(&body, kind, &settings, shards);
     let steps = context.compute(bytes, prepare).await?;
-    let entry = make(&context, record, steps).await?;
+    let entry = apply_steps(&context, record, steps).await?;
     RootAnswer::of(&completed(entry))
 }
 
-/// Makes changes in order. All are checked before the first is made.
+/// Applies the changes of a batch in order. All are checked before the first is applied.
 pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let settings = collections::settings(&record)?;
@@ -115,15 +116,20 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let bytes = body.len();
     let prepare = move || split_batch(&body, &settings, shards);
     let (steps, count) = context.compute(bytes, prepare).await?;
-    let entry = make(&context, record, steps).await?;
+    let entry = apply_steps(&context, record, steps).await?;
     RootAnswer::of(&vec![completed(entry); count])
 }
 
-/// Returns the outcome of a change. Its number grows with every change of a shard.
+/// Returns the JSON of the outcome of a change. `entry` is the number of a log entry, which grows
+/// with every change of a shard.
 fn completed(entry: u64) -> Value {
     json!({ "operation_id": entry, "status": "completed" })
 }
 
+/// Checks a change and splits it by shard.
+///
+/// # Errors
+/// `InvalidArgument` for a body that is not such a change, or one that the settings do not permit.
 fn split_change(
     body: &[u8],
     kind: ChangeKind,
@@ -140,6 +146,11 @@ fn split_change(
     Ok(steps.into_list())
 }
 
+/// Checks all changes of a batch and splits them by shard. Returns the steps and the number of
+/// changes.
+///
+/// # Errors
+/// As [`split_change`], with the place of the change.
 fn split_batch(
     body: &[u8],
     settings: &CollectionSettings,
@@ -161,13 +172,13 @@ fn text(body: &[u8]) -> Result<&str> {
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))
 }
 
-/// Makes the steps of a change, one after the other. Returns the largest number of an entry that
-/// has a part of the change; 0 without operations.
+/// Applies the steps of a change, one after the other. Returns the largest number of a log entry
+/// that has a part of the change; 0 without operations.
 ///
 /// # Errors
-/// `TooLarge` if a payload would become too large; the step is not made then. The first error of a
-/// shard. Other shards may have their operations then.
-async fn make(
+/// `TooLarge` if a payload would become too large; that step is then not applied. The first error
+/// of a shard; other shards may then have applied their operations.
+async fn apply_steps(
     context: &RootContext,
     record: Arc<CollectionRecord>,
     steps: Vec<ChangeStep>,
@@ -190,11 +201,11 @@ async fn make(
     Ok(entry)
 }
 
-/// Writes operations to their shards, each shard's in order. Returns the largest number of an entry
-/// that has some of them; 0 without operations.
+/// Writes operations to their shards, each shard's in order. Returns the largest number of a log
+/// entry that has some of them; 0 without operations.
 ///
 /// # Errors
-/// The first error of a shard. Other shards may have their operations then.
+/// The first error of a shard; other shards may then have applied their operations.
 pub(super) async fn deliver(
     context: &RootContext,
     record: &CollectionRecord,
@@ -211,11 +222,11 @@ pub(super) async fn deliver(
     run_all(writes).await
 }
 
-/// Runs writes to different shards side by side, at most [`SHARDS_AT_ONCE_MAX`]. Returns the
-/// largest number of an entry; 0 without writes.
+/// Runs writes to different shards at the same time, at most [`SHARDS_AT_ONCE_MAX`]. Returns the
+/// largest number of a log entry; 0 without writes.
 ///
 /// # Errors
-/// The first error, after the writes that run have ended.
+/// The first error. No write starts after it, and the writes that run end first.
 pub(super) async fn run_all(
     mut waiting: impl Iterator<Item = impl Future<Output = Result<u64>> + Send + 'static>,
 ) -> Result<u64> {
@@ -260,7 +271,7 @@ pub(super) fn was_not_written(error: &Error) -> bool {
         || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
 }
 
-/// Writes to one shard.
+/// Destination of writes: a shard, until a deadline.
 pub(super) struct ShardWrite {
     pub(super) state: Arc<RootState>,
     pub(super) key: ShardKey,
@@ -268,7 +279,10 @@ pub(super) struct ShardWrite {
 }
 
 impl ShardWrite {
-    /// Writes operations in order. Returns the number of the last entry.
+    /// Writes operations in order. Returns the number of the last log entry; 0 without operations.
+    ///
+    /// # Errors
+    /// As [`ShardWrite::write`]. Earlier operations may then be written.
     pub(super) async fn run(&self, operations: &[String]) -> Result<u64> {
         let mut entry = 0;
         let chunks = split::chunks(operations, WRITE_BYTES_MAX).into_iter();
@@ -290,8 +304,13 @@ impl ShardWrite {
 
     /// Sends operations to the owner until one has written them or the deadline has passed. They
     /// are sent again only if no owner wrote them.
+    ///
+    /// # Errors
+    /// `NotFound` if the collection was removed; the last refusal, with the source [`NotWritten`],
+    /// if no owner wrote them in time; the errors of [`write_node`].
     async fn write(&self, operations: &str) -> Result<u64> {
-        // Owner that a node has named. It is asked at once, unless a named owner named it.
+        // Owner that the node of the last request named. The next request goes to it at once,
+        // unless that node had been named in the same way.
         let mut hint: Option<String> = None;
         let mut refusal = Error::unavailable("the time was up before it was sent");
         while Instant::now() < self.deadline {
