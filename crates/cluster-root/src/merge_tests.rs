@@ -187,7 +187,9 @@ proptest! {
             Metric::L2 => (HitOrder::LowerScore, 1),
             _ => (HitOrder::HigherScore, -1),
         };
-        let key = |point: &(PointId, u8, usize)| (sign * i32::from(point.1), with_position(point.0));
+        let key = |point: &(PointId, u8, usize)| {
+            (sign * i32::from(point.1), with_position(point.0))
+        };
         let text = |point: &(PointId, u8, usize)| {
             json!({"id": point.0, "score": f32::from(point.1) / 4.0})
         };
@@ -222,7 +224,9 @@ proptest! {
                         .iter()
                         .filter(|point| point.2 == shard)
                         .map(|point| point.0)
-                        .filter(|id| offset.is_none_or(|offset| with_position(*id) >= with_position(offset)))
+                        .filter(|id| {
+                            offset.is_none_or(|offset| with_position(*id) >= with_position(offset))
+                        })
                         .collect();
                     own.sort_by_key(|id| with_position(*id));
                     let count = own.len().min(limit).min(shard_limit);
@@ -237,7 +241,8 @@ proptest! {
             found.append(&mut ids);
             match serde_json::from_value(page["next_page_offset"].clone()).unwrap() {
                 Some(next) => {
-                    prop_assert!(offset.is_none_or(|offset| with_position(next) > with_position(offset)));
+                    let follows = |offset| with_position(next) > with_position(offset);
+                    prop_assert!(offset.is_none_or(follows));
                     offset = Some(next);
                 }
                 None => break,
