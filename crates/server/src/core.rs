@@ -27,10 +27,10 @@ use crate::warmup::RecordedRequests;
 /// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;
 
-/// A run of an isolated model that takes this many request timeouts hangs. Then its process is
+/// Request timeouts after which a run of an isolated model counts as hung. Its process is then
 /// started again.
 const HUNG_RUN_TIMEOUTS: u32 = 2;
-/// Shortest time after which a run hangs. The first runs of a version can be slow.
+/// Shortest time after which a run counts as hung. The first runs of a version can be slow.
 const HUNG_RUN_TIME_MIN: Duration = Duration::from_secs(30);
 
 /// Models, workers, and their metrics.
@@ -101,22 +101,25 @@ impl Core {
     pub(crate) fn compose(config: &Config) -> Result<Core> {
         let onnx = onnx_engine(config)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
-        Core::start(config, with_others(onnx, config), engine_version, Some(config.data.workers))
+        Core::start(config, all_engines(onnx, config), engine_version, Some(config.data.workers))
     }
 
-    /// Starts as [`Core::compose`] does, except that the first model of an engine opens its
-    /// library, and that threads inside runs come on top of the workers: the program that
+    /// Starts as [`Core::compose`] does, with two differences. ONNX Runtime is opened with its first
+    /// model. Threads inside runs are not bounded by the number of workers, because the program that
     /// configures them is the only client.
     ///
     /// # Errors
     /// `InvalidArgument` for contradicting settings.
     pub(crate) fn compose_lazily(config: &Config) -> Result<Core> {
         let onnx = LazyOnnxEngine::new(config.onnxruntime.clone());
-        Core::start(config, with_others(Arc::new(onnx), config), String::new(), None)
+        Core::start(config, all_engines(Arc::new(onnx), config), String::new(), None)
     }
 
     /// Starts with the given engines. `run_threads_max` bounds the threads of each run and of all
     /// runs together; `None` is no bound.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for contradicting settings; the errors of the parts that it starts.
     pub(crate) fn start(
         config: &Config,
         engines: Vec<Arc<dyn Engine>>,
@@ -218,13 +221,14 @@ fn onnx_engine(config: &Config) -> Result<Arc<dyn Engine>> {
     }
 }
 
-/// Returns all engines. Engines other than ONNX Runtime open their library with their first model.
-fn with_others(onnx: Arc<dyn Engine>, config: &Config) -> Vec<Arc<dyn Engine>> {
+/// Returns `onnx` and the other engines. The others open their library with their first model.
+fn all_engines(onnx: Arc<dyn Engine>, config: &Config) -> Vec<Arc<dyn Engine>> {
     let torch = TorchEngine::new(config.libtorch.clone());
     let tensorflow = TensorFlowEngine::new(config.tensorflow.clone());
     vec![onnx, Arc::new(torch), Arc::new(tensorflow)]
 }
 
+/// Returns the settings of worker processes for isolated models.
 fn isolation_config(config: &Config) -> IsolationConfig {
     let MemoryConfig { load_rate, fault_rate, huge_pages, direct, .. } = config.memory;
     let run_time = config.listeners.request_timeout * HUNG_RUN_TIMEOUTS;
@@ -237,6 +241,11 @@ fn isolation_config(config: &Config) -> IsolationConfig {
     }
 }
 
+/// Creates the store of parameters. Its pool is limited to [`POOL_SHARE`] of the machine's memory
+/// unless the settings say otherwise. Rates are in bytes per second; 0 is no limit.
+///
+/// # Errors
+/// The errors of reading the machine's memory and of creating the pool.
 fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
     let machine = os::process::machine()?;
     let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
@@ -252,6 +261,8 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
     ))
 }
 
+/// Returns the settings of the lifecycle, without those of updates in a fleet. `run_threads_max`
+/// bounds the threads of a run; `None` is no bound.
 fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> LifecycleConfig {
     let models = &config.models;
     let converter = lifecycle::Converter {
