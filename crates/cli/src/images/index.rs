@@ -17,7 +17,7 @@ use crate::client::RequestContent;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 
 /// Maximum ids in one request to `/missing`, as the server allows.
-const PAGE: usize = 1000;
+const MISSING_IDS_MAX: usize = 1000;
 /// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 64;
 /// Maximum length of a collection's name in bytes.
@@ -52,7 +52,7 @@ pub(super) struct IndexArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// JSON object stored with each image, for filters
-    #[arg(long, value_name = "JSON", value_parser = object)]
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
     payload: Option<String>,
     /// Connections to the server, each of which sends one image at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX as i64))]
@@ -82,7 +82,8 @@ impl ImageKind {
     }
 }
 
-fn object(text: &str) -> Result<String, String> {
+/// Checks that an argument is a JSON object, and returns it as it is.
+fn json_object(text: &str) -> Result<String, String> {
     match serde_json::from_str(text) {
         Ok(serde_json::Value::Object(_)) => Ok(text.to_owned()),
         Ok(_) => Err("this is JSON, but no object, as in {\"album\": \"holidays\"}".into()),
@@ -109,17 +110,20 @@ fn collection_name(text: &str) -> Result<String, String> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct IndexSummary {
     added: u64,
+    /// Images that the collection had already.
     present: u64,
     /// Files with the same content as another file of this call.
     duplicates: u64,
+    /// Files that are no images.
     ignored: u64,
+    /// Name and reason of each image that was not added.
     failed: Vec<(String, String)>,
     /// Number of `failed` entries printed so far.
     reported: usize,
 }
 
 impl IndexSummary {
-    /// Prints the failures since its last call.
+    /// Prints the failures since the last call, up to [`FAILURES_SHOWN_MAX`] in all calls together.
     fn report_failures(&mut self, bar: &ProgressBar) {
         let (from, to) = (self.reported, self.failed.len());
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
@@ -147,12 +151,12 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
         background: false,
     };
     let started = Instant::now();
-    let bar = bar(walked.found.len());
+    let bar = progress_bar(walked.found.len());
     let WalkResult { found, ignored, unread } = walked;
     let mut summary = IndexSummary { ignored, failed: unread, ..IndexSummary::default() };
     let mut seen = HashSet::new();
     summary.report_failures(&bar);
-    for page in found.chunks(PAGE) {
+    for page in found.chunks(MISSING_IDS_MAX) {
         bar.set_message("hashing");
         let wanted = missing(page, &target, args.connections, &mut seen, &mut summary)?;
         bar.inc((page.len() - wanted.len()) as u64);
@@ -172,8 +176,8 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     if summary.failed.is_empty() { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
 }
 
-fn bar(images: usize) -> ProgressBar {
-    // indicatif hides a bar if its target is not a terminal.
+/// Returns a bar on standard error that counts to `images`. It is hidden if that is no terminal.
+fn progress_bar(images: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(images as u64), ProgressDrawTarget::stderr());
     if let Ok(style) =
         ProgressStyle::with_template("{bar:30} {pos} of {len}, {per_sec}, {eta} left  {wide_msg}")
@@ -184,8 +188,11 @@ fn bar(images: usize) -> ProgressBar {
     bar
 }
 
-/// Returns the images of `page` that the collection lacks, each content once, and counts the
-/// others.
+/// Returns the images of `page` that the collection lacks, each content once. Counts the others in
+/// `summary`. `seen` has the ids of all images of the call, by content.
+///
+/// # Errors
+/// Returns the error of the request to the server. A file that cannot be read counts as failed.
 fn missing<'a>(
     page: &'a [ImageFile],
     target: &UploadTarget<'_>,
@@ -214,8 +221,11 @@ fn missing<'a>(
     Ok(wanted)
 }
 
-/// Sends `wanted` over several connections. The first image is sent alone, since it may create the
-/// collection.
+/// Sends `wanted` over several connections, and counts the outcomes in `summary`. The first image
+/// is sent alone, since it may create the collection.
+///
+/// # Errors
+/// Returns the first error of a request. An image that the server refuses counts as failed.
 fn send(
     wanted: &[&ImageFile],
     target: &UploadTarget<'_>,
@@ -225,15 +235,15 @@ fn send(
 ) -> CommandResult {
     let put = |found: &&ImageFile| {
         bar.set_message(found.name.clone());
-        let came = target.put(found)?;
+        let outcome = target.put(found)?;
         bar.inc(1);
-        Ok(came)
+        Ok(outcome)
     };
     let (first, rest) = wanted.split_at(wanted.len().min(1));
-    let mut came = in_parallel(first, 1, put)?;
-    came.extend(in_parallel(rest, connections, put)?);
-    for (found, came) in wanted.iter().zip(came) {
-        match came {
+    let mut outcomes = in_parallel(first, 1, put)?;
+    outcomes.extend(in_parallel(rest, connections, put)?);
+    for (found, outcome) in wanted.iter().zip(outcomes) {
+        match outcome {
             UploadOutcome::Added => summary.added += 1,
             UploadOutcome::Present => summary.present += 1,
             UploadOutcome::Failed(reason) => {
@@ -247,8 +257,10 @@ fn send(
     Ok(())
 }
 
-/// Calls `work` for each of `items` on `threads` threads. Returns the results in order, or the
-/// first error.
+/// Calls `work` for each of `items` on `threads` threads. Returns the results in order.
+///
+/// # Errors
+/// Returns the first error. No further item begins after it.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     threads: u16,
@@ -256,7 +268,7 @@ fn in_parallel<T: Sync, R: Send>(
 ) -> CommandResult<Vec<R>> {
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
     let done: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    let turn = || {
+    let work_through = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let (Some(item), Some(place)) = (items.get(at), done.get(at)) else { return };
@@ -272,7 +284,7 @@ fn in_parallel<T: Sync, R: Send>(
     };
     std::thread::scope(|scope| {
         for _ in 0..usize::from(threads).min(items.len()) {
-            scope.spawn(turn);
+            scope.spawn(work_through);
         }
     });
     if let Some(error) = lock(&failure).take() {
@@ -281,20 +293,23 @@ fn in_parallel<T: Sync, R: Send>(
     Ok(done.iter().filter_map(|place| lock(place).take()).collect())
 }
 
+/// Locks a mutex, even after a panic: no value behind it can be half written.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Prints how many failures were not shown, and the summary.
 fn report(summary: &IndexSummary, collection: &str, took: Duration) -> CommandResult {
     if let Some(more @ 1..) = summary.failed.len().checked_sub(FAILURES_SHOWN_MAX) {
         eprintln!("not added: {more} more");
     }
-    print(&format!("{}\n", line(summary, collection, took)))
+    print(&format!("{}\n", summary_line(summary, collection, took)))
 }
 
+/// Returns the last line of the output:
 /// "photos: 12 added, 3 already there, 1 failed, 4 the same again, 2 other files ignored, in 4.0 s
 /// (3.0 a second)".
-fn line(summary: &IndexSummary, collection: &str, took: Duration) -> String {
+fn summary_line(summary: &IndexSummary, collection: &str, took: Duration) -> String {
     let mut line =
         format!("{collection}: {} added, {} already there", summary.added, summary.present);
     if !summary.failed.is_empty() {
@@ -337,13 +352,13 @@ mod tests {
         let mut summary = IndexSummary { added: 12, present: 3, ..IndexSummary::default() };
         let took = Duration::from_secs(4);
         assert_eq!(
-            line(&summary, "photos", took),
+            summary_line(&summary, "photos", took),
             "photos: 12 added, 3 already there, in 4.0 s (3.0 a second)"
         );
         summary.failed.push(("a".into(), "b".into()));
         (summary.duplicates, summary.ignored) = (4, 2);
         assert!(
-            line(&summary, "photos", took)
+            summary_line(&summary, "photos", took)
                 .contains("1 failed, 4 the same again, 2 other files ignored")
         );
     }
@@ -361,7 +376,7 @@ mod tests {
 
     #[test]
     fn payloads_are_objects() {
-        assert!(object("{\"a\":1}").is_ok());
-        assert!(object("[1]").is_err() && object("{").is_err());
+        assert!(json_object("{\"a\":1}").is_ok());
+        assert!(json_object("[1]").is_err() && json_object("{").is_err());
     }
 }

@@ -16,6 +16,8 @@ use crate::infer::metadata::InputSpec;
 
 /// Maximum edge of an image in pixels, before and after resizing.
 const EDGE_MAX: u32 = 16_384;
+/// Axes of an image of any size.
+const ANY_AXES: [i64; 3] = [-1; 3];
 
 /// Options of an image file.
 #[derive(Args, Clone, Debug)]
@@ -84,7 +86,7 @@ impl FromStr for ImageSize {
     }
 }
 
-/// One number for all channels, or one for each.
+/// One number for all channels, or one for each of three. It is not empty.
 #[derive(Clone, Debug, PartialEq)]
 struct PerChannel(Vec<f32>);
 
@@ -102,6 +104,7 @@ impl FromStr for PerChannel {
 }
 
 impl PerChannel {
+    /// Returns the number for a channel.
     fn at(&self, channel: usize) -> f32 {
         self.0[channel.min(self.0.len() - 1)]
     }
@@ -112,23 +115,7 @@ impl PerChannel {
 /// # Errors
 /// Returns an error if it cannot be decoded or the model's input is not shaped like an image.
 pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> CommandResult<Tensor> {
-    let (axes, batch) = match spec.shape.as_slice() {
-        [batch, axes @ ..] if axes.len() == 3 => (axes, Some(*batch)),
-        axes if axes.len() == 3 => (axes, None),
-        [] => (&[-1i64, -1, -1] as &[i64], Some(1)),
-        shape => {
-            return Err(CommandError::failed(format!(
-                "input \"{}\" has shape {shape:?}; an image is [N, C, H, W] or [N, H, W, C]",
-                spec.name
-            )));
-        }
-    };
-    if batch.is_some_and(|batch| batch > 1) {
-        return Err(CommandError::failed(format!(
-            "input \"{}\" takes {} images at once",
-            spec.name, spec.shape[0]
-        )));
-    }
+    let (axes, has_batch) = image_axes(spec)?;
     let layout = args.layout.unwrap_or_else(|| layout_of(axes));
     let (height, width, depth) = match layout {
         AxisOrder::Nchw => (axes[1], axes[2], axes[0]),
@@ -144,16 +131,42 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
         AxisOrder::Nchw => vec![c, h, w],
         AxisOrder::Nhwc => vec![h, w, c],
     };
-    if batch.is_some() {
+    if has_batch {
         shape.insert(0, 1);
     }
     numbers(spec.dtype, &shape, &values)
 }
 
+/// Returns the sizes of the three axes of an image, -1 for any size, and true if the tensor has an
+/// axis of images before them.
+///
+/// # Errors
+/// Returns an error if the model's input is not shaped like one image.
+fn image_axes(spec: &InputSpec) -> CommandResult<(&[i64], bool)> {
+    let (axes, batch) = match spec.shape.as_slice() {
+        [batch, axes @ ..] if axes.len() == 3 => (axes, Some(*batch)),
+        axes if axes.len() == 3 => (axes, None),
+        [] => (&ANY_AXES as &[i64], Some(1)),
+        shape => {
+            return Err(CommandError::failed(format!(
+                "input \"{}\" has shape {shape:?}; an image is [N, C, H, W] or [N, H, W, C]",
+                spec.name
+            )));
+        }
+    };
+    if batch.is_some_and(|batch| batch > 1) {
+        return Err(CommandError::failed(format!(
+            "input \"{}\" takes {} images at once",
+            spec.name, spec.shape[0]
+        )));
+    }
+    Ok((axes, batch.is_some()))
+}
+
 /// Returns channels last if only the last axis can be channels.
 fn layout_of(axes: &[i64]) -> AxisOrder {
-    let depth = |size: i64| matches!(size, 1 | 3);
-    if depth(axes[2]) && !depth(axes[0]) { AxisOrder::Nhwc } else { AxisOrder::Nchw }
+    let is_depth = |size: i64| matches!(size, 1 | 3);
+    if is_depth(axes[2]) && !is_depth(axes[0]) { AxisOrder::Nhwc } else { AxisOrder::Nchw }
 }
 
 /// Decodes an image as the server does: upright by its EXIF orientation, transparent pixels over
@@ -178,6 +191,7 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     Ok(if image.color().has_alpha() { on_white(&image) } else { image })
 }
 
+/// Returns the image over a white background, without transparency.
 fn on_white(image: &DynamicImage) -> DynamicImage {
     let pixels = image.to_rgba8();
     let mut opaque = RgbImage::new(pixels.width(), pixels.height());
@@ -189,7 +203,11 @@ fn on_white(image: &DynamicImage) -> DynamicImage {
     DynamicImage::ImageRgb8(opaque)
 }
 
-/// Resizes to the requested size, or to the model's fixed edges `height` and `width`.
+/// Resizes to the requested size, or to the model's edges `width` and `height` in pixels. A
+/// negative edge is not fixed.
+///
+/// # Errors
+/// Returns an error if an edge would not be 1 to [`EDGE_MAX`].
 fn resize(
     image: DynamicImage,
     args: &ImageArgs,
@@ -213,6 +231,7 @@ fn resize(
     Ok(image.resize_exact(w, h, FilterType::Triangle))
 }
 
+/// Returns `(pixel * scale - mean) / std` for each channel of each pixel, in the order of `layout`.
 fn values(
     image: &DynamicImage,
     channels: ChannelOrder,
@@ -237,11 +256,11 @@ fn values(
                 colours[channel]
             };
             let shifted = f32::from(colour) * scale - mean.map_or(0.0, |mean| mean.at(channel));
-            let place = match layout {
+            let at = match layout {
                 AxisOrder::Nchw => channel * area + pixel,
                 AxisOrder::Nhwc => pixel * depth + channel,
             };
-            values[place] = shifted / std.map_or(1.0, |std| std.at(channel));
+            values[at] = shifted / std.map_or(1.0, |std| std.at(channel));
         }
     }
     values

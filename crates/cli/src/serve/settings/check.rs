@@ -38,6 +38,7 @@ const POLL_MIN: Duration = Duration::from_millis(10);
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 impl ServeSettings {
+    /// Checks all settings but those of models, alone and against each other.
     pub(super) fn check_values(&self) -> CommandResult {
         let (server, lifecycle) = (&self.server, &self.lifecycle);
         number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
@@ -107,6 +108,7 @@ impl ServeSettings {
         Ok(())
     }
 
+    /// Checks the limits of searches, and that no setting of memory is without effect.
     fn check_search(&self) -> CommandResult {
         let search = &self.search;
         number("search-threads", search.search_threads, 0, THREADS_MAX)?;
@@ -157,6 +159,8 @@ impl ServeSettings {
         }
     }
 
+    /// Checks the rates of the request log, of the server and of each model, and that a directory is
+    /// given if other settings need one.
     pub(super) fn check_request_log(&self) -> CommandResult {
         let options = &self.inference;
         let models = self.models.iter().map(|(name, model)| {
@@ -229,6 +233,10 @@ impl ServeSettings {
     }
 }
 
+/// Checks that the number of the flag `--NAME` is between `min` and `max`.
+///
+/// # Errors
+/// Returns a usage error that names the flag and the range.
 pub(in crate::serve) fn number(
     name: &str,
     value: Option<usize>,
@@ -243,6 +251,10 @@ pub(in crate::serve) fn number(
     }
 }
 
+/// Checks that the duration of the flag `--NAME` is between `min` and [`SPAN_MAX`].
+///
+/// # Errors
+/// Returns a usage error that names the flag and the range.
 pub(in crate::serve) fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
     match value {
         Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => Err(CommandError::usage(

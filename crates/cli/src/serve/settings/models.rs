@@ -123,7 +123,7 @@ impl ServeSettings {
     }
 }
 
-/// Makes the directory of a store's copy if it is missing.
+/// Creates the directory of a store's copy if it is missing.
 fn make(dir: &Path) -> CommandResult {
     os::private::create_dir_all(dir).map_err(|error| {
         CommandError::usage(format!("cannot create {}: {error}", dir.display()))
@@ -131,7 +131,10 @@ fn make(dir: &Path) -> CommandResult {
     })
 }
 
-/// Returns the directory's real path.
+/// Returns the directory's path without symbolic links.
+///
+/// # Errors
+/// Returns a usage error if the directory does not exist, cannot be read or is a file.
 fn existing(dir: &Path) -> CommandResult<PathBuf> {
     let real = std::fs::canonicalize(dir).map_err(|error| {
         let failure = |why: &dyn std::fmt::Display| {
@@ -176,6 +179,10 @@ fn unreadable(dir: &Path) -> CommandError {
     ))
 }
 
+/// Returns the name of the directory as that of a model.
+///
+/// # Errors
+/// Returns a usage error if a model cannot have this name.
 fn name_of(dir: &Path) -> CommandResult<String> {
     let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name).map_err(|error| {
