@@ -18,7 +18,7 @@ use crate::fusion::Fusion;
 
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
 
-/// Points in a response if the request has no limit.
+/// Maximum points in a response if the request has no limit.
 const DEFAULT_LIMIT: usize = 10;
 
 /// Maximum prefetches of one query, with the prefetches of its prefetches.
@@ -33,7 +33,7 @@ pub struct QueryRequest {
     pub prefetch: Vec<QueryRequest>,
     /// The query; `None` for all points in the order of their ids.
     pub query: Option<VectorQuery>,
-    /// Name of the vector.
+    /// Name of the vector; empty if the request names none.
     #[serde(default, deserialize_with = "null_is_default")]
     pub using: String,
     /// Limits the points that may be found.
@@ -42,7 +42,7 @@ pub struct QueryRequest {
     /// Effort and accuracy.
     #[serde(default, deserialize_with = "null_is_default")]
     pub params: SearchParams,
-    /// Leaves out hits of a worse score.
+    /// Worst score of a hit; `None` is no bound. For distances, a lower score is better.
     pub score_threshold: Option<f32>,
     /// Maximum points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]
@@ -61,7 +61,7 @@ pub struct QueryRequest {
 }
 
 impl QueryRequest {
-    /// Returns the most points of the response.
+    /// Returns the maximum number of points in the response.
     pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT)
     }
@@ -85,10 +85,15 @@ impl QueryRequest {
         self.check_stages()
     }
 
+    /// Returns the number of prefetches, with the prefetches of its prefetches.
     fn prefetch_count(&self) -> usize {
         self.prefetch.iter().map(|prefetch| 1 + prefetch.prefetch_count()).sum()
     }
 
+    /// Checks that each query ranks or joins the hits of its prefetches.
+    ///
+    /// # Errors
+    /// As [`QueryRequest::check_prefetches`].
     fn check_stages(&self) -> Result<()> {
         match &self.query {
             Some(VectorQuery::Fuse(fusion)) => fusion.check(self.prefetch.len())?,
@@ -107,9 +112,9 @@ impl QueryRequest {
     }
 }
 
-/// Groups in a response if the request has no limit.
+/// Maximum groups in a response if the request has no limit.
 const DEFAULT_GROUPS: usize = 10;
-/// Points of a group if the request has no group size.
+/// Maximum points of a group if the request has no group size.
 const DEFAULT_GROUP_SIZE: usize = 3;
 
 /// A query whose hits are grouped by a payload field.
@@ -170,24 +175,28 @@ struct GroupParams {
 impl<'de> Deserialize<'de> for QueryGroupsRequest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<QueryGroupsRequest, D::Error> {
         let mut members = Map::deserialize(deserializer)?;
+        // The other members are those of the query.
         let own = ["group_by", "group_size", "limit", "with_lookup"];
-        let own: Map<String, Value> =
+        let own_members: Map<String, Value> =
             own.iter().filter_map(|name| members.remove_entry(*name)).collect();
         if members.get("offset").is_some_and(|offset| !offset.is_null()) {
             return Err(D::Error::custom("offset: groups have none; raise the limit"));
         }
-        let params: GroupParams = member(own)?;
+        let params: GroupParams = from_members(own_members)?;
         Ok(QueryGroupsRequest {
             group_by: params.group_by,
             group_size: params.group_size.unwrap_or(DEFAULT_GROUP_SIZE),
             limit: params.limit.unwrap_or(DEFAULT_GROUPS),
-            query: member(members)?,
+            query: from_members(members)?,
         })
     }
 }
 
-/// Reads a part of a request. Errors begin with the path of the field.
-fn member<T: DeserializeOwned, E: DeError>(members: Map<String, Value>) -> Result<T, E> {
+/// Reads a part of a request from its members.
+///
+/// # Errors
+/// The error of the part. It begins with the path of the field.
+fn from_members<T: DeserializeOwned, E: DeError>(members: Map<String, Value>) -> Result<T, E> {
     serde_path_to_error::deserialize(Value::Object(members)).map_err(|error| {
         match error.path().to_string().as_str() {
             "." => E::custom(error.inner()),
@@ -245,6 +254,7 @@ impl From<Prefetch> for QueryRequest {
     }
 }
 
+/// Reads one prefetch or a list of them; null is none.
 fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<QueryRequest>, D::Error> {
     // Through a value: an untagged enum would hide the messages of errors inside.
     let value = Value::deserialize(deserializer)?;
@@ -257,6 +267,7 @@ fn prefetches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<QueryReq
     list.into_iter().map(|one| prefetch(one).map_err(D::Error::custom)).collect()
 }
 
+/// Reads a value; null is the default.
 fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -342,7 +353,7 @@ pub struct OrderBy {
     pub key: String,
     /// True to begin with the largest value.
     pub descending: bool,
-    /// The first value.
+    /// Value at which the order begins; `None` begins with the first point.
     pub start_from: Option<OrderValue>,
 }
 
@@ -442,7 +453,7 @@ impl<'de> Deserialize<'de> for VectorQuery {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VectorQuery, A::Error> {
-                from_map(map)
+                query_from_map(map)
             }
         }
         deserializer.deserialize_any(VectorQueryVisitor)
@@ -452,6 +463,7 @@ impl<'de> Deserialize<'de> for VectorQuery {
 /// Diversity of a query with mmr if the request does not set it.
 const DEFAULT_DIVERSITY: f32 = 0.5;
 
+/// Members of `mmr`.
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct MmrParams {
@@ -459,6 +471,7 @@ struct MmrParams {
     candidates_limit: Option<usize>,
 }
 
+/// Members of `recommend`.
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RecommendParams {
@@ -467,7 +480,11 @@ struct RecommendParams {
     strategy: Option<String>,
 }
 
-fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
+/// Reads a query from an object.
+///
+/// # Errors
+/// Names the member that is unknown, unsupported or out of place.
+fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
     let mut query = None;
     let mut mmr = None;
     while let Some(key) = map.next_key::<String>()? {
@@ -510,6 +527,10 @@ struct RrfParams {
 }
 
 impl RrfParams {
+    /// Returns the fusion with these parameters.
+    ///
+    /// # Errors
+    /// Names the parameter that is out of range.
     fn fusion<E: DeError>(self) -> Result<Fusion, E> {
         if self.k == Some(0) {
             return Err(E::custom(limits("rrf.k: value 0 invalid, must be 1 or larger")));
@@ -522,6 +543,7 @@ impl RrfParams {
     }
 }
 
+/// Returns the fusion of a name, with default parameters.
 fn fusion<E: DeError>(name: &str) -> Result<Fusion, E> {
     match name {
         "rrf" => Ok(Fusion::ReciprocalRank { constant: None, weights: None }),
@@ -530,6 +552,10 @@ fn fusion<E: DeError>(name: &str) -> Result<Fusion, E> {
     }
 }
 
+/// Returns the query for points similar to `target` and different from each other.
+///
+/// # Errors
+/// Names the diversity if it is not within 0 and 1.
 fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQuery, E> {
     let diversity = mmr.diversity.unwrap_or(DEFAULT_DIVERSITY);
     if !(0.0..=1.0).contains(&diversity) {
@@ -538,6 +564,10 @@ fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQu
     Ok(VectorQuery::Mmr { target, diversity, candidates: mmr.candidates_limit })
 }
 
+/// Returns the query for points similar to examples.
+///
+/// # Errors
+/// Names the strategy if it is unknown or unsupported; an error if there is no positive example.
 fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
     match params.strategy.as_deref() {
         None | Some("average_vector") => {}
@@ -579,7 +609,7 @@ pub struct ScrollRequest {
 }
 
 impl ScrollRequest {
-    /// Returns the most points of the response.
+    /// Returns the maximum number of points in the response.
     pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT)
     }
@@ -619,7 +649,7 @@ pub struct FacetRequest {
 }
 
 impl FacetRequest {
-    /// Returns the most values of the response.
+    /// Returns the maximum number of values in the response.
     pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT)
     }
