@@ -159,8 +159,8 @@ impl ServeSettings {
         }
     }
 
-    /// Checks the rates of the request log, of the server and of each model, and that a directory is
-    /// given if other settings need one.
+    /// Checks the rates of the request log, of the server and of each model. Checks that a
+    /// directory is given if other settings need one.
     pub(super) fn check_request_log(&self) -> CommandResult {
         let options = &self.inference;
         let models = self.models.iter().map(|(name, model)| {
