@@ -35,9 +35,11 @@ pub(crate) struct ModelRollout {
     pub(super) requested: Option<RequestedRollout>,
     /// The rollout of the last stop, until both versions are ready.
     pub(crate) resumes: Option<KeptRollout>,
+    /// Time from which the running rollout is measured.
     started: Option<Instant>,
 }
 
+/// Rollout that an administrator asked for.
 #[derive(Clone, Copy)]
 pub(super) struct RequestedRollout {
     pub(super) version: u64,
@@ -54,6 +56,7 @@ struct RolloutEnd {
 }
 
 impl ModelRollout {
+    /// Returns true while a rollout runs.
     pub(super) fn running(&self) -> bool {
         self.traffic.is_some()
     }
@@ -64,13 +67,11 @@ impl ModelRollout {
         self.traffic = None;
     }
 
-    /// Adds a note about the rollout to the status of a version that has none.
+    /// Adds a note about the running rollout to the status of its candidate, if that status has no
+    /// note.
     pub(crate) fn annotate(&self, mut status: VersionStatus) -> VersionStatus {
-        let candidate = self.roles.candidate == Some(status.version);
-        let Some(traffic) = self.traffic.as_ref().filter(|_| candidate && status.note.is_none())
-        else {
-            return status;
-        };
+        let needs_note = self.roles.candidate == Some(status.version) && status.note.is_none();
+        let Some(traffic) = self.traffic.as_ref().filter(|_| needs_note) else { return status };
         status.note = Some(match traffic.split {
             RolloutSplit::Traffic(share) => {
                 format!("rollout: it gets {} % of the requests", share * 100.0)
@@ -91,6 +92,8 @@ impl Manager {
         running.filter_map(|model| model.judge(context, now).then(|| model.name.clone())).collect()
     }
 
+    /// Promotes, rolls back or starts a rollout for an administrator. Calls `done` with the outcome;
+    /// if the version must be loaded first, the load calls it.
     pub(super) fn admin_rollout(
         &mut self,
         name: Arc<str>,
@@ -134,7 +137,7 @@ impl Model {
 
     /// Gives the ready versions their roles, and starts or ends a rollout accordingly.
     pub(super) fn assign_roles(&mut self, context: &ManagerContext) {
-        let gone = |version: u64| {
+        let cannot_serve = |version: u64| {
             self.versions.get(&version).is_none_or(|version| {
                 // A version that serves goes on if it cannot be loaded again, and a load that is
                 // tried again has not failed yet.
@@ -142,7 +145,7 @@ impl Model {
                 version.serving.is_none() && (failed || version.disk.is_none())
             })
         };
-        if self.rollout.requested.is_some_and(|requested| gone(requested.version)) {
+        if self.rollout.requested.is_some_and(|requested| cannot_serve(requested.version)) {
             self.rollout.requested = None;
         }
         let intent = RolloutIntent {
@@ -156,8 +159,8 @@ impl Model {
             && roles.candidate != Some(candidate)
         {
             // The versions of an unloaded model go one after the other, stable first.
-            let left = if self.down || self.removed { Roles::default() } else { roles };
-            self.end_rollout(context, overtaken(candidate, left));
+            let remaining = if self.down || self.removed { Roles::default() } else { roles };
+            self.end_rollout(context, overtaken(candidate, remaining));
         }
         if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
             match self.obstacle(stable, candidate) {
@@ -200,6 +203,7 @@ impl Model {
         })
     }
 
+    /// Returns why `candidate` cannot answer the requests of `stable`, if both serve and it cannot.
     fn incompatibility(&self, stable: u64, candidate: u64) -> Option<String> {
         let of = |version: &u64| Some(&self.versions.get(version)?.serving.as_ref()?.servable);
         let message = incompatible(of(&stable)?, of(&candidate)?)?;
@@ -209,13 +213,13 @@ impl Model {
     /// Starts the rollout of `candidate`, or gives a running one its current settings.
     fn run_rollout(&mut self, context: &ManagerContext, stable: u64, candidate: u64) {
         let Some(settings) = self.rollout_settings(candidate) else { return };
-        let same = self.rollout.record.candidate == Some(candidate)
+        let is_running = self.rollout.record.candidate == Some(candidate)
             && self.rollout.record.state == RolloutState::Running;
-        if same && self.rollout.record.settings.as_ref() == Some(&settings) {
+        if is_running && self.rollout.record.settings.as_ref() == Some(&settings) {
             return;
         }
         let kind = |settings: &RolloutSettings| std::mem::discriminant(&settings.split);
-        let earlier = self.rollout.record.settings.as_ref().filter(|_| same).map(kind);
+        let earlier = self.rollout.record.settings.as_ref().filter(|_| is_running).map(kind);
         let measures = match &self.rollout.record.measures {
             // A changed share keeps the figures.
             Some(measures) if earlier == Some(kind(&settings)) => measures.clone(),
@@ -241,6 +245,7 @@ impl Model {
         context.observer.event(&LifecycleEvent::RolloutStarted { model, candidate });
     }
 
+    /// Creates the measures of a rollout. They compare outputs if the settings limit their drift.
     fn measures(
         &self,
         context: &ManagerContext,
@@ -274,6 +279,7 @@ impl Model {
         true
     }
 
+    /// Ends the running rollout: `candidate` becomes the stable version. The caller publishes.
     fn promote(
         &mut self,
         context: &ManagerContext,
@@ -288,8 +294,8 @@ impl Model {
         self.rollout.record.stable = Some(candidate);
     }
 
-    /// Takes the role of a version away. It is not loaded again until its files change or an
-    /// administrator asks. The caller publishes.
+    /// Withdraws a version: it loses its role, and it is not loaded again until its files change or
+    /// an administrator asks. The caller publishes.
     fn withdraw(&mut self, context: &ManagerContext, number: u64, reason: RollbackReason) {
         let RollbackReason { kind, message } = reason;
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -353,14 +359,15 @@ impl Model {
         context.set_state(self, number, LifecycleState::Failed, Some(reason));
     }
 
+    /// Records and reports the end of a rollout. The caller publishes.
     fn end_rollout(&mut self, context: &ManagerContext, end: RolloutEnd) {
         let RolloutEnd { candidate, state, kind, message } = end;
         self.rollout.traffic = None;
         self.rollout.started = None;
         let record = &mut self.rollout.record;
         // A version that was withdrawn without a rollout has no figures of its own.
-        let own = record.candidate == Some(candidate);
-        if !own {
+        let has_figures = record.candidate == Some(candidate);
+        if !has_figures {
             record.measures = None;
             record.settings = None;
         }
@@ -392,6 +399,9 @@ impl Model {
     }
 
     /// Returns the candidate of the running rollout, which must be `version` if one is named.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if no rollout runs, or if it is that of another version.
     fn running_candidate(&self, version: Option<u64>) -> Result<u64> {
         let candidate = self.rollout.roles.candidate.ok_or_else(|| {
             Error::precondition(format!("no rollout of model \"{}\" is running", self.name))
@@ -405,6 +415,10 @@ impl Model {
         }
     }
 
+    /// Promotes the candidate for an administrator.
+    ///
+    /// # Errors
+    /// As [`Model::running_candidate`].
     fn promote_by_hand(&mut self, context: &ManagerContext, version: Option<u64>) -> Result<()> {
         let candidate = self.running_candidate(version)?;
         self.promote(context, candidate, "hand", "an administrator promoted it".into());
@@ -412,6 +426,10 @@ impl Model {
         Ok(())
     }
 
+    /// Withdraws the candidate for an administrator, or the stable version if no rollout runs.
+    ///
+    /// # Errors
+    /// As [`Model::running_candidate`] and [`Model::replaceable_stable`].
     fn roll_back_by_hand(&mut self, context: &ManagerContext, version: Option<u64>) -> Result<()> {
         let number = match self.rollout.roles.candidate {
             Some(_) => self.running_candidate(version)?,
@@ -424,6 +442,10 @@ impl Model {
     }
 
     /// Returns the stable version if another one can take its place.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if there is no stable version, if it is not `version`, or if no other
+    /// version can take its place.
     fn replaceable_stable(&self, version: Option<u64>) -> Result<u64> {
         let name = &self.name;
         let stable = self.rollout.roles.stable.filter(|_| !self.down).ok_or_else(|| {
@@ -447,7 +469,12 @@ impl Model {
         }
     }
 
-    /// Starts a rollout. Returns the version that must be loaded for it, if it is not ready.
+    /// Starts a rollout for an administrator. Returns the version that must be loaded for it, if it
+    /// is not ready.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for missing parameters; `NotFound` for a version that is not on disk;
+    /// `FailedPrecondition` if the state or the settings of the model permit no such rollout.
     fn start_by_hand(
         &mut self,
         context: &ManagerContext,
