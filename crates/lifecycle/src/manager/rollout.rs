@@ -92,8 +92,8 @@ impl Manager {
         running.filter_map(|model| model.judge(context, now).then(|| model.name.clone())).collect()
     }
 
-    /// Promotes, rolls back or starts a rollout for an administrator. Calls `done` with the outcome;
-    /// if the version must be loaded first, the load calls it.
+    /// Promotes, rolls back or starts a rollout for an administrator. Calls `done` with the
+    /// outcome. If the version must be loaded first, the load calls `done`.
     pub(super) fn admin_rollout(
         &mut self,
         name: Arc<str>,
