@@ -47,6 +47,7 @@ const MEMORY_BYTES_MIN: u64 = 32 << 20;
 /// Expected bytes of a cached record: keypoint graphs of photographs.
 const RECORD_BYTES: u32 = 8 << 10;
 
+/// State of a registry. Its threads and its callers share it.
 pub(super) struct RegistryCore {
     pub(super) options: RegistryOptions,
     pub(super) resources: Resources,
@@ -64,24 +65,32 @@ pub(super) struct RegistryCore {
     /// Time of the last move of codes to the medium.
     codes_moved: Mutex<Option<Instant>>,
     stop: AtomicBool,
+    /// Number of the next collection that is opened, from 1.
     serial: AtomicU64,
     /// Directories that the last process was creating or removing when it ended.
     leftovers: Mutex<Vec<PathBuf>>,
+    /// Lock of the directory, held until the registry is dropped.
     _lock: File,
+    /// Memory of the caches in `shared`.
     _cache: BudgetReservation,
 }
 
-/// Keeps aliases unchanged.
+/// Guard that keeps aliases unchanged while it lives.
 pub(super) type AliasesKept<'a> = RwLockReadGuard<'a, ()>;
 
+/// Collections by name, and other names for them.
 pub(super) struct CollectionMap {
     pub(super) entries: BTreeMap<String, RegistryEntry>,
     pub(super) aliases: Aliases,
 }
 
+/// State of a collection in the map.
 pub(super) enum RegistryEntry {
+    /// The collection is being opened or replaced.
     Opening,
+    /// The collection is served.
     Ready(Arc<NamedCollection>),
+    /// The collection cannot be opened or removed.
     Broken(Error),
 }
 
@@ -92,6 +101,11 @@ impl RegistryEntry {
 }
 
 impl RegistryCore {
+    /// Locks and reads the directory. Opens no collection: that is the work of
+    /// [`RegistryCore::open_all`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for too little memory; the errors of the file system and of the media.
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
         if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2
         {
@@ -165,7 +179,7 @@ impl RegistryCore {
             if round.is_multiple_of(BROKEN_ROUNDS) {
                 let names = std::mem::take(&mut broken)
                     .into_iter()
-                    .filter(|name| self.begins_anew(name))
+                    .filter(|name| self.mark_opening(name))
                     .collect();
                 self.open_each(names, &mut again, &mut broken);
             }
@@ -247,7 +261,7 @@ impl RegistryCore {
 
     /// Marks a broken collection as being opened. Returns false if it is no longer broken, for
     /// example because it was removed.
-    fn begins_anew(&self, name: &str) -> bool {
+    fn mark_opening(&self, name: &str) -> bool {
         // A restore replaces the directory under this lock. A collection that this thread opened
         // meanwhile would be open twice.
         let _changing = self.changing.lock();
@@ -260,6 +274,7 @@ impl RegistryCore {
         }
     }
 
+    /// Waits for `time`, or until the registry stops.
     pub(super) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.stopped() && Instant::now() < until {
@@ -267,11 +282,19 @@ impl RegistryCore {
         }
     }
 
+    /// Opens the collection in the directory with its name.
+    ///
+    /// # Errors
+    /// As [`RegistryCore::open_at`].
     pub(super) fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
         self.open_at(name, &self.options.directory.join(name))
     }
 
     /// Opens the collection in `directory`.
+    ///
+    /// # Errors
+    /// `DataLoss` if settings or points are missing; the errors of the file system, of the medium
+    /// and of [`Collection::open`].
     pub(super) fn open_at(&self, name: &str, directory: &Path) -> Result<Arc<NamedCollection>> {
         let directory = directory.to_owned();
         let stored: Option<StoredSettings> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
@@ -307,6 +330,12 @@ impl RegistryCore {
         )))
     }
 
+    /// Creates a collection. It is durable when this returns.
+    ///
+    /// # Errors
+    /// `AlreadyExists` for a name that a collection or an alias has; `InvalidArgument` for an
+    /// invalid name or invalid settings; `ResourceExhausted` for too many collections; the errors of
+    /// the file system and of [`RegistryCore::open_one`].
     pub(super) fn create(
         &self,
         name: &str,
@@ -352,6 +381,9 @@ impl RegistryCore {
     }
 
     /// Creates the directory of a collection under a temporary name and renames it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is such a directory; the error of the file system.
     fn make_directory(
         &self,
         name: &str,
@@ -388,6 +420,7 @@ impl RegistryCore {
         files::sync(root)
     }
 
+    /// Returns the path of a temporary directory that is hidden and has a new name.
     pub(super) fn aside(&self, what: &str) -> PathBuf {
         self.options.directory.join(format!(".{what}-{:016x}", random()))
     }
@@ -401,15 +434,19 @@ impl RegistryCore {
         Ok(aside)
     }
 
+    /// Removes a collection, its files and its aliases. Returns false if there is none.
+    ///
+    /// # Errors
+    /// `Unavailable` while it is being opened; the error of the file system.
     pub(super) fn remove(&self, name: &str) -> Result<bool> {
-        let (aside, stored) = {
+        let (aside, aliases_stored) = {
             let _changing = self.changing.lock();
             let entry = {
                 let mut map = self.map.write();
                 match map.entries.entry(name.to_owned()) {
                     MapEntry::Vacant(_) => return Ok(false),
                     MapEntry::Occupied(entry) if matches!(entry.get(), RegistryEntry::Opening) => {
-                        return Err(opening(name));
+                        return Err(opening_error(name));
                     }
                     MapEntry::Occupied(entry) => entry.remove(),
                 }
@@ -425,18 +462,10 @@ impl RegistryCore {
                     return Err(error);
                 }
             };
-            let mut aliases = self.map.read().aliases.clone();
-            let before = aliases.len();
-            aliases.retain(|_, collection| collection != name);
-            let mut stored = Ok(());
-            if aliases.len() < before {
-                stored = aliases::store(&self.options.directory, &aliases);
-                self.map.write().aliases = aliases;
-            }
-            (aside, stored)
+            (aside, self.remove_aliases_of(name))
         };
         remove_directory(aside);
-        if stored.is_err() {
+        if aliases_stored.is_err() {
             // A full disk has room after the removal. If this fails too, the next start drops the
             // aliases.
             let _changing = self.changing.lock();
@@ -446,6 +475,27 @@ impl RegistryCore {
         Ok(true)
     }
 
+    /// Removes the aliases of a collection and stores the others. The caller holds `changing`.
+    ///
+    /// # Errors
+    /// The error of the file system. The aliases are then removed in memory only.
+    fn remove_aliases_of(&self, name: &str) -> Result<()> {
+        let mut aliases = self.map.read().aliases.clone();
+        let before = aliases.len();
+        aliases.retain(|_, collection| collection != name);
+        if aliases.len() == before {
+            return Ok(());
+        }
+        let stored = aliases::store(&self.options.directory, &aliases);
+        self.map.write().aliases = aliases;
+        stored
+    }
+
+    /// Returns the collection of a name or an alias.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` with a retry delay while it is being opened; the error of a broken
+    /// one.
     pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let map = self.map.read();
         // A collection's own name comes first: no alias may hide it.
@@ -453,7 +503,7 @@ impl RegistryCore {
         let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {
             Some(RegistryEntry::Ready(named)) => Ok(named.clone()),
-            Some(RegistryEntry::Opening) => Err(opening(name)),
+            Some(RegistryEntry::Opening) => Err(opening_error(name)),
             Some(RegistryEntry::Broken(error)) => {
                 Err(error.clone().context(format!("collection \"{name}\"")))
             }
@@ -464,6 +514,7 @@ impl RegistryCore {
         }
     }
 
+    /// Returns all collections with their states, by name.
     pub(super) fn list(&self) -> Vec<ListedCollection> {
         let state = |entry: &RegistryEntry| match entry {
             RegistryEntry::Opening => ListedState::Opening,
@@ -501,27 +552,38 @@ impl RegistryCore {
         map.entries.values().filter_map(ready).collect()
     }
 
+    /// Returns all aliases with the names of their collections, by alias.
     pub(super) fn aliases(&self) -> Vec<(String, String)> {
         self.map.read().aliases.iter().map(|(alias, name)| (alias.clone(), name.clone())).collect()
     }
 
     /// Returns the collection of a name, and a guard that keeps aliases unchanged.
+    ///
+    /// # Errors
+    /// As [`RegistryCore::get`].
     pub(super) fn writing(&self, name: &str) -> Result<(Arc<NamedCollection>, AliasesKept<'_>)> {
         let guard = self.writers.read();
         Ok((self.get(name)?, guard))
     }
 
+    /// Changes aliases, all or none, if `still` returns true once no write is in progress. Returns
+    /// the result of `still`.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay if a write takes longer than
+    /// [`RegistryOptions::alias_wait_max`]; the errors of [`aliases::changed_aliases`] and of the
+    /// file system.
     pub(super) fn change_aliases(
         &self,
         changes: &[AliasChange],
         still: impl FnOnce() -> bool,
     ) -> Result<bool> {
-        let patience = self.options.alias_wait_max;
-        let _writers = self.writers.try_write_for(patience).ok_or_else(|| {
+        let timeout = self.options.alias_wait_max;
+        let _writers = self.writers.try_write_for(timeout).ok_or_else(|| {
             Error::unavailable(format!(
-                "a write has been under way for {patience:?}, and aliases change between writes"
+                "a write has been under way for {timeout:?}, and aliases change between writes"
             ))
-            .with_retry_after(patience)
+            .with_retry_after(timeout)
         })?;
         if !still() {
             return Ok(false);
@@ -536,15 +598,17 @@ impl RegistryCore {
         Ok(true)
     }
 
+    /// Returns true until all collections of the start were opened, or the registry stops.
     pub(super) fn opening(&self) -> bool {
         !self.opened.load(Ordering::Relaxed) && !self.stopped()
     }
 
+    /// Returns true once the threads should end.
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Asks the threads to end.
+    /// Makes the threads end, and closes the collections.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.ready().iter().for_each(|named| named.collection().close());
@@ -552,12 +616,16 @@ impl RegistryCore {
     }
 }
 
-pub(super) fn opening(name: &str) -> Error {
+/// Returns the error for callers while a collection is being opened.
+pub(super) fn opening_error(name: &str) -> Error {
     Error::unavailable(format!("collection \"{name}\" is still being opened"))
         .with_retry_after(OPENING_RETRY)
 }
 
-/// Returns the directories that may be collections.
+/// Returns the names of directories that may be collections, ascending.
+///
+/// # Errors
+/// The error of the file system.
 fn collections(directory: &Path) -> Result<Vec<String>> {
     let fail = |error: std::io::Error| Error::io(directory, &error);
     let mut names = Vec::new();
@@ -574,6 +642,9 @@ fn collections(directory: &Path) -> Result<Vec<String>> {
 
 /// Reads the aliases of a directory with these collections. A power loss may have left aliases of a
 /// removed collection; they must not apply to a later collection of the same name.
+///
+/// # Errors
+/// The errors of [`aliases::load`].
 fn sound_aliases(directory: &Path, names: &[String]) -> Result<Aliases> {
     let mut aliases = aliases::load(directory)?;
     let before = aliases.len();
@@ -594,6 +665,7 @@ fn leftovers(directory: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
+/// Removes a directory with its files. A failure is only logged, since the next start tries again.
 pub(super) fn remove_directory(path: PathBuf) {
     if let Err(error) = std::fs::remove_dir_all(&path)
         && error.kind() != std::io::ErrorKind::NotFound
@@ -608,8 +680,11 @@ pub(super) fn random() -> u64 {
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }
 
-/// Checks that the directory of points is there. A medium would create an empty directory, and the
+/// Checks that the directory of points exists. A medium would create an empty directory, and the
 /// points would be missing without an error.
+///
+/// # Errors
+/// `DataLoss` if the directory is missing; the error of the file system.
 fn check_points(points: &Path) -> Result<()> {
     match std::fs::metadata(points) {
         Ok(_) => Ok(()),
@@ -668,12 +743,12 @@ pub(super) mod tests {
         let directory = tempfile::tempdir().unwrap();
         let core = small_core(directory.path());
         drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
-        assert!(!core.begins_anew("a"), "it is served");
+        assert!(!core.mark_opening("a"), "it is served");
         core.map
             .write()
             .entries
             .insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
-        assert!(core.begins_anew("a") && !core.begins_anew("a"), "once");
+        assert!(core.mark_opening("a") && !core.mark_opening("a"), "once");
         assert_eq!(
             core.remove("a").unwrap_err().kind(),
             ErrorKind::Unavailable,
@@ -684,6 +759,6 @@ pub(super) mod tests {
         core.open_each(vec!["a".into()], &mut again, &mut broken);
         assert!(core.get("a").is_ok() && again.is_empty() && broken.is_empty());
         assert!(core.remove("a").unwrap());
-        assert!(!core.begins_anew("a"));
+        assert!(!core.mark_opening("a"));
     }
 }

@@ -163,7 +163,7 @@ impl RegistryCore {
             None if map.entries.len() >= self.options.collections_max => {
                 Err(self.too_many(map.entries.len()))
             }
-            Some(entry) if entry.is_opening() => Err(super::core::opening(name)),
+            Some(entry) if entry.is_opening() => Err(super::core::opening_error(name)),
             Some(_) if !replaces => Err(taken("collection", name)),
             _ => Ok(()),
         }
