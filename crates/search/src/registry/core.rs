@@ -334,8 +334,8 @@ impl RegistryCore {
     ///
     /// # Errors
     /// `AlreadyExists` for a name that a collection or an alias has; `InvalidArgument` for an
-    /// invalid name or invalid settings; `ResourceExhausted` for too many collections; the errors of
-    /// the file system and of [`RegistryCore::open_one`].
+    /// invalid name or invalid settings; `ResourceExhausted` for too many collections; the errors
+    /// of the file system and of [`RegistryCore::open_one`].
     pub(super) fn create(
         &self,
         name: &str,
