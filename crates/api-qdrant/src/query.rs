@@ -63,9 +63,11 @@ impl RankedHit {
     }
 }
 
-/// Hits, best first.
+/// Hits of a query before their points are read.
 pub(crate) struct RankedHits {
+    /// Hits, best first.
     pub(crate) hits: Vec<RankedHit>,
+    /// True if hits may be missing.
     pub(crate) partial: bool,
 }
 
@@ -77,6 +79,7 @@ struct PrefetchedPoints {
 
 /// A query with its vector.
 struct ResolvedQuery {
+    /// The vector; empty if the query compares none.
     embedding: Vec<f32>,
     /// Internal ids of points that the vector was made from. They are no hits.
     examples: Vec<u64>,
@@ -85,6 +88,7 @@ struct ResolvedQuery {
 /// Query of a batch for the nearest points of a vector, without a filter.
 struct PlainQuery<'a> {
     embedding: Vec<f32>,
+    /// Hits to find.
     count: usize,
     params: &'a SearchParams,
     score_threshold: Option<f32>,
@@ -105,6 +109,11 @@ pub(crate) struct QueryRun<'a> {
     pub(crate) deadline: Instant,
 }
 
+/// Answers one query.
+///
+/// # Errors
+/// `InvalidArgument` for a malformed request; `NotFound` for an example that is no point;
+/// `DeadlineExceeded`; the errors of the search.
 pub(crate) fn query(
     named: &NamedCollection,
     thread: &mut SearchThread,
@@ -116,7 +125,11 @@ pub(crate) fn query(
     run.answer(request, None, &mut ResponseBudget::default())
 }
 
-/// Answers queries in order. If one fails, the batch fails.
+/// Answers queries in order.
+///
+/// # Errors
+/// The first error of a query, with its place: it fails the whole batch. `InvalidArgument` for more
+/// than [`BATCH_MAX`] queries or [`BATCH_HITS_MAX`] hits.
 pub(crate) fn batch(
     named: &NamedCollection,
     thread: &mut SearchThread,
@@ -179,6 +192,9 @@ impl QueryRun<'_> {
 
     /// Returns at most `count` hits of `query`, which is the query of `request`; without a query,
     /// the first points in the order of their ids.
+    ///
+    /// # Errors
+    /// As [`query`], with the place of a prefetch that fails.
     pub(crate) fn find(
         &mut self,
         query: Option<VectorQuery>,
@@ -225,7 +241,7 @@ impl QueryRun<'_> {
         Ok(RankedHits { hits: found.points.iter().map(hit).collect(), partial: found.partial })
     }
 
-    /// Returns at most `count` hits of a query.
+    /// Returns at most `count` hits of a query that compares vectors.
     fn ranked(
         &mut self,
         query: VectorQuery,
@@ -279,6 +295,9 @@ impl QueryRun<'_> {
     }
 
     /// Checks the vector's name. A request without a vector may leave it out.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the name of another vector.
     pub(crate) fn check_using(&self, using: &str, has_vector: bool) -> Result<()> {
         if !has_vector && using.is_empty() {
             return Ok(());
@@ -288,6 +307,10 @@ impl QueryRun<'_> {
 
     /// Returns the number of hits to find: at most the collection's points if the request has a
     /// high limit.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a limit of 0 or more than [`CANDIDATES_MAX`] hits; the error of the
+    /// medium.
     pub(crate) fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
         let mut count = limit.saturating_add(offset);
         if count > CANDIDATES_MAX {
@@ -336,7 +359,12 @@ impl QueryRun<'_> {
         })
     }
 
-    /// Makes a query's vector from its targets.
+    /// Computes a query's vector from its targets. A recommendation has the mean of its positive
+    /// examples or, with negative ones, twice that mean less the mean of the negative examples.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for too many examples or a vector of another length; `NotFound` for a
+    /// point that does not exist; `DeadlineExceeded`; the error of the medium.
     fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
         let mut examples = Vec::new();
         let embedding = match query {
@@ -403,6 +431,10 @@ impl QueryRun<'_> {
         Ok(vectors)
     }
 
+    /// Returns the mean of the vectors of targets. Adds the points among them to `examples`.
+    ///
+    /// # Errors
+    /// As [`QueryRun::resolve`].
     fn mean(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
         let settings = self.named.settings();
         let count = targets.len() as f32;
@@ -419,6 +451,7 @@ impl QueryRun<'_> {
         Ok(sum)
     }
 
+    /// Returns the nearest points of a query within `limits`, without its examples.
     fn nearest(&mut self, query: &ResolvedQuery, limits: SearchLimits<'_>) -> Result<RankedHits> {
         let SearchLimits { count, params, filter, score_threshold } = limits;
         let filter = excluding(filter, &query.examples);
@@ -465,6 +498,8 @@ impl QueryRun<'_> {
         Ok(shared)
     }
 
+    /// Returns the request as a query for the nearest points of a vector without a filter; `None`
+    /// for other requests and for those that fail.
     fn plain<'r>(&self, request: &'r QueryRequest) -> Option<PlainQuery<'r>> {
         let Some(VectorQuery::Nearest(VectorInput::Vector(values))) = &request.query else {
             return None;
@@ -568,6 +603,7 @@ impl QueryRun<'_> {
         Ok(all)
     }
 
+    /// Returns the hits of one prefetch. `outer` is the filter of the query around it.
     fn prefetch(&mut self, prefetch: &QueryRequest, outer: Option<&Filter>) -> Result<RankedHits> {
         let count = self.hits_to_find(prefetch.limit(), 0)?;
         let has_vector = prefetch.query.as_ref().is_some_and(VectorQuery::has_vector);
@@ -582,7 +618,11 @@ impl QueryRun<'_> {
     }
 
     /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the
-    /// response is partial then.
+    /// response is partial then. No point is read if no part is requested and all ids are numbers.
+    ///
+    /// # Errors
+    /// The error of [`ResponseBudget::add_or_fail`] for a response that is too large; the error of
+    /// the medium.
     pub(crate) fn present(
         &self,
         ranked: RankedHits,
@@ -638,6 +678,7 @@ fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
     Some(Filter { must, must_not: vec![Condition::has_id(examples.to_vec())], ..Filter::default() })
 }
 
+/// Returns a filter for the points that both filters accept; `None` accepts all.
 pub(crate) fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     match (one, other) {
         (Some(one), Some(other)) => Some(Filter {
