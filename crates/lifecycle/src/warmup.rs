@@ -19,16 +19,18 @@ use engine::Servable;
 
 use crate::{GoldenCase, WarmupConfig};
 
-/// Minimum runs in all, unless configured.
+/// Minimum runs of all requests together, unless configured.
 const WARMUP_RUNS_MIN: usize = 10;
 /// Time after which warm-up ends, if every request ran once.
 const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
-/// Most recorded requests that are used, as in TensorFlow Serving.
+/// Maximum recorded requests that are used, as in TensorFlow Serving.
 const WARMUP_REQUESTS_MAX: usize = 1000;
-/// Shortest and longest pause between two runs. In between, a pause takes the time of the run
-/// before it.
+/// Shortest pause between two runs. A pause takes the time of the run before it, within these two
+/// limits.
 const PAUSE_MIN: Duration = Duration::from_micros(500);
+/// Longest pause between two runs.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Maximum bytes of a generated input.
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// Recorded requests of a version.
@@ -171,6 +173,7 @@ pub(crate) fn warm(
     Ok(joined(notes))
 }
 
+/// Joins notes to one; `None` if there are none.
 fn joined(notes: Vec<String>) -> Option<String> {
     notes.into_iter().reduce(|all, next| format!("{all}; {next}"))
 }
@@ -185,6 +188,7 @@ struct Warmup<'a> {
 
 /// A request that can run.
 struct ReadyCall<'a> {
+    /// Position of its record, or of the generated request, from 0.
     number: usize,
     servable: &'a Servable,
     call: WarmupCall,
@@ -192,6 +196,9 @@ struct ReadyCall<'a> {
 
 impl Warmup<'_> {
     /// Runs recorded requests. Returns a note about the requests that were left out.
+    ///
+    /// # Errors
+    /// The first error if `fail_on_recorded_error` is set; an error that ends every warm-up.
     fn run_recorded(&self, mut requests: Vec<RecordedRequest>) -> Result<Option<String>> {
         requests.truncate(WARMUP_REQUESTS_MAX);
         let mut failures = Vec::new();
@@ -204,19 +211,26 @@ impl Warmup<'_> {
             if self.config.fail_on_recorded_error
                 && let Some(failure) = failures.pop()
             {
-                return Err(failure.named());
+                return Err(failure.into_error());
             }
         }
         let ran = self.run_all(&ready, self.config.fail_on_recorded_error);
-        failures.extend(ran.map_err(CallFailure::named)?);
+        failures.extend(ran.map_err(CallFailure::into_error)?);
         let count = failures.len();
         let first = failures.into_iter().min_by_key(|failure| failure.number);
         Ok(first.map(|first| match count {
-            1 => format!("left out: {}", first.named().message()),
-            _ => format!("{count} warm-up requests were left out: {}", first.named().message()),
+            1 => format!("left out: {}", first.into_error().message()),
+            _ => {
+                format!("{count} warm-up requests were left out: {}", first.into_error().message())
+            }
         }))
     }
 
+    /// Checks a request against its signature, and adds the inputs that the server fills in.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for inputs or outputs that do not match; an unknown signature; the errors
+    /// of [`WarmupSource::complete`].
     fn prepare(&self, number: usize, mut call: WarmupCall) -> Result<ReadyCall<'_>> {
         let servable = match call.signature.as_str() {
             "" => self.servable,
@@ -229,6 +243,10 @@ impl Warmup<'_> {
         Ok(ReadyCall { number, servable, call })
     }
 
+    /// Runs generated requests.
+    ///
+    /// # Errors
+    /// The first error of a request.
     fn run_generated(&self, requests: &[Vec<NamedTensor>]) -> Result<()> {
         let ready = |(number, inputs): (usize, &Vec<NamedTensor>)| {
             let call = WarmupCall { inputs: inputs.clone(), ..WarmupCall::default() };
@@ -241,8 +259,10 @@ impl Warmup<'_> {
         }
     }
 
-    /// Runs all requests several times. Returns the failures of requests, unless `strict` is set;
-    /// then the first one ends the warm-up.
+    /// Runs all requests several times. Returns the requests that failed.
+    ///
+    /// # Errors
+    /// The first failure if `strict` is set; a failure that ends every warm-up.
     fn run_all(
         &self,
         calls: &[ReadyCall<'_>],
@@ -286,7 +306,8 @@ struct CallFailure {
 }
 
 impl CallFailure {
-    fn named(self) -> Error {
+    /// Returns the error with the number of the request.
+    fn into_error(self) -> Error {
         self.error.context(format_args!("recorded warm-up request {}", self.number))
     }
 }
@@ -295,9 +316,12 @@ impl CallFailure {
 struct CallQueue<'a> {
     source: &'a dyn WarmupSource,
     calls: &'a [ReadyCall<'a>],
+    /// Number of runs. The calls run in order, again and again.
     runs: usize,
+    /// True if the first failure ends the warm-up.
     strict: bool,
     started: Instant,
+    /// Number of the next run, from 0.
     next: AtomicUsize,
     /// True for each call that failed and runs no more.
     failed: Vec<AtomicBool>,
@@ -307,6 +331,7 @@ struct CallQueue<'a> {
 }
 
 impl CallQueue<'_> {
+    /// Takes runs until all are taken, the time is up, or the warm-up ends early.
     fn work(&self, stop: &AtomicBool) {
         loop {
             let run = self.next.fetch_add(1, Ordering::Relaxed);
@@ -347,7 +372,7 @@ impl CallQueue<'_> {
         }
     }
 
-    /// Ends the warm-up with the first such failure.
+    /// Ends the warm-up for all threads. The first failure that is passed is kept.
     fn end(&self, failure: CallFailure) {
         self.next.store(self.runs, Ordering::Relaxed);
         self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
@@ -355,6 +380,9 @@ impl CallQueue<'_> {
 }
 
 /// Generates one request for each batch size, or one in all if no input has a dynamic first axis.
+///
+/// # Errors
+/// `InvalidArgument` for an input of more than [`INPUT_BYTES_MAX`].
 fn generate(signature: &Signature, config: &WarmupConfig) -> Result<Vec<Vec<NamedTensor>>> {
     let batched = signature.inputs.iter().any(|spec| {
         spec.shape.as_ref().is_none_or(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
@@ -364,6 +392,11 @@ fn generate(signature: &Signature, config: &WarmupConfig) -> Result<Vec<Vec<Name
     sizes.iter().map(|&size| request(signature, config, size)).collect()
 }
 
+/// Generates the inputs of a request with `batch` items. A dynamic axis has its configured size,
+/// else the size of its symbol, else `batch` as a first axis and 1 as another one.
+///
+/// # Errors
+/// As [`generate`].
 fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result<Vec<NamedTensor>> {
     let needed = || signature.inputs.iter().filter(|spec| !spec.optional);
     // Sizes of symbols. A configured size of any input holds for all inputs that share the symbol.
@@ -392,10 +425,12 @@ fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result
         .collect()
 }
 
+/// Returns the configured size of an axis of an input, if there is one.
 fn configured(config: &WarmupConfig, spec: &TensorSpec, position: usize) -> Option<usize> {
     config.dims.get(&spec.name)?.get(position).and_then(|&size| usize::try_from(size).ok())
 }
 
+/// Returns the shape of a generated input. `symbols` has the sizes of the dynamic axes by symbol.
 fn shape(
     spec: &TensorSpec,
     config: &WarmupConfig,
