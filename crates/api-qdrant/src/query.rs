@@ -499,7 +499,7 @@ impl QueryRun<'_> {
     }
 
     /// Returns the request as a query for the nearest points of a vector without a filter; `None`
-    /// for other requests and for those that fail.
+    /// for other requests and for requests that fail.
     fn plain<'r>(&self, request: &'r QueryRequest) -> Option<PlainQuery<'r>> {
         let Some(VectorQuery::Nearest(VectorInput::Vector(values))) = &request.query else {
             return None;
