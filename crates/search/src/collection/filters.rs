@@ -120,6 +120,8 @@ struct CachedFilter {
     _held: BudgetReservation,
     /// Least recently used first.
     segments: VecDeque<CachedRows>,
+    /// Time of the last use.
+    used_at: Instant,
 }
 
 #[derive(Debug)]
@@ -263,6 +265,7 @@ impl FilterCache {
         let of = place.and_then(|place| found.segments.remove(place));
         let selected = of.as_ref().map(|of| of.selected.clone());
         found.segments.extend(of);
+        found.used_at = Instant::now();
         kept.push_back(found);
         selected
     }
@@ -285,6 +288,7 @@ impl FilterCache {
         let of = CachedRows { uuid: segment, selected, held };
         match kept.iter_mut().find(|kept| *kept.clause == *clause) {
             Some(known) => {
+                known.used_at = Instant::now();
                 known.segments.retain(|of| of.uuid != segment);
                 if known.segments.len() >= SEGMENTS_MAX {
                     known.segments.pop_front();
@@ -292,18 +296,28 @@ impl FilterCache {
                 known.segments.push_back(of);
             }
             None => {
-                let Ok(held) = budget.reserve(bytes, "a filter's conditions") else { return };
+                let Ok(held) = budget.reserve(bytes, "a filter's conditions") else {
+                    // A pause would have the rows read again, without end.
+                    return scan::read_on();
+                };
                 let clause = Arc::new(clause.clone());
                 kept.push_back(CachedFilter {
                     clause,
                     _held: held,
                     segments: VecDeque::from([of]),
+                    used_at: Instant::now(),
                 });
             }
         }
         let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
         while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
-            total -= kept.pop_front().map_or(0, |kept| kept.bytes());
+            let Some(evicted) = kept.pop_front() else { break };
+            total -= evicted.bytes();
+            if scan::is_in_slice(evicted.used_at) {
+                // Work with more filters than are cached would evict its first ones, pause, and
+                // read them again, without end.
+                scan::read_on();
+            }
         }
     }
 
@@ -396,12 +410,6 @@ mod tests {
             (0..2000).map(|row| serde_json::json!({ "list": vec![row; 3] })).collect();
         let test = segment_of_values(&payloads);
         let (budget, filters) = (MemoryBudget::new(1 << 30), FilterCache::default());
-        // Numbers of values have no index.
-        let counted = |most: u64| {
-            let range = CountRange { lt: Some(most), ..CountRange::default() };
-            let must = vec![Condition::ValuesCount { key: "list".into(), range }];
-            Filter { must, ..Filter::default() }
-        };
         let mut left: Vec<Filter> = (0..=PAUSED_MAX as u64).map(counted).collect();
         for _ in 0..6 {
             left.retain(|filter| {
@@ -410,6 +418,42 @@ mod tests {
             });
         }
         assert!(left.is_empty(), "{} make no progress", left.len());
+    }
+
+    /// Returns a filter that has to read payloads, because numbers of values have no index.
+    fn counted(most: u64) -> Filter {
+        let range = CountRange { lt: Some(most), ..CountRange::default() };
+        let must = vec![Condition::ValuesCount { key: "list".into(), range }];
+        Filter { must, ..Filter::default() }
+    }
+
+    #[test]
+    fn work_with_more_filters_than_are_cached_ends() {
+        // Two turns, so that a pass in a slice that has ended pauses once.
+        let payloads: Vec<Value> =
+            (0..1000).map(|row| serde_json::json!({ "list": vec![row; 3] })).collect();
+        let test = segment_of_values(&payloads);
+        let (budget, filters) = (MemoryBudget::new(1 << 30), FilterCache::default());
+        let cold = 12;
+        let known = CLAUSES_MAX as u64 - 4;
+        let clauses: Vec<Filter> = (0..known).map(clause).chain((0..cold).map(counted)).collect();
+        let work = || {
+            let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
+            clauses.iter().try_for_each(|filter| select(filter).map(drop))
+        };
+        let mut pauses = 0;
+        loop {
+            match in_ended_slice(work) {
+                SliceOutcome::Paused => pauses += 1,
+                SliceOutcome::Done(result) => break result.unwrap(),
+            }
+            assert!(pauses <= cold, "it makes no progress");
+        }
+        let stats = filters.counts.stats();
+        let read = stats.scanned + stats.verified;
+        assert_eq!((read, stats.paused), (cold, pauses), "each filter is read once");
+        assert!(pauses < cold, "it goes on once its own filters are evicted");
+        assert_eq!(filters.kept.lock().len(), CLAUSES_MAX);
     }
 
     #[test]

@@ -20,6 +20,8 @@ const ROWS_A_TURN: u32 = 512;
 #[derive(Clone, Copy, Debug, Default)]
 struct WorkLimit {
     deadline: Option<Instant>,
+    /// Start of the slice.
+    began: Option<Instant>,
     slice_end: Option<Instant>,
     /// True once a pass has stopped at the end of the slice.
     paused: bool,
@@ -27,7 +29,7 @@ struct WorkLimit {
 
 thread_local! {
     static LIMIT: Cell<WorkLimit> = const {
-        Cell::new(WorkLimit { deadline: None, slice_end: None, paused: false })
+        Cell::new(WorkLimit { deadline: None, began: None, slice_end: None, paused: false })
     };
 }
 
@@ -50,8 +52,13 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
 /// If the result is [`SliceOutcome::Paused`], the caller runs the same work again, and other work
 /// in between.
 pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<T> {
-    let slice_end = Some(Instant::now() + SLICE_MAX);
-    let limit = WorkLimit { deadline: Some(deadline), slice_end, paused: false };
+    let began = Instant::now();
+    let limit = WorkLimit {
+        deadline: Some(deadline),
+        began: Some(began),
+        slice_end: Some(began + SLICE_MAX),
+        paused: false,
+    };
     match limited(limit, work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
@@ -61,8 +68,8 @@ pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<
 /// Runs `work` in a slice that has ended, so that passes pause after one turn.
 #[cfg(test)]
 pub(super) fn in_ended_slice<T>(work: impl FnOnce() -> T) -> SliceOutcome<T> {
-    let slice_end = Some(Instant::now());
-    match limited(WorkLimit { slice_end, ..WorkLimit::default() }, work) {
+    let now = Some(Instant::now());
+    match limited(WorkLimit { began: now, slice_end: now, ..WorkLimit::default() }, work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
     }
@@ -88,9 +95,9 @@ pub(super) struct PartLimit(WorkLimit);
 impl PartLimit {
     /// Returns the limits of the work on this thread. `deadline` counts if it is earlier.
     pub(super) fn of_this_thread(deadline: Option<Instant>) -> PartLimit {
-        let WorkLimit { deadline: own, slice_end, .. } = LIMIT.get();
-        let deadline = own.into_iter().chain(deadline).min();
-        PartLimit(WorkLimit { deadline, slice_end, paused: false })
+        let own = LIMIT.get();
+        let deadline = own.deadline.into_iter().chain(deadline).min();
+        PartLimit(WorkLimit { deadline, paused: false, ..own })
     }
 
     /// Runs a part on this thread. Returns true if a pass over payloads was paused.
@@ -103,6 +110,12 @@ impl PartLimit {
 /// Records that another thread paused a part of this thread's work, which [`in_slice`] notices.
 pub(super) fn note_pause() {
     LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
+}
+
+/// Returns true if `time` is within the slice of this thread's work. After a pause, the work runs
+/// again from its start and needs all that it used in this slice.
+pub(super) fn is_in_slice(time: Instant) -> bool {
+    LIMIT.get().began.is_some_and(|began| time >= began)
 }
 
 /// Lets the passes of this work go on beyond the end of its slice.
@@ -219,7 +232,7 @@ mod tests {
         let limit = WorkLimit {
             deadline: Some(Instant::now() + HOUR),
             slice_end: Some(Instant::now()),
-            paused: false,
+            ..WorkLimit::default()
         };
         let (result, limit) = limited(limit, || rows_until_stop(PayloadScan::in_slices(), 2000));
         assert_eq!(result.0, ROWS_A_TURN);
