@@ -63,6 +63,10 @@ pub(crate) struct RestCall {
     started: Instant,
 }
 
+/// Handler that keeps its progress in a `P` while a slice of its work pauses.
+type StepHandler<T, P> =
+    fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8], &mut P) -> Result<T>;
+
 /// JSON text of a result.
 type EncodedResult = Result<Vec<u8>>;
 
@@ -130,6 +134,21 @@ impl RestCall {
         reply(self.run_on_search_thread(handler, true).await, started)
     }
 
+    /// Answers as [`RestCall::read`] does. After a pause, `handler` continues from its progress.
+    pub(crate) async fn read_in_steps<T: Serialize + 'static, P: Default + Send + 'static>(
+        self,
+        handler: StepHandler<T, P>,
+    ) -> Reply {
+        let started = self.started;
+        let mut progress = P::default();
+        let step =
+            move |named: &NamedCollection,
+                  thread: &mut SearchThread,
+                  context: &CallContext,
+                  body: &[u8]| { handler(named, thread, context, body, &mut progress) };
+        reply(self.run_on_search_thread(step, true).await, started)
+    }
+
     /// Answers as [`RestCall::read`] does, from a collection in any state.
     pub(crate) async fn inspect<T: Serialize + 'static>(
         self,
@@ -141,7 +160,9 @@ impl RestCall {
 
     async fn run_on_search_thread<T: Serialize + 'static>(
         self,
-        handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+        mut handler: impl FnMut(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>
+        + Send
+        + 'static,
         wait_for_opening: bool,
     ) -> EncodedResult {
         let RestCall { state, context, headers, body, started } = self;

@@ -21,6 +21,8 @@ mod filters;
 pub mod fusion;
 mod groups;
 pub mod json;
+#[cfg(test)]
+mod limit_tests;
 pub mod mmr;
 mod params;
 mod query;

@@ -125,16 +125,27 @@ pub(crate) fn query(
     run.answer(request, None, &mut ResponseBudget::default())
 }
 
-/// Answers queries in order.
+/// Answers of a batch so far. A pause keeps them: their filters may be evicted from the cache
+/// meanwhile, and would be evaluated again.
+#[derive(Default)]
+pub(crate) struct BatchProgress {
+    responses: Vec<QueryResponse>,
+    budget: ResponseBudget,
+    /// Hits of queries that shared passes, by place, until they are used. `None` before the passes.
+    shared: Option<Vec<Option<RankedHits>>>,
+}
+
+/// Answers queries in order, from the first one that `progress` has no answer of.
 ///
 /// # Errors
 /// The first error of a query, with its place: it fails the whole batch. `InvalidArgument` for more
 /// than [`BATCH_MAX`] queries or [`BATCH_HITS_MAX`] hits.
-pub(crate) fn batch(
+pub(crate) fn batch_in_steps(
     named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
     body: &[u8],
+    progress: &mut BatchProgress,
 ) -> Result<Vec<QueryResponse>> {
     let request: json::QueryBatchRequest = json::parse(body)?;
     if request.searches.len() > BATCH_MAX {
@@ -143,21 +154,37 @@ pub(crate) fn batch(
         )));
     }
     let deadline = context.deadline;
-    let mut budget = ResponseBudget::default();
-    let mut responses = Vec::with_capacity(request.searches.len());
-    let mut run = QueryRun { named, thread: &mut *thread, deadline };
-    run.check_batch(&request.searches)?;
-    let shared = run.nearest_together(&request.searches)?;
-    for (at, (query, hits)) in request.searches.into_iter().zip(shared).enumerate() {
+    if progress.shared.is_none() {
+        let mut run = QueryRun { named, thread: &mut *thread, deadline };
+        run.check_batch(&request.searches)?;
+        progress.shared = Some(run.nearest_together(&request.searches)?);
+    }
+    let answered = progress.responses.len();
+    for (at, query) in request.searches.into_iter().enumerate().skip(answered) {
         if Instant::now() > deadline {
             return Err(Error::deadline(format!(
                 "searches[{at}]: the time is up; send fewer in one request"
             )));
         }
-        let response = QueryRun { named, thread, deadline }.answer(query, hits, &mut budget);
-        responses.push(response.map_err(|error| error.context(format_args!("searches[{at}]")))?);
+        let shared = progress.shared.as_mut().and_then(|shared| shared.get_mut(at));
+        let hits = shared.and_then(Option::take);
+        let run = QueryRun { named, thread: &mut *thread, deadline };
+        let response = run.answer(query, hits, &mut progress.budget);
+        let response = response.map_err(|error| error.context(format_args!("searches[{at}]")))?;
+        progress.responses.push(response);
     }
-    Ok(responses)
+    Ok(std::mem::take(&mut progress.responses))
+}
+
+/// Answers a batch in one step.
+#[cfg(test)]
+pub(crate) fn batch(
+    named: &NamedCollection,
+    thread: &mut SearchThread,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<Vec<QueryResponse>> {
+    batch_in_steps(named, thread, context, body, &mut BatchProgress::default())
 }
 
 impl QueryRun<'_> {

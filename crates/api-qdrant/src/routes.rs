@@ -102,7 +102,7 @@ fn points() -> Router<Arc<CollectionsState>> {
         .route(&at("count"), post(|call: RestCall| call.read(retrieve::count)))
         .route(&at("query"), post(|call: RestCall| call.read(query::query)))
         .route(&at("query/groups"), post(|call: RestCall| call.read(groups::query)))
-        .route(&at("query/batch"), post(|call: RestCall| call.read(query::batch)))
+        .route(&at("query/batch"), post(|call: RestCall| call.read_in_steps(query::batch_in_steps)))
         .route(&at("delete"), post(|call: RestCall| call.write(update::delete)))
         .route(
             &at("payload"),
