@@ -24,6 +24,9 @@ pub struct MemoryBudget {
     refused: AtomicU64,
     /// Holder of reserved memory that can be released on demand.
     idle: OnceLock<Weak<dyn FreeOnDemand>>,
+    /// Holder of results that cost more to make again. Its memory does not count as free, and is
+    /// released only for a reservation that would be refused otherwise.
+    results: OnceLock<Weak<dyn FreeOnDemand>>,
 }
 
 /// Holder of memory that counts as free, because the holder releases its reservations on demand.
@@ -57,12 +60,19 @@ impl MemoryBudget {
             peak: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             idle: OnceLock::new(),
+            results: OnceLock::new(),
         })
     }
 
     /// Sets the holder of memory that reservations can take back. The first one stays.
     pub(crate) fn set_free_on_demand(&self, idle: Weak<dyn FreeOnDemand>) {
         let _ = self.idle.set(idle);
+    }
+
+    /// Sets the holder of results that are released before a reservation is refused. The first one
+    /// stays.
+    pub(crate) fn set_results(&self, results: Weak<dyn FreeOnDemand>) {
+        let _ = self.results.set(results);
     }
 
     fn idle(&self) -> Option<Arc<dyn FreeOnDemand>> {
@@ -135,14 +145,11 @@ impl MemoryBudget {
     fn take(&self, bytes: u64, what: &str) -> Result<()> {
         let mut taken = self.try_take(bytes);
         for _ in 0..TAKES_MAX {
-            let (Err(used), Some(idle)) = (taken, self.idle()) else { break };
+            let Err(used) = taken else { break };
             let missing = used.saturating_add(bytes).saturating_sub(self.limit);
-            // A refusal must not cost the holder its memory: callers that ask again and again would
-            // keep it empty.
-            if idle.bytes() < missing || bytes > self.limit {
+            if bytes > self.limit || !self.reclaim(missing) {
                 break;
             }
-            idle.free(missing);
             taken = self.try_take(bytes);
         }
         taken.map_err(|used| {
@@ -154,6 +161,30 @@ impl MemoryBudget {
                 format_bytes(self.limit)
             ))
         })
+    }
+
+    /// Takes `missing` bytes back from the holders. Returns false, and takes nothing, if they have
+    /// less: a refusal must not cost them their memory, since callers that ask again and again
+    /// would keep them empty.
+    fn reclaim(&self, missing: u64) -> bool {
+        let idle = self.idle();
+        let results = self.results.get().and_then(Weak::upgrade);
+        let idle_bytes = idle.as_ref().map_or(0, |idle| idle.bytes());
+        // Only counted if it is needed: the idle memory pays for most reservations.
+        let lacks = missing.saturating_sub(idle_bytes);
+        if lacks > 0 && results.as_ref().map_or(0, |results| results.bytes()) < lacks {
+            return false;
+        }
+        let mut left = missing;
+        if let Some(idle) = idle {
+            idle.free(missing);
+            // Less is released if some of it is in use.
+            left = left.saturating_sub(idle_bytes.saturating_sub(idle.bytes()));
+        }
+        if let Some(results) = results.filter(|_| left > 0) {
+            results.free(left);
+        }
+        true
     }
 
     fn give_back(&self, bytes: u64) {

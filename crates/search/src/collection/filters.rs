@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::scan::{self, PayloadScan, ScanStep};
-use crate::budget::{BudgetReservation, MemoryBudget};
+use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
 use crate::filter::{Filter, RowSet};
 use crate::ingest::MemtableRow;
 use crate::payload_index::{IndexAnswer, SelectionParts};
@@ -103,10 +103,17 @@ struct FilterScan {
     paused_at: Instant,
 }
 
+/// Cached filters, least recently used first. No memory is reserved while they are locked, because
+/// a reservation may evict them.
+type KeptFilters = Mutex<VecDeque<CachedFilter>>;
+
+/// Cached filters of all collections. A reservation that would be refused takes their memory back.
+#[derive(Debug, Default)]
+pub(super) struct FilterCaches(Mutex<Vec<Weak<KeptFilters>>>);
+
 #[derive(Debug, Default)]
 pub(super) struct FilterCache {
-    /// Least recently used first.
-    kept: Mutex<VecDeque<CachedFilter>>,
+    kept: Arc<KeptFilters>,
     /// Passes over payloads that stopped before their end, oldest first.
     paused: Mutex<VecDeque<FilterScan>>,
     counts: Arc<FilterCounts>,
@@ -136,12 +143,60 @@ impl CachedFilter {
     fn bytes(&self) -> u64 {
         self.segments.iter().map(|of| of.held.bytes()).sum()
     }
+
+    /// Lets this thread's work go on without a pause if it used the filter in its slice. Work with
+    /// more filters than are cached would evict its first ones, pause, and read them again, without
+    /// end.
+    fn note_eviction(&self) {
+        if scan::is_in_slice(self.used_at) {
+            scan::read_on();
+        }
+    }
+}
+
+impl FilterCaches {
+    /// Adds the filters of a collection until it is closed.
+    fn add(&self, cache: &FilterCache) {
+        let mut caches = self.0.lock();
+        caches.retain(|kept| kept.strong_count() > 0);
+        caches.push(Arc::downgrade(&cache.kept));
+    }
+
+    /// Returns the caches of open collections.
+    fn open(&self) -> Vec<Arc<KeptFilters>> {
+        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl FreeOnDemand for FilterCaches {
+    fn bytes(&self) -> u64 {
+        let bytes =
+            |kept: &Arc<KeptFilters>| -> u64 { kept.lock().iter().map(CachedFilter::bytes).sum() };
+        self.open().iter().map(bytes).sum()
+    }
+
+    /// Evicts the filters that were not used for the longest time, of all collections.
+    fn free(&self, bytes: u64) {
+        let caches = self.open();
+        let mut freed = 0;
+        while freed < bytes {
+            let used_at = |kept: &&Arc<KeptFilters>| kept.lock().front().map(|it| it.used_at);
+            let used = caches.iter().filter(|kept| used_at(kept).is_some());
+            let Some(oldest) = used.min_by_key(used_at) else { return };
+            // Another thread may have evicted it.
+            let Some(evicted) = oldest.lock().pop_front() else { continue };
+            freed += evicted.bytes();
+            evicted.note_eviction();
+        }
+    }
 }
 
 impl FilterCache {
-    /// Creates a cache that counts in `counts`.
-    pub(super) fn new(counts: Arc<FilterCounts>) -> FilterCache {
-        FilterCache { counts, ..FilterCache::default() }
+    /// Creates a cache that counts in `counts` and belongs to `caches`.
+    pub(super) fn new(counts: Arc<FilterCounts>, caches: &FilterCaches) -> FilterCache {
+        let cache = FilterCache { counts, ..FilterCache::default() };
+        caches.add(&cache);
+        cache
     }
 
     /// Returns the rows of a segment that match `clause`.
@@ -284,6 +339,10 @@ impl FilterCache {
         if bytes > CLAUSE_BYTES_MAX {
             return;
         }
+        let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
+            // A pause would have the rows read again, without end.
+            return scan::read_on();
+        };
         let mut kept = self.kept.lock();
         let of = CachedRows { uuid: segment, selected, held };
         match kept.iter_mut().find(|kept| *kept.clause == *clause) {
@@ -296,14 +355,10 @@ impl FilterCache {
                 known.segments.push_back(of);
             }
             None => {
-                let Ok(held) = budget.reserve(bytes, "a filter's conditions") else {
-                    // A pause would have the rows read again, without end.
-                    return scan::read_on();
-                };
                 let clause = Arc::new(clause.clone());
                 kept.push_back(CachedFilter {
                     clause,
-                    _held: held,
+                    _held: clause_held,
                     segments: VecDeque::from([of]),
                     used_at: Instant::now(),
                 });
@@ -313,11 +368,7 @@ impl FilterCache {
         while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
             let Some(evicted) = kept.pop_front() else { break };
             total -= evicted.bytes();
-            if scan::is_in_slice(evicted.used_at) {
-                // Work with more filters than are cached would evict its first ones, pause, and
-                // read them again, without end.
-                scan::read_on();
-            }
+            evicted.note_eviction();
         }
     }
 
@@ -505,6 +556,37 @@ mod tests {
         let there: Vec<bool> =
             (0..5).map(|number| filters.find(segment(1), &clause(number)).is_some()).collect();
         assert_eq!(there, [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_reservation_evicts_filters_before_it_is_refused() {
+        const ROWS_BYTES: u64 = 100 << 10;
+        let budget = MemoryBudget::new(1 << 20);
+        let caches = Arc::new(FilterCaches::default());
+        let results: Weak<FilterCaches> = Arc::downgrade(&caches);
+        budget.set_results(results);
+        let one = FilterCache::new(Arc::default(), &caches);
+        let other = FilterCache::new(Arc::default(), &caches);
+        for number in 0..4 {
+            for filters in [&one, &other] {
+                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+                let held = budget.reserve(ROWS_BYTES, "a test").unwrap();
+                filters.keep(segment(1), &clause(number), selected, held, &budget);
+            }
+        }
+        assert_eq!(caches.bytes(), 8 * ROWS_BYTES);
+        assert!(budget.free() < 3 * ROWS_BYTES, "it does not count as free");
+        assert!(budget.reserve(2 << 20, "too much").is_err());
+        assert_eq!(caches.bytes(), 8 * ROWS_BYTES, "a refusal costs no filter");
+        let row = budget.reserve(4 * ROWS_BYTES, "a point").unwrap();
+        assert_eq!(caches.bytes(), 6 * ROWS_BYTES);
+        for filters in [&one, &other] {
+            assert!(filters.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
+            assert!(filters.find(segment(1), &clause(1)).is_some());
+        }
+        assert_eq!(budget.stats().refused, 1);
+        drop((row, one, other));
+        assert_eq!((caches.bytes(), budget.stats().used), (0, 0));
     }
 
     fn range(key: &str, lt: f64) -> Filter {

@@ -84,7 +84,7 @@ impl Collection {
             publisher: Mutex::new(Publisher { manifest, files, kept_logs, listed: None }),
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
-            filters: FilterCache::new(resources.filters.clone()),
+            filters: FilterCache::new(resources.filters.clone(), &resources.filter_caches),
             next,
             busy: Mutex::default(),
             events: resources.events.clone(),

@@ -1,14 +1,14 @@
 //! Resources that several collections share: a hard memory limit, the memory reserved for flushes,
 //! and the rate of background work.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use base::Result;
 use os::{Pacer, Rate};
 use parking_lot::Mutex;
 
-use super::filters::{FilterCounts, FilterStats};
+use super::filters::{FilterCaches, FilterCounts, FilterStats};
 use super::inner::EventCounter;
 use super::options::headroom_bytes;
 use super::stall::{StallStats, WriteStall};
@@ -28,6 +28,8 @@ pub struct Resources {
     pub(super) stall: Arc<WriteStall>,
     /// Counts of evaluated filters.
     pub(super) filters: Arc<FilterCounts>,
+    /// Cached filters of the collections.
+    pub(super) filter_caches: Arc<FilterCaches>,
     pub(super) memtable_bytes: u64,
     /// Cache of codes on media, in the free memory of `budget`.
     pub(super) codes: Arc<CodeCache>,
@@ -41,6 +43,9 @@ impl Resources {
     /// `ResourceExhausted` if the budget has no room for the reserved memory.
     pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
         let headroom = budget.reserve(headroom_bytes(memtable_bytes), "flushes")?;
+        let filter_caches = Arc::new(FilterCaches::default());
+        let freed: Weak<FilterCaches> = Arc::downgrade(&filter_caches);
+        budget.set_results(freed);
         Ok(Resources {
             codes: CodeCache::new(&budget),
             budget,
@@ -49,6 +54,7 @@ impl Resources {
             events: Arc::default(),
             stall: Arc::default(),
             filters: Arc::default(),
+            filter_caches,
             memtable_bytes,
         })
     }
