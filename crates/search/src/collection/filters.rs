@@ -391,6 +391,13 @@ impl FilterCache {
         }
     }
 
+    /// Drops the rows of a segment that was merged. Otherwise they would take memory from filters
+    /// in use.
+    pub(super) fn forget(&self, segment: [u8; 16]) {
+        let mut kept = self.kept.lock();
+        kept.iter_mut().for_each(|kept| kept.segments.retain(|of| of.uuid != segment));
+    }
+
     /// Clears the cache to free memory.
     pub(super) fn clear(&self) {
         self.kept.lock().clear();
@@ -587,6 +594,22 @@ mod tests {
         assert_eq!(budget.stats().refused, 1);
         drop((row, one, other));
         assert_eq!((caches.bytes(), budget.stats().used), (0, 0));
+    }
+
+    #[test]
+    fn rows_of_a_merged_segment_are_dropped() {
+        let filters = FilterCache::default();
+        let budget = MemoryBudget::new(1 << 30);
+        for of in 0..2 {
+            let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
+            let held = budget.reserve(1000, "a test").unwrap();
+            filters.keep(segment(of), &clause(1), selected, held, &budget);
+        }
+        let both = budget.stats().used;
+        filters.forget(segment(0));
+        assert_eq!(budget.stats().used, both - 1000);
+        assert!(filters.find(segment(0), &clause(1)).is_none());
+        assert!(filters.find(segment(1), &clause(1)).is_some());
     }
 
     fn range(key: &str, lt: f64) -> Filter {

@@ -280,6 +280,7 @@ impl Collection {
                 outlive(&view.segment);
                 // Queries that still used the segment may have cached parts of its file again.
                 self.shared.forget(view.segment.file().id());
+                self.filters.forget(view.segment.uuid());
             }
         }
         outcome.map(|()| true)
