@@ -1,11 +1,11 @@
 //! Lists, reads and removes collections and images.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use search::collection::PointParts;
+use search::collection::{PointParts, until};
 use search::points::{FetchedPoint, PointId};
 use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Map, Value, json};
@@ -75,7 +75,7 @@ pub(crate) fn embedding_default(services: &ImageServices) -> Value {
 ///
 /// # Errors
 /// Returns the errors of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too
-/// large.
+/// large; `DeadlineExceeded` if the filter has to read payloads for longer than a request may take.
 pub(crate) async fn page(
     services: &Arc<ImageServices>,
     name: &str,
@@ -88,18 +88,26 @@ pub(crate) async fn page(
     }
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
-    let work = move || {
-        let named = &target.named;
-        let clause = filter.map(|filter| api_qdrant::parse_filter(named, &filter)).transpose()?;
-        let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), PointParts::PAYLOAD)?;
-        let count = named.count(clause.as_ref())?;
-        let images: Vec<Value> =
-            page.points.into_iter().map(|point| page_entry(&point.id, point.payload)).collect();
-        Ok(json!({
-            "images": images, "next": page.next, "count": count.count, "partial": page.partial || count.partial,
-        }))
-    };
+    let deadline = Instant::now() + services.requests.limits.request_timeout;
+    let work = move || until(deadline, || page_json(&target.named, limit, offset, filter));
     services.pool.run(work).await
+}
+
+/// Returns a page of the images of a collection as JSON.
+fn page_json(
+    named: &NamedCollection,
+    limit: usize,
+    offset: Option<PointId>,
+    filter: Option<String>,
+) -> Result<Value> {
+    let clause = filter.map(|filter| api_qdrant::parse_filter(named, &filter)).transpose()?;
+    let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), PointParts::PAYLOAD)?;
+    let count = named.count(clause.as_ref())?;
+    let images: Vec<Value> =
+        page.points.into_iter().map(|point| page_entry(&point.id, point.payload)).collect();
+    Ok(json!({
+        "images": images, "next": page.next, "count": count.count, "partial": page.partial || count.partial,
+    }))
 }
 
 /// Returns the entry of an image in a page, from its point's id and payload.
@@ -339,4 +347,40 @@ fn remove(registry: &Registry, target: &ImageCollection) -> Result<bool> {
     let last = target.siblings(registry).len() <= 1 && target.siblings_are_known(registry);
     registry.remove(target.named.name())?;
     Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use search::coarse::Metric;
+    use search::points::NewPoint;
+    use search::registry::{CollectionSettings, MediumChoice, RegistryOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_page_ends_at_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            threads: 1,
+            memory_bytes: 256 << 20,
+            cache_bytes: 0,
+            medium: MediumChoice::Mmap,
+            ..RegistryOptions::new(dir.path())
+        };
+        let registry = Registry::open(options).unwrap();
+        let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = Map::from_iter([("n".to_owned(), json!([1]))]);
+        let (id, embedding) = (PointId::Number(1), &[1.0, 0.0]);
+        named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
+        named.collection().flush().unwrap();
+        // Numbers of values have no index.
+        let filter = || Some(r#"{"must":[{"key":"n","values_count":{"gt":0}}]}"#.to_owned());
+        let page = |deadline| until(deadline, || page_json(&named, 9, None, filter()));
+        let late = page(Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+        let found = page(Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!(found["count"], 1);
+    }
 }
