@@ -181,7 +181,7 @@ impl MemoryBudget {
             // Less is released if some of it is in use.
             left = left.saturating_sub(idle_bytes.saturating_sub(idle.bytes()));
         }
-        if let Some(results) = results.filter(|_| left > 0) {
+        if let Some(results) = results.filter(|results| left > 0 && results.bytes() >= left) {
             results.free(left);
         }
         true
