@@ -103,19 +103,23 @@ struct FilterScan {
     paused_at: Instant,
 }
 
-/// Cached filters, least recently used first. No memory is reserved while they are locked, because
-/// a reservation may evict them.
-type KeptFilters = Mutex<VecDeque<CachedFilter>>;
-
-/// Cached filters of all collections. A reservation that would be refused takes their memory back.
+/// Filters of a collection that take memory. No memory is reserved while a list is locked, because
+/// a reservation may take the memory of the list back.
 #[derive(Debug, Default)]
-pub(super) struct FilterCaches(Mutex<Vec<Weak<KeptFilters>>>);
+struct HeldFilters {
+    /// Least recently used first.
+    kept: Mutex<VecDeque<CachedFilter>>,
+    /// Passes over payloads that stopped before their end, oldest first.
+    paused: Mutex<VecDeque<FilterScan>>,
+}
+
+/// Filters of all collections. A reservation that would be refused takes their memory back.
+#[derive(Debug, Default)]
+pub(super) struct FilterCaches(Mutex<Vec<Weak<HeldFilters>>>);
 
 #[derive(Debug, Default)]
 pub(super) struct FilterCache {
-    kept: Arc<KeptFilters>,
-    /// Passes over payloads that stopped before their end, oldest first.
-    paused: Mutex<VecDeque<FilterScan>>,
+    held: Arc<HeldFilters>,
     counts: Arc<FilterCounts>,
 }
 
@@ -154,37 +158,61 @@ impl CachedFilter {
     }
 }
 
+impl HeldFilters {
+    /// Returns the bytes of cached filters and of passes whose queries have ended.
+    fn bytes(&self) -> u64 {
+        let kept: u64 = self.kept.lock().iter().map(CachedFilter::bytes).sum();
+        let paused = self.paused.lock();
+        let ended = paused.iter().filter(|scan| scan.has_ended());
+        kept + ended.map(|scan| scan.held.bytes()).sum::<u64>()
+    }
+
+    /// Drops the passes whose queries have ended, and returns their bytes.
+    fn drop_ended(&self) -> u64 {
+        let mut freed = 0;
+        self.paused.lock().retain(|scan| {
+            let has_ended = scan.has_ended();
+            freed += if has_ended { scan.held.bytes() } else { 0 };
+            !has_ended
+        });
+        freed
+    }
+
+    /// Returns the time at which the first filter to evict was used last.
+    fn oldest_use(&self) -> Option<Instant> {
+        self.kept.lock().front().map(|kept| kept.used_at)
+    }
+}
+
 impl FilterCaches {
     /// Adds the filters of a collection until it is closed.
     fn add(&self, cache: &FilterCache) {
         let mut caches = self.0.lock();
-        caches.retain(|kept| kept.strong_count() > 0);
-        caches.push(Arc::downgrade(&cache.kept));
+        caches.retain(|held| held.strong_count() > 0);
+        caches.push(Arc::downgrade(&cache.held));
     }
 
-    /// Returns the caches of open collections.
-    fn open(&self) -> Vec<Arc<KeptFilters>> {
+    /// Returns the filters of open collections.
+    fn open(&self) -> Vec<Arc<HeldFilters>> {
         self.0.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }
 
 impl FreeOnDemand for FilterCaches {
     fn bytes(&self) -> u64 {
-        let bytes =
-            |kept: &Arc<KeptFilters>| -> u64 { kept.lock().iter().map(CachedFilter::bytes).sum() };
-        self.open().iter().map(bytes).sum()
+        self.open().iter().map(|held| held.bytes()).sum()
     }
 
-    /// Evicts the filters that were not used for the longest time, of all collections.
+    /// Drops passes whose queries have ended. Then evicts the filters that were not used for the
+    /// longest time, of all collections.
     fn free(&self, bytes: u64) {
         let caches = self.open();
-        let mut freed = 0;
+        let mut freed: u64 = caches.iter().map(|held| held.drop_ended()).sum();
         while freed < bytes {
-            let used_at = |kept: &&Arc<KeptFilters>| kept.lock().front().map(|it| it.used_at);
-            let used = caches.iter().filter(|kept| used_at(kept).is_some());
-            let Some(oldest) = used.min_by_key(used_at) else { return };
+            let used = caches.iter().filter_map(|held| Some((held.oldest_use()?, held)));
+            let Some((_, oldest)) = used.min_by_key(|(used_at, _)| *used_at) else { return };
             // Another thread may have evicted it.
-            let Some(evicted) = oldest.lock().pop_front() else { continue };
+            let Some(evicted) = oldest.kept.lock().pop_front() else { continue };
             freed += evicted.bytes();
             evicted.note_eviction();
         }
@@ -288,7 +316,7 @@ impl FilterCache {
             ScanStep::Late => &self.counts.late,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let mut paused = self.paused.lock();
+        let mut paused = self.held.paused.lock();
         if paused.len() >= PAUSED_MAX {
             paused.pop_front();
         }
@@ -299,21 +327,21 @@ impl FilterCache {
     }
 
     fn has_room_to_pause(&self) -> bool {
-        let mut paused = self.paused.lock();
-        paused.retain(|scan| scan.paused_at.elapsed() < PAUSED_FOR_MAX);
+        let mut paused = self.held.paused.lock();
+        paused.retain(|scan| !scan.has_ended());
         paused.len() < PAUSED_MAX
     }
 
     /// Takes a pass that was paused.
     fn resume(&self, uuid: [u8; 16], clause: &Filter) -> Option<FilterScan> {
-        let mut paused = self.paused.lock();
+        let mut paused = self.held.paused.lock();
         let place = paused.iter().position(|scan| scan.uuid == uuid && *scan.clause == *clause)?;
         paused.remove(place)
     }
 
     /// Returns cached rows and marks them as most recently used.
     fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
-        let mut kept = self.kept.lock();
+        let mut kept = self.held.kept.lock();
         let place = kept.iter().position(|kept| *kept.clause == *clause)?;
         let mut found = kept.remove(place)?;
         let place = found.segments.iter().position(|of| of.uuid == segment);
@@ -343,7 +371,7 @@ impl FilterCache {
             // A pause would have the rows read again, without end.
             return scan::read_on();
         };
-        let mut kept = self.kept.lock();
+        let mut kept = self.held.kept.lock();
         let of = CachedRows { uuid: segment, selected, held };
         match kept.iter_mut().find(|kept| *kept.clause == *clause) {
             Some(known) => {
@@ -376,6 +404,7 @@ impl FilterCache {
     /// query has to read all its payloads. After a failure, the next query reads the payloads.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
         let clauses: Vec<Arc<Filter>> = self
+            .held
             .kept
             .lock()
             .iter()
@@ -394,18 +423,23 @@ impl FilterCache {
     /// Drops the rows of a segment that was merged. Otherwise they would take memory from filters
     /// in use.
     pub(super) fn forget(&self, segment: [u8; 16]) {
-        let mut kept = self.kept.lock();
+        let mut kept = self.held.kept.lock();
         kept.iter_mut().for_each(|kept| kept.segments.retain(|of| of.uuid != segment));
     }
 
     /// Clears the cache to free memory.
     pub(super) fn clear(&self) {
-        self.kept.lock().clear();
-        self.paused.lock().clear();
+        self.held.kept.lock().clear();
+        self.held.paused.lock().clear();
     }
 }
 
 impl FilterScan {
+    /// Returns true if it was paused for so long that its query has ended.
+    fn has_ended(&self) -> bool {
+        self.paused_at.elapsed() >= PAUSED_FOR_MAX
+    }
+
     /// Reads the payloads of undecided rows until `pass` stops.
     fn read(&mut self, segment: &Segment, pass: &mut PayloadScan) -> Result<()> {
         let FilterScan { clause, selected, undecided, next, .. } = self;
@@ -511,7 +545,7 @@ mod tests {
         let read = stats.scanned + stats.verified;
         assert_eq!((read, stats.paused), (cold, pauses), "each filter is read once");
         assert!(pauses < cold, "it goes on once its own filters are evicted");
-        assert_eq!(filters.kept.lock().len(), CLAUSES_MAX);
+        assert_eq!(filters.held.kept.lock().len(), CLAUSES_MAX);
     }
 
     #[test]
@@ -597,6 +631,29 @@ mod tests {
     }
 
     #[test]
+    fn passes_of_ended_queries_give_their_memory_back() {
+        let payloads: Vec<Value> =
+            (0..1000).map(|row| serde_json::json!({ "list": vec![row; 3] })).collect();
+        let test = segment_of_values(&payloads);
+        let budget = MemoryBudget::new(1 << 20);
+        let caches = Arc::new(FilterCaches::default());
+        let results: Weak<FilterCaches> = Arc::downgrade(&caches);
+        budget.set_results(results);
+        let filters = FilterCache::new(Arc::default(), &caches);
+        let late = until(Instant::now(), || filters.select(&test.segment, &counted(1), &budget));
+        assert_eq!(late.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+        assert!(budget.stats().used > 0);
+        assert_eq!(caches.bytes(), 0, "the query may be repeated");
+        assert!(budget.reserve(1 << 20, "a point").is_err());
+        for scan in filters.held.paused.lock().iter_mut() {
+            scan.paused_at = scan.paused_at.checked_sub(PAUSED_FOR_MAX).unwrap();
+        }
+        assert_eq!(caches.bytes(), budget.stats().used);
+        assert!(budget.reserve(1 << 20, "a point").is_ok());
+        assert!(filters.held.paused.lock().is_empty());
+    }
+
+    #[test]
     fn rows_of_a_merged_segment_are_dropped() {
         let filters = FilterCache::default();
         let budget = MemoryBudget::new(1 << 30);
@@ -652,7 +709,7 @@ mod tests {
         assert_eq!(selected.filter.count(), 600);
         let stats = filters.counts.stats();
         assert_eq!((slices, stats.scanned, stats.paused), (4, 1, 3));
-        assert!(filters.paused.lock().is_empty());
+        assert!(filters.held.paused.lock().is_empty());
         // The deadline names the field.
         let late = until(Instant::now(), || select(&range("late", 1.0))).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
