@@ -4,7 +4,7 @@
 //! A walk survives restarts and changes of the collection. It keeps the segments that it has
 //! passed, so it visits a segment that a flush or a merge makes meanwhile as a whole. A point may
 //! therefore be visited twice. A live point is left out only if it is damaged, or if it is written
-//! after the walk has ended.
+//! while the walk visits the memtables, or later.
 
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
