@@ -158,13 +158,17 @@ impl RestCall {
         reply(self.run_on_search_thread(handler, false).await, started)
     }
 
-    async fn run_on_search_thread<T: Serialize + 'static>(
+    async fn run_on_search_thread<T, H>(
         self,
-        mut handler: impl FnMut(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>
-        + Send
-        + 'static,
+        mut handler: H,
         wait_for_opening: bool,
-    ) -> EncodedResult {
+    ) -> EncodedResult
+    where
+        T: Serialize + 'static,
+        H: FnMut(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>
+            + Send
+            + 'static,
+    {
         let RestCall { state, context, headers, body, started } = self;
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
