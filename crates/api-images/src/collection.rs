@@ -138,8 +138,11 @@ impl ImageCollection {
             Err(error) => return Err(error),
         }
         let alias = AliasChange::Create { alias: wanted.name.clone(), collection: real };
-        if !registry.aliases().iter().any(|(alias, _)| *alias == wanted.name) {
-            registry.change_aliases(&[alias])?;
+        let is_alias = || registry.aliases().iter().any(|(alias, _)| *alias == wanted.name);
+        if !is_alias() {
+            // Another request may have created the alias while this one waited for writes, and a
+            // rebuild may have switched it since.
+            registry.change_aliases_if(&[alias], || !is_alias())?;
         }
         ImageCollection::existing(registry, wanted)?.ok_or_else(|| {
             Error::unavailable("the collection was removed meanwhile; send it again")
