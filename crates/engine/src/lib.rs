@@ -98,6 +98,7 @@ pub mod fake;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 use memory::Region;
@@ -220,6 +221,8 @@ pub struct LoadRequest {
     pub arena: Option<Arena>,
     /// Threads, device, and facts about inputs and outputs that the graph does not state.
     pub options: SessionOptions,
+    /// Request to end the load early with `Cancelled`. An engine may ignore it.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// An inference library.
@@ -247,7 +250,7 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// `InvalidArgument` or `DataLoss` if the model is at fault, `Internal` if the engine is. The
-    /// message is one line in the engine's words.
+    /// message is one line in the engine's words. `Cancelled` if [`LoadRequest::stop`] ended it.
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>>;
 }
 

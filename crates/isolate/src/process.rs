@@ -7,9 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use bytes::Bytes;
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -20,6 +22,8 @@ use crate::{Isolation, RUNS_MAX, frame, spawn};
 
 /// Longest time of a load in a worker process, which is then ended.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
+/// Time between two checks of a load's stop flag.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Most bytes kept of one line of the process's standard error.
 const LINE_BYTES_MAX: usize = 2048;
 /// Longest wait for the rest of that output. A process left behind may hold it open.
@@ -65,18 +69,20 @@ pub(crate) struct Opened {
     pub(crate) facts: ModelFacts,
 }
 
-/// Starts a process and lets it open a model.
+/// Starts a process and lets it open a model. Ends the process if `stop` is set during the load.
 ///
 /// # Errors
 /// The engine's error; `Internal` or `ResourceExhausted` if the process cannot be started or ends;
-/// `DeadlineExceeded` if the load takes too long; `Cancelled` if the session is closed meanwhile.
+/// `DeadlineExceeded` if the load takes too long; `Cancelled` if `stop` was set, or if the session
+/// was closed before the start.
 pub(crate) fn open(
     isolation: &Isolation,
     slot: &ChildSlot,
     message: &LoadMessage,
+    stop: &AtomicBool,
 ) -> Result<Opened> {
     let mut process = start(isolation, slot, &message.model)?;
-    match process.load(isolation, message) {
+    match process.load(isolation, message, stop) {
         Ok((channels, facts)) => Ok(Opened { process, channels: Arc::new(channels), facts }),
         Err(LoadFailure::Refused(error)) => {
             process.end(isolation, slot);
@@ -127,7 +133,7 @@ fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerP
 }
 
 enum LoadFailure {
-    /// The process has answered with an error, or its time is over.
+    /// The process has answered with an error, its time is over, or its load was stopped.
     Refused(Error),
     /// The process has ended, or has not sent a valid answer.
     Ended,
@@ -138,6 +144,7 @@ impl WorkerProcess {
         &mut self,
         isolation: &Isolation,
         message: &LoadMessage,
+        stop: &AtomicBool,
     ) -> Result<(Channels, ModelFacts), LoadFailure> {
         let refused = |e: std::io::Error| {
             LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {e}")))
@@ -156,19 +163,40 @@ impl WorkerProcess {
         send_sockets(&self.control, &theirs).map_err(ended)?;
         frame::write(&mut self.control, body).map_err(ended)?;
         drop(theirs);
+        self.control.set_read_timeout(Some(STOP_CHECK_INTERVAL)).map_err(refused)?;
+        let first = self.first_byte(stop)?;
         self.control.set_read_timeout(Some(LOAD_TIME_MAX)).map_err(refused)?;
-        let reply = frame::read(&mut self.control).map_err(|error| match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                let limit = LOAD_TIME_MAX.as_secs();
-                let why = format!("the load took longer than {limit} s in its worker process");
-                LoadFailure::Refused(Error::deadline(why))
-            }
-            _ => LoadFailure::Ended,
-        })?;
-        let reply = reply.ok_or(LoadFailure::Ended)?;
+        let reply = self.reply(first)?;
         self.control.set_read_timeout(None).map_err(refused)?;
         let facts = decode_loaded(reply).and_then(|facts| facts).map_err(LoadFailure::Refused)?;
         Ok((Channels::new(ours), facts))
+    }
+
+    /// Returns the first byte of the reply to a load, which the process sends at its end.
+    fn first_byte(&mut self, stop: &AtomicBool) -> Result<[u8; 1], LoadFailure> {
+        let until = Instant::now() + LOAD_TIME_MAX;
+        let mut byte = [0];
+        loop {
+            match self.control.read(&mut byte).map_err(|error| error.kind()) {
+                Ok(1..) => return Ok(byte),
+                Err(ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Ok(0) | Err(_) => return Err(LoadFailure::Ended),
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Err(LoadFailure::Refused(Error::cancelled("the load was stopped")));
+            }
+            if Instant::now() >= until {
+                let limit = LOAD_TIME_MAX.as_secs();
+                let why = format!("the load took longer than {limit} s in its worker process");
+                return Err(LoadFailure::Refused(Error::deadline(why)));
+            }
+        }
+    }
+
+    /// Reads the reply that begins with `first`.
+    fn reply(&mut self, first: [u8; 1]) -> Result<Bytes, LoadFailure> {
+        let mut reply = first.as_slice().chain(&mut self.control);
+        frame::read(&mut reply).ok().flatten().ok_or(LoadFailure::Ended)
     }
 
     /// Waits until the process ends, and returns the reason.

@@ -13,7 +13,7 @@ use engine::{LoadRequest, NamedSignature, Session};
 
 use crate::channel::Channels;
 use crate::message::{LoadMessage, ModelFacts, decode_outputs, encode_run};
-use crate::supervisor::{Supervised, supervise};
+use crate::supervisor::{FirstLoad, Supervised, supervise};
 use crate::{Isolation, frame, spawn};
 
 /// Advised delay of another try while a worker process starts again.
@@ -27,11 +27,12 @@ pub(crate) struct IsolatedSession {
 }
 
 impl IsolatedSession {
-    /// Starts a worker process and waits until it has opened the model.
+    /// Starts a worker process and waits until it has opened the model, or until the request's stop
+    /// flag is set. Then the process is ended.
     ///
     /// # Errors
     /// Returns the errors of [`engine::Engine::load`] in the worker process; `Internal` if the
-    /// process ends, with the reason.
+    /// process ends, with the reason; `Cancelled` if the load was stopped.
     pub(crate) fn open(
         isolation: &Arc<Isolation>,
         engine: &str,
@@ -48,14 +49,17 @@ impl IsolatedSession {
         let supervised = Arc::new(Supervised::default());
         let (first, opened) = bounded(1);
         let (shared, theirs) = (supervised.clone(), isolation.clone());
+        let stop = request.stop.clone();
         isolation.start(Box::new(move || {
             let failed = first.clone();
-            let body = move || supervise(&theirs, &shared, message, &first);
+            let body =
+                move || supervise(&theirs, &shared, FirstLoad { message, stop, outcome: first });
             if let Err(error) = spawn("isolate-model", body) {
                 // The receiver waits, and the channel has room for one.
                 let _ = failed.send(Err(error));
             }
         }));
+        // No polling here: a thread of idle priority that wakes up often would count as starving.
         let facts = opened
             .recv()
             .unwrap_or_else(|_| Err(Error::internal("the supervisor of a worker ended")))?;

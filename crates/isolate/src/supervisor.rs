@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -122,20 +123,25 @@ impl FileHashes {
     }
 }
 
-/// Runs the thread. Sends the outcome of the first start to `first`.
-pub(crate) fn supervise(
-    isolation: &Isolation,
-    shared: &Supervised,
-    message: LoadMessage,
-    first: &Sender<Result<ModelFacts>>,
-) {
+/// The load that opens a session.
+pub(crate) struct FirstLoad {
+    pub(crate) message: LoadMessage,
+    /// Request to end it early with `Cancelled`.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// Gets the outcome.
+    pub(crate) outcome: Sender<Result<ModelFacts>>,
+}
+
+/// Runs the thread.
+pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstLoad) {
+    let FirstLoad { message, stop, outcome } = load;
     let content = FileHashes::of(&message.graph);
-    match process::open(isolation, &shared.child, &message) {
+    match process::open(isolation, &shared.child, &message, &stop) {
         Ok(opened) => {
             let facts = opened.facts.clone();
             shared.set(Phase::Up(opened.channels.clone()));
             // Fails only if the caller has gone; then the session is dropped.
-            let _ = first.send(Ok(facts.clone()));
+            let _ = outcome.send(Ok(facts.clone()));
             let supervisor = Supervisor {
                 isolation,
                 shared,
@@ -147,7 +153,7 @@ pub(crate) fn supervise(
             supervisor.run(opened);
         }
         Err(error) => {
-            let _ = first.send(Err(error));
+            let _ = outcome.send(Err(error));
         }
     }
     shared.set(Phase::Ended);
@@ -226,7 +232,9 @@ impl Supervisor<'_> {
     }
 
     fn open_again(&self) -> Result<Opened> {
-        let mut opened = process::open(self.isolation, &self.shared.child, &self.message)?;
+        // Closing the session ends the process, so no flag stops this load.
+        let stop = AtomicBool::new(false);
+        let mut opened = process::open(self.isolation, &self.shared.child, &self.message, &stop)?;
         // Compared after the load, so that files which change during it are noticed too.
         if opened.facts != self.facts || FileHashes::of(&self.message.graph) != self.content {
             opened.process.end(self.isolation, &self.shared.child);

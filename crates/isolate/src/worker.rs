@@ -88,13 +88,18 @@ fn load(engine: Arc<dyn Engine>, message: LoadMessage) -> Result<Arc<dyn Session
     runner.run(&what, &stop, move |attempt| open(&*engine, &message, &attempt.stop))
 }
 
-fn open(engine: &dyn Engine, message: &LoadMessage, stop: &AtomicBool) -> Result<Arc<dyn Session>> {
+fn open(
+    engine: &dyn Engine,
+    message: &LoadMessage,
+    stop: &Arc<AtomicBool>,
+) -> Result<Arc<dyn Session>> {
     let request = LoadRequest {
         model: message.model.as_str().into(),
         graph: message.graph.clone(),
         parameters: parameters(&message.graph, &message.memory, stop)?,
         arena: None,
         options: message.options.clone(),
+        stop: stop.clone(),
     };
     let opened = catch_unwind(AssertUnwindSafe(|| engine.load(&request)));
     opened.unwrap_or_else(|_| Err(Error::internal("the load panicked"))).map(Arc::from)

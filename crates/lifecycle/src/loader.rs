@@ -335,11 +335,12 @@ impl Loader {
             parameters: placed.parameters.clone(),
             arena: placed.arena.clone(),
             options: job.session.clone(),
+            stop: attempt.stop.clone(),
         });
         // The promised bytes are in use now, or not needed any more.
         placed.promise = None;
         let session = session?;
-        // Opening may have taken long, and it cannot be stopped.
+        // Opening may have taken long, and most engines cannot stop it.
         go_on(&attempt.stop)?;
         placed.parameter_bytes += session.parameter_bytes();
         Ok(session)

@@ -1,5 +1,6 @@
 //! Worker processes that end.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -41,6 +42,26 @@ fn an_abort_while_loading_is_a_failed_load() {
         assert!(error.message().contains(part), "{error}");
     }
     assert_eq!((host.restarts(), host.isolation.resident_bytes()), (0, 0));
+}
+
+#[test]
+fn a_stopped_load_ends_its_process() {
+    let host = Host::new();
+    let graph = host.graph(&format!("{ECHO}load-delay 60000\n"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let options = engine::SessionOptions { isolate: true, ..Default::default() };
+    let request = engine::LoadRequest { graph, options, stop: stop.clone(), ..Default::default() };
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| engine::Engine::load(&host.engine, &request).err());
+        let _stop = StopOnDrop(&stop);
+        wait_until(|| !host.isolation.processes().is_empty());
+        let process = host.isolation.processes()[0];
+        stop.store(true, Ordering::Relaxed);
+        let error = load.join().unwrap().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        assert!(!children().contains(&process));
+    });
+    assert_eq!((host.isolation.processes().len(), host.restarts()), (0, 0));
 }
 
 #[test]
