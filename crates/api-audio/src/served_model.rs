@@ -78,11 +78,15 @@ impl AudioModel for ServedModel {
                 return Err(Error::cancelled("the client of this recording has disconnected"));
             }
             let (job, pending) = self.job(inputs.clone());
-            match self.scheduler.submit(job) {
+            let is_last = Instant::now() >= give_up;
+            // Only a run that is given up counts as refused.
+            let submitted = match is_last {
+                true => self.scheduler.submit(job),
+                false => self.scheduler.try_submit(job),
+            };
+            match submitted {
                 Ok(()) => return Ok(pending),
-                Err(error)
-                    if error.kind() == ErrorKind::ResourceExhausted && Instant::now() < give_up =>
-                {
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted && !is_last => {
                     std::thread::sleep(QUEUE_RETRY);
                 }
                 Err(error) => return Err(error),

@@ -33,6 +33,15 @@ pub(crate) enum Refusal {
     Closed,
 }
 
+/// The caller's reaction to a full queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// It gives up, so the request counts as refused.
+    GiveUp,
+    /// It submits the request again.
+    TryAgain,
+}
+
 pub(crate) enum Work {
     /// Expired requests to answer.
     Expire(Vec<ExpiredEntry>),
@@ -110,6 +119,7 @@ impl Dispatch {
     pub(crate) fn push(
         &self,
         mut entries: Vec<Entry>,
+        when_full: WhenFull,
         expired: &mut Vec<ExpiredEntry>,
     ) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
@@ -130,6 +140,9 @@ impl Dispatch {
             queue.used = queue.used.max(virtual_time);
         }
         let pushed = queue.push(&mut entries, self.queue_max, now, expired);
+        if pushed.is_err() && when_full == WhenFull::GiveUp {
+            queue.count_refused();
+        }
         let added = if pushed.is_ok() { count } else { 0 };
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
         self.count(&mut state, added, expired.len());
@@ -363,7 +376,7 @@ mod tests {
         };
         let push = |servable| {
             let entries = request(servable, 1, Instant::now());
-            assert!(dispatch.push(entries, &mut Vec::new()).is_ok());
+            assert!(dispatch.push(entries, WhenFull::GiveUp, &mut Vec::new()).is_ok());
         };
         let first = worker(0);
         push(&late);

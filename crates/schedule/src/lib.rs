@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result, RunRecord};
 use engine::Servable;
 
-use dispatch::{Dispatch, Refusal, Work};
+use dispatch::{Dispatch, Refusal, WhenFull, Work};
 use entry::Entry;
 use parking_lot::Mutex;
 pub use snapshot::{
@@ -166,10 +166,23 @@ impl Scheduler {
     /// have too many parts, or an input that the server fills in would be too large or has no
     /// source.
     pub fn submit(&self, job: Job) -> Result<()> {
+        self.queue(job, WhenFull::GiveUp)
+    }
+
+    /// Queues a job as [`Scheduler::submit`] does, for a caller that tries again if the queue is
+    /// full: the job does not count as refused then.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Scheduler::submit`].
+    pub fn try_submit(&self, job: Job) -> Result<()> {
+        self.queue(job, WhenFull::TryAgain)
+    }
+
+    fn queue(&self, job: Job, when_full: WhenFull) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();
         let mut expired = Vec::new();
-        let pushed = self.dispatch.push(entries, &mut expired);
+        let pushed = self.dispatch.push(entries, when_full, &mut expired);
         run::expire(expired);
         pushed.map_err(|refusal| match refusal {
             Refusal::Full { limit, waiting } if parts == 1 || waiting >= limit => Error::exhausted(format!(

@@ -8,7 +8,7 @@ use loom::sync::mpsc::{Sender, channel};
 use loom::thread;
 
 use crate::SchedulerConfig;
-use crate::dispatch::{Dispatch, Work};
+use crate::dispatch::{Dispatch, WhenFull, Work};
 use crate::model_queue::Ran;
 use crate::trial::{model, request};
 
@@ -32,7 +32,7 @@ fn work(dispatch: &Dispatch, worker: usize, done: &Sender<()>) {
 
 fn push(dispatch: &Dispatch, servable: &Arc<Servable>) {
     let entries = request(servable, 1, Instant::now());
-    assert!(dispatch.push(entries, &mut Vec::new()).is_ok());
+    assert!(dispatch.push(entries, WhenFull::GiveUp, &mut Vec::new()).is_ok());
 }
 
 #[test]

@@ -159,7 +159,6 @@ impl ModelQueue {
             self.expire(now, expired);
         }
         if let Some(full) = full(self) {
-            self.counts.refused += 1;
             return Err(full);
         }
         self.counts.mode = options.mode;
@@ -171,6 +170,11 @@ impl ModelQueue {
         self.due = self.due.into_iter().chain([first.deadline]).min();
         self.levels[level].extend(entries.drain(..));
         Ok(())
+    }
+
+    /// Counts a request that its caller does not submit again.
+    pub(crate) fn count_refused(&mut self) {
+        self.counts.refused += 1;
     }
 
     /// Returns true if a scan for expired requests is due.

@@ -146,6 +146,27 @@ fn a_full_queue_refuses_with_advice() {
 }
 
 #[test]
+fn only_a_job_that_is_given_up_counts_as_refused() {
+    let rig = rig(1, 1, false);
+    rig.submit().unwrap();
+    rig.wait_running(1);
+    rig.submit().unwrap();
+    let refused = || rig.scheduler.snapshot().models[0].refused;
+    let again = || rig.scheduler.try_submit(rig.job(Duration::from_secs(60)));
+    for _ in 0..3 {
+        assert_eq!(again().unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    }
+    assert_eq!(refused(), 0);
+    assert_eq!(rig.submit().unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(refused(), 1);
+    rig.gate.open();
+    assert!(rig.answer().result.is_ok() && rig.answer().result.is_ok());
+    again().unwrap();
+    assert!(rig.answer().result.is_ok());
+    assert_eq!(refused(), 1);
+}
+
+#[test]
 fn late_and_abandoned_jobs_never_run() {
     let rig = rig(1, 8, false);
     rig.submit().unwrap();
