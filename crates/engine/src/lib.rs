@@ -94,6 +94,8 @@ mod stream;
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
 pub mod fake;
+#[cfg(any(test, feature = "testing"))]
+pub mod threads;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

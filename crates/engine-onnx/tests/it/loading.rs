@@ -1,10 +1,10 @@
 //! Signatures and metadata of models, and models that are refused.
 
-use std::fs::DirEntry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Dim, ErrorKind};
+use engine::threads::idle_threads;
 use engine::{BoundTensor, Engine, LoadRequest, SessionOptions};
 use os::background::{Attempt, BackgroundRunner};
 
@@ -156,20 +156,6 @@ fn child_loads_in_the_background() {
     let session = runner.run("test", &Arc::default(), load).unwrap();
     assert_eq!(idle_threads(), ["test-idle"]);
     session.run(&[floats("x", &[1], &[4.0])], &[]).unwrap();
-}
-
-/// Returns the names of the threads of this process that have idle priority, without those of
-/// jemalloc, which is linked if the whole workspace is built.
-fn idle_threads() -> Vec<String> {
-    let name_of_idle = |task: std::io::Result<DirEntry>| {
-        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-        let (start, fields) = stat.rsplit_once(')')?;
-        // The 41st field is the scheduling class; 5 is SCHED_IDLE.
-        let is_idle = fields.split_whitespace().nth(38) == Some("5");
-        is_idle.then(|| start.split_once('(').map(|(_, name)| name.to_owned()))?
-    };
-    let names = std::fs::read_dir("/proc/self/task").unwrap().filter_map(name_of_idle);
-    names.filter(|name| !name.starts_with("jemalloc")).collect()
 }
 
 /// The optimiser folds the normalisation into the convolution. It reads the weights file for that,

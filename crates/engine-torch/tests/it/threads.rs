@@ -1,10 +1,10 @@
 //! A run uses the configured number of threads, on every thread.
 
-use std::fs::DirEntry;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use engine::threads::idle_threads;
 use engine::{Engine, LoadRequest, SessionOptions};
 use engine_torch::build::TorchParameter;
 use os::background::{Attempt, BackgroundRunner};
@@ -90,20 +90,6 @@ fn fresh_threads_bring_no_others() {
         return;
     }
     child("threads::fresh_threads_bring_no_others", CHILD, "1".as_ref());
-}
-
-/// Returns the names of the threads of this process that have idle priority, without those of
-/// jemalloc, which is linked if the whole workspace is built.
-fn idle_threads() -> Vec<String> {
-    let name_of_idle = |task: std::io::Result<DirEntry>| {
-        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-        let (start, fields) = stat.rsplit_once(')')?;
-        // The 41st field is the scheduling class; 5 is SCHED_IDLE.
-        let is_idle = fields.split_whitespace().nth(38) == Some("5");
-        is_idle.then(|| start.split_once('(').map(|(_, name)| name.to_owned()))?
-    };
-    let names = std::fs::read_dir("/proc/self/task").unwrap().filter_map(name_of_idle);
-    names.filter(|name| !name.starts_with("jemalloc")).collect()
 }
 
 /// A warm-up at idle priority may be the first run of a model with parallel parts.
