@@ -6,7 +6,6 @@
 //! ([`super::duplicates_wire`]).
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +25,7 @@ use super::duplicates_wire::{
     DuplicatesRequest, begun_json, duplicate_image, duplicates_running, no_duplicates,
     progress_json,
 };
+use super::job_end::BackgroundJob;
 use super::state::ImagesState;
 
 /// Ids whose names are read at a time.
@@ -99,16 +99,9 @@ pub(crate) fn begin(
     let spawned = thread.spawn(move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("finding duplicates");
-        let run = || duplicates::run(&named, options, &job.control).map(drop);
-        let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-            Err(Error::internal("a panic ended the search; continue it with the same request"))
-        });
-        if let Err(error) = &outcome {
-            tracing::error!(collection = named.name(), %error, "a search for duplicates has failed");
-        }
-        // A client that sees the end can begin the next work.
-        drop(permit);
-        *held(&job.ended) = Some(outcome);
+        let (collection, ended) = (named.name(), &*job.ended);
+        let search = BackgroundJob { name: "the search for duplicates", collection, permit, ended };
+        search.run(|| duplicates::run(&named, options, &job.control).map(drop));
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the search for duplicates: {error}"));

@@ -33,6 +33,7 @@ mod hits;
 mod ingest;
 mod ingest_target;
 mod job;
+mod job_end;
 mod limits;
 mod originals;
 mod persons;

@@ -7,7 +7,6 @@
 //! started again, even after a crash, continues.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +21,7 @@ use super::embedder::Embedder;
 use super::features::{BLOCK, id_of, original_in};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
+use super::job_end::BackgroundJob;
 use super::progress::{Rebuild, held};
 use super::state::ImagesState;
 use super::store;
@@ -107,10 +107,9 @@ pub(crate) fn begin(
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("rebuilding a collection");
         let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
-        let outcome = work.run_to_end(&job, &embedder);
-        // A client that sees the end can begin the next work.
-        drop(permit);
-        *held(&rebuild.ended) = Some(outcome);
+        let (collection, ended) = (work.name.as_str(), &rebuild.ended);
+        let whole = BackgroundJob { name: "the rebuild", collection, permit, ended };
+        whole.run(|| work.run(&job, &embedder));
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the rebuild: {error}"));
@@ -130,17 +129,6 @@ struct RebuildWork<'a> {
 }
 
 impl RebuildWork<'_> {
-    /// Runs the rebuild, and logs a failure. A panic is a failure too. Returns true if the alias
-    /// was changed.
-    fn run_to_end(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run(job, embedder)));
-        let outcome = outcome.unwrap_or_else(|_| Err(Error::internal("a panic ended the rebuild")));
-        if let Err(error) = &outcome {
-            tracing::error!(collection = self.name, %error, "a rebuild has failed");
-        }
-        outcome
-    }
-
     /// Runs the rebuild. Returns true if the alias was changed.
     fn run(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
         let new = self.version(embedder)?;
