@@ -23,6 +23,12 @@ pub(crate) struct KeptState<T> {
 
 impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
     pub(crate) fn open(file: Option<PathBuf>) -> KeptState<T> {
+        let read = |file: &Path| {
+            read(file).unwrap_or_else(|error| {
+                tracing::error!(file = %file.display(), %error, "kept state is not known any more");
+                BTreeMap::new()
+            })
+        };
         let known = file.as_deref().map(read).unwrap_or_default();
         KeptState { file, known }
     }
@@ -38,7 +44,13 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
             return;
         }
         // Another server may have changed its models meanwhile.
-        self.known = read(file);
+        match read(file) {
+            Ok(known) => self.known = known,
+            // The new file then has what this server knows, and not only the state of one model.
+            Err(error) => {
+                tracing::error!(file = %file.display(), %error, "kept state cannot be read again");
+            }
+        }
         match state {
             None => self.known.remove(model_dir),
             Some(state) => self.known.insert(model_dir.to_owned(), state),
@@ -49,19 +61,17 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
     }
 }
 
-fn read<T: DeserializeOwned>(file: &Path) -> BTreeMap<PathBuf, T> {
-    let read = || -> std::io::Result<BTreeMap<PathBuf, T>> {
-        if std::fs::metadata(file)?.len() > FILE_BYTES_MAX {
-            return Err(std::io::Error::other("the file is too large"));
-        }
-        toml::from_str(&std::fs::read_to_string(file)?).map_err(std::io::Error::other)
-    };
-    read().unwrap_or_else(|error| {
-        if error.kind() != std::io::ErrorKind::NotFound {
-            tracing::error!(file = %file.display(), %error, "kept state is not known any more");
-        }
-        BTreeMap::new()
-    })
+/// Reads the file. A file that does not exist has no state.
+fn read<T: DeserializeOwned>(file: &Path) -> std::io::Result<BTreeMap<PathBuf, T>> {
+    let text = std::fs::metadata(file).and_then(|meta| match meta.len() > FILE_BYTES_MAX {
+        true => Err(std::io::Error::other("the file is too large")),
+        false => std::fs::read_to_string(file),
+    });
+    match text {
+        Ok(text) => toml::from_str(&text).map_err(std::io::Error::other),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes the file in one step. It is durable afterwards: a loss of power would otherwise leave an
@@ -78,4 +88,26 @@ fn write<T: Serialize>(file: &Path, known: &BTreeMap<PathBuf, T>) -> std::io::Re
     new.sync_all()?;
     std::fs::rename(aside, file)?;
     dir.map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_again_loses_no_state() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("kept.toml");
+        let mut kept: KeptState<Vec<u64>> = KeptState::open(Some(file.clone()));
+        kept.replace(Path::new("/a"), Some(vec![1]));
+        std::fs::write(&file, [0xff]).unwrap();
+        kept.replace(Path::new("/b"), Some(vec![2]));
+        let mut again: KeptState<Vec<u64>> = KeptState::open(Some(file.clone()));
+        assert_eq!(again.get(Path::new("/a")), Some(&vec![1]));
+        assert_eq!(again.get(Path::new("/b")), Some(&vec![2]));
+        // A file that was removed has no state.
+        std::fs::remove_file(&file).unwrap();
+        again.replace(Path::new("/c"), Some(vec![3]));
+        assert_eq!(again.get(Path::new("/a")), None);
+    }
 }
