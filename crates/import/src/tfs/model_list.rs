@@ -118,6 +118,13 @@ impl ModelListRules {
             };
             StorePlace::open(path, options)
                 .map_err(|error| error.context(format_args!("model {name}")))?;
+            // The copy lies in a directory of this name.
+            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+                return Err(Error::invalid(format!(
+                    "model \"{name}\": a model in an object store needs a name without \"/\" that does not \
+                     start with \".\"; change the name"
+                )));
+            }
             let dir = watched_dir(cache_dir, path, Some(name));
             return Ok(BasePath { dir, store: Some(path.as_str().into()) });
         }
@@ -282,23 +289,27 @@ mod tests {
     fn urls_of_stores_are_mirrored() {
         let copies = StoreCopies { cache_dir: "/cache".into(), options: Vec::new() };
         let rules = ModelListRules { stores: Some(copies), ..ModelListRules::default() };
-        let list = |url: &str| {
+        let list = |name: &str, url: &str| {
             let text = format!(
-                "model_config_list {{ config {{ name: 'a' base_path: '{url}' model_platform: 'onnx' }} }}"
+                "model_config_list {{ config {{ name: '{name}' base_path: '{url}' model_platform: 'onnx' }} }}"
             );
             rules.models(&text::parse(&text).unwrap(), &[])
         };
-        let error = list("ftp://host/a").unwrap_err();
+        let error = list("a", "ftp://host/a").unwrap_err();
         assert!(
             error.message().starts_with("model a: ftp://host/a: \"ftp\" is no kind"),
             "{error}"
         );
-        let models = list("s3://bucket/models/a");
+        let models = list("a", "s3://bucket/models/a");
         // Without the feature `object-storage`, the error names it.
         let Ok(models) = models else { return };
         assert_eq!(models[0].store.as_deref(), Some("s3://bucket/models/a"));
         assert!(models[0].base_path.starts_with("/cache/stores"));
         assert!(models[0].base_path.ends_with("models/a"));
+        for name in ["", "..", "../a", "a/b", ".a"] {
+            let error = list(name, "s3://bucket/models/a").unwrap_err();
+            assert!(error.message().contains("needs a name without"), "{error}");
+        }
     }
 
     #[test]
