@@ -220,16 +220,19 @@ impl Model {
         }
         for number in &stale {
             if let Some(version) = self.versions.get_mut(number) {
-                version.reload = version.load.is_none();
+                version.reload = version.load.is_none() || version.loads_old_files();
             }
         }
         Ok(Some(targets))
     }
 
-    /// Returns true if a ready version must be loaded again, because its files changed or because
-    /// of `anyway`.
+    /// Returns true if a version must be loaded again: a ready one because its files changed or
+    /// because of `anyway`, and any because its load took the files from before a change.
     fn stale(&self, number: u64, anyway: bool) -> bool {
         let Some(version) = self.versions.get(&number) else { return false };
+        if version.loads_old_files() {
+            return true;
+        }
         let changed =
             |fingerprint| version.disk.as_ref().is_some_and(|disk| disk.differs_from(fingerprint));
         version.serving.as_ref().is_some_and(|serving| anyway || changed(serving.fingerprint))

@@ -78,6 +78,7 @@ impl Model {
             return Readiness::Later;
         }
         load.dispatched = true;
+        load.files = Some(disk.fingerprint);
         load.not_before = None;
         Readiness::Now(Box::new(LoadJob {
             id,

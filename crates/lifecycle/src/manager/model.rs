@@ -120,6 +120,8 @@ pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,
     /// True once a load thread has it.
     pub(crate) dispatched: bool,
+    /// Fingerprint of the files that the load thread takes.
+    pub(crate) files: Option<Fingerprint>,
     /// Earliest time of the next try.
     pub(crate) not_before: Option<Instant>,
     /// True if it ends after the conversion.
@@ -219,6 +221,15 @@ impl Version {
     pub(crate) fn withdrawal(&self) -> Option<String> {
         let failure = self.failure.as_ref().filter(|failure| failure.withdrawn)?;
         Some(failure.error.message().to_owned())
+    }
+
+    /// Returns true if a load thread takes other files than those on disk.
+    pub(crate) fn loads_old_files(&self) -> bool {
+        let load = self.load.as_ref().filter(|load| load.dispatched);
+        let (Some(files), Some(disk)) = (load.and_then(|load| load.files), &self.disk) else {
+            return false;
+        };
+        disk.differs_from(files)
     }
 
     /// Ends a load that is not wanted. A load that no thread has yet is dropped.

@@ -87,6 +87,27 @@ fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
     assert_eq!(world.state("m", 1), Some(LifecycleState::Ready));
 }
 
+/// The load that is under way has read the files from before the change.
+#[test]
+fn a_version_that_changes_during_its_load_is_loaded_again() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    let first = world.load_later("m", RELOAD);
+    world.fake.load_gate().wait_for(1);
+    // The same number with another content: y = x + 5.
+    engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
+    let second = world.load_later("m", LoadSpec::default());
+    world.looks();
+    world.fake.load_gate().open();
+    first.recv().unwrap().unwrap();
+    second.recv().unwrap().unwrap();
+    assert_eq!(world.fake.counters().loads(), 3);
+    let servable = world.lifecycle().catalog().get("m", None).unwrap();
+    let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
+    assert_eq!(answer[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
+    assert_eq!(world.version("m", 1).unwrap().note, None);
+}
+
 #[test]
 fn a_reload_that_fails_changes_nothing() {
     let world = World::with_model();
