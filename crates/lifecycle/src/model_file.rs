@@ -1,7 +1,7 @@
 //! `millpond.toml`: the settings of one model, in the directory above its versions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -174,23 +174,28 @@ impl ModelFile {
         Ok(())
     }
 
-    /// Reads the file of labels that the section `[classify]` names, which lies in `dir`.
-    pub(crate) fn read_labels(&mut self, dir: &Path) -> Result<(), String> {
+    /// Returns the path of the file of labels that the section `[classify]` names, which lies in
+    /// `dir`.
+    pub(crate) fn labels_path(&self, dir: &Path) -> Option<PathBuf> {
+        self.classify.as_ref()?.labels_file.as_ref().map(|file| dir.join(file))
+    }
+
+    /// Puts the labels in the file `path` in place of its name in the section `[classify]`.
+    pub(crate) fn read_labels(&mut self, path: &Path) -> Result<(), String> {
         let Some(classify) = &mut self.classify else { return Ok(()) };
-        let Some(file) = classify.labels_file.take() else { return Ok(()) };
-        let path = dir.join(file);
         let wrong = |what: &dyn std::fmt::Display| {
             format!("classify.labels-file: {}: {what}", path.display())
         };
-        let bytes = std::fs::metadata(&path).map_err(|error| wrong(&error))?.len();
+        let bytes = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
         if bytes > LABELS_BYTES_MAX {
             return Err(wrong(&format_args!("larger than {LABELS_BYTES_MAX} bytes")));
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
         let labels: Vec<Arc<str>> = text.lines().map(Arc::from).collect();
         if labels.len() > LABELS_MAX {
             return Err(wrong(&format_args!("more than {LABELS_MAX} lines")));
         }
+        classify.labels_file = None;
         classify.labels = Some(labels.into());
         Ok(())
     }

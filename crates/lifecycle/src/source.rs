@@ -78,7 +78,17 @@ type Stamp = (u64, Option<SystemTime>, u64);
 /// Settings of a file that could be read.
 struct SettingsMemory {
     stamp: Stamp,
+    /// Path and stamp of the file of labels that the settings name.
+    labels: Option<(PathBuf, Stamp)>,
     settings: Settings,
+}
+
+impl SettingsMemory {
+    /// Returns true if the files are still the ones that were read.
+    fn is_current(&self, stamp: Stamp) -> bool {
+        let same = |(path, read): &(PathBuf, Stamp)| stamp_of(path).is_ok_and(|now| now == *read);
+        self.stamp == stamp && self.labels.as_ref().is_none_or(same)
+    }
 }
 
 /// Relevant entries of a model's directory.
@@ -168,7 +178,7 @@ impl Scanner {
         let path = base_path.join(MODEL_FILE);
         let unreadable =
             |error: &dyn std::fmt::Display| Arc::new(Err(format!("{}: {error}", path.display())));
-        let stamp = match stamp(&path) {
+        let stamp = match stamp_of(&path) {
             Ok(stamp) => stamp,
             Err(error) if error.kind() == ErrorKind::NotFound && !listed => {
                 self.settings.remove(base_path);
@@ -177,7 +187,7 @@ impl Scanner {
             Err(error) => return unreadable(&error),
         };
         if let Some(memory) = self.settings.get(base_path)
-            && memory.stamp == stamp
+            && memory.is_current(stamp)
         {
             return memory.settings.clone();
         }
@@ -187,10 +197,21 @@ impl Scanner {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
         };
-        let parsed = ModelFile::parse(&text)
-            .and_then(|mut file| file.read_labels(base_path).map(|()| Some(file)));
-        let settings = Arc::new(parsed.map_err(|error| format!("{}: {error}", path.display())));
-        let memory = SettingsMemory { stamp, settings: settings.clone() };
+        let (mut parsed, mut labels) = (ModelFile::parse(&text), None);
+        if let Ok(file) = &mut parsed
+            && let Some(labels_path) = file.labels_path(base_path)
+        {
+            // The stamp is older than the text, so that a change during the read is seen.
+            let labels_stamp = stamp_of(&labels_path);
+            match (file.read_labels(&labels_path), labels_stamp) {
+                (Ok(()), Ok(stamp)) => labels = Some((labels_path, stamp)),
+                (Err(error), _) => return unreadable(&error),
+                (_, Err(error)) => return unreadable(&error),
+            }
+        }
+        let parsed = parsed.map(Some).map_err(|error| format!("{}: {error}", path.display()));
+        let settings = Arc::new(parsed);
+        let memory = SettingsMemory { stamp, labels, settings: settings.clone() };
         self.settings.insert(base_path.to_owned(), memory);
         settings
     }
@@ -217,7 +238,7 @@ impl Scanner {
     }
 }
 
-fn stamp(path: &Path) -> std::io::Result<Stamp> {
+fn stamp_of(path: &Path) -> std::io::Result<Stamp> {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::metadata(path)?;
     Ok((meta.len(), meta.modified().ok(), meta.ino()))

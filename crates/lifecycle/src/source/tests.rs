@@ -224,6 +224,27 @@ fn settings_are_read_again_when_they_change() {
     assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not parsed again");
 }
 
+#[test]
+fn a_file_of_labels_is_read_again_when_it_changes() {
+    let mut bench = Bench::new();
+    bench.write("m/1/model.onnx", "x");
+    bench.write("m/millpond.toml", "[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"");
+    let missing = settings(&mut bench);
+    assert!(missing.as_ref().as_ref().unwrap_err().contains("labels-file: "), "{missing:?}");
+    let inline = |labels: &str| {
+        let text = format!("[classify]\nscores = \"p\"\nlabels = {labels}");
+        Ok(Some(ModelFile::parse(&text).unwrap()))
+    };
+    bench.write("m/labels.txt", "cat");
+    let first = settings(&mut bench);
+    assert_eq!(*first, inline("[\"cat\"]"), "the settings themselves did not change");
+    assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not read again");
+    bench.write("m/labels.txt", "cat\ndog");
+    assert_eq!(*settings(&mut bench), inline("[\"cat\", \"dog\"]"));
+    fs::remove_file(bench.root.path().join("m/labels.txt")).unwrap();
+    assert!(settings(&mut bench).is_err());
+}
+
 /// The directory of a model is moved away and back all the time. A scan must see it whole or as
 /// unreadable: without its versions it would be unloaded, and without its settings it would get
 /// others.
