@@ -281,6 +281,8 @@ struct ClientThread {
     index: usize,
     judge: Arc<dyn Judge>,
     sink: Arc<dyn SampleSink>,
+    /// Most connections of this thread that requests share.
+    connections: usize,
     idle: RefCell<Vec<Connection>>,
     next: Cell<usize>,
     in_flight: Cell<usize>,
@@ -304,6 +306,7 @@ impl ClientThread {
             index,
             judge,
             sink,
+            connections,
             idle: RefCell::new(idle),
             next: Cell::new(index),
             in_flight: Cell::new(0),
@@ -417,22 +420,28 @@ impl ClientThread {
 
     /// Returns a connection: the next in turn if they are shared, else an idle or a new one.
     async fn take(&self) -> Result<Connection> {
-        let known = self.known();
-        match known {
-            None => Connection::open(&self.plan.endpoint).await,
-            Some(connection) => match connection.share() {
-                None => Ok(connection),
-                Some(_) if !connection.is_open() => {
-                    let fresh = Connection::open(&self.plan.endpoint).await?;
-                    let shared = fresh.share();
-                    self.idle.borrow_mut().insert(0, fresh);
-                    shared.ok_or_else(|| Error::internal("a connection changed its nature"))
+        match self.known() {
+            Some(connection) if connection.is_open() => Ok(self.keep(connection)),
+            closed => {
+                let opened = Connection::open(&self.plan.endpoint).await;
+                // A later request replaces it, once the server is back.
+                if let (Some(closed), Err(_)) = (closed, &opened) {
+                    self.keep(closed);
                 }
-                Some(shared) => {
-                    self.idle.borrow_mut().insert(0, connection);
-                    Ok(shared)
-                }
-            },
+                opened.map(|connection| self.keep(connection))
+            }
+        }
+    }
+
+    /// Keeps a connection that requests share for the next ones. Returns a handle on it.
+    fn keep(&self, connection: Connection) -> Connection {
+        let mut idle = self.idle.borrow_mut();
+        match connection.share() {
+            Some(shared) if idle.len() < self.connections => {
+                idle.insert(0, connection);
+                shared
+            }
+            _ => connection,
         }
     }
 
@@ -516,6 +525,36 @@ mod tests {
         let sink: Arc<dyn SampleSink> = first.clone();
         drive(&plan, &(Arc::new(AnyAnswer) as Arc<dyn Judge>), &sink).unwrap();
         assert!(*first.0.get().unwrap() >= plan.start);
+    }
+
+    #[test]
+    fn shared_connections_outlive_an_absence_of_the_server() {
+        let listener = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (server, later) = (listener(), listener());
+        let at = |listener: &std::net::TcpListener| {
+            Endpoint::new(Transport::Grpc, listener.local_addr().unwrap().to_string())
+        };
+        let template = Template::get(&at(&server), "/").unwrap();
+        let shots: Arc<[Bytes]> = Arc::from([Bytes::new()]);
+        let pace = LoadLoop::Closed { clients: 2 };
+        let plan = DrivePlan::new(at(&server), template, shots, pace, Duration::from_secs(1));
+        let sink: Arc<dyn SampleSink> = Arc::new(FirstRecord::default());
+        LocalSet::new().block_on(&client_runtime().unwrap(), async {
+            let judge = Arc::new(AnyAnswer);
+            let mut client = ClientThread::connect(plan, 0, judge, sink).await.unwrap();
+            drop(server);
+            let mut refused = 0;
+            while refused < 4 {
+                refused += usize::from(client.take().await.is_err());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            client.plan.endpoint = at(&later);
+            for _ in 0..4 {
+                client.take().await.unwrap();
+            }
+            let open = client.idle.borrow().iter().filter(|known| known.is_open()).count();
+            assert_eq!((open, client.idle.borrow().len()), (2, 2));
+        });
     }
 
     #[test]
