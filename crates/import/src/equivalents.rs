@@ -59,7 +59,7 @@ const TENSORFLOW_SERVING_FLAGS: &[ForeignFlag] = &[
     ("rest_api_timeout_in_ms", "--request-timeout TIME sets the longest time of a request"),
     (
         "rest_api_enable_cors_support",
-        "`millpond tfs` has it; or put a proxy that adds the headers before the server",
+        "--cors ORIGIN admits pages of this origin, --cors '*' those of all",
     ),
     ("grpc_socket_path", "--grpc-socket PATH opens a Unix socket"),
     ("grpc_max_threads", "--connection-threads N sets the threads of HTTP and gRPC"),
@@ -115,8 +115,11 @@ const TRITON: &[ForeignFlag] = &[
     ("model-config-name", "`millpond import triton DIR` converts config.pbtxt"),
     ("http-address", "--host ADDRESS sets the address of both ports"),
     ("grpc-address", "--host ADDRESS sets the address of both ports"),
-    ("metrics-port", "metrics are at /metrics on the HTTP port: --http-port PORT"),
-    ("metrics-address", "metrics are at /metrics on the HTTP port: --host ADDRESS"),
+    ("metrics-port", "--admin-port PORT moves /metrics, admin calls and pages from the HTTP port"),
+    (
+        "metrics-address",
+        "--admin-host ADDRESS sets the address of --admin-port PORT, which has /metrics",
+    ),
     ("allow-http", "HTTP is always on"),
     ("allow-grpc", "gRPC is always on"),
     ("allow-metrics", "metrics are always at /metrics on the HTTP port"),
@@ -147,7 +150,7 @@ const TRITON: &[ForeignFlag] = &[
     ("cache-config", "answers are not cached"),
     (
         "trace-config",
-        "give -- --otlp URL --trace-sample PART: traces go to an OpenTelemetry collector",
+        "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector",
     ),
     ("log-verbose", "--log debug logs more"),
     ("log-info", "--log LEVEL sets the level"),
@@ -206,17 +209,11 @@ const TRITON: &[ForeignFlag] = &[
     ("vertex-ai-default-model", "Vertex AI's interface is not offered; /v2 and /v1/models are"),
     ("metrics-interval-ms", "metrics are current at every scrape"),
     ("metrics-config", "metrics are always at /metrics on the HTTP port"),
-    ("trace-file", "give -- --otlp URL: traces go to an OpenTelemetry collector"),
-    ("trace-level", "give -- --otlp URL: traces go to an OpenTelemetry collector"),
-    (
-        "trace-rate",
-        "give -- --otlp URL --trace-sample PART: traces go to an OpenTelemetry collector",
-    ),
-    (
-        "trace-count",
-        "give -- --otlp URL --trace-sample PART: traces go to an OpenTelemetry collector",
-    ),
-    ("trace-log-frequency", "give -- --otlp URL: traces go to an OpenTelemetry collector"),
+    ("trace-file", "--otlp URL sends traces to an OpenTelemetry collector"),
+    ("trace-level", "--otlp URL sends traces to an OpenTelemetry collector"),
+    ("trace-rate", "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector"),
+    ("trace-count", "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector"),
+    ("trace-log-frequency", "--otlp URL sends traces to an OpenTelemetry collector"),
     ("rate-limit-resource", "--threads N and --queue N bound what runs and what waits"),
     ("response-cache-byte-size", "answers are not cached"),
     ("cache-directory", "answers are not cached"),
@@ -284,7 +281,10 @@ const PADDLE_SERVING: &[ForeignFlag] = &[
     ),
     ("gpu_multi_stream", "the runs of a model share its GPU without a setting"),
     ("enable_prometheus", "metrics are always at /metrics on the HTTP port"),
-    ("prometheus_port", "metrics are at /metrics on the HTTP port: --http-port PORT"),
+    (
+        "prometheus_port",
+        "--admin-port PORT moves /metrics, admin calls and pages from the HTTP port",
+    ),
 ];
 
 /// Flags of OpenVINO Model Server (`ovms`) that TensorFlow Serving lacks.
