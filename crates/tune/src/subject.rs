@@ -14,9 +14,10 @@ use super::write;
 use loadgen::BenchEnv;
 
 /// Keys of the model's own settings that choose the served versions; "versions" is another name
-/// of "policy". A point serves the newest version in any case. It does so without the server's own
-/// warm-up, whose runs are spaced out: points get requests before they are measured.
-const NOT_FOR_POINTS: [&str; 4] = ["policy", "versions", "transition", "labels"];
+/// of "policy". A point serves the newest version in any case, without golden requests, whose file
+/// lies beside the model's own settings. It does so without the server's own warm-up, whose runs
+/// are spaced out: points get requests before they are measured.
+const NOT_FOR_POINTS: [&str; 5] = ["policy", "versions", "transition", "labels", "rollout"];
 
 /// A model's directory.
 #[derive(Debug)]
@@ -220,13 +221,14 @@ mod tests {
 
     #[test]
     fn points_keep_padding_and_lose_policies() {
-        let table = "policy = \"all\"\nintra-op-threads = 2\n[labels]\na = 1\n[warmup]\nenabled = true\n\
+        let table = "policy = \"all\"\nintra-op-threads = 2\n[labels]\na = 1\n[rollout]\n\
+                     golden = \"golden.tfrecord\"\n[warmup]\nenabled = true\n\
                      dims = { x = [1] }\n[schedule.inputs.x]\naxes = [3]\n";
         let made: Table = for_points(&table.parse().unwrap()).unwrap().parse().unwrap();
         assert_eq!(made["warmup"]["enabled"].as_bool(), Some(false));
         assert_eq!(made["schedule"]["inputs"]["x"]["axes"][0].as_integer(), Some(3));
         assert!(made.contains_key("intra-op-threads") && !made.contains_key("policy"));
-        assert!(!made.contains_key("labels"));
+        assert!(!made.contains_key("labels") && !made.contains_key("rollout"));
         let table = "versions = \"2\"\n[classify]\nscores = \"p\"\nlabels-file = \"labels.txt\"\n";
         let made: Table = for_points(&table.parse().unwrap()).unwrap().parse().unwrap();
         assert!(!made.contains_key("versions"));
