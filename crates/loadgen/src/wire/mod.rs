@@ -140,4 +140,15 @@ mod tests {
         let spec = spec("x", base::DType::F32, [-1, 3]);
         assert_eq!(spec.wire_shape(), [-1, 3]);
     }
+
+    #[test]
+    fn names_of_models_are_escaped_in_paths() {
+        for (api, path) in
+            [(Api::Oip, "/v2/models/a%20b/infer"), (Api::Tfs, "/v1/models/a%20b:predict")]
+        {
+            let target = ModelEndpoint { model: "a b".into(), ..target("http://h:1", api) };
+            let encoded = target.encode(&[request()]).unwrap();
+            assert!(format!("{:?}", encoded.template).contains(path), "{:?}", encoded.template);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use protocol::inference::{ModelInferRequest, ModelMetadataRequest, ModelMetadata
 use serde_json::{Value, json};
 
 use super::{EncodedRequests, ModelEndpoint, names, spec};
-use crate::connection::{RawResponse, Template, grpc_frame};
+use crate::connection::{RawResponse, Template, grpc_frame, url_segment};
 
 const INFER_METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 const METADATA_METHOD: &str = "/inference.GRPCInferenceService/ModelMetadata";
@@ -82,7 +82,7 @@ pub(super) fn encode_http(
         ("inference-header-content-length", header_bytes.to_string()),
         ("content-type", "application/octet-stream".to_owned()),
     ];
-    let path = format!("/v2/models/{}/infer", target.model);
+    let path = format!("/v2/models/{}/infer", url_segment(&target.model));
     Ok(EncodedRequests {
         template: Template::post(&target.endpoint, &path, &headers)?,
         bodies: encoded.iter().map(pad).collect(),
@@ -121,7 +121,7 @@ pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
 }
 
 pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
-    let page = target.json_page(&format!("/v2/models/{}", target.model))?;
+    let page = target.json_page(&format!("/v2/models/{}", url_segment(&target.model)))?;
     let unusable = || Error::data_loss("the server's metadata has no usable inputs");
     let input = |input: &Value| {
         let name = input["name"].as_str().ok_or_else(unusable)?;

@@ -9,7 +9,7 @@ use protocol::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto};
 use serde_json::{Map, Value, json};
 
 use super::{EncodedRequests, ModelEndpoint, names, spec, values};
-use crate::connection::{Template, grpc_frame};
+use crate::connection::{Template, grpc_frame, url_segment};
 
 const PREDICT_METHOD: &str = "/tensorflow.serving.PredictionService/Predict";
 const METADATA_METHOD: &str = "/tensorflow.serving.PredictionService/GetModelMetadata";
@@ -68,7 +68,7 @@ pub(super) fn encode_http(
     Ok(EncodedRequests {
         template: Template::post(
             &target.endpoint,
-            &format!("/v1/models/{}:predict", target.model),
+            &format!("/v1/models/{}:predict", url_segment(&target.model)),
             &[],
         )?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
@@ -101,7 +101,7 @@ pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
 }
 
 pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
-    let page = target.json_page(&format!("/v1/models/{}/metadata", target.model))?;
+    let page = target.json_page(&format!("/v1/models/{}/metadata", url_segment(&target.model)))?;
     let unusable = || Error::data_loss("the server's metadata has no usable signature_def");
     // TensorFlow Serving nests the map inside a message of the same name.
     let signatures = &page["metadata"][SIGNATURE_FIELD][SIGNATURE_FIELD];
