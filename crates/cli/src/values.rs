@@ -81,7 +81,7 @@ impl FromStr for Host {
         }
         let wrong = |why: &str| {
             Error::invalid(format!(
-                "\"{text}\" is no IP address and no host name of this machine{why}; use 127.0.0.1, 0.0.0.0 or localhost"
+                "\"{text}\" is no IP address and no host name of this machine{why}; use 127.0.0.1, 0.0.0.0, :: or localhost"
             ))
         };
         let found = (text, 0).to_socket_addrs().map_err(|error| wrong(&format!(" ({error})")))?;
@@ -270,6 +270,7 @@ mod tests {
     fn hosts_are_addresses_or_names() {
         let host = |text: &str| text.parse::<Host>().map(|Host(address)| address.to_string());
         assert_eq!(host("0.0.0.0"), Ok("0.0.0.0".to_owned()));
+        assert_eq!(host("::"), Ok("::".to_owned()));
         assert_eq!(host("::1"), Ok("::1".to_owned()));
         assert_eq!(host("[::1]"), Ok("::1".to_owned()));
         assert!(host("localhost").unwrap().parse::<IpAddr>().unwrap().is_loopback());

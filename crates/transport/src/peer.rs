@@ -1,7 +1,7 @@
 //! The client of a connection.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// The client of a connection, put into each request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,15 @@ pub enum Peer {
 }
 
 impl Peer {
+    /// Returns the client at `address`. A socket of both families gives clients of IPv4 an address
+    /// of IPv6 that contains theirs; this is then replaced by theirs.
+    pub(crate) fn tcp(address: SocketAddr) -> Peer {
+        match address.ip().to_canonical() {
+            v4 @ IpAddr::V4(_) => Peer::Tcp(SocketAddr::new(v4, address.port())),
+            IpAddr::V6(_) => Peer::Tcp(address),
+        }
+    }
+
     /// Returns true if the client is on this machine. The mode of a Unix socket's file decides who
     /// may be its client.
     pub fn is_local(self) -> bool {

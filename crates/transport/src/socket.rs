@@ -1,14 +1,15 @@
 //! Listening sockets: TCP ports, and Unix sockets for clients on this machine.
 
 use std::io::{Error as IoError, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::peer::Peer;
@@ -18,13 +19,18 @@ use crate::peer::Peer;
 /// TCP port full tries again after a second.
 const ACCEPT_QUEUE_MAX: i32 = 4096;
 
-/// Binds a socket to `host` and `port`, which the command line sets by `flag`.
+/// Binds a socket to `host` and `port`, which the command line sets by `flag`. The host `::` is
+/// every address of IPv4 and IPv6; without IPv6 in the kernel, it is every address of IPv4.
 ///
 /// # Errors
 /// `Unavailable`, with the address and a remedy.
 pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
-    let listener = std::net::TcpListener::bind(address).map_err(|e| {
+    let listener = match host == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        true => bind_every_address(port),
+        false => std::net::TcpListener::bind(address),
+    };
+    let listener = listener.map_err(|e| {
         let remedy = match e.kind() {
             ErrorKind::AddrNotAvailable => "--host must be an address of this machine".to_owned(),
             _ => format!("choose another with {flag}"),
@@ -36,6 +42,26 @@ pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener
     rustix::net::listen(&listener, ACCEPT_QUEUE_MAX).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+/// Binds a socket to every address of IPv4 and IPv6. The standard library leaves IPv4 to the
+/// system's setting `net.ipv6.bindv6only`.
+fn bind_every_address(port: u16) -> std::io::Result<std::net::TcpListener> {
+    let (family, kind) = (AddressFamily::INET6, SocketType::STREAM);
+    let socket = match rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None) {
+        Ok(socket) => socket,
+        // The kernel has no IPv6.
+        Err(Errno::AFNOSUPPORT) => {
+            return std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    // As in the standard library: a restarted server can bind a port with old connections.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_ipv6_v6only(&socket, false)?;
+    rustix::net::bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
+    Ok(socket.into())
 }
 
 /// A bound socket that accepts connections.
@@ -53,7 +79,7 @@ impl ListenSocket {
         match self {
             ListenSocket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                Ok((stream.into_std()?, Peer::Tcp(address)))
+                Ok((stream.into_std()?, Peer::tcp(address)))
             }
             ListenSocket::Unix(socket) => {
                 let (stream, _) = socket.listener.accept().await?;
@@ -180,6 +206,22 @@ mod tests {
             .map(|_| std::net::TcpStream::connect_timeout(&address, limit).unwrap())
             .collect();
         assert_eq!(clients.len(), queue_max.min(400));
+    }
+
+    #[tokio::test]
+    async fn every_address_accepts_ipv4_and_ipv6() {
+        let listener = super::bind(Ipv6Addr::UNSPECIFIED.into(), 0, "--http-port").unwrap();
+        let bound = listener.local_addr().unwrap();
+        let socket = ListenSocket::Tcp(TcpListener::from_std(listener).unwrap());
+        let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, bound.port()));
+        let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, bound.port()));
+        // The kernel of a test machine may have no IPv6, or no address of it on the loopback.
+        let has_v6 = bound.is_ipv6() && std::net::TcpListener::bind((v6.ip(), 0)).is_ok();
+        for address in [Some(v4), has_v6.then_some(v6)].into_iter().flatten() {
+            let client = std::net::TcpStream::connect(address).unwrap();
+            let (_, peer) = socket.accept().await.unwrap();
+            assert_eq!(peer, Peer::Tcp(client.local_addr().unwrap()));
+        }
     }
 
     #[tokio::test]

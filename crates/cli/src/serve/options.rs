@@ -15,7 +15,8 @@ use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions, port
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerOptions {
-    /// Address or host name to listen on; 0.0.0.0 is every interface [default: 127.0.0.1]
+    /// Address or host name to listen on; 0.0.0.0 (IPv4) or :: (also IPv6) is every interface
+    /// [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) host: Option<Host>,
     /// HTTP port; 0 picks a free one [default: 8501]
