@@ -1,6 +1,6 @@
 //! The cluster that this server is a node of: its settings made a node, and its routes.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use api_images::ImageRemoval;
@@ -56,7 +56,7 @@ impl ClusterServing {
         let address = reachable(cluster, address)?;
         let ClusterClients { nodes, etcd, tls } = ClusterClients::open(config, cluster, &address)?;
         let info = NodeInfo {
-            name: cluster.node.clone().unwrap_or_else(|| address.replace(':', "-")),
+            name: cluster.node.clone().unwrap_or_else(|| default_name(&address)),
             address,
             roles: cluster.roles,
             weight: cluster.weight,
@@ -140,7 +140,7 @@ fn local_state(config: &Config, server: &Server) -> Arc<CollectionsState> {
 /// Returns the address at which other nodes reach this one.
 fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<String> {
     if let Some(address) = &cluster.address {
-        return Ok(address.clone());
+        return node_address(address);
     }
     match bound {
         Some(bound) if !bound.ip().is_unspecified() => Ok(bound.to_string()),
@@ -148,6 +148,32 @@ fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<Strin
             "--host names no single address: give --cluster-address HOST:PORT, at which the other nodes reach this one",
         )),
     }
+}
+
+/// Returns the address that `--cluster-address` names, as URIs have it: an address of IPv6 without
+/// brackets gets them. Kubernetes passes a pod's address without brackets.
+fn node_address(text: &str) -> Result<String> {
+    let wrong = || {
+        Error::invalid(format!(
+            "--cluster-address {text}: write HOST:PORT, such as 10.0.0.7:8501, [fd00::7]:8501 or node-1.example:8501"
+        ))
+    };
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    port.parse::<u16>().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+    if host.parse::<Ipv6Addr>().is_ok() {
+        return Ok(format!("[{host}]:{port}"));
+    }
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = match inner {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && !host.contains(['/', ':', '@', '[', ']', ' ']),
+    };
+    is_host.then(|| text.to_owned()).ok_or_else(wrong)
+}
+
+/// Returns the name of a node without `--cluster-node`: its address, in characters of a name.
+fn default_name(address: &str) -> String {
+    address.replace(':', "-").replace(['[', ']'], "")
 }
 
 /// Returns the state of the routes of clients.
@@ -199,4 +225,38 @@ async fn takes_no_images() -> Reply {
         "this node has neither the role root nor extract; send images and searches to one that has, or start it with \
          --cluster-roles root,...",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_nodes_are_those_of_uris() {
+        for (text, wanted) in [
+            ("10.0.0.7:8501", "10.0.0.7:8501"),
+            ("node-1.example:80", "node-1.example:80"),
+            ("fd00::7:8501", "[fd00::7]:8501"),
+            ("fd00:1:2:3:4:5:6:7:8501", "[fd00:1:2:3:4:5:6:7]:8501"),
+            ("[fd00::7]:8501", "[fd00::7]:8501"),
+        ] {
+            assert_eq!(node_address(text).unwrap(), wanted);
+        }
+        for wrong in
+            ["node-1", ":8501", "a:0", "a:b", "http://a:1", "a:1/", "[fd00::7]", "[a]:1", ""]
+        {
+            let error = node_address(wrong).unwrap_err();
+            assert!(error.message().contains("write HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_become_names_of_nodes() {
+        assert_eq!(default_name("10.0.0.7:8501"), "10.0.0.7-8501");
+        let name = default_name("[fd00::7]:8501");
+        assert_eq!(name, "fd00--7-8501");
+        etcd::check_name("node", &name).unwrap();
+    }
 }
