@@ -142,7 +142,7 @@ def image_config(version: str, created: str, platform: str) -> dict:
             "User": f"{USER}:{USER}",
             "Env": ENVIRONMENT,
             "Entrypoint": [f"/{PROGRAM}"],
-            "Cmd": ["serve", "/models", "--host", "0.0.0.0"],
+            "Cmd": ["serve", "/models", "--host", "::"],
             "ExposedPorts": {"8500/tcp": {}, "8501/tcp": {}},
             "Volumes": {"/var/cache/millpond": {}, "/var/lib/millpond": {}},
             "WorkingDir": "/",

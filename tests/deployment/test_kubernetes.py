@@ -261,6 +261,28 @@ def test_groups_of_a_cluster():
     assert (clients["metadata"]["name"], clients["spec"]["selector"]["role.millpond/root"]) == ("release-millpond", "true")
 
 
+def test_servers_listen_for_ipv4_and_ipv6():
+    for values in ("default", "cluster"):
+        for workload in workloads(render(*VALUES[values])):
+            assert flags(workload)["--host"] == "::"
+    (runtime,) = yaml.safe_load_all((KUBERNETES / "kserve/runtime.yaml").read_text())
+    assert "--host=::" in runtime["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("name", ["default", "cluster"])
+def test_services_have_the_wanted_families_of_addresses(name):
+    def services(*more):
+        found = [document for document in render(*VALUES[name], *more) if document["kind"] == "Service"]
+        for service in found:
+            kubernetes_validate.validate(service, VERSION, strict=True)
+        return [service["spec"] for service in found]
+
+    assert all({"ipFamilyPolicy", "ipFamilies"}.isdisjoint(spec) for spec in services())
+    both = services("--set", "service.ipFamilyPolicy=PreferDualStack,service.ipFamilies={IPv6,IPv4}")
+    assert both and all(spec["ipFamilyPolicy"] == "PreferDualStack" for spec in both)
+    assert all(spec["ipFamilies"] == ["IPv6", "IPv4"] for spec in both)
+
+
 def test_nodes_find_the_store_etcd_and_each_other():
     for workload in workloads(render(*VALUES["cluster"])):
         found = flags(workload)

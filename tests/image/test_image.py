@@ -75,7 +75,7 @@ def test_equal_inputs_have_equal_digests(layout, tmp_path):
 
 def test_image_without_root_and_with_labels(config):
     assert config["config"]["User"] == f"{USER}:{USER}"
-    assert config["config"]["Cmd"] == ["serve", "/models", "--host", "0.0.0.0"]
+    assert config["config"]["Cmd"] == ["serve", "/models", "--host", "::"]
     assert set(config["config"]["ExposedPorts"]) == {"8500/tcp", "8501/tcp"}
     labels = config["config"]["Labels"]
     assert labels["org.opencontainers.image.created"] == "2023-11-14T22:13:20Z"

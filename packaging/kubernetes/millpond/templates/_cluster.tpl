@@ -110,7 +110,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- if has "extract" .group.roles -}}
 - /models
 {{ end -}}
-- --host=0.0.0.0
+- "--host=::"
 {{- if not (has "search" .group.roles) }}
 - --collections-dir=none
 {{- end }}

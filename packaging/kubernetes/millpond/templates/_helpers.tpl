@@ -34,6 +34,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Families of the addresses of a Service: fields of its spec, or nothing. */}}
+{{- define "millpond.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "millpond.modelsClaim" -}}
 {{- .Values.models.existingClaim | default (ternary (printf "%s-models" (include "millpond.name" .)) "" .Values.models.create) -}}
 {{- end -}}
