@@ -306,9 +306,10 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
             "give a key of the server with MILLPOND_API_KEY or MILLPOND_ADMIN_KEY, or with the command's --api-key or \
              --admin-key",
         ),
-        403 if text.contains("admin key") => {
-            failure.hint("give the server's key with --admin-key or MILLPOND_ADMIN_KEY")
-        }
+        // The words of an admin call, and of a call that the role of the key does not permit.
+        403 if text.contains("admin key") || text.ends_with("this needs admin") => failure.hint(
+            "give a key with the role admin with MILLPOND_ADMIN_KEY, or with the command's --admin-key or --api-key",
+        ),
         _ => failure,
     }
 }
@@ -359,5 +360,11 @@ mod tests {
     fn messages_of_errors() {
         assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
         assert_eq!(error_text(b"gone"), "gone");
+        let role = br#"{"error":"key \"a\" has the role write; this needs admin"}"#;
+        let hint = |status: u16, body: &[u8]| format!("{:?}", refusal(status, body));
+        assert!(hint(403, role).contains("MILLPOND_ADMIN_KEY"));
+        assert!(
+            !hint(403, br#"{"error":"key \"a\" has no access to model m"}"#).contains("hint: Some")
+        );
     }
 }

@@ -44,18 +44,21 @@ struct RootArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// A key, if the server has keys: with the role read, or admin to drain a node
-    /// [default: MILLPOND_API_KEY]
+    /// [default: MILLPOND_API_KEY; to drain a node, MILLPOND_ADMIN_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 }
 
 impl RootArgs {
     fn client(&self) -> CommandResult<HttpClient> {
-        Ok(HttpClient::new(&self.server)?.with_key(self.key()))
+        let key = environment::client_key(self.api_key.as_ref());
+        Ok(HttpClient::new(&self.server)?.with_key(key))
     }
 
-    fn key(&self) -> Option<String> {
-        self.api_key.clone().or_else(|| environment::API_KEY.text())
+    /// Returns a client for admin calls.
+    fn admin_client(&self) -> CommandResult<HttpClient> {
+        let key = environment::admin_client_key(self.api_key.as_ref());
+        Ok(HttpClient::new(&self.server)?.with_key(key))
     }
 }
 
@@ -157,7 +160,7 @@ const DRAIN_LOOK: Duration = Duration::from_secs(1);
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 fn drain(args: &DrainArgs) -> CommandResult {
-    let client = args.root.client()?;
+    let client = args.root.admin_client()?;
     let view = client.get("/cluster/v1/view")?;
     let node = items(&view["result"]["nodes"]).find(|node| node["name"] == args.node.as_str());
     let Some(node) = node else {

@@ -128,7 +128,7 @@ struct PruneArgs {
 struct CollectionsServerArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The server's admin key, if it has keys [default: MILLPOND_API_KEY, else MILLPOND_ADMIN_KEY]
+    /// The server's admin key, if it has keys [default: MILLPOND_ADMIN_KEY, else MILLPOND_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
     /// Print JSON
@@ -138,7 +138,7 @@ struct CollectionsServerArgs {
 
 impl CollectionsServerArgs {
     fn client(&self) -> CommandResult<HttpClient> {
-        let key = self.api_key.clone().or_else(|| environment::API_KEY.text());
+        let key = environment::admin_client_key(self.api_key.as_ref());
         Ok(HttpClient::new(&self.server)?.with_key(key))
     }
 }

@@ -14,8 +14,8 @@ pub(crate) struct Variable {
 
 pub(crate) const ADMIN_KEY: Variable = Variable::new(
     "MILLPOND_ADMIN_KEY",
-    "default of `serve --admin-key`, and the key that `models load` and `unload` send; other client commands send it if \
-     there is no MILLPOND_API_KEY",
+    "default of `serve --admin-key`, and the key that `models load`, `unload` and `rollout`, `collections` and `cluster \
+     drain` send; other client commands send it if there is no MILLPOND_API_KEY",
 );
 pub(crate) const API_KEY: Variable = Variable::new(
     "MILLPOND_API_KEY",
@@ -196,6 +196,12 @@ pub(crate) fn with_ca(tls: &TlsArgs, urls: &[&str]) -> TlsArgs {
 /// Returns the key that a client command sends: the key of its flag, else the key of a variable.
 pub(crate) fn client_key(flag: Option<&String>) -> Option<String> {
     flag.cloned().or_else(|| API_KEY.text()).or_else(|| ADMIN_KEY.text())
+}
+
+/// Returns the key that a client command sends with an admin call: the key of its flag, else the
+/// key of a variable. With both variables set, the API key has no right to such calls.
+pub(crate) fn admin_client_key(flag: Option<&String>) -> Option<String> {
+    flag.cloned().or_else(|| ADMIN_KEY.text()).or_else(|| API_KEY.text())
 }
 
 /// Returns the file of enrolled voices: the variable, else one in the user's data directory; `None`

@@ -86,10 +86,7 @@ struct KeyArgs {
 
 impl KeyArgs {
     fn key(&self) -> Option<String> {
-        self.admin_key
-            .clone()
-            .or_else(|| environment::ADMIN_KEY.text())
-            .or_else(|| environment::API_KEY.text())
+        environment::admin_client_key(self.admin_key.as_ref())
     }
 }
 
