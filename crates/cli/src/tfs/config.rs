@@ -17,9 +17,10 @@ use super::list::ListSource;
 use crate::exit::{CommandError, CommandResult};
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
-use crate::serve::options::LogFormat;
+use crate::serve::options::{LifecycleOptions, LogFormat};
 use crate::serve::reload::stamp;
 use crate::serve::settings::ServeSettings;
+use crate::values::TimeSpan;
 
 /// TensorFlow Serving listens on every interface.
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
@@ -71,7 +72,7 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
     }
     listeners(flags, &own, &mut setup)?;
     encryption(flags, &mut setup)?;
-    loads(flags, &mut setup.config)?;
+    loads(flags, &own.lifecycle, &mut setup.config)?;
     models(flags, &mut setup)?;
     Ok(setup)
 }
@@ -127,12 +128,17 @@ fn own_flags(rest: &[String]) -> CommandResult<ServeArgs> {
     let args = parsed.and_then(|matches| ServeArgs::from_arg_matches(&matches));
     let args =
         args.map_err(|error| CommandError::usage(error.to_string().trim_end().to_owned()))?;
-    match args.sources.is_empty() && args.config.is_none() {
-        true => Ok(args),
-        false => Err(CommandError::usage(
+    if !args.sources.is_empty() || args.config.is_some() || !args.audio.recogniser.is_empty() {
+        return Err(CommandError::usage(
             "models come from --model_config_file or --model_base_path, not from after --",
-        )),
+        ));
     }
+    if args.lifecycle.versions.is_some() {
+        return Err(CommandError::usage(
+            "--versions has no effect after --: model_version_policy in the file of --model_config_file selects versions",
+        ));
+    }
+    Ok(args)
 }
 
 fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
@@ -244,7 +250,8 @@ fn channel_arguments(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     Ok(())
 }
 
-fn loads(flags: &Flags, config: &mut Config) -> CommandResult {
+/// Applies the flags of loads. Flags of `millpond serve` take precedence.
+fn loads(flags: &Flags, own: &LifecycleOptions, config: &mut Config) -> CommandResult {
     let models = &mut config.models;
     let threads = |name| match flags.int(name).unwrap_or(0) {
         count @ 0..=LOAD_THREADS_MAX => Ok(count.max(1) as usize),
@@ -252,16 +259,21 @@ fn loads(flags: &Flags, config: &mut Config) -> CommandResult {
             "--{name} is {count}; it must be 0 to {LOAD_THREADS_MAX}"
         ))),
     };
-    models.load_threads = threads("num_load_threads")?;
-    models.unload_threads = threads("num_unload_threads")?;
+    models.load_threads = own.load_threads.unwrap_or(threads("num_load_threads")?);
+    models.unload_threads = own.unload_threads.unwrap_or(threads("num_unload_threads")?);
     let retries = flags.int("max_num_load_retries").unwrap_or(RETRIES);
-    models.load_retries = u32::try_from(retries).map_err(|_| {
+    let retries = u32::try_from(retries).map_err(|_| {
         CommandError::usage(format!("--max_num_load_retries is {retries}; it must be 0 or more"))
     })?;
+    models.load_retries = own.load_retries.unwrap_or(retries);
     let interval = flags.int("load_retry_interval_micros").unwrap_or(RETRY_INTERVAL_US);
-    models.load_retry_interval = Duration::from_micros(u64::try_from(interval).unwrap_or(0));
+    let interval = Duration::from_micros(u64::try_from(interval).unwrap_or(0));
+    models.load_retry_interval = own.load_retry_interval.map_or(interval, |TimeSpan(time)| time);
     match flags.int("file_system_poll_wait_seconds").unwrap_or(1) {
-        seconds @ 1.. => models.poll = Duration::from_secs(seconds as u64),
+        seconds @ 1.. => {
+            let poll = Duration::from_secs(seconds as u64);
+            models.poll = own.poll.map_or(poll, |TimeSpan(time)| time);
+        }
         0 => models.poll_once = true,
         seconds => {
             return Err(CommandError::usage(format!(
@@ -469,6 +481,22 @@ mod tests {
         let [socket, intra, inter] = &warnings[..] else { panic!("{warnings:?}") };
         assert!(socket.contains("grpc.so_reuseport has no effect"), "{socket}");
         assert!(intra.starts_with("1000 intra-op") && inter.starts_with("1000 inter-op"));
+    }
+
+    #[test]
+    fn flags_of_serve_take_precedence() {
+        let words = "--model_base_path=/m --num_load_threads=2 -- --load-threads 4 --unload-threads 3 \
+                     --load-retries 7 --load-retry-interval 2s --poll 9s";
+        let TfsSetup { config, .. } = setup(&words.split_whitespace().collect::<Vec<_>>());
+        let models = &config.models;
+        assert_eq!((models.load_threads, models.unload_threads, models.load_retries), (4, 3, 7));
+        assert_eq!(models.load_retry_interval, Duration::from_secs(2));
+        assert_eq!(models.poll, Duration::from_secs(9));
+        for wrong in ["--versions all", "--recogniser vad", "/models"] {
+            let words = format!("--model_base_path=/m -- {wrong}");
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            assert!(resolve(&Flags::parse(&words).unwrap()).is_err(), "{wrong}");
+        }
     }
 
     #[test]
