@@ -18,8 +18,7 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
     let mut table = TextTable::left(&["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
     for output in outputs {
         let tensor = &output.tensor;
-        let mut values: Vec<String> =
-            values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect();
+        let mut values = first_values(tensor);
         if tensor.elements() > VALUES_SHOWN {
             values.push("…".to_owned());
         }
@@ -31,6 +30,16 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// Formats the first elements.
+fn first_values(tensor: &Tensor) -> Vec<String> {
+    // JSON has neither infinities nor NaN, so floats are not shown by way of it.
+    let is_float = matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    match is_float.then(|| scores(tensor)).flatten() {
+        Some(numbers) => numbers.into_iter().take(VALUES_SHOWN).map(short_number).collect(),
+        None => values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect(),
+    }
 }
 
 /// Formats the `count` highest values of each row (along the last axis) of each numeric output.
@@ -127,21 +136,21 @@ fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
     }
 }
 
+/// Formats a number: "0.25000", "2.0000e-7", "inf", "NaN".
+fn short_number(number: f64) -> String {
+    let size = number.abs();
+    if size != 0.0 && size.is_finite() && !(1e-4..1e6).contains(&size) {
+        format!("{number:.4e}")
+    } else {
+        format!("{number:.5}")
+    }
+}
+
 fn short(value: &Value) -> String {
     match value {
-        Value::Number(number) if number.is_f64() => {
-            let number = number.as_f64().unwrap_or(f64::NAN);
-            let size = number.abs();
-            if size != 0.0 && !(1e-4..1e6).contains(&size) {
-                format!("{number:.4e}")
-            } else {
-                format!("{number:.5}")
-            }
-        }
         Value::String(text) if text.chars().count() > STRING_CHARS_SHOWN => {
             format!("\"{}…\"", text.chars().take(STRING_CHARS_SHOWN).collect::<String>())
         }
-        Value::Null => "NaN".to_owned(),
         other => other.to_string(),
     }
 }
@@ -186,6 +195,13 @@ mod tests {
             top(&[output], 3, &[]),
             "\ny, row 0:\n       3  inf\n       1  0.500000\n       0  -inf\n"
         );
+    }
+
+    #[test]
+    fn infinities_are_not_shown_as_nan() {
+        let values = vec![f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e7];
+        let output = NamedTensor::new("y", Tensor::from_vec([4usize].as_slice(), values).unwrap());
+        assert!(table(&[output]).ends_with("[4]    inf  -inf  NaN  1.0000e7\n"));
     }
 
     #[test]
