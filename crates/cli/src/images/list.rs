@@ -114,7 +114,8 @@ fn line(image: &Value) -> String {
     )
 }
 
-fn text(object: &Value, key: &str) -> String {
+/// Returns the text or number at `key`, or "-".
+pub(super) fn text(object: &Value, key: &str) -> String {
     match object.get(key) {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Number(number)) => number.to_string(),

@@ -6,6 +6,7 @@ use clap::Args;
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
+use super::list::text;
 use super::terminal::{Terminal, show};
 use super::{ImagesServerArgs, path};
 use crate::client::{HttpClient, RequestContent};
@@ -114,22 +115,28 @@ fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> Comman
 }
 
 fn ask(args: &SearchArgs, client: &HttpClient, file: Option<&PathBuf>) -> CommandResult<Value> {
-    let text = |value: Option<String>| value;
     let query = [
         ("k", Some(args.k.to_string())),
-        ("threshold", text(args.threshold.map(|value| value.to_string()))),
-        ("candidates", text(args.candidates.map(|value| value.to_string()))),
+        ("threshold", args.threshold.map(|value| value.to_string())),
+        ("candidates", args.candidates.map(|value| value.to_string())),
         ("filter", args.filter.clone()),
         ("views", args.no_views.then(|| "0".to_owned())),
         ("explain", args.explain.then(|| "1".to_owned())),
     ];
     let path = path(&args.collection, "/search", &query);
     let reply = match (file, &args.id) {
-        (_, Some(id)) => client.call("POST", &path, RequestContent::Json(&json!({ "id": id })))?,
+        (_, Some(id)) => {
+            client.call("POST", &path, RequestContent::Json(&json!({ "id": id_value(id) })))?
+        }
         (Some(file), None) => client.call("POST", &path, RequestContent::Bytes(&read(file)?))?,
         (None, None) => return Err(CommandError::usage("name an image to search with")),
     };
     reply.json()
+}
+
+/// Returns an id as JSON. Points that were written by their features may have numbers.
+fn id_value(id: &str) -> Value {
+    id.parse::<u64>().map_or_else(|_| json!(id), |number| json!(number))
 }
 
 /// Returns a line on how many images were compared, and whether results may be missing.
@@ -164,8 +171,6 @@ fn table(results: &[Value], explain: bool) -> String {
             .and_then(Value::as_f64)
             .map_or("-".to_owned(), |number| format!("{number:.digits$}"))
     };
-    let text =
-        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
     let mut table = match explain {
         true => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
         false => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
@@ -211,7 +216,7 @@ fn show_images(
     terminal: Terminal,
 ) -> CommandResult {
     for result in results.iter().take(SHOWN_MAX) {
-        let Some(id) = result.get("id").and_then(Value::as_str) else { continue };
+        let id = text(result, "id");
         let query = [("size", Some(SHOWN_PIXELS.to_string()))];
         let reply = client.call(
             "GET",
@@ -220,7 +225,7 @@ fn show_images(
         )?;
         // The table is printed already, so a missing thumbnail is no error.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
-            let name = result.get("name").and_then(Value::as_str).unwrap_or(id);
+            let name = result.get("name").and_then(Value::as_str).unwrap_or(&id);
             print(&format!("\n{name}\n{drawn}\n"))?;
         }
     }
@@ -252,6 +257,9 @@ mod tests {
         assert!(
             table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg")
         );
+        let numbered = json!({"id": 7, "score": 1.0, "coarse": 0.5, "name": null});
+        assert!(table(&[numbered], false).ends_with("no        -     7\n"));
+        assert_eq!((id_value("7"), id_value("a-1")), (json!(7), json!("a-1")));
         // Malformed results are shown as "-".
         assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
     }
