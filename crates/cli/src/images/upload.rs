@@ -103,7 +103,7 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
         // These are faults of this image, so the next one may succeed.
         400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
-        429 | 503 => {
+        status if is_busy(status) => {
             Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error())))
         }
         _ => {
@@ -119,12 +119,18 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     }
 }
 
+/// Returns true if the same request may succeed later: the server, or a proxy before it, was busy
+/// or took too long.
+fn is_busy(status: u16) -> bool {
+    matches!(status, 408 | 429 | 502 | 503 | 504)
+}
+
 /// Calls `ask` until the response is not "busy", at most `TRIES_MAX` times.
 fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpReply> {
     let mut wait = WAIT;
     for _ in 1..TRIES_MAX {
         match ask() {
-            Ok(reply) if matches!(reply.status, 429 | 503) => {
+            Ok(reply) if is_busy(reply.status) => {
                 std::thread::sleep(reply.retry_after.unwrap_or(wait).min(WAIT_MAX));
             }
             Ok(reply) => return Ok(reply),
@@ -160,7 +166,9 @@ mod tests {
         };
         failed(400, "not an image");
         failed(413, "too large");
-        failed(503, "full");
+        for status in [408, 429, 502, 503, 504] {
+            failed(status, "full");
+        }
         // These would fail for every other image too.
         for status in [401, 404, 412] {
             assert!(outcome(&reply(status, r#"{"error":"no"}"#)).is_err());
