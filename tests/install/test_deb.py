@@ -90,6 +90,12 @@ def test_failed_starts_are_repeated_without_end():
     assert re.search("^Restart=on-failure$", unit, re.MULTILINE) and 5 * pause_s > 10
 
 
+def test_a_long_load_is_not_ended():
+    """systemd ends a service that is not ready in time, and this one is ready once its models are loaded."""
+    unit = (ROOT / "packaging/deb/millpond.service").read_text()
+    assert re.search("^TimeoutStartSec=infinity$", unit, re.MULTILINE)
+
+
 def test_a_removed_package_is_enabled_again(tmp_path):
     """dpkg remembers the version of a removed package, so its next installation looks like an upgrade."""
     system, state, etc, bin_dir = (tmp_path / name for name in ("system", "state", "etc", "bin"))
@@ -111,16 +117,16 @@ def test_a_removed_package_is_enabled_again(tmp_path):
         log.write_text("")
         return lines
 
-    assert run("postinst", "configure", "")[-1] == "enable --now millpond.service"
-    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
+    assert run("postinst", "configure", "")[-1] == "enable --now --no-block millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
     # A link that the server's user put there.
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (state / ".enable-again").symlink_to(victim)
     assert run("prerm", "remove")[-1] == "disable --now millpond.service"
     assert victim.read_text() == "kept"
-    assert run("postinst", "configure", "0.1.0")[-1] == "enable --now millpond.service"
-    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "enable --now --no-block millpond.service"
+    assert run("postinst", "configure", "0.1.0")[-1] == "try-restart --no-block millpond.service"
 
 
 def test_packages_ask_cargo_for_the_program():
