@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -66,6 +67,21 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     ports = ["--http-port", "0", "--grpc-port", "0"]
     text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--rate", "50", *ports)
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
+
+
+def test_the_module_starts_the_program_of_its_installation(tmp_path):
+    """Another installation may be in the scripts of the interpreter."""
+    source = ROOT / "packaging/python/millpond"
+    find = "import sysconfig; sysconfig.get_path = lambda _: {!r}; import millpond; print(millpond.find_program())"
+    other = tmp_path / "other/bin"
+    for place, programs in [("user/lib/python3/site-packages", "user/bin"), ("target", "target/bin")]:
+        shutil.copytree(source, tmp_path / place / "millpond")
+        for folder in (other, tmp_path / programs):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "millpond").touch(0o755)
+        run = subprocess.run([sys.executable, "-c", find.format(str(other))], cwd=tmp_path / place, check=True,
+                             capture_output=True, text=True)  # fmt: skip
+        assert run.stdout.strip() == str(tmp_path / programs / "millpond")
 
 
 def test_installed_recognisers_label_a_recording(environment, home):

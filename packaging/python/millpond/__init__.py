@@ -12,13 +12,14 @@ def find_program() -> str:
     Raises FileNotFoundError, with the places that were searched, if the program is missing.
     """
     package = os.path.dirname(os.path.abspath(__file__))
+    # The folders beside this package come first: the others may have the program of another installation.
     folders = [
-        sysconfig.get_path("scripts"),
-        # `pip install --user`.
-        os.path.join(site.getuserbase(), "bin"),
-        # `pip install --prefix DIR`, and `pip install --target DIR`.
-        os.path.normpath(os.path.join(package, "..", "..", "..", "..", "bin")),
+        # `pip install --target DIR`.
         os.path.normpath(os.path.join(package, "..", "bin")),
+        # A virtual environment, `pip install --user`, and `pip install --prefix DIR`.
+        os.path.normpath(os.path.join(package, "..", "..", "..", "..", "bin")),
+        sysconfig.get_path("scripts"),
+        os.path.join(site.getuserbase(), "bin"),
         os.path.join(sys.prefix, "bin"),
     ]
     programs = [os.path.join(folder, "millpond") for folder in folders]
