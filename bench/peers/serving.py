@@ -361,7 +361,12 @@ def bench_load(server: Server, seconds: float, pace: list[str], during=lambda: N
     load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     # The warm-up has ended by then.
     time.sleep(2.3)
-    during()
+    try:
+        during()
+    except OSError as error:
+        load.kill()
+        load.communicate()
+        raise Failed(f"the swap failed: {error}") from None
     output, _ = load.communicate(timeout=seconds + 60)
     if load.returncode != 0:
         raise Failed(f"bench load: {last_line(output)}")
