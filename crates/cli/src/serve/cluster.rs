@@ -61,9 +61,10 @@ impl ServeSettings {
             ));
         }
         cluster.check_tls(self.server.tls_cert.is_some())?;
-        if self.server.keys.is_some() && self.search.api_key.is_none() {
+        let has_other_keys = self.server.keys.is_some() || self.server.admin_key.is_some();
+        if has_other_keys && self.search.api_key.is_none() {
             return Err(CommandError::usage(
-                "--cluster-store with --keys needs --api-key KEY, which the nodes show to each other",
+                "--cluster-store with --keys or --admin-key needs --api-key KEY, which the nodes show to each other",
             ));
         }
         let weight = cluster.cluster_weight.map(|weight| weight as usize);

@@ -259,6 +259,7 @@ fn settings_of_a_cluster_without_effect_are_named() {
         ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is no role"),
         ([&both[..], &["--cluster-weight", "65"]].concat(), "--cluster-weight"),
         ([&both[..], &["--collections-dir", "none"]].concat(), "which is none"),
+        ([&both[..], &["--admin-key", "k"]].concat(), "--admin-key needs --api-key KEY"),
         (
             [&both[..], &["--cluster-roles", "root,ingest", "--cluster-snapshot-entries", "9"]]
                 .concat(),
