@@ -1,9 +1,12 @@
 //! All environment variables that Millpond reads. No other module or crate reads the environment.
 
+use std::env::VarError;
 use std::path::PathBuf;
 
 use engine::LibrarySearch;
 use loadgen::tls::TlsArgs;
+
+use crate::exit::{CommandError, CommandResult};
 
 /// An environment variable.
 pub(crate) struct Variable {
@@ -158,6 +161,21 @@ impl Variable {
     /// Returns its value as text; `None` if it is unset, empty or not UTF-8.
     pub(crate) fn text(&self) -> Option<String> {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
+    }
+
+    /// Returns its value as text; `None` if it is unset or empty.
+    ///
+    /// # Errors
+    /// Returns a usage error if the value is not UTF-8. A server with such a key must not run
+    /// without one.
+    pub(crate) fn secret(&self) -> CommandResult<Option<String>> {
+        match std::env::var(self.name) {
+            Err(VarError::NotUnicode(_)) => Err(CommandError::usage(format!(
+                "{} is not UTF-8; a key must be printable ASCII",
+                self.name
+            ))),
+            value => Ok(value.ok().filter(|value| !value.is_empty())),
+        }
     }
 
     /// Returns its value as a path; `None` if it is unset or empty.

@@ -143,10 +143,10 @@ impl ServeSettings {
             .clone()
             .or_else(|| environment::LOG.text())
             .unwrap_or_else(|| "info".to_owned());
-        settings.search.api_key =
-            settings.search.api_key.take().or_else(|| environment::API_KEY.text());
-        settings.server.admin_key =
-            settings.server.admin_key.take().or_else(|| environment::ADMIN_KEY.text());
+        let api_key = environment::API_KEY.secret()?;
+        settings.search.api_key = settings.search.api_key.take().or(api_key);
+        let admin_key = environment::ADMIN_KEY.secret()?;
+        settings.server.admin_key = settings.server.admin_key.take().or(admin_key);
         settings.check_values()?;
         Ok(settings)
     }

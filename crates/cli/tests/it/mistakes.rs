@@ -290,3 +290,16 @@ fn settings_of_a_cluster_without_effect_are_named() {
         assert!(run.stderr.contains(wanted), "{flags:?}: {run:?}");
     }
 }
+
+#[test]
+fn a_key_that_is_not_text_starts_no_open_server() {
+    use std::os::unix::ffi::OsStrExt;
+    for variable in ["MILLPOND_API_KEY", "MILLPOND_ADMIN_KEY"] {
+        let mut serve = command(&["serve", ".", "--http-port", "0", "--grpc-port", "0"]);
+        let key = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+        let output = serve.env(variable, key).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(&format!("{variable} is not UTF-8")), "{stderr}");
+    }
+}
