@@ -65,7 +65,10 @@ const TENSORFLOW_SERVING_FLAGS: &[ForeignFlag] = &[
     ("grpc_max_threads", "--connection-threads N sets the threads of HTTP and gRPC"),
     ("ssl_config_file", "--tls-cert FILE and --tls-key FILE set PEM files for both ports"),
     ("monitoring_config_file", "metrics are always at /metrics on the HTTP port"),
-    ("enable_model_warmup", "models are always warmed before they serve"),
+    (
+        "enable_model_warmup",
+        "models are warmed before they serve; enabled = false in [warmup] of a model's millpond.toml skips it",
+    ),
     ("num_request_iterations_for_warmup", "[warmup] in a model's millpond.toml sets the warm-up"),
     ("tensorflow_session_parallelism", "--threads N sets the inference threads"),
     (
@@ -360,6 +363,14 @@ const OPENVINO: &[ForeignFlag] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// After `--`, `millpond serve` takes flags for directories of models.
+    #[test]
+    fn no_flag_is_put_after_two_dashes() {
+        for (flag, equivalent) in SERVERS.iter().flat_map(|(_, flags)| *flags) {
+            assert!(!equivalent.split(' ').any(|word| word == "--"), "{flag}: {equivalent}");
+        }
+    }
 
     #[test]
     fn each_flag_is_named_once() {
