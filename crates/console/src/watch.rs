@@ -20,7 +20,7 @@ const REFUSED_SECONDS: u64 = 10;
 const FAILED_SECONDS: u64 = 60;
 
 /// Kinds of refused requests, and the reason and remedy for people.
-const REFUSALS: [(&str, &str); 10] = [
+const REFUSALS: [(&str, &str); 18] = [
     ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
     ("requests_max", "too many requests were in flight; see --max-requests"),
     ("request_memory", "requests in flight used up their memory; see --request-memory"),
@@ -28,9 +28,23 @@ const REFUSALS: [(&str, &str); 10] = [
     ("connections_max", "there were too many connections; see --max-connections"),
     ("descriptors", "the limit of open files was reached; raise it with ulimit -n"),
     ("slow_reader", "clients read their answers too slowly"),
-    ("key_rate", "a key made more requests than its limit"),
+    ("key_rate", "a key made more requests than its limit; see requests-per-second in --keys"),
+    (
+        "key_cpu",
+        "a key used more processor time than its limit; see cpu-seconds-per-minute in --keys",
+    ),
     ("images_queue_max", "too many images waited to be decoded"),
+    (
+        "images_bulk_max",
+        "too many archives, folders, rebuilds or searches for duplicates were in progress",
+    ),
+    ("ingest_queue_max", "too many images waited for the background"),
     ("recordings_max", "too many recordings were in progress; see --recordings"),
+    ("search_queue", "too many searches waited for a thread; see --search-threads"),
+    ("write_queue", "too many writes to collections waited for a thread"),
+    ("read_bytes_max", "the shards' answers to reads were too large: read fewer points at a time"),
+    ("backup_queue", "too many backups waited"),
+    ("snapshots_max", "too many snapshots were being sent or received"),
 ];
 
 /// Counters at the last look.
@@ -144,6 +158,17 @@ fn growth(before: u64, now: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_limit_has_a_reason() {
+        let page = include_str!("../../../docs/metrics.md");
+        let row = page.lines().find(|line| line.starts_with("| `millpond_refused_total`")).unwrap();
+        let (_, kinds) = row.split_once("`kind`: ").unwrap();
+        let (kinds, _) = kinds.split_once(" |").unwrap();
+        let mut known = REFUSALS.map(|(kind, _)| kind);
+        known.sort_unstable();
+        assert_eq!(known.join(", "), kinds);
+    }
 
     #[test]
     fn a_counter_may_begin_anew() {

@@ -27,7 +27,7 @@ pub enum EventLevel {
 /// An event without its number and time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// One of the kinds that docs/troubleshooting.md lists.
+    /// One of the kinds that docs/console.md lists.
     pub kind: &'static str,
     /// Its weight.
     pub level: EventLevel,
