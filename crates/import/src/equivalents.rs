@@ -59,7 +59,7 @@ const TENSORFLOW_SERVING_FLAGS: &[ForeignFlag] = &[
     ("rest_api_timeout_in_ms", "--request-timeout TIME sets the longest time of a request"),
     (
         "rest_api_enable_cors_support",
-        "--cors ORIGIN admits pages of this origin, --cors '*' those of all",
+        "--cors ORIGIN lets the pages of an origin use the HTTP API; '*' admits all pages",
     ),
     ("grpc_socket_path", "--grpc-socket PATH opens a Unix socket"),
     ("grpc_max_threads", "--connection-threads N sets the threads of HTTP and gRPC"),
@@ -151,10 +151,7 @@ const TRITON: &[ForeignFlag] = &[
     ),
     ("rate-limit", "--threads N and --queue N bound what runs and what waits"),
     ("cache-config", "answers are not cached"),
-    (
-        "trace-config",
-        "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector",
-    ),
+    ("trace-config", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
     ("log-verbose", "--log debug logs more"),
     ("log-info", "--log LEVEL sets the level"),
     ("grpc-use-ssl", "--tls-cert FILE and --tls-key FILE encrypt both ports"),
@@ -214,8 +211,8 @@ const TRITON: &[ForeignFlag] = &[
     ("metrics-config", "metrics are always at /metrics on the HTTP port"),
     ("trace-file", "--otlp URL sends traces to an OpenTelemetry collector"),
     ("trace-level", "--otlp URL sends traces to an OpenTelemetry collector"),
-    ("trace-rate", "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector"),
-    ("trace-count", "--otlp URL and --trace-sample PART send traces to an OpenTelemetry collector"),
+    ("trace-rate", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
+    ("trace-count", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
     ("trace-log-frequency", "--otlp URL sends traces to an OpenTelemetry collector"),
     ("rate-limit-resource", "--threads N and --queue N bound what runs and what waits"),
     ("response-cache-byte-size", "answers are not cached"),
@@ -377,6 +374,14 @@ mod tests {
         for (server, flags) in SERVERS {
             let names: std::collections::BTreeSet<_> = flags.iter().map(|(flag, _)| flag).collect();
             assert_eq!(names.len(), flags.len(), "{server}");
+        }
+    }
+
+    /// The flag `--` separates flags of `millpond tfs` only.
+    #[test]
+    fn equivalents_are_flags_of_serve() {
+        for (flag, equivalent) in SERVERS.iter().flat_map(|(_, flags)| *flags) {
+            assert!(!equivalent.contains("-- "), "{flag}: {equivalent}");
         }
     }
 }
