@@ -155,7 +155,7 @@ impl MemoryBudget {
         taken.map_err(|used| {
             self.refused.fetch_add(1, Ordering::Relaxed);
             Error::exhausted(format!(
-                "{what} needs {}, but {} of the collection's {} are in use; raise its memory budget, or delete points",
+                "{what} needs {}, but {} of the {} for all collections are in use; raise --search-memory, or delete points",
                 format_bytes(bytes),
                 format_bytes(used),
                 format_bytes(self.limit)
@@ -238,7 +238,7 @@ impl BudgetReservation {
     pub(crate) fn split(&mut self, bytes: u64, what: &str) -> Result<BudgetReservation> {
         if bytes > self.bytes {
             return Err(Error::exhausted(format!(
-                "{what} needs {}, but only {} are set aside for it; raise the collection's memory budget",
+                "{what} needs {}, but only {} are set aside for it; raise --search-memory",
                 format_bytes(bytes),
                 format_bytes(self.bytes)
             )));
@@ -291,6 +291,7 @@ mod tests {
         let error = budget.reserve(41, "a merge").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
         assert!(error.message().contains("a merge needs 41"), "{error}");
+        assert!(error.message().contains("raise --search-memory"), "{error}");
         let second = budget.reserve(40, "rows").unwrap();
         assert!(first.resize(61, "rows").is_err() && first.bytes() == 60);
         first.resize(10, "rows").unwrap();
