@@ -76,8 +76,8 @@ pub(crate) struct ServerOptions {
     /// --admin-key or a key of --keys whose role is admin
     #[arg(long)]
     pub(crate) allow_remote_admin: bool,
-    /// Key with the role admin. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot
-    /// read
+    /// Key with the role admin. Every call except health checks then needs a key, from this machine
+    /// too. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot read
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Network threads, which receive, decode and encode; 0 chooses the number [default: 0]
