@@ -46,7 +46,7 @@ enum Command {
     Tfs(TfsArgs),
     /// Convert another server's configuration into a settings file
     Import(ImportCommand),
-    /// Publish an ONNX file as a version that loads without a latency spike, into DIR/NAME
+    /// Publish an ONNX file or SavedModel as a version that loads without a latency spike
     Publish(PublishArgs),
     /// List, load and unload the models of a running server
     Models(ModelsArgs),

@@ -13,7 +13,7 @@ Exit codes:
   1  failed: the message says why
   2  usage: wrong arguments or settings file
   3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
-  4  wrong: answers were wrong or lost, or `doctor` found that nothing can be served";
+  4  wrong: wrong or lost answers, damaged backups, or `doctor` found that nothing can be served";
 
 /// Exit codes other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
