@@ -10,6 +10,7 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::Result;
 use http::{HeaderMap, HeaderValue, header};
+use transport::access::KeyGrant;
 use transport::result_stream::result_channel;
 use transport::{HeaderTimeout, QueryResult, Reply, Shared, query_flag, query_parameters};
 
@@ -44,8 +45,11 @@ fn kind_name(kind: RecogniserKind) -> &'static str {
     }
 }
 
-async fn list(State(state): Shared<AudioState>) -> Reply {
+/// Lists the recognisers that the request's key may use.
+async fn list(State(state): Shared<AudioState>, grant: Option<Extension<KeyGrant>>) -> Reply {
     let catalog = state.catalog();
+    let grant = grant.as_deref();
+    let seen = |name: &&Arc<str>| grant.is_none_or(|grant| grant.sees_model(name));
     let entry = |name: &Arc<str>| match recognisers::find_recogniser(catalog, name) {
         Ok((recogniser, servable)) => serde_json::json!({
             "name": &**name,
@@ -59,7 +63,7 @@ async fn list(State(state): Shared<AudioState>) -> Reply {
         Err(error) => serde_json::json!({ "name": &**name, "error": error.message() }),
     };
     let recognisers: Vec<serde_json::Value> =
-        recognisers::names(catalog).iter().map(entry).collect();
+        recognisers::names(catalog).iter().filter(seen).map(entry).collect();
     let config = &state.config;
     let limits = serde_json::json!({
         "recordings": config.recordings_max, "bytes": config.bytes_max, "spool_bytes": config.spool_bytes_max,

@@ -397,6 +397,22 @@ fn recognisers_are_listed_and_described() {
     assert_eq!(served.ask("DELETE", "/v1/audio/loud", "", b"").status, 405);
 }
 
+#[test]
+fn a_key_sees_only_its_recognisers() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys.toml");
+    let hash = blake3::hash(b"loud-only").to_hex();
+    let entry = format!(
+        "[[keys]]\nname = \"a\"\nhash = \"blake3:{hash}\"\nrole = \"infer\"\nmodels = [\"loud\"]\n"
+    );
+    std::fs::write(&keys, entry).unwrap();
+    let served = served(|config| config.listeners.keys = Some(keys));
+    let list = served.ask("GET", "/v1/audio", "api-key: loud-only\r\n", b"").json();
+    let listed = list["recognisers"].as_array().unwrap();
+    assert_eq!(listed.len(), 1, "{list}");
+    assert_eq!(listed[0]["name"], "loud");
+}
+
 /// Returns a voice, which is one of four samples.
 fn voice(place: usize, seconds: usize) -> Vec<u8> {
     let samples: Vec<f32> =
