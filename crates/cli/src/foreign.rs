@@ -55,6 +55,18 @@ mod tests {
     }
 
     #[test]
+    fn the_http_description_names_our_flags() {
+        let flags = flags();
+        let text = include_str!("../../server/src/http/openapi/server.json");
+        let words = text.split([' ', '"', ',', '.', ':', ';']);
+        let named: Vec<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
+        assert!(!named.is_empty());
+        for word in named {
+            assert!(flags.iter().any(|known| known == word), "there is no --{word}");
+        }
+    }
+
+    #[test]
     fn every_equivalent_is_a_flag_of_ours() {
         let flags = flags();
         for (flag, equivalent) in SERVERS.iter().flat_map(|(_, flags)| *flags) {
