@@ -38,6 +38,7 @@ mod write_threads;
 
 pub use filters::parse_filter;
 pub use groups::{GroupValue, group_values};
+pub use json::{INTERFACE_VERSION, title};
 pub use routes::{OPENAPI, routes, version};
 pub use snapshots::{SnapshotDescription, named_snapshot, snapshot_id};
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};

@@ -58,3 +58,8 @@ pub mod tensorflow {
         include!("generated/tensorflow.serving.rs");
     }
 }
+
+/// Qdrant's services: collections, points and snapshots.
+pub mod qdrant {
+    include!("generated/qdrant.rs");
+}

@@ -12,6 +12,7 @@
 //! fields narrower than their field on the wire, and 4-bit elements, which TensorFlow does not
 //! pack.
 
+mod described_weight;
 pub mod generated;
 mod json;
 pub mod oip;
@@ -22,6 +23,7 @@ pub mod tfs;
 pub mod weigh;
 mod wire;
 
-pub use generated::{grpc, inference, tensorflow};
+pub use described_weight::weigh_described;
+pub use generated::{grpc, inference, qdrant, tensorflow};
 pub use json::text_bytes_max;
 pub use prost::Message;

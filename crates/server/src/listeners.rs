@@ -167,7 +167,12 @@ impl Starter<'_> {
             version: HttpVersion::Http2,
             tls: self.options.tls.clone().filter(|_| socket.is_tcp()),
             socket,
-            service: grpc::service(self.server.models.clone(), self.stopped.clone(), surface),
+            service: grpc::service(
+                self.server.models.clone(),
+                http::collections(self.server),
+                self.stopped.clone(),
+                surface,
+            ),
             metrics: self.server.core.metrics.clone(),
             limits: self.options.limits,
             threads: Some(self.options.threads.clone()),

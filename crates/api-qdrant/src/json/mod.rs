@@ -31,12 +31,13 @@ pub use query::{
     CountRequest, FacetRequest, OrderBy, QuantizationParams, QueryBatchRequest, QueryGroupsRequest,
     QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
 };
+pub use response::title;
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};
 pub use vector::{BatchVectors, Vector};
 
 /// Version of Qdrant that the interface follows. Clients compare it with their own.
-pub(crate) const VERSION: &str = "1.19.0";
+pub const INTERFACE_VERSION: &str = "1.19.0";
 
 /// Part of the message for a feature of Qdrant's that this server does not support.
 const UNSUPPORTED: &str = "not supported by this server";

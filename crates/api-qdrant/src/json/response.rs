@@ -6,7 +6,7 @@ use search::points::PointId;
 use serde::Serialize;
 use serde_json::{Map, Number, Value};
 
-use super::{VERSION, Vector};
+use super::{INTERFACE_VERSION, Vector};
 
 /// A point in a response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,6 +60,11 @@ pub(crate) fn error(message: &str, took: Duration) -> Vec<u8> {
 /// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this
 /// server's.
 pub(crate) fn version(name: &str, version: &str) -> Vec<u8> {
-    let title = format!("qdrant - interface of {name} {version}");
-    serde_json::json!({ "title": title, "version": VERSION }).to_string().into_bytes()
+    let title = title(name, version);
+    serde_json::json!({ "title": title, "version": INTERFACE_VERSION }).to_string().into_bytes()
+}
+
+/// Returns the title by which clients recognise Qdrant. `name` and `version` are this server's.
+pub fn title(name: &str, version: &str) -> String {
+    format!("qdrant - interface of {name} {version}")
 }

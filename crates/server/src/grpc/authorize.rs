@@ -34,6 +34,8 @@ fn role(path: &str) -> Option<KeyRole> {
         "/inference.GRPCInferenceService/ServerLive"
         | "/inference.GRPCInferenceService/ServerReady" => None,
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => None,
+        // The route that answers the call checks its key.
+        path if qdrant_grpc::is_call(path) => None,
         "/inference.GRPCInferenceService/RepositoryModelLoad"
         | "/inference.GRPCInferenceService/RepositoryModelUnload"
         | "/inference.GRPCInferenceService/TraceSetting"
@@ -177,6 +179,6 @@ macro_rules! nameless {
 nameless! {
     oip::ServerLiveRequest, oip::ServerReadyRequest, oip::ServerMetadataRequest,
     oip::RepositoryIndexRequest, oip::LogSettingsRequest, tfs::ReloadConfigRequest, health::HealthListRequest,
-    // Needs no key.
-    health::HealthCheckRequest,
+    // These need no key.
+    health::HealthCheckRequest, protocol::qdrant::HealthCheckRequest,
 }

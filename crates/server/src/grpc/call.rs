@@ -21,7 +21,7 @@ use crate::models::ModelsState;
 use crate::request_key;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
-const SMALL_BYTES_MAX: usize = 4 << 20;
+pub(super) const SMALL_BYTES_MAX: usize = 4 << 20;
 
 /// A call that runs a model, once its message has arrived and it was admitted.
 pub(super) struct InferenceCall<M> {

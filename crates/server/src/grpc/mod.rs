@@ -1,4 +1,4 @@
-//! gRPC: both protocols, health and reflection on one port. The path of a call names its service
+//! gRPC: both protocols of models, Qdrant's interface, health and reflection on one port. The path of a call names its service
 //! and method.
 //!
 //! Calls are routed and framed here, not by a general gRPC server. Such a server copies a message
@@ -11,6 +11,7 @@ mod examples;
 mod health;
 mod messages;
 mod oip;
+mod qdrant;
 mod reflection;
 mod response;
 mod settings;
@@ -25,6 +26,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use axum::Router;
 use base::Error;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use os::CpuAccount;
@@ -43,20 +45,23 @@ use crate::surface::Surface;
 type Request = http::Request<RequestBody>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// Returns the service of all calls. Once `stopped` is true, streams end after their current
-/// request.
+/// Returns the service of all calls. `collections` are the routes of collections. Once `stopped`
+/// is true, streams end after their current request.
 pub(crate) fn service(
     state: Arc<ModelsState>,
+    collections: Router,
     stopped: watch::Receiver<bool>,
     surface: Surface,
 ) -> GrpcService {
-    GrpcService { state, stopped, surface }
+    GrpcService { state, collections, stopped, surface }
 }
 
 /// Answers calls, routed by service and method.
 #[derive(Clone)]
 pub(crate) struct GrpcService {
     state: Arc<ModelsState>,
+    /// Routes of collections, which check the keys of calls.
+    collections: Router,
     stopped: watch::Receiver<bool>,
     surface: Surface,
 }
@@ -151,7 +156,7 @@ impl GrpcService {
         }
     }
 
-    /// Answers a call of gRPC's own services, or of Triton's settings.
+    /// Answers a call of Qdrant's interface, of gRPC's own services, or of Triton's settings.
     fn other(&self, request: Request) -> ResponseFuture {
         match request.uri().path() {
             "/inference.GRPCInferenceService/TraceSetting" => {
@@ -169,6 +174,12 @@ impl GrpcService {
             | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
                 let response = reflection::info(&self.state, self.stopped.clone(), request);
                 boxed(std::future::ready(response))
+            }
+            "/qdrant.Qdrant/HealthCheck" => self
+                .small(request, |_, _: protocol::qdrant::HealthCheckRequest| Ok(qdrant::health())),
+            path if qdrant_grpc::is_call(path) => {
+                let (requests, routes) = (self.state.requests.clone(), self.collections.clone());
+                boxed(qdrant::answer(requests, routes, request))
             }
             path => refuse(&unknown_method(path)),
         }

@@ -69,9 +69,7 @@ pub(super) fn encode<M: Message>(
     mut reservation: Reservation,
 ) -> Result<ResponseBody> {
     let length = message.encoded_len();
-    let prefix = u32::try_from(length).map_err(|_| {
-        Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB"))
-    })?;
+    let prefix = prefix(length)?;
     // The request is freed; the outputs live until they are copied into the frame.
     reservation.shrink_to(0);
     reservation.cover(2 * length as u64)?;
@@ -82,6 +80,36 @@ pub(super) fn encode<M: Message>(
         .encode(&mut frame)
         .map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
     Ok(ResponseBody::new(requests, frame.into(), reservation))
+}
+
+/// Returns the response with a message that is encoded already, as [`encode`] does.
+///
+/// # Errors
+/// As [`encode`].
+pub(super) fn encoded(
+    requests: &RequestResources,
+    message: &[u8],
+    mut reservation: Reservation,
+) -> Result<Response> {
+    let prefix = prefix(message.len())?;
+    reservation.shrink_to(0);
+    reservation.cover(2 * message.len() as u64)?;
+    let mut frame = Vec::with_capacity(PREFIX_BYTES + message.len());
+    frame.put_u8(0);
+    frame.put_u32(prefix);
+    frame.put_slice(message);
+    let frame = ResponseBody::new(requests, frame.into(), reservation);
+    Ok(respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() }))
+}
+
+/// Returns the length of a message for its frame.
+///
+/// # Errors
+/// `ResourceExhausted` for more than 4 GiB.
+fn prefix(length: usize) -> Result<u32> {
+    u32::try_from(length).map_err(|_| {
+        Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB"))
+    })
 }
 
 /// Frames of messages, and then the status of the call.

@@ -107,35 +107,50 @@ fn with_plain_case(mut request: http::Request<RequestBody>) -> http::Request<Req
     request
 }
 
-pub(crate) fn router(server: &Server, surface: Surface) -> Router {
-    let access = &server.access;
-    let traced = |routes: Router| {
-        routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
-    };
-    let images_and_points = match server.cluster.get() {
+/// Returns the routes of images and points, of this server or of its cluster.
+fn images_and_points(server: &Server) -> Router {
+    match server.cluster.get() {
         Some(cluster) => cluster.routes(),
         None => {
             let images = api_images::routes().with_state(server.images.clone());
             images.merge(api_qdrant::routes().with_state(server.qdrant.clone()))
         }
-    };
-    let backups = backups::routes(access.clone()).with_state(server.backups.clone());
-    let collections = traced(images_and_points.merge(backups));
-    let collections = access.guard_pages(collections, "collections and images are changed");
-    let routes = models()
-        .with_state(server.models.clone())
-        .route("/openapi.json", get(openapi::openapi))
-        .merge(traced(api_audio::routes().with_state(server.audio.clone())))
-        .merge(collections)
-        .merge(health::routes(server));
-    let routes =
-        moved::callers(surface, routes).merge(moved::operators(surface, operators(server)));
+    }
+}
+
+/// Adds a trace to each request of `routes`.
+fn traced(server: &Server, routes: Router) -> Router {
+    routes.route_layer(from_fn_with_state(server.models.starter.clone(), trace_call))
+}
+
+/// Requires a key on `routes`, if the server has any.
+fn guarded(server: &Server, routes: Router) -> Router {
     let guard = OperationGuard {
         operation: operations::operation,
         unauthenticated: console::unauthenticated,
     };
-    let routes = access
-        .guard_operations(routes, guard)
+    server.access.guard_operations(routes, guard)
+}
+
+/// Returns the routes of images and points for calls over gRPC, which check the keys.
+pub(crate) fn collections(server: &Server) -> Router {
+    guarded(server, traced(server, images_and_points(server)))
+}
+
+pub(crate) fn router(server: &Server, surface: Surface) -> Router {
+    let access = &server.access;
+    let backups = backups::routes(access.clone()).with_state(server.backups.clone());
+    let collections = traced(server, images_and_points(server).merge(backups));
+    let collections = access.guard_pages(collections, "collections and images are changed");
+    let routes = models()
+        .with_state(server.models.clone())
+        .route("/openapi.json", get(openapi::openapi))
+        .merge(traced(server, api_audio::routes().with_state(server.audio.clone())))
+        .merge(collections)
+        .merge(health::routes(server));
+    let routes =
+        moved::callers(surface, routes).merge(moved::operators(surface, operators(server)));
+    let routes = guarded(server, routes)
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(surface));

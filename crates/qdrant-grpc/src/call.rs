@@ -1,0 +1,389 @@
+//! The calls by their paths: how each becomes a request, and its response a message.
+
+use std::fmt::Write;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use http::Method;
+use protocol::Message;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{aliases, changes, collections, info, queries, results, snapshots, upsert};
+
+/// Bytes of JSON text for each byte of a message: a 32-bit float takes up to 24 digits as a 64-bit
+/// one, and a control character six.
+const JSON_GROWTH: u64 = 6;
+
+/// Start of the paths of all services of the interface.
+const SERVICES: &str = "/qdrant.";
+
+/// Returns true if `path` is one of the services of Qdrant's interface, with any method.
+pub fn is_call(path: &str) -> bool {
+    path.starts_with(SERVICES)
+}
+
+/// A request of the REST interface.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestRequest {
+    /// The HTTP method.
+    pub method: Method,
+    /// Path and query string.
+    pub path: String,
+    /// The body, JSON text; empty for none.
+    pub body: Vec<u8>,
+}
+
+impl RestRequest {
+    pub(crate) fn new(method: Method, path: String) -> RestRequest {
+        RestRequest { method, path, body: Vec::new() }
+    }
+
+    /// Returns the request of a route below a collection.
+    pub(crate) fn collection(method: Method, collection: &str, route: &str) -> RestRequest {
+        RestRequest::new(method, format!("/collections/{}/{route}", segment(collection)))
+    }
+
+    /// Adds the client's time limit in seconds.
+    pub(crate) fn with_timeout(mut self, seconds: Option<u64>) -> RestRequest {
+        if let Some(seconds) = seconds {
+            let joint = if self.path.contains('?') { '&' } else { '?' };
+            self.path.push_str(&format!("{joint}timeout={seconds}"));
+        }
+        self
+    }
+
+    pub(crate) fn with_json(self, body: &Value) -> RestRequest {
+        self.with_body(body.to_string().into_bytes())
+    }
+
+    pub(crate) fn with_body(self, body: Vec<u8>) -> RestRequest {
+        RestRequest { body, ..self }
+    }
+}
+
+/// Returns a name as one segment of a path (RFC 3986): bytes that are not unreserved are escaped.
+pub(crate) fn segment(name: &str) -> String {
+    let mut escaped = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
+            escaped.push(char::from(byte));
+        } else {
+            // A dot is escaped too: the segments "." and ".." would be left out of a path.
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+/// JSON text of a successful response.
+#[derive(Clone, Copy, Debug)]
+pub struct RestResponse<'a> {
+    json: &'a [u8],
+}
+
+/// The envelope of a result.
+#[derive(Deserialize)]
+pub(crate) struct Envelope<T> {
+    pub(crate) result: T,
+    /// Seconds that the server took.
+    #[serde(default)]
+    pub(crate) time: f64,
+}
+
+#[derive(Deserialize)]
+struct PartialResult {
+    #[serde(default)]
+    partial: bool,
+}
+
+impl<'a> RestResponse<'a> {
+    /// Wraps the body of a response.
+    pub fn new(json: &'a [u8]) -> RestResponse<'a> {
+        RestResponse { json }
+    }
+
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<Envelope<T>> {
+        serde_json::from_slice(self.json)
+            .map_err(|error| Error::internal(format!("a response cannot be read: {error}")))
+    }
+
+    /// Returns true if damage may have left points out of the result. Messages have no field for
+    /// it.
+    fn is_partial(&self) -> bool {
+        // Long responses are read twice only if they may say so.
+        let says = self.json.windows(PARTIAL.len()).any(|part| part == PARTIAL);
+        let read = || serde_json::from_slice::<Envelope<PartialResult>>(self.json);
+        says && read().is_ok_and(|envelope| envelope.result.partial)
+    }
+}
+
+/// The member that says so in the text of a response.
+const PARTIAL: &[u8] = b"\"partial\":true";
+
+/// A message in place of a response.
+#[derive(Debug, PartialEq)]
+pub struct ResponseMessage {
+    /// The encoded message.
+    pub bytes: Vec<u8>,
+    /// True if damage may have left points out.
+    pub partial: bool,
+}
+
+/// A call that this server has.
+#[derive(Clone, Copy)]
+pub struct QdrantCall {
+    /// True if the message may be as large as any request; small messages have their own limit.
+    pub large: bool,
+    /// Name of the call's message.
+    message: &'static str,
+    request: fn(Bytes) -> Result<RestRequest>,
+    response: fn(&RestResponse<'_>) -> Result<Vec<u8>>,
+}
+
+macro_rules! call {
+    ($message:ident, $request:path, $response:path) => {
+        QdrantCall {
+            large: false,
+            message: stringify!($message),
+            request: |message| {
+                let read = protocol::qdrant::$message::decode(message);
+                $request(read.map_err(unreadable)?)
+            },
+            response: |response| Ok($response(response)?.encode_to_vec()),
+        }
+    };
+}
+
+fn unreadable(error: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("the message cannot be read: {error}"))
+}
+
+impl QdrantCall {
+    /// Returns the call at `path`.
+    ///
+    /// # Errors
+    /// `Unimplemented` for a method that this server does not have.
+    pub fn of(path: &str) -> Result<QdrantCall> {
+        let known = match path.strip_prefix(SERVICES).and_then(|rest| rest.split_once('/')) {
+            Some(("Points", method)) => of_points(method).or_else(|| of_old_points(method)),
+            Some(("Collections", method)) => of_collections(method),
+            Some(("Snapshots", method)) => of_snapshots(method),
+            _ => None,
+        };
+        let missing = || {
+            let method = path.trim_start_matches('/');
+            Error::unimplemented(format!(
+                "{method} is not part of what this server has of Qdrant's interface"
+            ))
+        };
+        known.ok_or_else(missing)
+    }
+
+    /// Returns an upper bound of the bytes of memory that [`QdrantCall::request`] allocates.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for bytes that are not a message.
+    pub fn bytes_max(&self, message: &[u8]) -> Result<u64> {
+        let decoded = protocol::weigh_described(self.message, message)?;
+        Ok(decoded.saturating_add(JSON_GROWTH * message.len() as u64))
+    }
+
+    /// Returns the request for a message.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for bytes that are not the call's message, and for values that the REST
+    /// interface cannot express.
+    pub fn request(&self, message: Bytes) -> Result<RestRequest> {
+        (self.request)(message)
+    }
+
+    /// Returns the message for a successful response.
+    ///
+    /// # Errors
+    /// `Internal` for JSON that is not such a response.
+    pub fn response(&self, response: RestResponse<'_>) -> Result<ResponseMessage> {
+        Ok(ResponseMessage { bytes: (self.response)(&response)?, partial: response.is_partial() })
+    }
+}
+
+fn of_points(method: &str) -> Option<QdrantCall> {
+    Some(match method {
+        "Upsert" => QdrantCall {
+            large: true,
+            message: "UpsertPoints",
+            request: upsert::request,
+            response: |response| Ok(results::updated(response)?.encode_to_vec()),
+        },
+        "Delete" => call!(DeletePoints, changes::delete, results::updated),
+        "Get" => call!(GetPoints, queries::get, results::fetched),
+        "UpdateVectors" => call!(UpdatePointVectors, changes::update_vectors, results::updated),
+        "DeleteVectors" => call!(DeletePointVectors, changes::delete_vectors, results::updated),
+        "SetPayload" => call!(SetPayloadPoints, changes::set_payload, results::updated),
+        "OverwritePayload" => {
+            call!(SetPayloadPoints, changes::overwrite_payload, results::updated)
+        }
+        "DeletePayload" => call!(DeletePayloadPoints, changes::delete_payload, results::updated),
+        "ClearPayload" => call!(ClearPayloadPoints, changes::clear_payload, results::updated),
+        "CreateFieldIndex" => {
+            call!(CreateFieldIndexCollection, changes::create_index, results::updated)
+        }
+        "DeleteFieldIndex" => {
+            call!(DeleteFieldIndexCollection, changes::delete_index, results::updated)
+        }
+        "UpdateBatch" => call!(UpdateBatchPoints, changes::batch, results::updates),
+        "Scroll" => call!(ScrollPoints, queries::scroll, results::scrolled),
+        "Count" => call!(CountPoints, queries::count, results::counted),
+        "Facet" => call!(FacetCounts, queries::facet, results::faceted),
+        "Query" => call!(QueryPoints, queries::query_points, results::queried),
+        "QueryBatch" => call!(QueryBatchPoints, queries::query_batch, results::queried_batch),
+        "QueryGroups" => call!(QueryPointGroups, queries::query_groups, results::grouped),
+        "SearchMatrixPairs" => {
+            call!(SearchMatrixPoints, queries::matrix_pairs, results::matrix_pairs)
+        }
+        "SearchMatrixOffsets" => {
+            call!(SearchMatrixPoints, queries::matrix_offsets, results::matrix_offsets)
+        }
+        _ => return None,
+    })
+}
+
+/// Returns the calls that came before `Query`.
+fn of_old_points(method: &str) -> Option<QdrantCall> {
+    Some(match method {
+        "Search" => call!(SearchPoints, queries::search, results::searched),
+        "SearchBatch" => call!(SearchBatchPoints, queries::search_batch, results::searched_batch),
+        "SearchGroups" => {
+            call!(SearchPointGroups, queries::search_groups, results::searched_groups)
+        }
+        "Recommend" => call!(RecommendPoints, queries::recommend, results::recommended),
+        "RecommendBatch" => {
+            call!(RecommendBatchPoints, queries::recommend_batch, results::recommended_batch)
+        }
+        "RecommendGroups" => {
+            call!(RecommendPointGroups, queries::recommend_groups, results::recommended_groups)
+        }
+        "Discover" => call!(DiscoverPoints, queries::discover, results::discovered),
+        "DiscoverBatch" => {
+            call!(DiscoverBatchPoints, queries::discover_batch, results::discovered_batch)
+        }
+        _ => return None,
+    })
+}
+
+fn of_collections(method: &str) -> Option<QdrantCall> {
+    Some(match method {
+        "Get" => call!(GetCollectionInfoRequest, collections::get, info::described),
+        "List" => call!(ListCollectionsRequest, collections::list, info::listed),
+        "Create" => call!(CreateCollection, collections::create, info::changed),
+        "Update" => call!(UpdateCollection, collections::update, info::changed),
+        "Delete" => call!(DeleteCollection, collections::delete, info::changed),
+        "CollectionExists" => call!(CollectionExistsRequest, collections::exists, info::exists),
+        "UpdateAliases" => call!(ChangeAliases, aliases::change, info::changed),
+        "ListAliases" => call!(ListAliasesRequest, aliases::list, aliases::listed),
+        "ListCollectionAliases" => {
+            call!(ListCollectionAliasesRequest, aliases::list_of_collection, aliases::listed)
+        }
+        _ => return None,
+    })
+}
+
+fn of_snapshots(method: &str) -> Option<QdrantCall> {
+    Some(match method {
+        "Create" => call!(CreateSnapshotRequest, snapshots::create, snapshots::created),
+        "List" => call!(ListSnapshotsRequest, snapshots::list, snapshots::listed),
+        "Delete" => call!(DeleteSnapshotRequest, snapshots::delete, snapshots::deleted),
+        "CreateFull" => {
+            call!(CreateFullSnapshotRequest, snapshots::create_full, snapshots::created)
+        }
+        "ListFull" => call!(ListFullSnapshotsRequest, snapshots::list_full, snapshots::listed),
+        "DeleteFull" => {
+            call!(DeleteFullSnapshotRequest, snapshots::delete_full, snapshots::deleted)
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::qdrant as pb;
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(path: &str, message: &impl Message) -> RestRequest {
+        let message = message.encode_to_vec().into();
+        QdrantCall::of(path).unwrap().request(message).unwrap()
+    }
+
+    #[test]
+    fn every_call_reads_an_empty_message_or_names_what_is_missing() {
+        let points = "Upsert Delete Get UpdateVectors DeleteVectors SetPayload OverwritePayload DeletePayload \
+                      ClearPayload CreateFieldIndex DeleteFieldIndex UpdateBatch Scroll Count Facet Query QueryBatch \
+                      QueryGroups SearchMatrixPairs SearchMatrixOffsets Search SearchBatch SearchGroups Recommend \
+                      RecommendBatch RecommendGroups Discover DiscoverBatch";
+        let collections = "Get List Create Update Delete CollectionExists UpdateAliases ListAliases \
+                           ListCollectionAliases";
+        let snapshots = "Create List Delete CreateFull ListFull DeleteFull";
+        let services = [("Points", points), ("Collections", collections), ("Snapshots", snapshots)];
+        let of_service = |(service, methods): (&str, &'static str)| {
+            let path = |method: &str| format!("/qdrant.{service}/{method}");
+            methods.split_whitespace().map(path).collect::<Vec<String>>()
+        };
+        let known = services.into_iter().flat_map(of_service);
+        let known = known.map(|path| QdrantCall::of(&path).unwrap());
+        for call in known {
+            if let Err(error) = call.request(Bytes::new()) {
+                assert!(!error.message().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_one_segment_of_a_path() {
+        assert_eq!(segment("a-b_c~1"), "a-b_c~1");
+        assert_eq!(segment("a/b?c=d e"), "a%2Fb%3Fc%3Dd%20e");
+        assert_eq!(segment(".."), "%2E%2E");
+        assert_eq!(segment("é"), "%C3%A9");
+    }
+
+    #[test]
+    fn a_search_is_a_query() {
+        let search = pb::SearchPoints {
+            collection_name: "c".to_owned(),
+            vector: vec![0.5, 1.0],
+            limit: 3,
+            score_threshold: Some(0.25),
+            timeout: Some(2),
+            ..pb::SearchPoints::default()
+        };
+        let request = request("/qdrant.Points/Search", &search);
+        assert_eq!(request.method, Method::POST);
+        assert_eq!(request.path, "/collections/c/points/query?timeout=2");
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        assert_eq!(body, json!({"query": [0.5, 1.0], "limit": 3, "score_threshold": 0.25}));
+    }
+
+    #[test]
+    fn unknown_methods_and_messages_are_refused() {
+        assert!(is_call("/qdrant.Points/Fly") && !is_call("/inference.X/Y"));
+        let error = QdrantCall::of("/qdrant.Points/Fly").err().unwrap();
+        assert!(error.message().starts_with("qdrant.Points/Fly"), "{error}");
+        let call = QdrantCall::of("/qdrant.Points/Query").unwrap();
+        assert!(call.request(Bytes::from_static(b"\xff\xff")).is_err());
+    }
+
+    #[test]
+    fn a_partial_response_is_marked() {
+        let call = QdrantCall::of("/qdrant.Points/Count").unwrap();
+        let json = br#"{"result":{"count":3,"partial":true},"status":"ok","time":0.1}"#;
+        let message = call.response(RestResponse::new(json)).unwrap();
+        assert!(message.partial);
+        let read = pb::CountResponse::decode(message.bytes.as_slice()).unwrap();
+        assert_eq!(read.result.unwrap().count, 3);
+        let text = br#"{"result":{"hits":[{"value":"\"partial\":true","count":1}]},"time":0.1}"#;
+        let facet = QdrantCall::of("/qdrant.Points/Facet").unwrap();
+        assert!(!facet.response(RestResponse::new(text)).unwrap().partial);
+    }
+}

@@ -1,0 +1,329 @@
+//! Collections and indexes: requests of the REST routes.
+#![allow(deprecated)] // Clients may set hints that are deprecated.
+
+use base::{Error, Result};
+use http::Method;
+use protocol::qdrant as pb;
+use protocol::qdrant::max_optimization_threads::Variant as Threads;
+use protocol::qdrant::payload_index_params::IndexParams;
+use protocol::qdrant::quantization_config::Quantization;
+use protocol::qdrant::quantization_config_diff::Quantization as QuantizationDiff;
+use protocol::qdrant::vectors_config::Config;
+use protocol::qdrant::vectors_config_diff::Config as ConfigDiff;
+use serde_json::{Map, Value, json};
+
+use crate::call::{RestRequest, segment};
+use crate::members::{filled, object, optional};
+use crate::values;
+
+fn path(collection: &str) -> String {
+    format!("/collections/{}", segment(collection))
+}
+
+pub(crate) fn get(message: pb::GetCollectionInfoRequest) -> Result<RestRequest> {
+    Ok(RestRequest::new(Method::GET, path(&message.collection_name)))
+}
+
+pub(crate) fn list(_: pb::ListCollectionsRequest) -> Result<RestRequest> {
+    Ok(RestRequest::new(Method::GET, "/collections".to_owned()))
+}
+
+pub(crate) fn exists(message: pb::CollectionExistsRequest) -> Result<RestRequest> {
+    let path = format!("{}/exists", path(&message.collection_name));
+    Ok(RestRequest::new(Method::GET, path))
+}
+
+pub(crate) fn delete(message: pb::DeleteCollection) -> Result<RestRequest> {
+    let request = RestRequest::new(Method::DELETE, path(&message.collection_name));
+    Ok(request.with_timeout(message.timeout))
+}
+
+pub(crate) fn create(message: pb::CreateCollection) -> Result<RestRequest> {
+    let sharding = match message.sharding_method.map(pb::ShardingMethod::try_from) {
+        None => Value::Null,
+        Some(Ok(pb::ShardingMethod::Auto)) => Value::from("auto"),
+        Some(Ok(pb::ShardingMethod::Custom)) => Value::from("custom"),
+        Some(Err(_)) => return Err(unknown("sharding_method")),
+    };
+    let metadata = members(message.metadata)?;
+    let payload = message.payload.map(|params| memory_only(params.memory)).transpose()?;
+    let id_tracker = message.id_tracker.map(|params| memory_only(params.memory)).transpose()?;
+    let strict = message.strict_mode_config.map(strict_mode);
+    let body = object([
+        ("vectors", message.vectors_config.map_or(Ok(Value::Null), vectors)?),
+        ("sparse_vectors", optional(message.sparse_vectors_config.map(sparse))),
+        ("sharding_method", sharding),
+        ("shard_number", optional(message.shard_number)),
+        ("replication_factor", optional(message.replication_factor)),
+        ("write_consistency_factor", optional(message.write_consistency_factor)),
+        ("on_disk_payload", optional(message.on_disk_payload)),
+        ("hnsw_config", message.hnsw_config.map_or(Ok(Value::Null), hnsw)?),
+        ("wal_config", optional(message.wal_config.map(wal))),
+        ("optimizers_config", message.optimizers_config.map_or(Ok(Value::Null), optimizers)?),
+        ("quantization_config", message.quantization_config.map_or(Value::Null, quantization)),
+        ("strict_mode_config", optional(strict)),
+        ("payload", optional(payload)),
+        ("id_tracker", optional(id_tracker)),
+        ("metadata", metadata),
+    ]);
+    let request = RestRequest::new(Method::PUT, path(&message.collection_name));
+    Ok(request.with_timeout(message.timeout).with_json(&body))
+}
+
+pub(crate) fn update(message: pb::UpdateCollection) -> Result<RestRequest> {
+    let body = object([
+        ("vectors", message.vectors_config.map_or(Ok(Value::Null), vectors_diff)?),
+        ("optimizers_config", message.optimizers_config.map_or(Ok(Value::Null), optimizers)?),
+        ("params", message.params.map_or(Ok(Value::Null), params)?),
+        ("hnsw_config", message.hnsw_config.map_or(Ok(Value::Null), hnsw)?),
+        ("quantization_config", message.quantization_config.map_or(Value::Null, requantization)),
+        ("sparse_vectors", optional(message.sparse_vectors_config.map(sparse))),
+        ("strict_mode_config", optional(message.strict_mode_config.map(strict_mode))),
+        ("metadata", members(message.metadata)?),
+    ]);
+    let request = RestRequest::new(Method::PATCH, path(&message.collection_name));
+    Ok(request.with_timeout(message.timeout).with_json(&body))
+}
+
+fn unknown(field: &str) -> Error {
+    Error::invalid(format!("{field}: the interface has no such value"))
+}
+
+/// Returns the JSON of metadata; null for none.
+fn members(fields: std::collections::BTreeMap<String, pb::Value>) -> Result<Value> {
+    if fields.is_empty() {
+        return Ok(Value::Null);
+    }
+    let members = values::to_members(fields).map_err(|error| error.context("metadata"))?;
+    Ok(Value::Object(members))
+}
+
+fn vectors(config: pb::VectorsConfig) -> Result<Value> {
+    match config.config {
+        None => Ok(Value::Null),
+        Some(Config::Params(one)) => vector(one),
+        Some(Config::ParamsMap(named)) => {
+            let read = |(name, one): (String, pb::VectorParams)| {
+                let read = vector(one).map_err(|error| error.context(&name))?;
+                Ok((name, read))
+            };
+            Ok(Value::Object(named.map.into_iter().map(read).collect::<Result<_>>()?))
+        }
+    }
+}
+
+fn vector(given: pb::VectorParams) -> Result<Value> {
+    let distance = match pb::Distance::try_from(given.distance) {
+        Ok(pb::Distance::Cosine) => "Cosine",
+        Ok(pb::Distance::Euclid) => "Euclid",
+        Ok(pb::Distance::Dot) => "Dot",
+        Ok(pb::Distance::Manhattan) => "Manhattan",
+        Ok(pb::Distance::UnknownDistance) | Err(_) => return Err(unknown("distance")),
+    };
+    let datatype = match given.datatype.map(pb::Datatype::try_from) {
+        None | Some(Ok(pb::Datatype::Default)) => Value::Null,
+        Some(Ok(kind)) => Value::from(kind.as_str_name().to_lowercase()),
+        Some(Err(_)) => return Err(unknown("datatype")),
+    };
+    let multivector = given.multivector_config.map(|_| json!({ "comparator": "max_sim" }));
+    Ok(object([
+        ("size", Value::from(given.size)),
+        ("distance", Value::from(distance)),
+        ("datatype", datatype),
+        ("multivector_config", optional(multivector)),
+        ("hnsw_config", given.hnsw_config.map_or(Ok(Value::Null), hnsw)?),
+        ("quantization_config", given.quantization_config.map_or(Value::Null, quantization)),
+        ("on_disk", optional(given.on_disk)),
+        ("memory", memory(given.memory)?),
+    ]))
+}
+
+fn vectors_diff(config: pb::VectorsConfigDiff) -> Result<Value> {
+    let one = |given: pb::VectorParamsDiff| -> Result<Value> {
+        Ok(object([
+            ("hnsw_config", given.hnsw_config.map_or(Ok(Value::Null), hnsw)?),
+            ("quantization_config", given.quantization_config.map_or(Value::Null, requantization)),
+            ("on_disk", optional(given.on_disk)),
+            ("memory", memory(given.memory)?),
+        ]))
+    };
+    match config.config {
+        None => Ok(Value::Null),
+        Some(ConfigDiff::Params(given)) => Ok(json!({ "": one(given)? })),
+        Some(ConfigDiff::ParamsMap(named)) => {
+            let read = |(name, given)| Ok((name, one(given)?));
+            Ok(Value::Object(named.map.into_iter().map(read).collect::<Result<_>>()?))
+        }
+    }
+}
+
+/// Returns the JSON of sparse vectors, whose parameters no route reads.
+fn sparse(config: pb::SparseVectorConfig) -> Value {
+    let names = config.map.into_keys().map(|name| (name, json!({})));
+    Value::Object(names.collect::<Map<String, Value>>())
+}
+
+fn memory(memory: Option<i32>) -> Result<Value> {
+    Ok(match memory.map(pb::Memory::try_from) {
+        None | Some(Ok(pb::Memory::Unknown)) => Value::Null,
+        Some(Ok(pb::Memory::Cold)) => Value::from("cold"),
+        Some(Ok(pb::Memory::Cached)) => Value::from("cached"),
+        Some(Ok(pb::Memory::Pinned)) => Value::from("pinned"),
+        Some(Err(_)) => return Err(unknown("memory")),
+    })
+}
+
+fn memory_only(given: Option<i32>) -> Result<Value> {
+    Ok(object([("memory", memory(given)?)]))
+}
+
+fn hnsw(given: pb::HnswConfigDiff) -> Result<Value> {
+    Ok(object([
+        ("m", optional(given.m)),
+        ("ef_construct", optional(given.ef_construct)),
+        ("full_scan_threshold", optional(given.full_scan_threshold)),
+        ("max_indexing_threads", optional(given.max_indexing_threads)),
+        ("on_disk", optional(given.on_disk)),
+        ("payload_m", optional(given.payload_m)),
+        ("inline_storage", optional(given.inline_storage)),
+        ("memory", memory(given.memory)?),
+    ]))
+}
+
+fn wal(given: pb::WalConfigDiff) -> Value {
+    object([
+        ("wal_capacity_mb", optional(given.wal_capacity_mb)),
+        ("wal_segments_ahead", optional(given.wal_segments_ahead)),
+        ("wal_retain_closed", optional(given.wal_retain_closed)),
+    ])
+}
+
+fn optimizers(given: pb::OptimizersConfigDiff) -> Result<Value> {
+    let threads = match given.max_optimization_threads.and_then(|threads| threads.variant) {
+        Some(Threads::Value(count)) => Value::from(count),
+        Some(Threads::Setting(_)) => Value::from("auto"),
+        None => optional(given.deprecated_max_optimization_threads),
+    };
+    let deleted = given.deleted_threshold.map(values::finite).transpose();
+    Ok(object([
+        (
+            "deleted_threshold",
+            deleted.map_err(|error| error.context("deleted_threshold"))?.unwrap_or_default(),
+        ),
+        ("vacuum_min_vector_number", optional(given.vacuum_min_vector_number)),
+        ("default_segment_number", optional(given.default_segment_number)),
+        ("max_segment_size", optional(given.max_segment_size)),
+        ("memmap_threshold", optional(given.memmap_threshold)),
+        ("indexing_threshold", optional(given.indexing_threshold)),
+        ("flush_interval_sec", optional(given.flush_interval_sec)),
+        ("max_optimization_threads", threads),
+        ("prevent_unoptimized", optional(given.prevent_unoptimized)),
+    ]))
+}
+
+/// Returns the JSON of a quantisation. It has no effect, so its parameters are left out.
+fn quantization(config: pb::QuantizationConfig) -> Value {
+    match config.quantization {
+        None => Value::Null,
+        Some(Quantization::Scalar(_)) => json!({ "scalar": { "type": "int8" } }),
+        Some(Quantization::Product(_)) => json!({ "product": {} }),
+        Some(Quantization::Binary(_)) => json!({ "binary": {} }),
+        Some(Quantization::Turboquant(_)) => json!({ "turboquant": {} }),
+    }
+}
+
+/// Returns the JSON of a change of the quantisation, as [`quantization`] does.
+fn requantization(config: pb::QuantizationConfigDiff) -> Value {
+    match config.quantization {
+        None => Value::Null,
+        Some(QuantizationDiff::Scalar(_)) => json!({ "scalar": { "type": "int8" } }),
+        Some(QuantizationDiff::Product(_)) => json!({ "product": {} }),
+        Some(QuantizationDiff::Binary(_)) => json!({ "binary": {} }),
+        Some(QuantizationDiff::Turboquant(_)) => json!({ "turboquant": {} }),
+        Some(QuantizationDiff::Disabled(_)) => Value::from("Disabled"),
+    }
+}
+
+/// Returns the JSON of the limits of a collection, which routes refuse if they are on.
+fn strict_mode(given: pb::StrictModeConfig) -> Value {
+    json!({ "enabled": given.enabled.unwrap_or(false) })
+}
+
+fn params(given: pb::CollectionParamsDiff) -> Result<Value> {
+    let payload = given.payload.map(|params| memory_only(params.memory)).transpose()?;
+    let id_tracker = given.id_tracker.map(|params| memory_only(params.memory)).transpose()?;
+    Ok(object([
+        ("replication_factor", optional(given.replication_factor)),
+        ("write_consistency_factor", optional(given.write_consistency_factor)),
+        ("on_disk_payload", optional(given.on_disk_payload)),
+        ("read_fan_out_factor", optional(given.read_fan_out_factor)),
+        ("read_fan_out_delay_ms", optional(given.read_fan_out_delay_ms)),
+        ("payload", optional(payload)),
+        ("id_tracker", optional(id_tracker)),
+    ]))
+}
+
+/// Returns the JSON of an index's parameters.
+///
+/// # Errors
+/// `InvalidArgument` for an unknown tokenizer.
+pub(crate) fn index_params(params: IndexParams) -> Result<Value> {
+    Ok(match params {
+        IndexParams::KeywordIndexParams(given) => object([
+            ("type", Value::from("keyword")),
+            ("is_tenant", optional(given.is_tenant)),
+            ("on_disk", optional(given.on_disk)),
+        ]),
+        IndexParams::IntegerIndexParams(given) => object([
+            ("type", Value::from("integer")),
+            ("lookup", optional(given.lookup)),
+            ("range", optional(given.range)),
+            ("is_principal", optional(given.is_principal)),
+            ("on_disk", optional(given.on_disk)),
+        ]),
+        IndexParams::FloatIndexParams(given) => object([
+            ("type", Value::from("float")),
+            ("on_disk", optional(given.on_disk)),
+            ("is_principal", optional(given.is_principal)),
+        ]),
+        IndexParams::GeoIndexParams(given) => {
+            object([("type", Value::from("geo")), ("on_disk", optional(given.on_disk))])
+        }
+        IndexParams::TextIndexParams(given) => text_index(given)?,
+        IndexParams::BoolIndexParams(given) => {
+            object([("type", Value::from("bool")), ("on_disk", optional(given.on_disk))])
+        }
+        IndexParams::DatetimeIndexParams(given) => object([
+            ("type", Value::from("datetime")),
+            ("on_disk", optional(given.on_disk)),
+            ("is_principal", optional(given.is_principal)),
+        ]),
+        IndexParams::UuidIndexParams(given) => object([
+            ("type", Value::from("uuid")),
+            ("is_tenant", optional(given.is_tenant)),
+            ("on_disk", optional(given.on_disk)),
+        ]),
+    })
+}
+
+fn text_index(given: pb::TextIndexParams) -> Result<Value> {
+    let tokenizer = match pb::TokenizerType::try_from(given.tokenizer) {
+        Ok(pb::TokenizerType::Unknown) => Value::Null,
+        Ok(tokenizer) => Value::from(tokenizer.as_str_name().to_lowercase()),
+        Err(_) => return Err(unknown("tokenizer")),
+    };
+    let stopwords = given.stopwords.map(|set| {
+        let list = |words: Vec<String>| filled(words.into_iter().map(Value::from).collect());
+        object([("languages", list(set.languages)), ("custom", list(set.custom))])
+    });
+    Ok(object([
+        ("type", Value::from("text")),
+        ("tokenizer", tokenizer),
+        ("lowercase", optional(given.lowercase)),
+        ("min_token_len", optional(given.min_token_len)),
+        ("max_token_len", optional(given.max_token_len)),
+        ("on_disk", optional(given.on_disk)),
+        ("phrase_matching", optional(given.phrase_matching)),
+        ("stopwords", optional(stopwords)),
+    ]))
+}

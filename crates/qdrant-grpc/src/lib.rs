@@ -1,0 +1,23 @@
+//! Qdrant's gRPC interface as calls of its REST interface. A message becomes the JSON body of a
+//! route, and the route's JSON response becomes a message. So both interfaces have the same limits,
+//! checks and errors, on one server and in a cluster.
+//!
+//! A vector's numbers are written and read once more than over REST. They keep their exact values:
+//! JSON text of a 32-bit float is read back as the same float.
+
+mod aliases;
+mod call;
+mod changes;
+mod collections;
+mod filters;
+mod info;
+mod members;
+mod queries;
+mod query;
+mod results;
+mod snapshots;
+mod upsert;
+mod values;
+mod vectors;
+
+pub use call::{QdrantCall, ResponseMessage, RestRequest, RestResponse, is_call};
