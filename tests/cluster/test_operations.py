@@ -130,6 +130,22 @@ def test_nodes_start_without_etcd_and_join_when_it_answers(pair):
     assert "the node starts without etcd" in node.log.read_text()
 
 
+def test_a_node_with_another_store_is_refused(pair):
+    pair.start()
+    registered = pair.members().nodes
+    stray = pair.node(NodePlan("stray", "root,search,ingest"))
+    other = pair.scratch / "other"
+    stray.command[stray.command.index("--cluster-store") + 1] = str(other)
+    stray.start()
+    assert stray.child.wait(TIMEOUT_S) != 0, stray.log_tail()
+    key = "millpond/millpond/store"
+    own, _ = pair.etcd.range(key)[""]
+    assert own["id"] == (pair.scratch / "store/identity").read_text()
+    error = stray.log.read_text()
+    assert key in error and own["id"] in error and (other / "identity").read_text() in error, error
+    assert pair.members().nodes == registered
+
+
 def test_a_node_is_ready_once_it_has_caught_up_with_its_shards(pair):
     pair.start()
     body = {"vectors": {"size": 2, "distance": "Dot"}, "shard_number": SHARDS}

@@ -36,6 +36,27 @@ impl ClusterKeys {
     pub(super) fn owner(&self, key: &ShardKey) -> String {
         format!("{}owners/{key}", self.prefix)
     }
+
+    /// Returns the key of the id of the cluster's store.
+    pub(super) fn store(&self) -> String {
+        format!("{}store", self.prefix)
+    }
+}
+
+/// Value of the key of the cluster's store.
+#[derive(Serialize, Deserialize)]
+pub(super) struct StoreValue {
+    pub(super) id: String,
+}
+
+impl StoreValue {
+    pub(super) fn encode(id: &str) -> Vec<u8> {
+        serde_json::json!({ "id": id }).to_string().into_bytes()
+    }
+
+    pub(super) fn decode(entry: &EtcdEntry) -> Option<StoreValue> {
+        serde_json::from_slice(&entry.value).ok()
+    }
 }
 
 /// Value of an owner's key.
@@ -68,6 +89,8 @@ pub(super) struct ClusterSnapshot {
     pub(super) drains: BTreeMap<String, LeaseId>,
     /// Leases of the owners' keys.
     pub(super) leases: BTreeMap<ShardKey, LeaseId>,
+    /// Id of the cluster's store, if a node has registered it.
+    pub(super) store: Option<String>,
     /// Keys with a value that this program does not understand. Another version may have written
     /// them, so they do not make the rest invalid.
     pub(super) unreadable: BTreeSet<String>,
@@ -94,6 +117,8 @@ impl ClusterSnapshot {
             self.nodes.insert(info.name.clone(), info);
         } else if let Some(name) = rest.strip_prefix("drains/") {
             self.drains.insert(name.to_owned(), entry.lease);
+        } else if rest == "store" {
+            self.store = Some(StoreValue::decode(entry)?.id);
         } else {
             let key = shard_key(rest.strip_prefix("owners/")?)?;
             let node = OwnerValue::decode(entry)?.node;
@@ -163,12 +188,14 @@ mod tests {
             entry("millpond/c/owners/id/x", r#"{"node":"b"}"#, 9),
             entry("millpond/c/owners/0001", r#"{"node":"b"}"#, 9),
             entry("millpond/c/others", "", 9),
+            entry(&keys.store(), r#"{"id":"7f","later":1}"#, 9),
         ];
         let snapshot = ClusterSnapshot::new(&keys, &entries);
         assert_eq!(snapshot.nodes, BTreeMap::from([("a".to_owned(), info("a"))]));
         let owner = Owner { node: "a".to_owned(), epoch: Epoch(8) };
         assert_eq!(snapshot.owners, BTreeMap::from([(shard.clone(), owner)]));
         assert_eq!(snapshot.leases, BTreeMap::from([(shard, LeaseId(1))]));
+        assert_eq!(snapshot.store.as_deref(), Some("7f"));
         assert_eq!(snapshot.unreadable.len(), 7);
     }
 

@@ -23,8 +23,10 @@ impl MemberState {
     ///
     /// # Errors
     /// `AlreadyExists` if a node of this name is registered with another address. `Unavailable` if
-    /// etcd does not answer.
+    /// etcd does not answer. As [`MemberState::check_store`].
     pub(super) async fn enter(&self) -> Result<()> {
+        // First: the registered node may be one of a cluster with another store.
+        self.check_store().await?;
         let path = self.keys.node(&self.name);
         if let Some(entry) = self.etcd.get(&path).await? {
             if registered_address(&entry).as_ref() != Some(&self.own.lock().info.address) {
@@ -127,7 +129,8 @@ impl MemberState {
         Ok(())
     }
 
-    /// Creates the node's key if it is not registered under its lease.
+    /// Creates the node's key if it is not registered under its lease. Compares the store first:
+    /// if etcd lost its data, a cluster with another store may have taken the name.
     async fn register(&self) -> Result<()> {
         let (info, lease) = {
             let own = self.own.lock();
@@ -136,6 +139,7 @@ impl MemberState {
             }
             (own.info.clone(), own.lease)
         };
+        self.check_store().await?;
         let path = self.keys.node(&self.name);
         if self.etcd.create(&path, &encoded(&info)?, lease).await?.is_none() {
             // An earlier request with an unknown outcome may have created it.

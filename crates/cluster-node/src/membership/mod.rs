@@ -5,7 +5,7 @@
 //! Below `millpond/CLUSTER/`, `nodes/NAME` has a node's description and `owners/ID/SSSS` the name
 //! of a shard's owner. `drains/NAME` says that an operator wants a node to drain. All end with the
 //! lease of their node. The epoch of an owner is the revision in which its key was created, so it
-//! grows.
+//! grows. `store` has the id of the cluster's store and stays until an operator deletes it.
 //!
 //! # Without etcd
 //! A node that starts joins the cluster once etcd answers. Later, the view stays as it is, and
@@ -18,6 +18,7 @@ mod keys;
 mod lease;
 mod reader;
 mod state;
+mod store_identity;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use std::time::Instant;
 use base::{Error, ErrorKind, Result};
 use cluster::Epoch;
 use etcd::{Etcd, LeaseId, check_name};
+use model_store::StorePlace;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -47,27 +49,29 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Registers the node `own` in the cluster `cluster` and reads the view, which it follows from
-    /// then on: `nodes` and `owners` of `view`, while `collections` stays as it is. Needs a tokio
-    /// runtime.
+    /// Registers the node `own` in the cluster `cluster`, whose store is `store`, and reads the
+    /// view, which it follows from then on: `nodes` and `owners` of `view`, while `collections`
+    /// stays as it is. Needs a tokio runtime.
     ///
-    /// If etcd does not answer, the node is registered later: it tries again with growing pauses.
-    /// [`Membership::unjoined`] says why it has not joined.
+    /// If etcd or the store does not answer, the node is registered later: it tries again with
+    /// growing pauses. [`Membership::unjoined`] says why it has not joined.
     ///
     /// A registration with the same name and address counts as the registration of an earlier
     /// process of this node. It is removed at once, with the shards that it owned.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with other characters than letters, digits, `.`, `_` and `-`.
-    /// `AlreadyExists` if the name is registered with another address. `PermissionDenied` if etcd
-    /// refuses the user.
+    /// `AlreadyExists` if the name is registered with another address. `FailedPrecondition` if the
+    /// cluster in etcd has another store. `PermissionDenied` if etcd refuses the user. The store's
+    /// error.
     pub async fn start(
         etcd: Etcd,
         cluster: &str,
+        store: StorePlace,
         own: NodeInfo,
         view: ViewUpdater,
     ) -> Result<Membership> {
-        Membership::start_with(etcd, cluster, own, view, MembershipTimes::default()).await
+        Membership::start_with(etcd, cluster, store, own, view, MembershipTimes::default()).await
     }
 
     /// Does the same as [`Membership::start`] with other intervals.
@@ -77,6 +81,7 @@ impl Membership {
     pub async fn start_with(
         etcd: Etcd,
         cluster: &str,
+        store: StorePlace,
         own: NodeInfo,
         view: ViewUpdater,
         times: MembershipTimes,
@@ -88,7 +93,7 @@ impl Membership {
                 "a lease must last at least two intervals of keep-alives and of readings",
             ));
         }
-        let state = Arc::new(MemberState::new(etcd, cluster, own, view, times));
+        let state = Arc::new(MemberState::new(etcd, cluster, store, own, view, times));
         match state.enter().await {
             Ok(()) => {
                 *state.unjoined.lock() = None;
@@ -96,7 +101,7 @@ impl Membership {
                 let _ = state.refresh().await;
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                warn!(%error, "the node starts without etcd, and joins the cluster once it answers");
+                warn!(%error, "the node starts without etcd or its store, and joins the cluster once both answer");
                 *state.unjoined.lock() = Some(error.message().to_owned());
             }
             Err(error) => return Err(error),

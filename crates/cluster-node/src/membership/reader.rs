@@ -64,7 +64,7 @@ impl ViewReadings {
 
     fn failed(&mut self, error: &Error) {
         if !self.failing {
-            warn!(%error, "the view of the cluster stays as it is until etcd answers");
+            warn!(%error, "the view of the cluster stays as it is until it can be read from etcd");
         }
         self.failing = true;
         // An etcd that was set up anew may reach the same revision.
@@ -106,14 +106,18 @@ impl MemberState {
         loop {
             // The pause ends early if this node changed something.
             let _ = tokio::time::timeout(self.times.poll, self.view_work.notified()).await;
-            let _ = self.refresh().await;
+            // Without the id of its store, the node cannot know if the nodes in etcd share it.
+            if self.store.known().is_some() {
+                let _ = self.refresh().await;
+            }
         }
     }
 
-    /// Reads the view once. Keeps the last view if etcd does not answer.
+    /// Reads the view once. Keeps the last view if etcd does not answer, or has the nodes of another
+    /// store.
     ///
     /// # Errors
-    /// As [`etcd::Etcd::range`]; logged already.
+    /// As [`etcd::Etcd::range`] and [`MemberState::compare_store`]; logged already.
     pub(super) async fn refresh(&self) -> Result<()> {
         let mut readings = self.readings.lock().await;
         let result = self.read_view(&mut readings).await;
@@ -135,6 +139,9 @@ impl MemberState {
         let range = self.etcd.range(self.keys.prefix()).await?;
         let mut snapshot = ClusterSnapshot::new(&self.keys, &range.entries);
         readings.log_unreadable(std::mem::take(&mut snapshot.unreadable));
+        if let Some(store) = &snapshot.store {
+            self.compare_store(store)?;
+        }
         self.take_wish(snapshot.drains.get(&self.name).copied());
         self.compare_info(&snapshot);
         self.compare_ownership(&mut snapshot);

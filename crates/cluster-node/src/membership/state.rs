@@ -6,11 +6,13 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result};
 use cluster::{Epoch, KnownOwnership, OwnerReading, SeenOwner};
 use etcd::{Etcd, LeaseId, check_name};
+use model_store::StorePlace;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, RwLock};
 
 use super::keys::{ClusterKeys, ClusterSnapshot, OwnerValue, epoch_of};
 use super::reader::{ViewCertainty, ViewReadings};
+use super::store_identity::StoreIdentity;
 use crate::types::{NodeInfo, Owner, ShardKey, ViewUpdater};
 
 /// Time after which a caller may ask for ownership again.
@@ -72,6 +74,7 @@ pub(super) struct OwnRegistration {
 pub(super) struct MemberState {
     pub(super) etcd: Etcd,
     pub(super) keys: ClusterKeys,
+    pub(super) store: StoreIdentity,
     pub(super) times: MembershipTimes,
     pub(super) view: ViewUpdater,
     pub(super) name: String,
@@ -93,6 +96,7 @@ impl MemberState {
     pub(super) fn new(
         etcd: Etcd,
         cluster: &str,
+        store: StorePlace,
         info: NodeInfo,
         view: ViewUpdater,
         times: MembershipTimes,
@@ -100,6 +104,7 @@ impl MemberState {
         MemberState {
             etcd,
             keys: ClusterKeys::new(cluster),
+            store: StoreIdentity::new(store),
             times,
             view,
             name: info.name.clone(),

@@ -131,13 +131,13 @@ impl ClusterNode {
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
-        let joined = Membership::start(etcd.clone(), &options.cluster, info, view.clone());
+        let (cluster, updater) = (&options.cluster, view.clone());
+        let joined = Membership::start(etcd.clone(), cluster, place.clone(), info, updater);
         let membership = Arc::new(joined.await?);
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
-        let held = HeldShards::new(services.clone(), membership.clone(), catalog.clone());
-        let owned = OwnedShards::new(services.clone(), membership.clone(), hints.clone());
-        let (held, owned) = (Arc::new(held), Arc::new(owned));
+        let held = Arc::new(HeldShards::new(services.clone(), membership.clone(), catalog.clone()));
+        let owned = Arc::new(OwnedShards::new(services.clone(), membership.clone(), hints.clone()));
         let mut tasks = JoinSet::new();
         let reading = catalog.clone();
         tasks.spawn(async move { reading.run().await });

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use base::ErrorKind;
@@ -11,7 +12,10 @@ use cluster_node::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
 };
 use etcd::testing::{EtcdServer, WAIT_MAX};
-use etcd::{Etcd, EtcdEntry};
+use etcd::{Etcd, EtcdEntry, LeaseId};
+use model_store::StorePlace;
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
 use tokio::task::JoinSet;
 
 /// Intervals of tests in which leases end.
@@ -20,6 +24,19 @@ const SHORT: MembershipTimes = MembershipTimes {
     keep_alive: Duration::from_millis(500),
     poll: Duration::from_millis(50),
 };
+
+/// Store of the nodes of all tests, of which each has an etcd of its own.
+static STORE: LazyLock<StorePlace> = LazyLock::new(new_store);
+
+fn new_store() -> StorePlace {
+    StorePlace::new(Arc::new(InMemory::new()), "cluster", "memory")
+}
+
+/// Returns the id of a store that a node has used.
+async fn id_of(store: &StorePlace) -> String {
+    let object = store.objects().get(&store.key("identity")).await.unwrap();
+    String::from_utf8(object.bytes().await.unwrap().to_vec()).unwrap()
+}
 
 /// A node of a test with its view.
 struct TestNode {
@@ -31,8 +48,8 @@ impl TestNode {
     async fn start(server: &EtcdServer, name: &str, times: MembershipTimes) -> TestNode {
         let view = ViewUpdater::new();
         let source = view.source();
-        let membership =
-            Membership::start_with(server.client(), "test", info(name), view, times).await;
+        let (etcd, store) = (server.client(), STORE.clone());
+        let membership = Membership::start_with(etcd, "test", store, info(name), view, times).await;
         TestNode { membership: membership.unwrap(), view: source }
     }
 
@@ -75,6 +92,7 @@ fn shard() -> ShardKey {
     ShardKey::new("id", 3)
 }
 
+const STORE_KEY: &str = "millpond/test/store";
 const NODE_A: &str = "millpond/test/nodes/a";
 const OWNER: &str = "millpond/test/owners/id/0003";
 
@@ -101,8 +119,9 @@ async fn nodes_see_each_other() {
     let server = EtcdServer::start().await;
     let updater = ViewUpdater::new();
     let view = updater.source();
+    let (etcd, store) = (server.client(), STORE.clone());
     let membership =
-        Membership::start(server.client(), "test", info("a"), updater.clone()).await.unwrap();
+        Membership::start(etcd, "test", store, info("a"), updater.clone()).await.unwrap();
     let mut a = TestNode { membership, view };
     assert_eq!(a.view.current().nodes["a"], info("a"));
     let record = CollectionRecord {
@@ -274,7 +293,8 @@ async fn view_stays_while_etcd_is_stopped() {
     server.resume();
 
     let etcd = server.client();
-    let registered = |range: &Option<_>| *range == Some(3);
+    // Two nodes, an owner and the store.
+    let registered = |range: &Option<_>| *range == Some(4);
     let keys = || async { etcd.range("millpond/test/").await.ok().map(|r| r.entries.len()) };
     until(keys, registered).await;
     until(
@@ -359,13 +379,15 @@ async fn name_of_another_address_is_refused() {
     let server = EtcdServer::start().await;
     let mut first = TestNode::start(&server, "a", MembershipTimes::default()).await;
     let epoch = first.acquire(&shard()).await.unwrap();
-    let start = |own: NodeInfo| Membership::start(server.client(), "test", own, ViewUpdater::new());
+    let in_cluster = |cluster: &'static str, own: NodeInfo| {
+        Membership::start(server.client(), cluster, STORE.clone(), own, ViewUpdater::new())
+    };
+    let start = |own: NodeInfo| in_cluster("test", own);
     let own = NodeInfo { address: "b.example:1".to_owned(), ..info("a") };
     let error = start(own.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert!(error.message().contains("a.example:8501"), "{error}");
-    let foreign = Membership::start(server.client(), "other", own, ViewUpdater::new()).await;
-    foreign.unwrap();
+    in_cluster("other", own).await.unwrap();
     for name in ["", "a/b"] {
         let error = start(info(name)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -417,4 +439,54 @@ async fn key_of_an_unknown_acquisition_is_removed() {
     let _b = TestNode::start(&server, "b", SHORT).await;
     a.sees(|view| view.nodes.keys().eq(["a", "b"])).await;
     assert_eq!(a.owner(&shard()), owner("a", epoch));
+}
+
+#[tokio::test]
+async fn node_with_another_store_does_not_join() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let a = TestNode::start(&server, "a", SHORT).await;
+    let registered = etcd.get(NODE_A).await.unwrap().unwrap();
+    let entry = etcd.get(STORE_KEY).await.unwrap().unwrap();
+    assert_eq!(entry.lease, LeaseId(0));
+    let other = new_store();
+    let start =
+        || Membership::start(server.client(), "test", other.clone(), info("a"), ViewUpdater::new());
+    // Its name and address are those of a registered node, which stays.
+    let error = start().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    let ids = [id_of(&STORE).await, id_of(&other).await];
+    for named in [STORE_KEY, ids[0].as_str(), ids[1].as_str(), "--cluster-name"] {
+        assert!(error.message().contains(named), "{named} is missing: {error}");
+    }
+    assert_eq!(etcd.get(NODE_A).await.unwrap().unwrap(), registered);
+    a.membership.leave().await;
+    assert_eq!(etcd.get(STORE_KEY).await.unwrap().unwrap(), entry);
+    etcd.delete(STORE_KEY).await.unwrap();
+    start().await.unwrap();
+    assert_ne!(etcd.get(STORE_KEY).await.unwrap().unwrap().value, entry.value);
+}
+
+/// etcd lost its data, and a cluster with another store took the name.
+#[tokio::test]
+async fn view_of_another_store_is_not_taken() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let mut a = TestNode::start(&server, "a", SHORT).await;
+    until(|| async { a.membership.view_is_certain() }, |is_certain| *is_certain).await;
+    let own = etcd.get(STORE_KEY).await.unwrap().unwrap();
+    etcd.put(STORE_KEY, br#"{"id":"7f"}"#, LeaseId(0)).await.unwrap();
+    let foreign = serde_json::to_vec(&info("x")).unwrap();
+    etcd.put("millpond/test/nodes/x", &foreign, LeaseId(0)).await.unwrap();
+    until(|| async { a.membership.view_is_certain() }, |is_certain| !*is_certain).await;
+    assert!(!a.view.current().nodes.contains_key("x"));
+    // Without its lease, the node does not register again.
+    let lease = etcd.get(NODE_A).await.unwrap().unwrap().lease;
+    etcd.revoke(lease).await.unwrap();
+    let refused = || async { a.membership.acquire(&shard()).await };
+    until(refused, |answer| answer.is_err()).await.unwrap_err();
+    assert_eq!(etcd.get(NODE_A).await.unwrap(), None);
+    etcd.put(STORE_KEY, &own.value, LeaseId(0)).await.unwrap();
+    a.sees(|view| view.nodes.contains_key("x")).await;
+    key_until(&etcd, NODE_A, |entry| entry.is_some()).await;
 }
