@@ -9,6 +9,7 @@ mod follower;
 mod listing_requests;
 mod pace;
 mod room;
+mod unused;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -272,6 +273,7 @@ impl StoreMirror {
             pacer: &self.pacer,
             metrics: &self.metrics,
             in_use: &self.hooks.in_use,
+            unopened: &self.unopened,
             bytes_max: self.config.bytes_max.saturating_sub(used),
         };
         let result = self.followers[at].poll(&context).await;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -38,6 +39,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) pacer: &'a Pacer,
     pub(crate) metrics: &'a StoreMetrics,
     pub(crate) in_use: &'a InUse,
+    /// Directories of models of stores that could not be opened, which may serve.
+    pub(crate) unopened: &'a BTreeSet<PathBuf>,
     /// Most bytes of this store's copies.
     pub(crate) bytes_max: u64,
 }

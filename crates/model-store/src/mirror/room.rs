@@ -7,7 +7,8 @@ use lifecycle::VersionPolicy;
 use super::follower::{Follower, SyncContext};
 
 impl Follower {
-    /// Removes the least recently wanted versions until `bytes` of a version fit.
+    /// Removes copies of stores that no server follows, then the least recently wanted versions,
+    /// until `bytes` of a version fit.
     pub(super) fn make_room(
         &self,
         context: &SyncContext<'_>,
@@ -25,6 +26,7 @@ impl Follower {
             used + bytes <= context.bytes_max
                 && self.cache.free_bytes().is_none_or(|it| it > missing)
         };
+        self.evict_unused(context, used, &fits);
         for old in versions {
             if fits(used) {
                 return Ok(());

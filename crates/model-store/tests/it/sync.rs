@@ -316,3 +316,32 @@ fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
     let dir = setup.dir.path().join("c/models");
     move || vec![StoreSource::new(&"s3://b/models".into(), &dir, None)]
 }
+
+#[test]
+fn copies_of_unused_stores_are_the_first_to_go() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1, 2]);
+    let at = |name: &str| setup.dir.path().join(name).join("models");
+    let open = |name: &str, bytes_max| {
+        let source = StoreSource::new(&"s3://b/models".into(), &at(name), None);
+        let config = MirrorConfig { bytes_max, ..config(Duration::from_millis(1)) };
+        StoreMirror::with_places(config, vec![(source, setup.place("models"))]).unwrap()
+    };
+    open("old", u64::MAX).copy_first_now().unwrap();
+    let mut used = open("used", u64::MAX);
+    used.copy_first_now().unwrap();
+    let mut next = open("next", 5 * MIB);
+    next.copy_first_now().unwrap();
+    let copies = |name: &str| at(name).join("m/1").exists();
+    assert!(copies("old") && copies("next"), "both fit");
+    setup.publish("m", 2, &[3, 4]);
+    setup.publish("m", 3, &[5, 6]);
+    assert!(next.sync_now().unwrap());
+    assert!(!copies("old") && copies("next") && copies("used"));
+    assert!(setup.dir.path().join("old/lock").exists());
+    // A server that follows the store again waits for its copies.
+    let mut again = open("old", u64::MAX);
+    assert!(matches!(*again.first_copy().borrow(), FirstCopy::Running(_)));
+    again.copy_first_now().unwrap();
+    assert!(at("old").join("m/3").exists());
+}
