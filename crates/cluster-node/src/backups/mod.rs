@@ -121,6 +121,14 @@ struct ShardOfSet<'a> {
     id: &'a BackupId,
 }
 
+/// Copy of a snapshot of a shard.
+struct CopiedSnapshot {
+    /// Bytes of all files; `None` without a snapshot.
+    bytes: Option<u64>,
+    /// Position behind the snapshot in the log.
+    from: FollowPosition,
+}
+
 impl ClusterBackups {
     /// Creates the backups of a cluster. Does not connect.
     pub(crate) fn new(options: ClusterBackupOptions) -> Arc<ClusterBackups> {
@@ -297,35 +305,62 @@ impl ClusterBackups {
         mut end: EntryNumber,
     ) -> Result<ShardBackup> {
         let log = ShardLog::new(self.cluster.place(), shard.key);
-        let store = snapshot_store(&self.cluster, &shard.key.collection);
-        let known = snapshots(&store, &shard.key.local_name()).await?;
-        // Snapshots stay for an hour. If the snapshots from the beginning of a long backup are
-        // gone, the backup has later writes of this shard too.
-        if !known.is_empty() && known.iter().all(|known| known.position.next > end) {
-            end = log.end().await?;
-        }
-        let usable = known.into_iter().filter(|known| known.position.next <= end);
-        let newest = usable.max_by_key(|known| known.position.next);
-        let (snapshot_bytes, from) = match newest {
-            Some(newest) => {
-                let list = self.copy(shard, store, newest.id).await?;
-                (Some(list.bytes()), newest.position)
-            }
-            None => (None, FollowPosition::default()),
-        };
-        if log.floor().await?.entry > from.next {
-            return Err(Error::unavailable(
-                "the log begins behind the snapshots that can be read; try again",
-            )
-            .with_retry_after(RETRY_AFTER));
-        }
+        let CopiedSnapshot { bytes, from } = self.copy_newest(shard, &log, &mut end).await?;
         let mut reader = PartReader::new(log, from, end);
         let mut parts = Vec::new();
         while let Some((part, bytes)) = reader.next().await? {
             self.put(&self.part_key(shard, parts.len()), bytes).await?;
             parts.push(part);
         }
-        Ok(ShardBackup { snapshot_bytes, next: from.next.0, end: end.0, log: parts })
+        Ok(ShardBackup { snapshot_bytes: bytes, next: from.next.0, end: end.0, log: parts })
+    }
+
+    /// Copies the newest snapshot of a shard that is not behind `end`. If all are, `end` becomes
+    /// the end of the log: snapshots stay for an hour, and a backup may take longer.
+    ///
+    /// The copy of one large snapshot may take longer than that too. Then a newer one is copied, and
+    /// most of its files are there already.
+    ///
+    /// # Errors
+    /// `Unavailable` if the log begins behind the snapshot; the errors of the stores.
+    async fn copy_newest(
+        &self,
+        shard: &ShardOfSet<'_>,
+        log: &ShardLog,
+        end: &mut EntryNumber,
+    ) -> Result<CopiedSnapshot> {
+        let store = snapshot_store(&self.cluster, &shard.key.collection);
+        let mut tried: Option<BackupId> = None;
+        loop {
+            let known = snapshots(&store, &shard.key.local_name()).await?;
+            if !known.is_empty() && known.iter().all(|known| known.position.next > *end) {
+                *end = log.end().await?;
+            }
+            let usable = known.into_iter().filter(|known| known.position.next <= *end);
+            let newest = usable.max_by_key(|known| known.position.next);
+            let from = newest.as_ref().map(|newest| newest.position).unwrap_or_default();
+            let id = newest.map(|newest| newest.id);
+            let copied = match &id {
+                Some(id) => self.copy(shard, store.clone(), id.clone()).await.map(Some),
+                None => Ok(None),
+            };
+            let has_log = log.floor().await?.entry <= from.next;
+            match copied {
+                Ok(list) if has_log => {
+                    return Ok(CopiedSnapshot { bytes: list.map(|list| list.bytes()), from });
+                }
+                Err(error) if has_log && !is_missing(&error) => return Err(error),
+                // The snapshot was perhaps removed during its copy.
+                _ if id.is_some() && id != tried => tried = id,
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    return Err(Error::unavailable(
+                        "the log begins behind the snapshots that can be read; try again",
+                    )
+                    .with_retry_after(RETRY_AFTER));
+                }
+            }
+        }
     }
 
     /// Copies a snapshot of a shard into the store of backups, under the id of the backup.
@@ -526,6 +561,11 @@ async fn delete_if_there(
         }
         removed => removed.map(drop),
     }
+}
+
+/// Returns true for the error of a copy whose snapshot, or one of its objects, is missing.
+fn is_missing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss)
 }
 
 fn too_long() -> Error {
