@@ -13,20 +13,26 @@ use serde_json::Value;
 use super::work::report;
 use super::{BackupJob, BackupJobState, BackupRequest, QueuedJob, ServiceShared};
 use crate::create::BackupExtent;
+use crate::list::BackupId;
 use crate::policy::RetentionPolicy;
 use crate::prune::prune;
 use crate::transfer::BackupContext;
 
 impl ServiceShared {
     /// Backs up all collections that have changed, and removes backups by the policy. Leaves out
-    /// collections with a backup that is younger than `young`. Requests that arrive meanwhile are
-    /// handled between two collections.
-    pub(super) fn back_up_all(&self, requests: &Receiver<QueuedJob>, young: Option<Duration>) {
-        let Some(registry) = self.access.open_already() else { return };
-        let store = match self.store() {
-            Ok(store) => store,
-            Err(error) => return tracing::error!(%error, "no backups are made"),
-        };
+    /// collections with a backup that is younger than `young`. Returns the time until the oldest of
+    /// these backups has that age. Requests that arrive meanwhile are handled between two
+    /// collections.
+    pub(super) fn back_up_all(
+        &self,
+        requests: &Receiver<QueuedJob>,
+        young: Option<Duration>,
+    ) -> Option<Duration> {
+        let registry = self.access.open_already()?;
+        let store = self.store();
+        let store = store.inspect_err(|error| tracing::error!(%error, "no backups are made"));
+        let store = store.ok()?;
+        let mut next: Option<Duration> = None;
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else { continue };
             while let Ok(job) = requests.try_recv() {
@@ -34,23 +40,25 @@ impl ServiceShared {
             }
             if let Some(age) = young
                 && let Ok(ids) = block_on(store.ids(&listed.name))
-                && ids.iter().max().is_some_and(|newest| newest.age(Utc::now()) < age)
+                && let Some(left) = time_to_age(ids.iter().max(), age)
             {
+                next = Some(next.map_or(left, |next| next.min(left)));
                 continue;
             }
-            let Some(progress) = self.begin_scheduled(&listed.name) else { return };
+            let progress = self.begin_scheduled(&listed.name)?;
             let context =
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
             let result = self.back_up_scheduled(&context, &named);
             if let Err(error) = &result {
                 if error.kind() == ErrorKind::Cancelled {
-                    return;
+                    return None;
                 }
                 tracing::error!(collection = listed.name, %error, "a scheduled backup has failed");
             }
             self.count("backup", &result);
             self.end(progress.number, result);
         }
+        next
     }
 
     /// Adds a backup of the schedule to the table. Returns `None` if the thread should end.
@@ -84,5 +92,30 @@ impl ServiceShared {
             block_on(prune(context, named.name(), &self.config.keep, self.config.grace))?;
         }
         report(&made)
+    }
+}
+
+/// Returns the time until a backup is `age` old; `None` if it is, or if there is none.
+fn time_to_age(newest: Option<&BackupId>, age: Duration) -> Option<Duration> {
+    let left = age.checked_sub(newest?.age(Utc::now()))?;
+    (!left.is_zero()).then_some(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_is_due_at_its_age() {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(time_to_age(None, hour), None);
+        let now = BackupId::now();
+        let left = time_to_age(Some(&now), hour);
+        assert!(left.is_some_and(|left| left <= hour), "{left:?}");
+        let old: BackupId = "20200101T000000000Z-00000000".parse().unwrap();
+        assert_eq!(time_to_age(Some(&old), hour), None);
+        // The clock of its server was wrong.
+        let ahead: BackupId = "20990101T000000000Z-00000000".parse().unwrap();
+        assert_eq!(time_to_age(Some(&ahead), hour), Some(hour));
     }
 }

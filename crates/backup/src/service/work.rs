@@ -37,8 +37,8 @@ impl ServiceShared {
                 Ok(job) => self.run(job),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.back_up_all(requests, young.take());
-                    due = self.config.every.map(|every| Instant::now() + every);
+                    let next = self.back_up_all(requests, young.take());
+                    due = self.config.every.map(|every| Instant::now() + next.unwrap_or(every));
                 }
             }
         }
