@@ -36,13 +36,21 @@ impl SmallObjects {
     /// Creates an object. Returns false if it is there.
     ///
     /// # Errors
-    /// The store's error. The object may have been created nevertheless.
+    /// `FailedPrecondition` if the store cannot create an object only if it is absent. Otherwise the
+    /// store's error; the object may have been created nevertheless.
     pub async fn create(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);
         match self.within(put).await? {
             Ok(_) => Ok(true),
             Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => Ok(false),
+            Err(StoreError::NotImplemented { .. } | StoreError::NotSupported { .. }) => {
+                Err(Error::precondition(format!(
+                    "{} cannot create an object only if it is absent; use S3, Google Cloud Storage, \
+                     Azure Blob Storage or a directory",
+                    self.place.shown()
+                )))
+            }
             Err(error) => Err(self.place.failed(&error)),
         }
     }
