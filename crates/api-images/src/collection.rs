@@ -205,11 +205,7 @@ impl ImageCollection {
 
 /// Returns the kind and the model of a collection, or `None` if it holds no images.
 pub(crate) fn image_settings(named: &NamedCollection) -> Option<ImageSettings> {
-    let settings = named.settings();
-    let section = settings.extra.get(SECTION)?;
-    let text = |key: &str| section.get(key).and_then(Value::as_str);
-    let kind = ImageKind::parse(text("kind")?).ok()?;
-    Some(ImageSettings { kind, model: text("model")?.to_owned() })
+    ImageSettings::of(&named.settings())
 }
 
 /// Sets the name of the directory of a collection's originals, if it holds images.

@@ -94,8 +94,8 @@ pub use sharded::{
     GroupImagesRequest, ImageInput, LoggedPoint, NeighbourProbe, NeighboursAnswer,
     NeighboursRequest, PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer,
     RecordsRequest, StoredRecord, VerifyAnswer, VerifyRequest, apply_image_operation,
-    features_operation, image_id, images_operation, is_image_operation, present_answer,
-    read_features, shard_routes,
+    check_image_operation, features_operation, image_id, images_operation, is_image_operation,
+    moved_image, present_answer, read_features, shard_routes, without_original,
 };
 pub use state::ImagesState;
 pub use uploads::UploadClaim;

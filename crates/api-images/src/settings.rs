@@ -7,7 +7,7 @@ use search::coarse::Metric;
 use search::registry::{CollectionSettings, NamedCollection, Registry};
 use search::segment::RecordKind;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Key of these settings in the settings that a collection keeps for its endpoints.
 pub(crate) const SECTION: &str = "images";
@@ -71,8 +71,16 @@ impl ImageSettings {
         registry.create(name, self.stored(dims, space))
     }
 
+    /// Returns the settings of images in the settings of a collection, or `None` if it holds none.
+    pub fn of(settings: &CollectionSettings) -> Option<ImageSettings> {
+        let section = settings.extra.get(SECTION)?;
+        let text = |key: &str| section.get(key).and_then(Value::as_str);
+        let kind = ImageKind::parse(text("kind")?).ok()?;
+        Some(ImageSettings { kind, model: text("model")?.to_owned() })
+    }
+
     /// Returns the settings of a local collection.
-    pub(crate) fn stored(&self, dims: usize, space: &str) -> CollectionSettings {
+    pub fn stored(&self, dims: usize, space: &str) -> CollectionSettings {
         let records = match self.kind {
             ImageKind::Photo => RecordKind::Opaque,
             ImageKind::Fingerprint => RecordKind::Fingerprint,

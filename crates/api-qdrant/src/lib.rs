@@ -25,6 +25,7 @@ pub mod json;
 mod limit_tests;
 pub mod mmr;
 mod params;
+mod portable;
 mod query;
 mod retrieve;
 mod routes;
@@ -39,7 +40,11 @@ mod write_threads;
 pub use filters::parse_filter;
 pub use groups::{GroupValue, group_values};
 pub use json::{INTERFACE_VERSION, title};
+pub use portable::{PortableSettings, set_portable};
 pub use routes::{OPENAPI, routes, version};
-pub use snapshots::{SnapshotDescription, named_snapshot, snapshot_id};
+pub use snapshots::{
+    PieceWriter, SnapshotDescription, named_snapshot, snapshot_id, snapshot_response,
+    upload_limits, uploaded_pieces,
+};
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};
 pub use update::apply_operation;

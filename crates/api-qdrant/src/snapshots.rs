@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use transport::access::{AdminRequest, Caller};
-use transport::result_stream::{ResultWriter, result_channel};
+use transport::result_stream::{ResultStream, ResultWriter, result_channel};
 use transport::upload::{FormFile, UploadLimits, UploadPieces, upload_channel};
 use transport::{HeaderTimeout, Peer, QueryResult, Reply, UploadPermit, query_parameters};
 
@@ -287,13 +287,18 @@ async fn begin_download(
         writer.end(sent);
     })?;
     results.begun().await?;
+    Ok(snapshot_response(results, length, name))
+}
+
+/// Returns the response that sends the archive of the snapshot `name`, which has `length` bytes.
+pub fn snapshot_response(results: ResultStream, length: u64, name: &str) -> Response {
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     let disposition = HeaderValue::from_str(&format!("attachment; filename=\"{name}\""));
     headers.extend(disposition.ok().map(|value| (header::CONTENT_DISPOSITION, value)));
-    Ok(response)
+    response
 }
 
 fn send_archive(
@@ -305,14 +310,21 @@ fn send_archive(
     let store = backups.store()?;
     let progress = BackupProgress::default();
     let context = BackupContext { store: &store, pacer: backups.pacer(), progress: &progress };
-    let mut pieces = PieceWriter { writer, piece: Vec::with_capacity(PIECE_BYTES) };
+    let mut pieces = PieceWriter::new(writer);
     backup::block_on(write_archive(&context, collection, list, &mut pieces))
 }
 
 /// Collects bytes to pieces and sends them.
-struct PieceWriter<'a> {
+pub struct PieceWriter<'a> {
     writer: &'a ResultWriter,
     piece: Vec<u8>,
+}
+
+impl<'a> PieceWriter<'a> {
+    /// Creates a writer whose pieces go to `writer`. The last piece needs a flush.
+    pub fn new(writer: &'a ResultWriter) -> PieceWriter<'a> {
+        PieceWriter { writer, piece: Vec::with_capacity(PIECE_BYTES) }
+    }
 }
 
 impl Write for PieceWriter<'_> {
@@ -436,14 +448,10 @@ async fn upload(
                 "\"checksum\" is not supported; each file in a snapshot has its own checksum, which is compared",
             ));
         }
-        let limits = UploadLimits {
-            noun: "snapshot",
-            bytes_max: UPLOAD_BYTES_MAX,
-            piece_timeout: state.requests.limits.client_timeout,
-        };
+        let limits = upload_limits(state.requests.limits.client_timeout);
         // Until the body is complete, its bytes do not belong to a next request.
         let receiving = watch.map(|Extension(watch)| watch.complete());
-        let pieces = pieces(&headers, body, limits).await?;
+        let pieces = uploaded_pieces(&headers, body, limits).await?;
         let (sender, reader, _) = upload_channel(None);
         let outcome = begin_restore(&state, &collection, move || Ok(reader)).await?;
         tokio::spawn(async move {
@@ -455,8 +463,20 @@ async fn upload(
     answer(restored.await, started).await
 }
 
-/// Returns the bytes of the uploaded file, which is the body or the first file of a form.
-async fn pieces(headers: &HeaderMap, body: Body, limits: UploadLimits) -> Result<UploadPieces> {
+/// Returns the limits of an uploaded snapshot, of which each piece may take `piece_timeout`.
+pub fn upload_limits(piece_timeout: Duration) -> UploadLimits {
+    UploadLimits { noun: "snapshot", bytes_max: UPLOAD_BYTES_MAX, piece_timeout }
+}
+
+/// Returns the bytes of the uploaded snapshot, which is the body or the first file of a form.
+///
+/// # Errors
+/// `InvalidArgument` for a form without a file; as [`FormFile::first`].
+pub async fn uploaded_pieces(
+    headers: &HeaderMap,
+    body: Body,
+    limits: UploadLimits,
+) -> Result<UploadPieces> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let Some(form) = content_type.filter(|text| text.starts_with("multipart/form-data")) else {
         return Ok(UploadPieces::raw(body));

@@ -24,7 +24,7 @@ pub(super) const COPIES_DEFAULT: u32 = 2;
 /// each shard.
 const CREATE_BYTES_MAX: usize = 256 << 10;
 /// Longest wait for the holders of a new collection.
-const HOLDERS_WAIT_MAX: Duration = Duration::from_secs(30);
+pub(super) const HOLDERS_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest wait until a removed collection is not in the view, and no node writes its logs.
 const REMOVED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Retry advice for a collection without holders.
@@ -74,6 +74,18 @@ pub(super) async fn wait_for_holders(
     record: &CollectionRecord,
 ) -> Result<()> {
     let until = context.deadline.min(Instant::now() + HOLDERS_WAIT_MAX);
+    wait_for_holders_until(context, record, until).await
+}
+
+/// As [`wait_for_holders`], until the time `until`.
+///
+/// # Errors
+/// As [`wait_for_holders`].
+pub(super) async fn wait_for_holders_until(
+    context: &RootContext,
+    record: &CollectionRecord,
+    until: Instant,
+) -> Result<()> {
     let served = wait_for(context, until, |view| {
         view.by_id(&record.id).is_some() && unserved(view, record) == 0
     });

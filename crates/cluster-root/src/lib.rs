@@ -48,6 +48,7 @@ mod root_query;
 mod routes;
 mod running_duplicates;
 mod shard_read;
+mod snapshot_call;
 mod snapshots;
 mod split;
 mod state;

@@ -11,6 +11,7 @@ use transport::Reply;
 
 use super::call::RootCall;
 use super::envelope::refuse;
+use super::snapshot_call::SnapshotCall;
 use super::state::RootState;
 use super::{
     aliases, collection_changes, collections, describe, groups, plan, query, read, snapshots, write,
@@ -79,7 +80,11 @@ fn snapshots() -> Router<Arc<RootState>> {
         )
         .route(
             &at("recover"),
-            put(|call: RootCall| call.answer(snapshots::recover)).fallback(unsupported),
+            put(|call: SnapshotCall| call.answer(snapshots::recover)).fallback(unsupported),
+        )
+        .route(
+            &at("upload"),
+            post(|call: SnapshotCall| call.answer(snapshots::upload)).fallback(unsupported),
         )
         .route(
             &at("{item}"),

@@ -1,20 +1,26 @@
 //! Qdrant's routes of snapshots over the backups of a cluster's collections. A snapshot stays in
-//! the store of backups; it is not downloaded as one file.
+//! the store of backups. An archive that is uploaded, or read from a location, becomes a new
+//! collection.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use api_qdrant::{SnapshotDescription, json, named_snapshot, snapshot_id};
+use api_qdrant::{
+    SnapshotDescription, json, named_snapshot, snapshot_id, upload_limits, uploaded_pieces,
+};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::backups::{BackupSet, ClusterBackups};
 use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
+use transport::access::{AdminRequest, Caller};
+use transport::upload::upload_channel;
 
 use super::call::RootContext;
-use super::collections;
+use super::collections::{self, HOLDERS_WAIT_MAX};
 use super::envelope::RootAnswer;
+use super::snapshot_call::{RecoverPriority, SnapshotCall, check_checksum};
 use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that.
@@ -24,19 +30,15 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecoverRequest {
-    /// Name of a snapshot of this cluster.
+    /// Name of a snapshot of this cluster, or a URL of an archive.
     location: String,
     /// Without effect, because the new collection has no replicas yet.
     #[serde(rename = "priority", default)]
     _priority: Option<RecoverPriority>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum RecoverPriority {
-    NoSync,
-    Snapshot,
-    Replica,
+    #[serde(default)]
+    checksum: Option<String>,
+    #[serde(default)]
+    api_key: Option<String>,
 }
 
 /// Lists the snapshots of a collection, which may be gone.
@@ -73,44 +75,128 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
     }
 }
 
-/// Makes a new collection from a snapshot.
-pub(super) async fn recover(context: RootContext, body: Bytes) -> Result<RootAnswer> {
-    // The wait for holders begins after a recovery that takes longer than other requests may.
+/// Makes a new collection from the archive in the body.
+pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
+    let SnapshotCall { context, params, headers, header_timeout, body, .. } = call;
+    // The wait for holders begins after an upload that takes longer than other requests may.
     let context = context.with_time(WAIT_MAX);
+    let target = params.target(&context.collection)?;
+    context.check_creates()?;
+    check_free(&context, &target.name)?;
     let backups = backups(&context)?;
-    let request: RecoverRequest = json::parse(&body)?;
-    let set = find(&context, &backups, &request.location).await?;
-    let name = context.collection.clone();
-    check_name(&name)?;
-    check_free(&context, &name)?;
+    let limits = upload_limits(context.state.requests.limits.client_timeout);
+    // Until the body is complete, its bytes do not belong to a next request.
+    let receiving = header_timeout.complete();
+    let pieces = uploaded_pieces(&headers, body, limits).await?;
+    let (sender, reader, _) = upload_channel(None);
+    tokio::spawn(async move {
+        sender.feed(pieces, limits).await;
+        drop(receiving);
+    });
     let state = context.state.clone();
     let work = async move {
-        let record = backups.restore(&set, &name).await?;
-        // First, so that the collection never appears without them.
-        change_settings(&state, &record, &set.changes).await?;
-        let created = state.catalog.create(&record).await;
-        // After an error that may pass, the record may be there.
-        let is_refused = match &created {
-            Ok(is_created) => !is_created,
-            Err(error) => !error.is_retryable(),
-        };
-        if is_refused {
-            let none = CollectionChanges::default();
-            if let Err(error) = change_settings(&state, &record, &none).await {
-                tracing::warn!(collection = name, %error, "settings of no collection stay");
-            }
-        }
-        if !created? {
-            return Err(taken(&name));
-        }
-        Ok(record)
+        let imported = backups.import(&target, move || Ok(reader)).await?;
+        publish(&state, &imported.record, &imported.changes).await?;
+        Ok(imported.record)
     };
-    match finished(&context, work).await? {
-        Some(record) => {
-            collections::wait_for_holders(&context, &record).await?;
-            RootAnswer::of(&true)
+    created(&context, work).await
+}
+
+/// Makes a new collection from a snapshot of this cluster, or from an archive at a location.
+pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
+    let SnapshotCall { context, params, headers, peer, body, .. } = call;
+    // The wait for holders begins after a recovery that takes longer than other requests may.
+    let context = context.with_time(WAIT_MAX);
+    let requests = &context.state.requests;
+    requests.check_room()?;
+    let body = requests.read_json_body(&headers, body).await?;
+    let _admitted = requests.admit()?;
+    let request: RecoverRequest = json::parse(&body)?;
+    check_checksum(request.checksum.as_deref())?;
+    if request.api_key.is_some() {
+        return Err(Error::unimplemented(
+            "\"api_key\" is not supported; download the snapshot and send it to snapshots/upload",
+        ));
+    }
+    let target = params.target(&context.collection)?;
+    check_free(&context, &target.name)?;
+    let backups = backups(&context)?;
+    let state = context.state.clone();
+    if !request.location.contains("://") {
+        if params.names_shards() {
+            return Err(Error::invalid(
+                "shard_number and replication_factor are for archives; a snapshot of a cluster keeps its shards",
+            ));
         }
-        None => accepted(),
+        let set = find(&context, &backups, &request.location).await?;
+        let work = async move {
+            let record = backups.restore(&set, &target.name).await?;
+            publish(&state, &record, &set.changes).await?;
+            Ok(record)
+        };
+        return created(&context, work).await;
+    }
+    let locations = context.state.locations.as_ref().ok_or_else(|| {
+        Error::precondition("this node recovers no snapshots from a location; upload the snapshot")
+    })?;
+    // The location may be any file of this machine.
+    let call = AdminRequest {
+        calls: "snapshots are recovered from a location",
+        action: "recover snapshot",
+        subject: &context.collection,
+        caller: Caller { peer, headers: &headers },
+    };
+    let options = locations.options.clone();
+    let recovered = async {
+        locations.access.check_admin_page(&headers)?;
+        let work = async move {
+            let imported = backups.import_from(&target, request.location, options).await?;
+            publish(&state, &imported.record, &imported.changes).await?;
+            Ok(imported.record)
+        };
+        created(&context, work).await
+    };
+    locations.access.admin(call, recovered).await
+}
+
+/// Runs the work that makes a collection, and waits until each shard has a holder.
+async fn created(
+    context: &RootContext,
+    work: impl Future<Output = Result<CollectionRecord>> + Send + 'static,
+) -> Result<RootAnswer> {
+    let Some(record) = finished(context, work).await? else { return accepted() };
+    // Holders read the whole log first, so the wait is longer than that for an empty collection.
+    let until = context.deadline.max(Instant::now() + HOLDERS_WAIT_MAX);
+    collections::wait_for_holders_until(context, &record, until).await?;
+    RootAnswer::of(&true)
+}
+
+/// Adds a collection, whose data is written, to the catalog.
+///
+/// # Errors
+/// `AlreadyExists` if the name was taken meanwhile; the store's error.
+async fn publish(
+    state: &RootState,
+    record: &CollectionRecord,
+    changes: &CollectionChanges,
+) -> Result<()> {
+    // First, so that the collection never appears without them.
+    change_settings(state, record, changes).await?;
+    let created = state.catalog.create(record).await;
+    // After an error that may pass, the record may be there.
+    let is_refused = match &created {
+        Ok(is_created) => !is_created,
+        Err(error) => !error.is_retryable(),
+    };
+    if is_refused {
+        let none = CollectionChanges::default();
+        if let Err(error) = change_settings(state, record, &none).await {
+            tracing::warn!(collection = record.name, %error, "settings of no collection stay");
+        }
+    }
+    match created? {
+        true => Ok(()),
+        false => Err(taken(&record.name)),
     }
 }
 
@@ -137,8 +223,8 @@ async fn find(
 ) -> Result<Arc<BackupSet>> {
     let Some((collection, id)) = named_snapshot(location) else {
         return Err(Error::invalid(
-            "location: a cluster recovers its own snapshots, by their names (NAME-ID.snapshot), as GET \
-             /collections/NAME/snapshots lists them",
+            "location: use the name of a snapshot of this cluster (NAME-ID.snapshot), as GET \
+             /collections/NAME/snapshots lists it, or file:///PATH, http://HOST/PATH or a URL of a store",
         ));
     };
     check_name(collection)?;

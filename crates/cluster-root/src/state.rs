@@ -14,6 +14,7 @@ use metrics::KindLabels;
 use model_store::StorePlace;
 use parking_lot::Mutex;
 use transport::RequestResources;
+use transport::access::AccessPolicy;
 
 use super::extraction_slots::ExtractionSlots;
 use super::running_duplicates::RunningDuplicates;
@@ -45,6 +46,13 @@ pub(super) struct RootStore {
     pub(super) place: StorePlace,
 }
 
+/// Rules and settings of recoveries from a location.
+pub(super) struct LocationAccess {
+    pub(super) access: Arc<AccessPolicy>,
+    /// Names and values of the store provider's variables, in lower case.
+    pub(super) options: Vec<(String, String)>,
+}
+
 /// State of the routes.
 pub struct RootState {
     pub(super) requests: Arc<RequestResources>,
@@ -57,6 +65,8 @@ pub struct RootState {
     pub(super) written: WrittenEntries,
     pub(super) images: Option<NodeImages>,
     pub(super) backups: Option<Arc<ClusterBackups>>,
+    /// Recoveries from a location; `None` if there are none.
+    pub(super) locations: Option<LocationAccess>,
     pub(super) store: Option<RootStore>,
     /// Searches for duplicates that run on this node.
     pub(super) duplicates: Arc<RunningDuplicates>,
@@ -86,6 +96,7 @@ impl RootState {
             written: WrittenEntries::default(),
             images: None,
             backups: None,
+            locations: None,
             store: None,
             duplicates: Arc::default(),
             bulk: None,
@@ -118,6 +129,17 @@ impl RootState {
     #[must_use]
     pub fn with_backups(self, backups: Arc<ClusterBackups>) -> RootState {
         RootState { backups: Some(backups), ..self }
+    }
+
+    /// Lets administrators recover snapshots from a file or a URL. `options` are the names and values
+    /// of the store provider's variables, in lower case.
+    #[must_use]
+    pub fn with_locations(
+        self,
+        access: Arc<AccessPolicy>,
+        options: Vec<(String, String)>,
+    ) -> RootState {
+        RootState { locations: Some(LocationAccess { access, options }), ..self }
     }
 
     /// Sets the directory of the cluster in the store, where a root keeps searches for duplicates.

@@ -191,6 +191,8 @@ fn root_state(
     );
     let state = state.with_store(node.name(), place);
     let state = state.with_images(node.name(), server.images.clone(), roles.extract);
+    let options = server.backups.store_options().to_vec();
+    let state = state.with_locations(server.access.clone(), options);
     Arc::new(state.with_backups(node.backups().clone()))
 }
 

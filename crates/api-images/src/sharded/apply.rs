@@ -6,17 +6,19 @@
 use std::collections::HashSet;
 
 use base::{Error, Result};
-use search::points::{NewPoint, PointId};
+use search::points::{FetchedPoint, NewPoint, PointId};
 use search::registry::NamedCollection;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::logged::LoggedImage;
+use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::collection::image_settings;
+use crate::features::BLOCK;
 use crate::point_features::{
     ExpectedFeatures, PAYLOAD_BYTES_MAX, PointFeatures, PointList, check_embedding,
     check_payload_size, check_reserved_keys, graph, of_point, parse_json,
 };
+use crate::settings::ImageSettings;
 use crate::transfer::{payloads, upsert};
 
 /// Names of the operations of images.
@@ -55,6 +57,46 @@ pub fn apply_image_operation(named: &NamedCollection, operation: &[u8]) -> Resul
         ImageOperation::PutFeatures(points) => put_features(named, &expected, points.checked()?),
         ImageOperation::PutImages(points) => put_images(named, &expected, &points.checked()?),
     }
+}
+
+/// Checks that an operation of images has the form that [`apply_image_operation`] reads.
+///
+/// # Errors
+/// `InvalidArgument` with the reason.
+pub fn check_image_operation(operation: &[u8]) -> Result<()> {
+    match parse_json(operation)? {
+        ImageOperation::PutFeatures(points) => points.checked().map(drop),
+        ImageOperation::PutImages(points) => points.checked().map(drop),
+    }
+}
+
+/// Returns a stored point as one of an operation `put_images` for another collection of the same
+/// settings, with embeddings of `dims` values. The point loses its original, which is not a part of
+/// the collection.
+///
+/// # Errors
+/// `InvalidArgument` or `TooLarge` for a point that no holder can write, such as one without
+/// keypoints.
+pub fn moved_image(
+    point: FetchedPoint,
+    settings: &ImageSettings,
+    dims: usize,
+) -> Result<LoggedPoint> {
+    let FetchedPoint { id, embedding, record, payload } = point;
+    let payload = without_original(payload);
+    let image = LoggedImage { id, embedding, record, payload };
+    let expected = ExpectedFeatures { kind: settings.kind, model: settings.model.clone(), dims };
+    check_image(&image, &expected)
+        .map_err(|error| error.context(format_args!("point {}", image.id)))?;
+    Ok(LoggedPoint { id, text: text_of(&image)? })
+}
+
+/// Returns the payload of an image without the key of its original.
+pub fn without_original(mut payload: Map<String, Value>) -> Map<String, Value> {
+    if let Some(block) = payload.get_mut(BLOCK).and_then(Value::as_object_mut) {
+        block.remove("original");
+    }
+    payload
 }
 
 fn put_features(

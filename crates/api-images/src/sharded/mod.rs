@@ -14,7 +14,9 @@ mod logged;
 mod rounds;
 mod routes;
 
-pub use apply::{apply_image_operation, is_image_operation};
+pub use apply::{
+    apply_image_operation, check_image_operation, is_image_operation, moved_image, without_original,
+};
 pub use duplicates::{
     AcceptedNeighbour, EmbeddingsPage, EmbeddingsRequest, GroupImage, GroupImagesRequest,
     NeighbourProbe, NeighboursAnswer, NeighboursRequest, RecordsAnswer, RecordsRequest,

@@ -18,9 +18,11 @@
 //! | `originals/COLLECTION-ID/...` | original images of a collection |
 
 mod begun;
+mod import;
 pub(crate) mod log_parts;
 mod originals;
 mod set;
+mod staged;
 #[cfg(test)]
 mod tests;
 
@@ -41,11 +43,12 @@ use search::registry::CollectionSettings;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_stream::StreamExt;
 
+pub use self::import::{ImportTarget, ImportedCollection};
 use self::log_parts::{PART_BYTES_MAX, PartReader};
 pub use self::originals::OriginalsBackup;
 pub use self::set::BackupSet;
 use self::set::{LogPart, SET_BYTES_MAX, ShardBackup};
-use crate::node::local::{at_low_priority, blocking, set_position};
+use crate::node::local::{LocalCollections, at_low_priority, blocking, set_position};
 use crate::node::snapshot::{StopOnDrop, snapshot_store, snapshots};
 use crate::types::{CollectionRecord, ShardKey, ViewSource, new_id};
 
@@ -66,6 +69,8 @@ const GRACE: Duration = Duration::from_secs(24 * 3600);
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
 /// Longest time of a restore. After an hour, data without a record are removed.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(50 * 60);
+/// Archives that are received or sent at the same time.
+const TRANSFERS_MAX: usize = 1;
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -84,6 +89,8 @@ pub(crate) struct ClusterBackupOptions {
     pub(crate) view: ViewSource,
     /// The cluster's store.
     pub(crate) cluster: BackupStore,
+    /// Collections of this node, where archives are received.
+    pub(crate) local: LocalCollections,
     pub(crate) settings: ClusterBackupSettings,
     pub(crate) metrics: BackupMetrics,
 }
@@ -101,6 +108,7 @@ pub struct BackupSchedule {
 pub struct ClusterBackups {
     view: ViewSource,
     cluster: BackupStore,
+    local: LocalCollections,
     /// Descriptions and logs.
     objects: SmallObjects,
     /// Snapshots of shards.
@@ -112,6 +120,7 @@ pub struct ClusterBackups {
     schedule: Option<BackupSchedule>,
     turn: Semaphore,
     waiting: AtomicUsize,
+    transfers: Semaphore,
 }
 
 /// A shard of a backup.
@@ -137,6 +146,7 @@ impl ClusterBackups {
         Arc::new(ClusterBackups {
             view: options.view,
             cluster: options.cluster,
+            local: options.local,
             objects: SmallObjects::new(store.place().clone(), REQUEST_TIMEOUT),
             shards: store.below("shards"),
             originals: store.below("originals"),
@@ -145,6 +155,7 @@ impl ClusterBackups {
             schedule,
             turn: Semaphore::new(1),
             waiting: AtomicUsize::new(0),
+            transfers: Semaphore::new(TRANSFERS_MAX),
         })
     }
 
@@ -397,13 +408,7 @@ impl ClusterBackups {
     async fn restore_in_time(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let _turn = self.turn().await?;
         let restored = tokio::time::timeout(RESTORE_TIME_MAX, self.restore_shards(set, name));
-        restored.await.map_err(|_| {
-            Error::deadline(format!(
-                "a restore ends after {} minutes, before its data count as those of a removed collection; raise \
-                 --backup-rate on this node",
-                RESTORE_TIME_MAX.as_secs() / 60
-            ))
-        })?
+        restored.await.map_err(|_| restore_too_long())?
     }
 
     async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
@@ -513,6 +518,20 @@ impl ClusterBackups {
         turn.map_err(|_| Error::unavailable("the server is shutting down"))
     }
 
+    /// Returns the permit of a transfer of an archive. Does not wait, because the client sends or
+    /// reads meanwhile.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice if another archive is being transferred.
+    fn transfer(&self) -> Result<SemaphorePermit<'_>> {
+        self.transfers.try_acquire().map_err(|_| {
+            Error::exhausted(format!(
+                "this node transfers {TRANSFERS_MAX} snapshot already; try again later, or ask another root"
+            ))
+            .with_retry_after(RETRY_AFTER)
+        })
+    }
+
     fn count<T>(&self, work: &'static str, result: &Result<T>) {
         let outcome = if result.is_ok() { "ok" } else { "failed" };
         self.metrics.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();
@@ -566,6 +585,14 @@ async fn delete_if_there(
 /// Returns true for the error of a copy whose snapshot, or one of its objects, is missing.
 fn is_missing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss)
+}
+
+fn restore_too_long() -> Error {
+    Error::deadline(format!(
+        "a restore ends after {} minutes, before its data count as those of a removed collection; raise \
+         --backup-rate on this node",
+        RESTORE_TIME_MAX.as_secs() / 60
+    ))
 }
 
 fn too_long() -> Error {

@@ -1,17 +1,49 @@
+use api_qdrant::RegistrySource;
+use axum::Router;
 use base::ErrorKind;
 use cluster::{EntryBody, Epoch, LogEntry, WriterId};
 use cluster_log::{Batch, CreateOutcome};
 use object_store::{ObjectStoreExt, PutPayload};
-use serde_json::Value;
+use search::coarse::Metric;
+use search::points::{NewPoint, PointId};
+use search::registry::{MediumChoice, Registry, RegistryOptions};
+use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::types::ViewUpdater;
+
+/// The collections of a node.
+struct TestRegistry(Arc<Registry>);
+
+impl RegistrySource for TestRegistry {
+    fn registry(&self) -> Result<Arc<Registry>> {
+        Ok(self.0.clone())
+    }
+
+    fn opened(&self) -> Option<Arc<Registry>> {
+        Some(self.0.clone())
+    }
+}
+
+fn open_registry(directory: &std::path::Path) -> Arc<Registry> {
+    std::fs::create_dir_all(directory).unwrap();
+    let options = RegistryOptions {
+        threads: 1,
+        memory_bytes: 256 << 20,
+        cache_bytes: 0,
+        medium: MediumChoice::Mmap,
+        disk_reserve: Some(0),
+        ..RegistryOptions::new(directory)
+    };
+    Registry::open(options).unwrap()
+}
 
 /// A cluster's store in a directory, and its backups.
 struct TestCluster {
     store: BackupStore,
     view: ViewUpdater,
     backups: Arc<ClusterBackups>,
+    registry: Arc<Registry>,
     directory: tempfile::TempDir,
 }
 
@@ -26,13 +58,16 @@ impl TestCluster {
         let rate = Rate::unlimited();
         let settings =
             ClusterBackupSettings { store: store.below("backups"), rate, schedule: None };
+        let registry = open_registry(&directory.path().join("node"));
+        let local = LocalCollections::new(Router::new(), Arc::new(TestRegistry(registry.clone())));
         let backups = ClusterBackups::new(ClusterBackupOptions {
             view: view.source(),
             cluster: store.clone(),
+            local,
             settings,
             metrics: BackupMetrics::default(),
         });
-        TestCluster { store, view, backups, directory }
+        TestCluster { store, view, backups, registry, directory }
     }
 
     fn log(&self, record: &CollectionRecord, shard: u32) -> ShardLog {
@@ -319,4 +354,122 @@ async fn requests_beyond_the_maximum_do_not_wait() {
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
     drop(waiting);
     assert_eq!(cluster.backups.waiting.load(Ordering::Acquire), 0);
+}
+
+/// Points of a collection of one server, whose archive a cluster takes.
+const ARCHIVE_POINTS: u64 = 700;
+
+/// Returns the archive of a collection of one server, with numbers and UUIDs as ids.
+fn archive() -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_registry(&directory.path().join("server"));
+    let mut settings = CollectionSettings {
+        vector_name: "text".to_owned(),
+        ..CollectionSettings::new(2, Metric::Dot)
+    };
+    let metadata: Map<String, Value> = json!({"owner": "search"}).as_object().cloned().unwrap();
+    let schema: Map<String, Value> =
+        json!({"n": {"data_type": "integer", "params": null}}).as_object().cloned().unwrap();
+    api_qdrant::set_portable(&mut settings, metadata, schema, Map::new());
+    let named = registry.create("docs", settings).unwrap();
+    let made = |number: u64| {
+        let id = match number % 2 {
+            0 => PointId::Number(number),
+            _ => PointId::Uuid(u128::from(number).to_be_bytes()),
+        };
+        let payload: Map<String, Value> = json!({ "n": number }).as_object().cloned().unwrap();
+        (id, [number as f32, 0.1], payload)
+    };
+    let points: Vec<(PointId, [f32; 2], Map<String, Value>)> =
+        (0..ARCHIVE_POINTS).map(made).collect();
+    let new = points.iter().map(|(id, embedding, payload)| NewPoint {
+        id: *id,
+        embedding,
+        record: &[],
+        payload,
+    });
+    named.upsert(&new.collect::<Vec<_>>()).unwrap();
+    let store = directory.path().join("backups");
+    let store = BackupStore::open(store.to_str().unwrap(), &[]).unwrap();
+    let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+    let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+    let mut archive = Vec::new();
+    backup::block_on(async {
+        let extent = backup::BackupExtent::Missing;
+        let report = backup::create(&context, &named, extent).await.unwrap();
+        let list = store.list("docs", &report.backup).await.unwrap();
+        backup::write_archive(&context, "docs", &list, &mut archive).await
+    })
+    .unwrap();
+    archive
+}
+
+async fn archive_of_one_server() -> Vec<u8> {
+    tokio::task::spawn_blocking(archive).await.unwrap()
+}
+
+fn import_target() -> ImportTarget {
+    ImportTarget { name: "moved".to_owned(), shards: 3, copies: 1 }
+}
+
+#[tokio::test]
+async fn an_archive_becomes_the_logs_of_a_collection() {
+    let cluster = TestCluster::new();
+    let archive = archive_of_one_server().await;
+    let imported =
+        cluster.backups.import(&import_target(), move || Ok(std::io::Cursor::new(archive))).await;
+    let ImportedCollection { record, changes, points } = imported.unwrap();
+    assert_eq!((record.name.as_str(), record.shards, record.copies), ("moved", 3, 1));
+    assert_eq!(
+        record.create,
+        json!({"vectors": {"text": {"size": 2, "distance": "Dot"}}, "metadata": {"owner": "search"}})
+    );
+    assert!(changes.payload_schema.contains_key("n"));
+    assert_eq!(points, ARCHIVE_POINTS);
+    let mut found = Vec::new();
+    for shard in 0..3 {
+        for entry in cluster.entries(&record, shard).await {
+            assert_eq!(entry.epoch, Epoch(0));
+            let EntryBody::Writes(batch) = entry.body else { panic!("a fence") };
+            for operation in batch.0.iter() {
+                let operation: Value = serde_json::from_slice(operation).unwrap();
+                for point in operation["upsert"]["points"].as_array().unwrap() {
+                    let number = point["payload"]["n"].as_u64().unwrap();
+                    assert_eq!(point["vector"]["text"][0], json!(number as f32));
+                    found.push(number);
+                }
+            }
+        }
+    }
+    found.sort_unstable();
+    assert_eq!(found, (0..ARCHIVE_POINTS).collect::<Vec<u64>>());
+    assert!(cluster.registry.list().is_empty(), "the local collection is removed");
+}
+
+#[tokio::test]
+async fn a_damaged_archive_writes_nothing() {
+    let cluster = TestCluster::new();
+    let whole = archive_of_one_server().await;
+    let cut = whole.get(..whole.len() / 2).unwrap().to_vec();
+    let mut changed = whole;
+    // A byte of the last file. Two blocks of zeros and its padding are behind it.
+    let at = changed.iter().rposition(|byte| *byte != 0).unwrap();
+    if let Some(byte) = changed.get_mut(at) {
+        *byte ^= 1;
+    }
+    for archive in [cut, changed, b"no archive".to_vec()] {
+        let open = move || Ok(std::io::Cursor::new(archive));
+        cluster.backups.import(&import_target(), open).await.unwrap_err();
+        assert!(cluster.store.place().below("data").list().await.unwrap().is_empty());
+        assert!(cluster.registry.list().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn one_archive_is_transferred_at_a_time() {
+    let cluster = TestCluster::new();
+    let _transfer = cluster.backups.transfer().unwrap();
+    let open = || Ok(std::io::Cursor::new(Vec::<u8>::new()));
+    let refused = cluster.backups.import(&import_target(), open).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
 }

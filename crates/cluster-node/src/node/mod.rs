@@ -109,11 +109,11 @@ impl ClusterNode {
         }
         let (roles, name) = (info.roles, info.name.clone());
         let view = ViewUpdater::new();
-        let metrics = requests.metrics.cluster.clone();
         let place = store.place().clone();
         let backups = ClusterBackups::new(ClusterBackupOptions {
             view: view.source(),
             cluster: store.clone(),
+            local: local.clone(),
             settings: backups,
             metrics: requests.metrics.backups.clone(),
         });
@@ -125,7 +125,7 @@ impl ClusterNode {
             view: view.source(),
             client: client.clone(),
             pacer: Arc::new(Pacer::new(options.background_rate)),
-            metrics,
+            metrics: requests.metrics.cluster.clone(),
             snapshot_entries: options.snapshot_entries,
             snapshots: Semaphore::new(SNAPSHOTS_RUNNING_MAX),
             restores: Semaphore::new(RESTORES_RUNNING_MAX),

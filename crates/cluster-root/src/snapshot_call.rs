@@ -1,0 +1,162 @@
+//! A request that transfers a snapshot. Its body, or its answer, is a stream.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use base::{Error, Result};
+use cluster::{COPIES_MAX, SHARDS_MAX};
+use cluster_node::backups::ImportTarget;
+use http::HeaderMap;
+use search::registry::check_name;
+use serde::Deserialize;
+use transport::{HeaderTimeout, Peer, Reply};
+
+use super::call::{self, RootContext};
+use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
+use super::envelope::{RootAnswer, refuse, reply};
+use super::params::RouteQuery;
+use super::state::RootState;
+
+/// A request whose body is not read yet.
+pub(super) struct SnapshotCall {
+    pub(super) context: RootContext,
+    pub(super) params: TransferParams,
+    pub(super) headers: HeaderMap,
+    pub(super) peer: Option<Peer>,
+    pub(super) header_timeout: HeaderTimeout,
+    pub(super) body: Body,
+    started: Instant,
+}
+
+/// Parameters of the query string besides those of every route.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TransferParams {
+    wait: Option<bool>,
+    /// Without effect, because the new collection has no replicas yet.
+    #[serde(rename = "priority")]
+    _priority: Option<RecoverPriority>,
+    checksum: Option<String>,
+    shard_number: Option<u32>,
+    replication_factor: Option<u32>,
+}
+
+/// Qdrant's rule for replicas that differ.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RecoverPriority {
+    NoSync,
+    Snapshot,
+    Replica,
+}
+
+impl TransferParams {
+    /// Returns the collection that the archive of a request becomes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name or a number that no collection has; `Unimplemented` for
+    /// `checksum`.
+    pub(super) fn target(&self, name: &str) -> Result<ImportTarget> {
+        check_name(name)?;
+        check_checksum(self.checksum.as_deref())?;
+        let within = |name: &str, value: Option<u32>, default: u32, max: u32| match value {
+            None => Ok(default),
+            Some(value) if (1..=max).contains(&value) => Ok(value),
+            Some(_) => Err(Error::invalid(format!("{name}= is 1 to {max}"))),
+        };
+        Ok(ImportTarget {
+            name: name.to_owned(),
+            shards: within("shard_number", self.shard_number, SHARDS_DEFAULT, SHARDS_MAX)?,
+            copies: within(
+                "replication_factor",
+                self.replication_factor,
+                COPIES_DEFAULT,
+                COPIES_MAX as u32,
+            )?,
+        })
+    }
+
+    /// Returns true if the request names the shards of the new collection.
+    pub(super) fn names_shards(&self) -> bool {
+        self.shard_number.is_some() || self.replication_factor.is_some()
+    }
+}
+
+/// # Errors
+/// `Unimplemented` for a checksum.
+pub(super) fn check_checksum(checksum: Option<&str>) -> Result<()> {
+    match checksum {
+        Some(_) => Err(Error::unimplemented(
+            "\"checksum\" is not supported; each file in a snapshot has its own checksum, which is compared",
+        )),
+        None => Ok(()),
+    }
+}
+
+impl FromRequest<Arc<RootState>> for SnapshotCall {
+    type Rejection = Reply;
+
+    async fn from_request(request: Request, state: &Arc<RootState>) -> Result<SnapshotCall, Reply> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
+        let call =
+            path.map_err(|error| Error::invalid(error.body_text())).and_then(|Path(path)| {
+                let mut query = RouteQuery::split(&parts.uri, &parts.headers)?;
+                let params: TransferParams = query.own()?;
+                query.params.wait = params.wait.unwrap_or(true);
+                let grant = parts.extensions.get().cloned();
+                let context = call::context(state, path, query.params, started, grant)?;
+                let peer = parts.extensions.remove();
+                let header_timeout = parts.extensions.remove().unwrap_or_default();
+                let headers = parts.headers;
+                Ok(SnapshotCall { context, params, headers, peer, header_timeout, body, started })
+            });
+        let call = call.map_err(|error| refuse(&error, started.elapsed()))?;
+        state.wait_loaded(call.context.deadline).await;
+        Ok(call)
+    }
+}
+
+impl SnapshotCall {
+    /// Answers with the outcome of `handler`. If the client disconnects, the handler stops at its
+    /// next wait.
+    pub(super) async fn answer<F: Future<Output = Result<RootAnswer>>>(
+        self,
+        handler: impl FnOnce(SnapshotCall) -> F,
+    ) -> Reply {
+        let (state, started) = (self.context.state.clone(), self.started);
+        let result = Box::pin(handler(self)).await;
+        reply(result, &state.requests, started.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn shards_of_an_uploaded_collection_have_limits() {
+        let target = TransferParams::default().target("c").unwrap();
+        assert_eq!((target.shards, target.copies), (SHARDS_DEFAULT, COPIES_DEFAULT));
+        let own = TransferParams {
+            shard_number: Some(3),
+            replication_factor: Some(1),
+            ..TransferParams::default()
+        };
+        assert!(own.names_shards());
+        let target = own.target("c").unwrap();
+        assert_eq!((target.shards, target.copies), (3, 1));
+        assert!(own.target(".c").is_err());
+        let wrong = TransferParams { shard_number: Some(0), ..TransferParams::default() };
+        assert!(wrong.target("c").unwrap_err().message().contains("shard_number"));
+        let checksum = Some("ab".to_owned());
+        let wrong = TransferParams { checksum, ..TransferParams::default() };
+        assert_eq!(wrong.target("c").unwrap_err().kind(), ErrorKind::Unimplemented);
+    }
+}
