@@ -6,10 +6,11 @@ use std::io::Read;
 use std::time::Instant;
 
 use base::{Error, Result};
-use search::registry::{CollectionSettings, Registry};
+use search::collection::PinnedReader;
+use search::registry::{CollectionSettings, NamedCollection, Registry};
 use storage::Writer;
 
-use crate::list::{BackupFile, BackupList, LIST_BYTES_MAX};
+use crate::list::{BackupFile, BackupId, BackupList, LIST_BYTES_MAX};
 use crate::restore::{RestoreReport, RestoreTarget, begin, finish, unexpected};
 use crate::transfer::BackupContext;
 
@@ -45,19 +46,105 @@ pub async fn write_archive(
     list: &BackupList,
     out: &mut dyn std::io::Write,
 ) -> Result<()> {
-    let failed = |error: std::io::Error| Error::cancelled(format!("the archive: {error}"));
-    let text = list.encode()?;
     context.progress.set_total(list.bytes());
-    out.write_all(header(LIST_NAME, text.len() as u64)?.as_bytes()).map_err(failed)?;
-    out.write_all(&text).map_err(failed)?;
-    out.write_all(&padding(text.len() as u64)).map_err(failed)?;
+    write_list(list, out)?;
     for file in &list.files {
-        out.write_all(header(&file.name, file.bytes)?.as_bytes()).map_err(failed)?;
-        context.download(collection, file, |piece| out.write_all(piece).map_err(failed)).await?;
-        out.write_all(&padding(file.bytes)).map_err(failed)?;
+        out.write_all(header(&file.name, file.bytes)?.as_bytes()).map_err(broken)?;
+        context.download(collection, file, |piece| out.write_all(piece).map_err(broken)).await?;
+        out.write_all(&padding(file.bytes)).map_err(broken)?;
     }
-    out.write_all(&vec![0; (END_BLOCKS * BLOCK_BYTES) as usize]).map_err(failed)?;
-    out.flush().map_err(failed)
+    write_end(out)
+}
+
+/// Name and id that a collection has in an archive.
+#[derive(Clone, Copy, Debug)]
+pub struct ArchiveLabel<'a> {
+    /// Name of the collection.
+    pub collection: &'a str,
+    /// Id of the backup.
+    pub id: &'a BackupId,
+}
+
+/// Writes a collection of this machine as an archive. Calls `begin` with the bytes of the archive
+/// before the first of them is written. No store takes part.
+///
+/// # Errors
+/// `Unavailable` while the collection is being opened, `FailedPrecondition` if it is damaged; the
+/// errors of the medium and of `out`. The archive is then incomplete.
+pub async fn write_collection(
+    context: &BackupContext<'_>,
+    named: &NamedCollection,
+    label: ArchiveLabel<'_>,
+    begin: impl FnOnce(u64),
+    out: &mut dyn std::io::Write,
+) -> Result<()> {
+    named.collection().flush_before_pin()?;
+    let settings = CollectionSettings::clone(&named.settings());
+    let pinned = named.collection().pin()?;
+    context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
+    let mut files = Vec::with_capacity(pinned.files().len());
+    for file in pinned.files() {
+        let blake3 = context.hash(&pinned.open(file)?).await?;
+        let (name, object) = (file.name.clone(), file.name.clone());
+        files.push(BackupFile { name, object, bytes: file.bytes, blake3 });
+    }
+    let state = String::from_utf8(pinned.list()?)
+        .map_err(|error| Error::internal(format!("the list of files: {error}")))?;
+    let list = BackupList {
+        id: label.id.clone(),
+        collection: label.collection.to_owned(),
+        source: named.points_name().to_owned(),
+        points: named.collection().count(),
+        settings,
+        state,
+        files,
+    };
+    begin(archive_bytes(&list)?);
+    write_list(&list, out)?;
+    for (file, listed) in pinned.files().iter().zip(&list.files) {
+        out.write_all(header(&listed.name, listed.bytes)?.as_bytes()).map_err(broken)?;
+        send_file(context, &pinned.open(file)?, out).await?;
+        out.write_all(&padding(listed.bytes)).map_err(broken)?;
+        context.progress.add_done(listed.bytes);
+    }
+    write_end(out)
+}
+
+/// Writes the bytes of a file in steps, so that no burst disturbs searches.
+async fn send_file(
+    context: &BackupContext<'_>,
+    file: &PinnedReader,
+    out: &mut dyn std::io::Write,
+) -> Result<()> {
+    let mut step = Vec::new();
+    let mut at = 0;
+    while at < file.bytes() {
+        let length = (file.bytes() - at).min(STEP_BYTES as u64);
+        context.pace(length).await?;
+        step.resize(length as usize, 0);
+        file.read_at(at, &mut step)?;
+        out.write_all(&step).map_err(broken)?;
+        at += length;
+    }
+    Ok(())
+}
+
+/// Writes the first entry, which is the list.
+fn write_list(list: &BackupList, out: &mut dyn std::io::Write) -> Result<()> {
+    let text = list.encode()?;
+    out.write_all(header(LIST_NAME, text.len() as u64)?.as_bytes()).map_err(broken)?;
+    out.write_all(&text).map_err(broken)?;
+    out.write_all(&padding(text.len() as u64)).map_err(broken)
+}
+
+fn write_end(out: &mut dyn std::io::Write) -> Result<()> {
+    out.write_all(&vec![0; (END_BLOCKS * BLOCK_BYTES) as usize]).map_err(broken)?;
+    out.flush().map_err(broken)
+}
+
+/// Returns the error of an archive that cannot be written.
+fn broken(error: std::io::Error) -> Error {
+    Error::cancelled(format!("the archive: {error}"))
 }
 
 fn header(name: &str, bytes: u64) -> Result<tar::Header> {

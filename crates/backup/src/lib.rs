@@ -41,7 +41,7 @@ mod transfer;
 mod upload_source;
 mod verify;
 
-pub use archive::{archive_bytes, read_archive, write_archive};
+pub use archive::{ArchiveLabel, archive_bytes, read_archive, write_archive, write_collection};
 pub use copy::{BackupCopy, copy};
 pub use create::{BackupExtent, BackupReport, create};
 pub use list::{BackupFile, BackupId, BackupList};

@@ -93,7 +93,7 @@ pub struct BackupContext<'a> {
 
 impl BackupContext<'_> {
     /// Waits for the turn of `bytes`.
-    async fn pace(&self, bytes: u64) -> Result<()> {
+    pub(crate) async fn pace(&self, bytes: u64) -> Result<()> {
         self.progress.check()?;
         tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;
         Ok(())

@@ -88,7 +88,9 @@ fn snapshots() -> Router<Arc<RootState>> {
         )
         .route(
             &at("{item}"),
-            delete(|call: RootCall| call.answer(snapshots::remove)).fallback(unsupported),
+            get(snapshots::download)
+                .delete(|call: RootCall| call.answer(snapshots::remove))
+                .fallback(unsupported),
         )
 }
 

@@ -1,25 +1,30 @@
 //! Qdrant's routes of snapshots over the backups of a cluster's collections. A snapshot stays in
-//! the store of backups. An archive that is uploaded, or read from a location, becomes a new
-//! collection.
+//! the store of backups. It is downloaded as an archive in the format of one server. An archive
+//! that is uploaded, or read from a location, becomes a new collection.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use api_qdrant::{
-    SnapshotDescription, json, named_snapshot, snapshot_id, upload_limits, uploaded_pieces,
+    PieceWriter, SnapshotDescription, json, named_snapshot, snapshot_id, snapshot_response,
+    upload_limits, uploaded_pieces,
 };
+use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::backups::{BackupSet, ClusterBackups};
 use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
+use tokio::sync::oneshot;
 use transport::access::{AdminRequest, Caller};
+use transport::result_stream::result_channel;
 use transport::upload::upload_channel;
 
 use super::call::RootContext;
 use super::collections::{self, HOLDERS_WAIT_MAX};
-use super::envelope::RootAnswer;
+use super::envelope::{RootAnswer, refuse};
 use super::snapshot_call::{RecoverPriority, SnapshotCall, check_checksum};
 use super::state::RootState;
 
@@ -73,6 +78,46 @@ pub(super) async fn remove(context: RootContext, _: Bytes) -> Result<RootAnswer>
         Some(()) => RootAnswer::of(&true),
         None => accepted(),
     }
+}
+
+/// Sends a snapshot as one archive, in the format of one server's snapshots.
+pub(super) async fn download(call: SnapshotCall) -> Response {
+    let started = Instant::now();
+    match Box::pin(begin_download(call)).await {
+        Ok(response) => response,
+        Err(error) => refuse(&error, started.elapsed()).into_response(),
+    }
+}
+
+async fn begin_download(call: SnapshotCall) -> Result<Response> {
+    let context = call.context;
+    let backups = backups(&context)?;
+    let name = source(&context)?;
+    let id = snapshot_id(&name, &context.item)?;
+    let set = backups.get(&name, &id).await?;
+    let exported = backups.export(&set).await?;
+    let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
+    let (announce, length) = oneshot::channel();
+    let send = move || {
+        os::thread::enter_low_priority("sending a snapshot");
+        let mut pieces = PieceWriter::new(&writer);
+        let begin = |bytes| {
+            // The client may be gone.
+            let _ = announce.send(bytes);
+        };
+        let sent = exported.write(begin, &mut pieces);
+        if let Err(error) = &sent {
+            tracing::warn!(collection = name, backup = %id, %error, "a download of a snapshot has ended");
+        }
+        writer.end(sent);
+    };
+    let spawned = std::thread::Builder::new().name("snapshot".to_owned()).spawn(send);
+    spawned.map_err(|error| Error::exhausted(format!("no thread for a snapshot: {error}")))?;
+    results.begun().await?;
+    let length = length
+        .await
+        .map_err(|_| Error::internal("the thread of a snapshot ended without an archive"))?;
+    Ok(snapshot_response(results, length, &context.item))
 }
 
 /// Makes a new collection from the archive in the body.

@@ -10,7 +10,8 @@ use crate::{KindLabels, SecondsGauge};
 /// Work on backups and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BackupWorkLabels {
-    /// "backup", "restore", "clone", "verify", "prune" or "delete".
+    /// "backup", "restore", "clone", "verify", "prune" or "delete". In a cluster also "upload" and
+    /// "download".
     pub work: &'static str,
     /// "ok" or "failed".
     pub outcome: &'static str,
@@ -32,7 +33,7 @@ impl BackupMetrics {
         let r = registry;
         r.register(
             "backup_work",
-            "Backups, restores, clones, verifications and removals of collections that have ended",
+            "Backups, restores, clones, verifications, removals and transfers of collections that have ended",
             self.work.clone(),
         );
         r.register_with_unit(

@@ -404,7 +404,8 @@ fn fill_cluster(cluster: &ClusterMetrics) {
 }
 
 fn fill_backups(backups: &BackupMetrics) {
-    for work in ["backup", "restore", "clone", "verify", "prune", "delete"] {
+    let works = ["backup", "restore", "clone", "verify", "prune", "delete", "upload", "download"];
+    for work in works {
         for outcome in ["ok", "failed"] {
             drop(backups.work.get_or_create(&BackupWorkLabels { work, outcome }));
         }

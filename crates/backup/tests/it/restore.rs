@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use backup::{BackupExtent, RestoreTarget, block_on, read_archive, write_archive};
+use backup::{
+    ArchiveLabel, BackupExtent, BackupId, RestoreTarget, block_on, read_archive, write_archive,
+    write_collection,
+};
 use base::ErrorKind;
 use proptest::prelude::*;
 use search::points::PointId;
@@ -173,6 +176,27 @@ fn an_archive_is_a_whole_backup() {
     assert_eq!(read(&damaged).unwrap_err().kind(), ErrorKind::DataLoss);
     assert!(registry.get("d").is_err());
     read(&archive).unwrap();
+    assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
+}
+
+#[test]
+fn a_collection_becomes_an_archive_without_a_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "c");
+    put(&named, 0..500, 1);
+    named.collection().flush().unwrap();
+    put(&named, 490..510, 2);
+    let (id, mut archive, mut announced) = (BackupId::now(), Vec::new(), 0);
+    let label = ArchiveLabel { collection: "docs", id: &id };
+    let begin = |bytes| announced = bytes;
+    block_on(write_collection(&store.context(), &named, label, begin, &mut archive)).unwrap();
+    assert_eq!(archive.len() as u64, announced);
+    assert!(block_on(store.store.ids("c")).unwrap().is_empty());
+    let target = RestoreTarget { name: "d".to_owned(), replaces: false };
+    let report = read_archive(&registry, &archive[..], &target, |_| Ok(())).unwrap();
+    assert_eq!((report.backup, report.points), (id, 510));
     assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
 }
 

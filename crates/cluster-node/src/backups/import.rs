@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::task::{JoinError, JoinSet};
 
-use super::staged::StagedCollection;
+use super::staged::{self, StagedCollection};
 use super::{ClusterBackups, RESTORE_TIME_MAX, log_parts, restore_too_long};
 use crate::changes::CollectionChanges;
 use crate::node::local::at_low_priority;
@@ -113,7 +113,7 @@ impl ClusterBackups {
         open: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<ImportedCollection> {
         check_name(&target.name)?;
-        let _transfer = self.transfer()?;
+        let _transfer = self.transfer().await?;
         let registry = self.local.registry()?;
         StagedCollection::remove_all(&registry).await;
         let staged = StagedCollection::new(&registry);
@@ -244,11 +244,7 @@ impl MovedSettings {
         shards: u32,
     ) -> Result<ImportPage> {
         let page = named.scroll(from, page_points(self.dims), None, PointParts::ALL)?;
-        if page.partial {
-            return Err(page
-                .unseen
-                .unwrap_or_else(|| Error::data_loss("points of the snapshot cannot be read")));
-        }
+        let page = staged::whole(page)?;
         let points = page.points.len() as u64;
         let mut texts: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for point in page.points {

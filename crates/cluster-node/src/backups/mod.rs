@@ -18,6 +18,7 @@
 //! | `originals/COLLECTION-ID/...` | original images of a collection |
 
 mod begun;
+mod export;
 mod import;
 pub(crate) mod log_parts;
 mod originals;
@@ -40,9 +41,10 @@ use model_store::SmallObjects;
 use object_store::path::Path as Key;
 use os::{Pacer, Rate};
 use search::registry::CollectionSettings;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio_stream::StreamExt;
 
+pub use self::export::ExportedCollection;
 pub use self::import::{ImportTarget, ImportedCollection};
 use self::log_parts::{PART_BYTES_MAX, PartReader};
 pub use self::originals::OriginalsBackup;
@@ -71,6 +73,8 @@ const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(50 * 60);
 /// Archives that are received or sent at the same time.
 const TRANSFERS_MAX: usize = 1;
+/// Longest wait for the end of another transfer.
+const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -120,7 +124,7 @@ pub struct ClusterBackups {
     schedule: Option<BackupSchedule>,
     turn: Semaphore,
     waiting: AtomicUsize,
-    transfers: Semaphore,
+    transfers: Arc<Semaphore>,
 }
 
 /// A shard of a backup.
@@ -155,7 +159,7 @@ impl ClusterBackups {
             schedule,
             turn: Semaphore::new(1),
             waiting: AtomicUsize::new(0),
-            transfers: Semaphore::new(TRANSFERS_MAX),
+            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
         })
     }
 
@@ -518,18 +522,21 @@ impl ClusterBackups {
         turn.map_err(|_| Error::unavailable("the server is shutting down"))
     }
 
-    /// Returns the permit of a transfer of an archive. Does not wait, because the client sends or
-    /// reads meanwhile.
+    /// Returns the permit of a transfer of an archive. Waits for a moment only, because the client
+    /// sends or reads meanwhile. The last transfer returns its permit a moment after its answer.
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if another archive is being transferred.
-    fn transfer(&self) -> Result<SemaphorePermit<'_>> {
-        self.transfers.try_acquire().map_err(|_| {
-            Error::exhausted(format!(
+    async fn transfer(&self) -> Result<OwnedSemaphorePermit> {
+        let permit = self.transfers.clone().acquire_owned();
+        match tokio::time::timeout(TRANSFER_WAIT_MAX, permit).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
+            Err(_) => Err(Error::exhausted(format!(
                 "this node transfers {TRANSFERS_MAX} snapshot already; try again later, or ask another root"
             ))
-            .with_retry_after(RETRY_AFTER)
-        })
+            .with_retry_after(RETRY_AFTER)),
+        }
     }
 
     fn count<T>(&self, work: &'static str, result: &Result<T>) {

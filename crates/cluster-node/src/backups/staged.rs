@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use base::Result;
-use search::registry::Registry;
+use base::{Error, Result};
+use search::registry::{CollectionSettings, NamedCollection, Registry, ScrollPage};
+use tokio::runtime::Handle;
 
 use crate::node::local::blocking;
 use crate::types::new_id;
@@ -11,16 +12,18 @@ use crate::types::new_id;
 /// Start of the names of these collections. They follow no log, so they are not shards.
 const PREFIX: &str = "millpond-staged-";
 
-/// A local collection under a temporary name. It may not exist yet.
+/// A local collection under a temporary name. It may not exist yet. Dropping this removes it.
 pub(super) struct StagedCollection {
     registry: Arc<Registry>,
     name: String,
+    is_removed: bool,
 }
 
 impl StagedCollection {
     /// Returns a name that no collection has.
     pub(super) fn new(registry: &Arc<Registry>) -> StagedCollection {
-        StagedCollection { registry: registry.clone(), name: format!("{PREFIX}{}", new_id()) }
+        let name = format!("{PREFIX}{}", new_id());
+        StagedCollection { registry: registry.clone(), name, is_removed: false }
     }
 
     /// Returns the registry of the collection.
@@ -33,10 +36,23 @@ impl StagedCollection {
         &self.name
     }
 
+    /// Creates the collection, empty.
+    ///
+    /// # Errors
+    /// As [`Registry::create`].
+    pub(super) async fn create(
+        &self,
+        settings: CollectionSettings,
+    ) -> Result<Arc<NamedCollection>> {
+        let (registry, name) = (self.registry.clone(), self.name.clone());
+        blocking(move || registry.create(&name, settings)).await
+    }
+
     /// Removes the collection if it exists. If that fails, the next transfer removes it.
-    pub(super) async fn remove(self) {
-        let StagedCollection { registry, name } = self;
-        remove(&registry, name).await;
+    pub(super) async fn remove(mut self) {
+        self.is_removed = true;
+        let (registry, name) = (self.registry.clone(), self.name.clone());
+        remove_later(registry, name).await;
     }
 
     /// Removes the collections that earlier transfers left, for example those of a node that was
@@ -44,16 +60,48 @@ impl StagedCollection {
     pub(super) async fn remove_all(registry: &Arc<Registry>) {
         for listed in registry.list() {
             if listed.name.starts_with(PREFIX) {
-                remove(registry, listed.name).await;
+                remove_later(registry.clone(), listed.name).await;
             }
         }
     }
 }
 
-async fn remove(registry: &Arc<Registry>, name: String) {
-    let (own, removed) = (registry.clone(), name.clone());
-    let done: Result<bool> = blocking(move || own.remove(&removed)).await;
-    if let Err(error) = done {
+impl Drop for StagedCollection {
+    fn drop(&mut self) {
+        if self.is_removed {
+            return;
+        }
+        let (registry, name) = (self.registry.clone(), std::mem::take(&mut self.name));
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || remove(&registry, &name))),
+            Err(_) => remove(&registry, &name),
+        }
+    }
+}
+
+async fn remove_later(registry: Arc<Registry>, name: String) {
+    let removed = blocking(move || {
+        remove(&registry, &name);
+        Ok(())
+    });
+    if let Err(error) = removed.await {
+        tracing::warn!(%error, "a collection of a transfer stays until the next one");
+    }
+}
+
+fn remove(registry: &Registry, name: &str) {
+    if let Err(error) = registry.remove(name) {
         tracing::warn!(name, %error, "a collection of a transfer stays until the next one");
     }
+}
+
+/// Checks that a page of a staged collection has all of its points. Returns the page.
+///
+/// # Errors
+/// `DataLoss` if points are damaged; `Unavailable` if a segment is not open yet.
+pub(super) fn whole(page: ScrollPage) -> Result<ScrollPage> {
+    if !page.partial {
+        return Ok(page);
+    }
+    Err(page.unseen.unwrap_or_else(|| Error::data_loss("points of the snapshot cannot be read")))
 }

@@ -1,5 +1,6 @@
 use api_qdrant::RegistrySource;
 use axum::Router;
+use backup::RestoreTarget;
 use base::ErrorKind;
 use cluster::{EntryBody, Epoch, LogEntry, WriterId};
 use cluster_log::{Batch, CreateOutcome};
@@ -408,6 +409,15 @@ async fn archive_of_one_server() -> Vec<u8> {
     tokio::task::spawn_blocking(archive).await.unwrap()
 }
 
+/// Reads all points of a collection, in the order of ids.
+fn all_points(registry: &Registry, name: &str) -> Vec<search::points::FetchedPoint> {
+    let named = registry.get(name).unwrap();
+    let parts = search::collection::PointParts::ALL;
+    let page = named.scroll(None, 2000, None, parts).unwrap();
+    assert!(!page.partial && page.next.is_none());
+    page.points
+}
+
 fn import_target() -> ImportTarget {
     ImportTarget { name: "moved".to_owned(), shards: 3, copies: 1 }
 }
@@ -468,8 +478,48 @@ async fn a_damaged_archive_writes_nothing() {
 #[tokio::test]
 async fn one_archive_is_transferred_at_a_time() {
     let cluster = TestCluster::new();
-    let _transfer = cluster.backups.transfer().unwrap();
+    let _transfer = cluster.backups.transfer().await.unwrap();
     let open = || Ok(std::io::Cursor::new(Vec::<u8>::new()));
     let refused = cluster.backups.import(&import_target(), open).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+}
+
+#[tokio::test]
+async fn an_archive_of_a_cluster_is_one_of_a_server() {
+    let cluster = TestCluster::new();
+    let archive = archive_of_one_server().await;
+    let first = archive.clone();
+    let open = move || Ok(std::io::Cursor::new(archive));
+    let imported = cluster.backups.import(&import_target(), open).await.unwrap();
+    let record = imported.record.clone();
+    cluster.view.update(|view| {
+        view.collections.insert("moved".to_owned(), imported.record.clone());
+        let mut changes = (*view.changes).clone();
+        changes.collections.insert(imported.record.id.clone(), imported.changes.clone());
+        view.changes = Arc::new(changes);
+    });
+    let set = cluster.backups.create(&record).await.unwrap();
+    let exported = cluster.backups.export(&set).await.unwrap();
+    let busy = cluster.backups.export(&set).await.err().unwrap();
+    assert_eq!(busy.kind(), ErrorKind::ResourceExhausted);
+    let sent = std::thread::spawn(move || {
+        let (mut announced, mut sent) = (0, Vec::new());
+        exported.write(|bytes| announced = bytes, &mut sent).unwrap();
+        assert_eq!(sent.len() as u64, announced);
+        sent
+    });
+    let second = sent.join().unwrap();
+    assert!(cluster.registry.list().is_empty(), "the local collections are removed");
+
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_registry(&directory.path().join("server"));
+    for (name, archive) in [("first", first), ("second", second)] {
+        let (registry, name) = (registry.clone(), name.to_owned());
+        let target = RestoreTarget { name, replaces: false };
+        let read = move || backup::read_archive(&registry, &archive[..], &target, |_| Ok(()));
+        tokio::task::spawn_blocking(read).await.unwrap().unwrap();
+    }
+    assert_eq!(all_points(&registry, "first"), all_points(&registry, "second"));
+    let settings = |name: &str| registry.get(name).unwrap().settings();
+    assert_eq!(*settings("first"), *settings("second"));
 }

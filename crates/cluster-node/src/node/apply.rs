@@ -23,7 +23,7 @@ const TRIES_MAX: u32 = 30;
 
 /// Outcome of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct AppliedBatch {
+pub(crate) struct AppliedBatch {
     /// Operations that were made.
     pub(super) made: u64,
     /// Operations that no holder can make.
@@ -34,7 +34,7 @@ pub(super) struct AppliedBatch {
 ///
 /// # Errors
 /// `DataLoss` if the local collection is damaged; otherwise the error of the last try.
-pub(super) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result<AppliedBatch> {
+pub(crate) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result<AppliedBatch> {
     let mut at = 0;
     let mut applied = AppliedBatch::default();
     let mut pause = PAUSE_MIN;

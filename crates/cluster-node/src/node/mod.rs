@@ -1,7 +1,7 @@
 //! A node's own work: it follows the logs of the shards that it holds, writes the logs of the
 //! shards that it owns, takes snapshots, and answers roots.
 
-mod apply;
+pub(crate) mod apply;
 mod backup_schedule;
 pub(crate) mod catalog;
 mod change_log;
