@@ -67,8 +67,9 @@ async fn put_images(call: ImageCall) -> Response {
     answered.unwrap_or_else(|error| Reply::error(&error).into_response())
 }
 
-const REBUILD: &str = "a collection of a cluster is not rebuilt with another model: put its images into a new \
-                       collection, which model= creates, and remove the old one";
+const REBUILD: &str = "a cluster does not rebuild a collection with another model, because no operation pauses the writers \
+                       of all shards: copy its images into a new collection, which model= creates, move the alias that \
+                       clients use, and remove the old collection (docs/cluster.md, Another embedding model)";
 
 /// Returns a route of one stored image.
 fn stored(part: ImagePart) -> MethodRouter<Arc<RootState>> {

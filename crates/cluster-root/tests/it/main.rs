@@ -11,5 +11,6 @@ mod root_images_support;
 mod root_images_writes;
 mod root_keys;
 mod root_reads;
+mod root_snapshots;
 mod root_support;
 mod root_writes;

@@ -1,0 +1,39 @@
+//! Uploads and recoveries of snapshots that a root refuses before it reads an archive.
+
+use serde_json::{Value, json};
+
+use crate::root_support::TestRoot;
+
+#[tokio::test]
+async fn an_upload_needs_a_free_name_and_possible_shards() {
+    let root = TestRoot::with_collection(2, "Dot");
+    let taken = root.post("snapshots/upload", &Value::Null).await;
+    assert_eq!(taken.status, 409);
+    assert!(taken.json["status"]["error"].as_str().unwrap().contains("alias"));
+    for (query, word) in [
+        ("shard_number=0", "shard_number"),
+        ("shard_number=x", "shard_number"),
+        ("replication_factor=9", "replication_factor"),
+        ("shards=3", "shards"),
+    ] {
+        let wrong = root.post(&format!("snapshots/upload?{query}"), &Value::Null).await;
+        assert_eq!(wrong.status, 400, "{query}");
+        assert!(wrong.json["status"]["error"].as_str().unwrap().contains(word), "{query}");
+    }
+    let checksum = root.post("snapshots/upload?checksum=00", &Value::Null).await;
+    assert_eq!(checksum.status, 501);
+}
+
+#[tokio::test]
+async fn a_recovery_names_what_it_does_not_take() {
+    let root = TestRoot::with_collection(2, "Dot");
+    let location = "file:///tmp/docs.snapshot";
+    for (field, status) in [("checksum", 501), ("api_key", 501), ("snapshot", 400)] {
+        let body = json!({ "location": location, field: "00" });
+        let refused = root.put("snapshots/recover", &body).await;
+        assert_eq!(refused.status, status, "{field}");
+        assert!(refused.json["status"]["error"].as_str().unwrap().contains(field));
+    }
+    let taken = root.put("snapshots/recover", &json!({ "location": location })).await;
+    assert_eq!(taken.status, 409);
+}
