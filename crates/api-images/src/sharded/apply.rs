@@ -16,7 +16,7 @@ use crate::collection::image_settings;
 use crate::features::BLOCK;
 use crate::point_features::{
     ExpectedFeatures, PAYLOAD_BYTES_MAX, PointFeatures, PointList, check_embedding,
-    check_payload_size, check_reserved_keys, graph, of_point, parse_json,
+    check_payload_depth, check_payload_size, check_reserved_keys, graph, of_point, parse_json,
 };
 use crate::settings::ImageSettings;
 use crate::transfer::{payloads, upsert};
@@ -87,6 +87,7 @@ pub fn moved_image(
     let image = LoggedImage { id, embedding, record, payload };
     let expected = ExpectedFeatures { kind: settings.kind, model: settings.model.clone(), dims };
     check_image(&image, &expected)
+        .and_then(|()| check_payload_depth(&image.payload))
         .map_err(|error| error.context(format_args!("point {}", image.id)))?;
     Ok(LoggedPoint { id, text: text_of(&image)? })
 }

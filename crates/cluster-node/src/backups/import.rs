@@ -49,6 +49,9 @@ const PAGE_POINTS_MAX: usize = 256;
 const VALUE_BYTES: usize = 16;
 /// Estimated bytes of a point without its embedding.
 const POINT_BYTES: usize = 64 << 10;
+/// Maximum levels of a payload's JSON: a root takes requests of 120 levels, and three of them are
+/// around the payload. Answers nest it deeper, and JSON readers stop at 128.
+const PAYLOAD_LEVELS_MAX: usize = 117;
 /// Maximum bytes of the settings of a collection in its record.
 const CREATE_BYTES_MAX: usize = 256 << 10;
 
@@ -271,6 +274,12 @@ impl MovedSettings {
                  have it"
             )));
         }
+        if 1 + levels_of(payload.values()) > PAYLOAD_LEVELS_MAX {
+            return Err(Error::invalid(format!(
+                "the payload of point {id} is nested deeper than {PAYLOAD_LEVELS_MAX} levels, which a cluster does not \
+                 take; write it flatter, and make another snapshot"
+            )));
+        }
         let vector = Vector::labelled(&self.vector_name, embedding);
         serde_json::to_string(&MovedPoint { id, vector, payload: &payload })
             .map_err(|error| Error::internal(format!("point {id}: {error}")))
@@ -297,6 +306,19 @@ impl MovedSettings {
             operations.push(Bytes::from(operation));
         }
         Ok(operations)
+    }
+}
+
+/// Returns the most levels of JSON of some values.
+fn levels_of<'a>(values: impl Iterator<Item = &'a Value>) -> usize {
+    values.map(levels).max().unwrap_or(0)
+}
+
+fn levels(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => 1 + levels_of(values.iter()),
+        Value::Object(members) => 1 + levels_of(members.values()),
+        _ => 0,
     }
 }
 
@@ -412,7 +434,18 @@ fn entries_of(operations: Vec<Bytes>) -> Vec<LogEntry<Batch>> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn levels_of_json_are_counted() {
+        for (value, expected) in
+            [(json!(1), 0), (json!([]), 1), (json!({"a": [1, {"b": 2}], "c": {}}), 3)]
+        {
+            assert_eq!(levels(&value), expected, "{value}");
+        }
+    }
 
     #[test]
     fn chunks_end_at_their_limits() {

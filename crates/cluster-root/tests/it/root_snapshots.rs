@@ -12,7 +12,6 @@ async fn an_upload_needs_a_free_name_and_possible_shards() {
     assert!(taken.json["status"]["error"].as_str().unwrap().contains("alias"));
     for (query, word) in [
         ("shard_number=0", "shard_number"),
-        ("shard_number=x", "shard_number"),
         ("replication_factor=9", "replication_factor"),
         ("shards=3", "shards"),
     ] {
