@@ -1,6 +1,7 @@
 """Snapshots that move collections from one server to a cluster and back. Points, payloads and features stay equal."""
 
 import io
+import json
 import pathlib
 import sys
 import tarfile
@@ -10,7 +11,7 @@ import graphs
 import pytest
 import requests
 from deployment import Cluster
-from processes import NodePlan
+from processes import NodePlan, http_call, wait_until
 from qdrant_client import QdrantClient, models
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
@@ -98,7 +99,12 @@ def test_a_collection_moves_to_a_cluster_and_back(cluster, servers):
     assert described.config.params.shard_number == 4
 
     # The collection of the cluster takes writes, and its snapshots have their moment.
-    many.upsert("docs", points(13, 30, VECTOR))
+    for begin in range(0, 60, 3):
+        many.upsert("docs", points(13, 60, VECTOR)[begin : begin + 3])
+    view = json.loads(http_call(cluster.nodes["a"].address, "GET", "/cluster/v1/view")[1])
+    (known,) = (it for it in view["result"]["collections"] if it["name"] == "docs")
+    data = cluster.scratch / "store" / "data" / known["id"]
+    wait_until("a snapshot of a shard", lambda: list(data.glob("snapshots/*/backups/*")))
     many.delete("docs", models.PointIdsList(points=[40, 41]))
     changed = rows(many, "docs")
     assert changed != before

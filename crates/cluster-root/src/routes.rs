@@ -88,7 +88,9 @@ fn snapshots() -> Router<Arc<RootState>> {
         )
         .route(
             &at("{item}"),
+            // A HEAD would copy the whole collection.
             get(snapshots::download)
+                .head(unsupported)
                 .delete(|call: RootCall| call.answer(snapshots::remove))
                 .fallback(unsupported),
         )

@@ -13,19 +13,19 @@ use api_qdrant::{
 use axum::response::{IntoResponse, Response};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster_node::backups::{BackupSet, ClusterBackups};
+use cluster_node::backups::{BackupSet, ClusterBackups, ImportTarget};
 use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use search::registry::check_name;
 use serde::Deserialize;
 use tokio::sync::oneshot;
 use transport::access::{AdminRequest, Caller};
 use transport::result_stream::result_channel;
-use transport::upload::upload_channel;
+use transport::upload::{UploadPieces, upload_channel};
 
 use super::call::RootContext;
 use super::collections::{self, HOLDERS_WAIT_MAX};
 use super::envelope::{RootAnswer, refuse};
-use super::snapshot_call::{RecoverPriority, SnapshotCall, check_checksum};
+use super::snapshot_call::{RecoverPriority, SnapshotCall, TransferParams, check_checksum};
 use super::state::RootState;
 
 /// Longest wait for a snapshot or a recovery. The work continues after that.
@@ -125,13 +125,17 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
     let SnapshotCall { context, params, headers, header_timeout, body, .. } = call;
     // The wait for holders begins after an upload that takes longer than other requests may.
     let context = context.with_time(WAIT_MAX);
-    let target = params.target(&context.collection)?;
-    context.check_creates()?;
-    check_free(&context, &target.name)?;
-    let backups = backups(&context)?;
     let limits = upload_limits(context.state.requests.limits.client_timeout);
     // Until the body is complete, its bytes do not belong to a next request.
     let receiving = header_timeout.complete();
+    let (target, backups) = match new_collection(&context, &params) {
+        Ok(new) => new,
+        Err(error) => {
+            // A client that reads only after sending gets the error.
+            UploadPieces::raw(body).discard(limits.piece_timeout).await;
+            return Err(error);
+        }
+    };
     let pieces = uploaded_pieces(&headers, body, limits).await?;
     let (sender, reader, _) = upload_channel(None);
     tokio::spawn(async move {
@@ -145,6 +149,17 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
         Ok(imported.record)
     };
     created(&context, work).await
+}
+
+/// Returns the collection that an upload creates, and the backups that take it.
+fn new_collection(
+    context: &RootContext,
+    params: &TransferParams,
+) -> Result<(ImportTarget, Arc<ClusterBackups>)> {
+    let target = params.target(&context.collection)?;
+    context.check_creates()?;
+    check_free(context, &target.name)?;
+    Ok((target, backups(context)?))
 }
 
 /// Makes a new collection from a snapshot of this cluster, or from an archive at a location.
