@@ -151,6 +151,11 @@ impl Reservation {
         if self.bytes == 0 {
             return HeldBytes { bytes, held: None };
         }
+        self.attach_marked(bytes)
+    }
+
+    /// Does the same as [`Reservation::attach_held`], and marks bytes without a reservation too.
+    pub(crate) fn attach_marked(self, bytes: Bytes) -> HeldBytes {
         let alive = Arc::new(());
         let held = Some(HeldAnswer(Arc::downgrade(&alive)));
         let bytes = Bytes::from_owner(Attached { bytes, _reservation: self, _alive: Some(alive) });
@@ -179,15 +184,15 @@ struct Attached {
     _alive: Option<Arc<()>>,
 }
 
-/// Mark of an answer whose bytes are counted in the memory of requests. The mark ends when these
-/// bytes are dropped.
+/// Mark of an answer whose bytes are counted in the memory of requests, or of an answer of a stream.
+/// The mark ends when these bytes are dropped.
 #[derive(Clone, Debug)]
 pub struct HeldAnswer(pub(crate) Weak<()>);
 
 /// Bytes that hold a reservation.
 pub(crate) struct HeldBytes {
     pub(crate) bytes: Bytes,
-    /// `None` for bytes without a reservation.
+    /// `None` for bytes without a mark.
     pub(crate) held: Option<HeldAnswer>,
 }
 

@@ -25,7 +25,7 @@ use crate::request_body::RequestBody;
 use crate::socket::ListenSocket;
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::TlsIdentity;
-use crate::unread_answers::{UnreadAnswers, UnreadCheck};
+use crate::unread_answers::{StreamAnswers, UnreadAnswers, UnreadCheck};
 use crate::write_coalescer::{ConnectionFrames, WriteCoalescer};
 
 /// Longest silence of an HTTP/1.1 connection between requests.
@@ -212,7 +212,7 @@ where
                     let connection =
                         builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = flush.drive(watcher.watch(connection), check).await;
-                    ended.unwrap_or_else(|| Err("the client reads nothing".into()))
+                    ended.unwrap_or_else(|| Err("the client does not read its answers".into()))
                 }
             };
             if let Err(error) = ended {
@@ -301,6 +301,9 @@ where
         let (mut parts, incoming) = request.into_parts();
         let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));
         parts.extensions.insert(self.peer);
+        if let Some(unread) = &unread {
+            parts.extensions.insert(StreamAnswers(unread.clone()));
+        }
         if let Some(http1) = &http1 {
             // A handler that answers while the body still arrives keeps a guard of its own.
             parts.extensions.insert(http1.header_timeout.clone());

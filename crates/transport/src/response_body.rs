@@ -45,7 +45,8 @@ pub struct ResponseBody {
 struct LargeBody {
     unsent: Arc<Mutex<UnsentBytes>>,
     budget: Arc<ByteBudget>,
-    check: AbortHandle,
+    /// `None` for an answer of a stream, which only its connection checks.
+    check: Option<AbortHandle>,
 }
 
 struct UnsentBytes {
@@ -83,13 +84,35 @@ impl ResponseBody {
                 }
             }
         });
-        let large =
-            LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
+        let large = LargeBody {
+            unsent,
+            budget: resources.memory.clone(),
+            check: Some(check.abort_handle()),
+        };
         ResponseBody { whole: None, large: Some(large), clock: None, held: None }
     }
 
-    /// Takes the mark of a body that is one piece of counted bytes. As an extension of the response
-    /// it lets an HTTP/2 connection notice that its client does not read.
+    /// Creates the body of one answer of a stream, for which `reservation` has reserved at least
+    /// its length or nothing. The body has a mark for [`StreamAnswers`](crate::StreamAnswers).
+    /// Answers wait for those before them, so no window of its own limits a large one.
+    pub fn of_stream(
+        resources: &RequestResources,
+        bytes: Bytes,
+        mut reservation: Reservation,
+    ) -> ResponseBody {
+        reservation.shrink_to(bytes.len() as u64);
+        let HeldBytes { bytes, held } = reservation.attach_marked(bytes);
+        if bytes.len() <= WHOLE_BYTES_MAX {
+            return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
+        }
+        let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
+        let large = LargeBody { unsent, budget: resources.memory.clone(), check: None };
+        ResponseBody { whole: None, large: Some(large), clock: None, held }
+    }
+
+    /// Takes the mark of a body that is one piece of counted bytes, or that belongs to a stream. As
+    /// an extension of the response it lets an HTTP/2 connection notice that its client does not
+    /// read.
     pub fn take_held(&mut self) -> Option<HeldAnswer> {
         self.held.take()
     }
@@ -148,7 +171,9 @@ fn lock(unsent: &Mutex<UnsentBytes>) -> MutexGuard<'_, UnsentBytes> {
 
 impl Drop for LargeBody {
     fn drop(&mut self) {
-        self.check.abort();
+        if let Some(check) = &self.check {
+            check.abort();
+        }
         // The task itself is dropped a little later.
         lock(&self.unsent).bytes = None;
     }

@@ -3,11 +3,14 @@
 //! h2 keeps the bytes of an answer until the client opens the windows of its stream and of its
 //! connection. If a client never does, nothing is written that could stall, and the memory of its
 //! answers would be held for ever. So the connection is closed.
+//!
+//! A response has one mark, which the connection adds. The answers of a stream become known one by
+//! one, so the stream adds their marks through [`StreamAnswers`].
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use metrics::{KindLabels, Metrics};
@@ -32,6 +35,25 @@ pub(crate) struct UnreadAnswers {
     /// In the order of their times. May have answers that were read since.
     answers: Mutex<Vec<UnreadAnswer>>,
     sent: AtomicU64,
+    /// Wakes the check, which may have no timer.
+    idle_check: Mutex<Option<Waker>>,
+}
+
+/// Adds the answers of a stream to the unread answers of its connection. An extension of each
+/// request of an HTTP/2 connection.
+#[derive(Clone)]
+pub struct StreamAnswers(pub(crate) Arc<UnreadAnswers>);
+
+impl StreamAnswers {
+    /// Adds an answer that waits for the client from now on.
+    pub fn add(&self, held: HeldAnswer) {
+        self.0.add(held);
+        // h2 does not poll the connection for an answer that the client does not let it send.
+        let check = self.0.idle_check.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(check) = check {
+            check.wake();
+        }
+    }
 }
 
 impl UnreadAnswers {
@@ -41,6 +63,7 @@ impl UnreadAnswers {
             metrics: metrics.clone(),
             answers: Mutex::default(),
             sent: AtomicU64::new(0),
+            idle_check: Mutex::default(),
         })
     }
 
@@ -55,6 +78,20 @@ impl UnreadAnswers {
 
     pub(crate) fn count_sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the age of the oldest unread answer. Without one, the next answer of a stream wakes
+    /// the task of `cx`.
+    fn oldest_or_wake(&self, cx: &Context<'_>) -> Option<Duration> {
+        // Before the look at the list, so that no answer is missed.
+        let mut idle = self.idle_check.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waker) = &mut *idle {
+            waker.clone_from(cx.waker());
+        } else {
+            *idle = Some(cx.waker().clone());
+        }
+        drop(idle);
+        self.oldest()
     }
 
     /// Returns the age of the oldest unread answer, if there is one.
@@ -84,7 +121,7 @@ impl UnreadCheck {
     pub(crate) fn poll_stalled(&mut self, cx: &mut Context<'_>) -> bool {
         let UnreadAnswers { window, sent, .. } = &*self.answers;
         if self.timer.is_none() {
-            if self.answers.oldest().is_none() {
+            if self.answers.oldest_or_wake(cx).is_none() {
                 return false;
             }
             self.sent_before = sent.load(Ordering::Relaxed);
@@ -93,7 +130,7 @@ impl UnreadCheck {
         while let Some(timer) = &mut self.timer
             && let Poll::Ready(()) = timer.as_mut().poll(cx)
         {
-            let Some(age) = self.answers.oldest() else {
+            let Some(age) = self.answers.oldest_or_wake(cx) else {
                 self.timer = None;
                 return false;
             };
@@ -153,6 +190,25 @@ mod tests {
         let progress = || answers.count_sent(ANSWER_WINDOW_BYTES_MIN as usize);
         assert!(!is_stalled(&answers, 4, progress).await);
         assert!(is_stalled(&answers, 3 * WINDOWS_MAX, progress).await);
+    }
+
+    /// The check waits without a timer, and nothing but the answer wakes its task.
+    #[tokio::test]
+    async fn an_answer_of_a_stream_wakes_the_check() {
+        let answers = answers();
+        let mut check = UnreadCheck::new(answers.clone());
+        let checking = tokio::spawn(async move {
+            poll_fn(|cx| if check.poll_stalled(cx) { Poll::Ready(()) } else { Poll::Pending })
+                .await;
+        });
+        while answers.idle_check.lock().unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let held = Arc::new(());
+        StreamAnswers(answers.clone()).add(HeldAnswer(Arc::downgrade(&held)));
+        tokio::time::timeout(Duration::from_secs(60), checking).await.unwrap().unwrap();
+        let slow = KindLabels { kind: "slow_reader" };
+        assert_eq!(answers.metrics.refused.get_or_create(&slow).get(), 1);
     }
 
     #[test]

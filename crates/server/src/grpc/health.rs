@@ -14,10 +14,11 @@ use protocol::grpc::health::v1::{
 use protocol::reflection;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use transport::access::KeyGrant;
-use transport::{RequestBody, Reservation, ResponseBody};
+use transport::{RequestBody, Reservation};
 
 use super::call::SmallCall;
 use super::response::{self, Response};
+use super::stream::AnswerSender;
 use crate::models::ModelsState;
 use crate::readiness::WATCHERS_MAX;
 use crate::view;
@@ -66,12 +67,14 @@ pub(super) async fn watch(
     stopped: watch::Receiver<bool>,
     request: http::Request<RequestBody>,
 ) -> Response {
+    let unread = request.extensions().get().cloned();
     let watched = match Watched::read(&state, request).await {
         Ok(watched) => watched,
         Err(error) => return response::failed(&error),
     };
     let (sender, receiver) = mpsc::channel(STATUSES_MAX);
-    tokio::spawn(async move { follow(&state, watched, &sender, stopped).await });
+    let answers = AnswerSender { sender, unread };
+    tokio::spawn(async move { follow(&state, watched, &answers, stopped).await });
     response::stream(receiver)
 }
 
@@ -103,23 +106,24 @@ impl Watched {
 async fn follow(
     state: &ModelsState,
     watched: Watched,
-    sender: &mpsc::Sender<Result<ResponseBody>>,
+    answers: &AnswerSender,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let encode =
-        |status| response::encode(&state.requests, &message(status), state.requests.memory.empty());
+    let encode = |status| {
+        response::encode_streamed(&state.requests, &message(status), state.requests.memory.empty())
+    };
     // Taken before the first look, so that no change is missed.
     let mut changes = state.watchers.changes.clone();
     let mut sent = None;
     loop {
         let now = status(state, &watched.name).unwrap_or(ServingStatus::ServiceUnknown);
         let next = async {
-            if sent != Some(now) && sender.send(encode(now)).await.is_err() {
+            if sent != Some(now) && !answers.send(encode(now)).await {
                 return false;
             }
             sent = Some(now);
             tokio::select! {
-                () = sender.closed() => false,
+                () = answers.sender.closed() => false,
                 changed = changes.changed() => changed.is_ok(),
             }
         };
@@ -131,7 +135,7 @@ async fn follow(
     }
     // If the client has unread statuses, the end of the connection says the same.
     if sent != Some(ServingStatus::NotServing) {
-        let _ = sender.try_send(encode(ServingStatus::NotServing));
+        let _ = answers.sender.try_send(encode(ServingStatus::NotServing));
     }
-    let _ = sender.try_send(Err(Error::unavailable("the server is shutting down")));
+    let _ = answers.sender.try_send(Err(Error::unavailable("the server is shutting down")));
 }

@@ -190,7 +190,7 @@ impl StreamCall {
                 error_message: String::new(),
                 infer_response: Some(response),
             };
-            response::encode(&state.requests, &answer, reservation)
+            response::encode_streamed(&state.requests, &answer, reservation)
         });
         let answer = answer.map(|body| body.with_clock(Some(ticket.into_encoded())));
         answer.or_else(|error| {
@@ -199,7 +199,7 @@ impl StreamCall {
                 error_message: error.to_string(),
                 infer_response: Some(response).filter(|response| !response.id.is_empty()),
             };
-            response::encode(&state.requests, &answer, state.requests.memory.empty())
+            response::encode_streamed(&state.requests, &answer, state.requests.memory.empty())
         })
     }
 }

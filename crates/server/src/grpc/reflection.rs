@@ -28,5 +28,5 @@ fn answer(state: &ModelsState, message: Bytes) -> Result<ResponseBody> {
     let mut reservation = state.requests.memory.empty();
     reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
     let response = protocol::reflection::respond(messages::parse(message)?);
-    response::encode(&state.requests, &response, reservation)
+    response::encode_streamed(&state.requests, &response, reservation)
 }

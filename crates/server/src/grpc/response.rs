@@ -63,11 +63,32 @@ fn respond(mut frames: ResponseFrames) -> Response {
 ///
 /// # Errors
 /// `ResourceExhausted` for more than 4 GiB, and the errors of the budget.
-pub(super) fn encode<M: Message>(
+fn encode<M: Message>(
     requests: &RequestResources,
     message: &M,
-    mut reservation: Reservation,
+    reservation: Reservation,
 ) -> Result<ResponseBody> {
+    let (frame, reservation) = encode_frame(message, reservation)?;
+    Ok(ResponseBody::new(requests, frame, reservation))
+}
+
+/// Returns the frame of a message of a stream, which takes over the reservation of its request.
+///
+/// # Errors
+/// `ResourceExhausted` for more than 4 GiB, and the errors of the budget.
+pub(super) fn encode_streamed<M: Message>(
+    requests: &RequestResources,
+    message: &M,
+    reservation: Reservation,
+) -> Result<ResponseBody> {
+    let (frame, reservation) = encode_frame(message, reservation)?;
+    Ok(ResponseBody::of_stream(requests, frame, reservation))
+}
+
+fn encode_frame<M: Message>(
+    message: &M,
+    mut reservation: Reservation,
+) -> Result<(Bytes, Reservation)> {
     let length = message.encoded_len();
     let prefix = prefix(length)?;
     // The request is freed; the outputs live until they are copied into the frame.
@@ -79,7 +100,7 @@ pub(super) fn encode<M: Message>(
     message
         .encode(&mut frame)
         .map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
-    Ok(ResponseBody::new(requests, frame.into(), reservation))
+    Ok((frame.into(), reservation))
 }
 
 /// Returns the response with a message that is encoded already, as [`encode`] does.

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use os::CpuAccount;
 use tokio::sync::{mpsc, watch};
-use transport::{RequestBody, ResponseBody};
+use transport::{RequestBody, ResponseBody, StreamAnswers};
 
 use super::messages::Messages;
 use super::response::{self, Response};
@@ -32,8 +32,9 @@ where
         Err(error) => return response::failed(&error),
     };
     let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
+    let answers = AnswerSender { sender, unread: head.extensions.get().cloned() };
     let state = state.clone();
-    let conversation = async move { converse(&state, messages, &sender, stopped, answer).await };
+    let conversation = async move { converse(&state, messages, &answers, stopped, answer).await };
     match CpuAccount::current() {
         Some(account) => drop(tokio::spawn(account.wrap(conversation))),
         None => drop(tokio::spawn(conversation)),
@@ -41,12 +42,30 @@ where
     response::stream(receiver)
 }
 
+/// Sends the answers of a stream. Its connection is closed if the client does not read them.
+pub(super) struct AnswerSender {
+    pub(super) sender: mpsc::Sender<Result<ResponseBody>>,
+    pub(super) unread: Option<StreamAnswers>,
+}
+
+impl AnswerSender {
+    /// Sends an answer, or the error that ends the stream. Waits while too many answers are unread.
+    /// Returns false if the client has disconnected.
+    pub(super) async fn send(&self, mut answer: Result<ResponseBody>) -> bool {
+        let held = answer.as_mut().ok().and_then(ResponseBody::take_held);
+        if let (Some(unread), Some(held)) = (&self.unread, held) {
+            unread.add(held);
+        }
+        self.sender.send(answer).await.is_ok()
+    }
+}
+
 /// Answers messages until the stream ends, the client disconnects, or the server stops. The first
 /// error ends the stream.
 async fn converse<A>(
     state: &Arc<ModelsState>,
     mut messages: Messages,
-    answers: &mpsc::Sender<Result<ResponseBody>>,
+    answers: &AnswerSender,
     mut stopped: watch::Receiver<bool>,
     answer: impl Fn(Bytes) -> A,
 ) where
@@ -58,7 +77,7 @@ async fn converse<A>(
             _ = stopped.wait_for(|stopped| *stopped) => {
                 Err(Error::unavailable("the server is shutting down"))
             }
-            () = answers.closed() => return,
+            () = answers.sender.closed() => return,
             message = messages.next(&state.requests) => message,
         };
         let (answer, last) = match message {
@@ -71,10 +90,10 @@ async fn converse<A>(
                     (answer, last)
                 }
                 // Dropping the request removes it from its queue.
-                () = answers.closed() => return,
+                () = answers.sender.closed() => return,
             },
         };
-        if answers.send(answer).await.is_err() || last {
+        if !answers.send(answer).await || last {
             return;
         }
     }

@@ -169,6 +169,29 @@ fn a_broken_message_ends_its_stream_with_the_reason() {
     });
 }
 
+/// Each answer is small, so only the connection can notice that it is unread.
+#[test]
+fn unread_answers_of_a_stream_end_its_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |config| config.listeners.answer_window = SHORT);
+    run(async {
+        let requests = tokio_stream::iter(std::iter::repeat_with(|| request(50_000)).take(64))
+            .chain(tokio_stream::pending());
+        let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
+        let slow = metrics::KindLabels { kind: "slow_reader" };
+        until(|| served.server.core.metrics.refused.get_or_create(&slow).get() == 1).await;
+        until(|| served.server.requests.memory.used() == 0).await;
+        let ended = loop {
+            match answers.next().await {
+                Some(Ok(_)) => {}
+                ended => break ended,
+            }
+        };
+        assert!(matches!(ended, Some(Err(_))), "the connection is open");
+        client!(served).model_infer(request(1)).await.unwrap();
+    });
+}
+
 #[test]
 fn each_message_of_a_stream_is_admitted() {
     let dir = tempfile::tempdir().unwrap();
