@@ -72,7 +72,9 @@ impl ImageServices {
             // Embeddings of one collection come from one version.
             rollout: None,
         };
-        let response = self.inference.infer(&self.inference.start(PROTOCOL), request).await?;
+        let ticket = self.inference.start(PROTOCOL);
+        let response = self.inference.infer(&ticket, request).await?;
+        drop(ticket.into_encoded());
         let embedding = embedder.embeddings(&response.outputs, 1)?.into_iter().next();
         embedding.ok_or_else(|| Error::internal("a model gave no vector"))
     }

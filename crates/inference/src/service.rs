@@ -1,7 +1,7 @@
 //! The service that runs requests on models.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{
@@ -47,9 +47,43 @@ pub struct RequestTicket {
     started: Instant,
     clock: RequestClock,
     trace: Option<Arc<RequestTrace>>,
+    /// The count of the request, from the result of its model until the answer is encoded.
+    counted: Mutex<Option<AnswerCount>>,
+}
+
+/// Counts a request when dropped.
+struct AnswerCount {
+    labels: RequestLabels,
+    metrics: Arc<Metrics>,
+    /// Held until the request is counted: series that are counted after a version was released
+    /// would stay forever.
+    servable: Arc<Servable>,
+}
+
+impl Drop for AnswerCount {
+    fn drop(&mut self) {
+        let RequestLabels { model, protocol, status, .. } = &self.labels;
+        self.metrics.requests.get_or_create(&self.labels).inc();
+        self.metrics.tfs.count(model, protocol, status);
+    }
 }
 
 impl RequestTicket {
+    fn new(
+        protocol: &'static str,
+        clock: RequestClock,
+        trace: Option<Arc<RequestTrace>>,
+    ) -> RequestTicket {
+        RequestTicket {
+            protocol,
+            api: "Predict",
+            started: Instant::now(),
+            clock,
+            trace,
+            counted: Mutex::default(),
+        }
+    }
+
     /// Sets the method of TensorFlow Serving's API, if it is not Predict.
     #[must_use]
     pub fn for_method(self, api: &'static str) -> RequestTicket {
@@ -72,10 +106,27 @@ impl RequestTicket {
         self.clock.mark(moment);
     }
 
-    /// Marks the response as encoded. Returns the clock, for the body of the response.
+    /// Marks the response as encoded, and counts the request. Returns the clock, for the body of
+    /// the response.
     pub fn into_encoded(self) -> RequestClock {
         self.clock.mark(Moment::Encoded);
+        if let Some(count) = self.counted().take() {
+            self.clock.record_outcome(Some(&count.servable.id), count.labels.status);
+        }
         self.clock
+    }
+
+    /// Counts a request whose answer cannot be encoded. A request that was counted before stays as
+    /// it is.
+    pub fn fail(&self, error: &Error) {
+        if let Some(mut count) = self.counted().take() {
+            count.labels.status = error.kind().name();
+            self.clock.record_outcome(Some(&count.servable.id), count.labels.status);
+        }
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Option<AnswerCount>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,7 +194,7 @@ impl InferenceService {
     /// timeline is complete, once the ticket or its clock is dropped.
     pub fn start(&self, protocol: &'static str) -> RequestTicket {
         let clock = RequestClock::start(protocol, self.sink.clone());
-        RequestTicket { protocol, api: "Predict", started: Instant::now(), clock, trace: None }
+        RequestTicket::new(protocol, clock, None)
     }
 
     /// Starts a request that is traced. Its timeline goes to `sink`, which passes it on.
@@ -154,8 +205,7 @@ impl InferenceService {
         sink: Arc<dyn TimelineSink>,
     ) -> RequestTicket {
         let clock = RequestClock::start(protocol, Some(sink));
-        let started = Instant::now();
-        RequestTicket { protocol, api: "Predict", started, clock, trace: Some(trace) }
+        RequestTicket::new(protocol, clock, Some(trace))
     }
 
     /// Returns the receiver of all timelines.
@@ -229,10 +279,31 @@ impl InferenceService {
     }
 
     fn count(&self, ticket: &RequestTicket, model: &Arc<str>, version: u64, status: &'static str) {
+        // A request of several tasks counts a run with outputs, although a later task fails.
+        drop(ticket.counted().take());
         let labels =
             RequestLabels { model: model.clone(), version, protocol: ticket.protocol, status };
         self.metrics.requests.get_or_create(&labels).inc();
         self.metrics.tfs.count(model, ticket.protocol, status);
+    }
+
+    /// Counts a run that failed. One with outputs is counted by its ticket, once the answer is
+    /// encoded or the ticket is dropped.
+    fn count_run(&self, ticket: &RequestTicket, servable: &Arc<Servable>, status: &'static str) {
+        let id = &servable.id;
+        if status != "ok" {
+            self.count(ticket, &id.model, id.version, status);
+            ticket.clock.record_outcome(Some(id), status);
+            return;
+        }
+        let labels = RequestLabels {
+            model: id.model.clone(),
+            version: id.version,
+            protocol: ticket.protocol,
+            status,
+        };
+        let (metrics, servable) = (self.metrics.clone(), servable.clone());
+        *ticket.counted() = Some(AnswerCount { labels, metrics, servable });
     }
 
     /// Checks and queues a request, waits for its outputs, and counts it, failed or not. If the
@@ -271,10 +342,9 @@ impl InferenceService {
         let now = Instant::now();
         let total = now - ticket.started;
         let status = completion.result.as_ref().map_or_else(|error| error.kind().name(), |_| "ok");
-        self.count(ticket, &id.model, id.version, status);
+        self.count_run(ticket, &servable, status);
         let Completion { result, queue, compute, batch, run, .. } = completion;
         ticket.clock.mark_at(Moment::Answered, now);
-        ticket.clock.record_outcome(Some(&id), status);
         self.record_run(ticket, run, activity);
         tracing::debug!(
             version = %id, protocol = ticket.protocol, status, items, batch, ?queue, ?compute, ?total, "request"

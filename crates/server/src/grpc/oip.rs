@@ -192,7 +192,9 @@ impl StreamCall {
             };
             response::encode_streamed(&state.requests, &answer, reservation)
         });
-        let answer = answer.map(|body| body.with_clock(Some(ticket.into_encoded())));
+        let answer = answer
+            .inspect_err(|error| ticket.fail(error))
+            .map(|body| body.with_clock(Some(ticket.into_encoded())));
         answer.or_else(|error| {
             let response = pb::ModelInferResponse { id, ..Default::default() };
             let answer = pb::ModelStreamInferResponse {

@@ -29,7 +29,12 @@ pub(super) fn single<M: Message>(
     ticket: Option<RequestTicket>,
 ) -> Response {
     match answer.and_then(|(message, reservation)| encode(requests, &message, reservation)) {
-        Err(error) => failed(&error),
+        Err(error) => {
+            if let Some(ticket) = &ticket {
+                ticket.fail(&error);
+            }
+            failed(&error)
+        }
         Ok(frame) => {
             let frame = frame.with_clock(ticket.map(RequestTicket::into_encoded));
             respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() })

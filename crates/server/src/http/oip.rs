@@ -152,6 +152,7 @@ pub(super) async fn infer(
 ) -> Reply {
     let mut ticket = state.starter.start(PROTOCOL, &headers, || target.traced());
     let answered = answer(&state, &mut ticket, &target, &headers, body).await;
+    let answered = answered.inspect_err(|error| ticket.fail(error));
     Reply::of(answered.map(|reply| reply.with_clock(ticket.into_encoded())))
 }
 

@@ -150,6 +150,7 @@ pub(super) async fn run(
         });
     }
     let answered = answer(&state, &mut ticket, &rest, &headers, body).await;
+    let answered = answered.inspect_err(|error| ticket.fail(error));
     let reply = reply(answered.map(|reply| reply.with_clock(ticket.into_encoded())));
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),

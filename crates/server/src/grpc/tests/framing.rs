@@ -135,6 +135,28 @@ fn a_small_call_takes_one_message_of_4_mib() {
     });
 }
 
+/// The model answers, but the frame of its answer exceeds the budget.
+#[test]
+fn an_answer_that_cannot_be_encoded_counts_as_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) =
+        served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
+    let message = request(2_200_000).encode_to_vec();
+    let (status, _) =
+        run(async { call(&served, vec![prefixed(0, &message, message.len())]).await });
+    assert_eq!(status, "8");
+    let counted = |status| {
+        let labels = metrics::RequestLabels {
+            model: "echo".into(),
+            version: 1,
+            protocol: "oip-grpc",
+            status,
+        };
+        served.server.core.metrics.requests.get_or_create(&labels).get()
+    };
+    assert_eq!((counted("ok"), counted("too_large")), (0, 1));
+}
+
 /// gRPC's compression rules: UNIMPLEMENTED, with the accepted encodings.
 #[test]
 fn an_unknown_encoding_is_answered_by_the_known_ones() {
