@@ -3,7 +3,7 @@
 use crate::json::distance_name;
 use base::Result;
 use search::collection::{FieldType, IndexedField, SearchThread, Status};
-use search::filter::{Condition, Filter};
+use search::filter::{Condition, Filter, Match};
 use search::registry::{CollectionSettings, NamedCollection, medium_name};
 use serde_json::{Map, Value, json};
 
@@ -112,8 +112,10 @@ fn payload_schema(
 ) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
-        let empty = Condition::IsEmpty { key: field.clone() };
-        let filled = Filter { must_not: vec![empty], ..Filter::default() };
+        // Any value differs from none.
+        let matching = Match::Except(Vec::<Value>::new().into());
+        let filled = Condition::Match { key: field.clone(), matching };
+        let filled = Filter { must: vec![filled], ..Filter::default() };
         let points = named
             .count(Some(&filled))
             .map_err(|error| error.context(format_args!("payload_schema.{field}")))?;

@@ -118,12 +118,10 @@ impl RankedGroups {
 
     /// Returns the filter of points with a value that no group has.
     fn other_values(&self, key: &str) -> Filter {
-        let empty = Condition::IsEmpty { key: key.to_owned() };
         let known: Vec<Value> = self.groups.iter().map(|group| group.value.to_value()).collect();
         let matching = Match::Except(known.into());
         let other = Condition::Match { key: key.to_owned(), matching };
-        let must = if self.groups.is_empty() { Vec::new() } else { vec![other] };
-        Filter { must, must_not: vec![empty], ..Filter::default() }
+        Filter { must: vec![other], ..Filter::default() }
     }
 }
 

@@ -11,8 +11,8 @@ fn filters_and_facets_are_equal_before_and_after_a_flush() {
     bench.create("c", 2, "Dot");
     let points = json!({"points": [
         {"id": 1, "vector": [1, 1], "payload": {"d": "2024-06-15T12:00:00Z", "t": ["x", "y"], "n": null}},
-        {"id": 2, "vector": [1, 1], "payload": {"d": "2023-01-01", "t": "x", "n": 2}},
-        {"id": 3, "vector": [1, 1], "payload": {"t": [], "n": [1, null], "long": "z".repeat(600)}},
+        {"id": 2, "vector": [1, 1], "payload": {"d": "2023-01-01", "t": "x", "n": 2, "e": null}},
+        {"id": 3, "vector": [1, 1], "payload": {"t": [], "n": [1, null], "e": [null], "long": "z".repeat(600)}},
         {"id": UUID, "vector": [1, 1], "payload": {"n": 1.5, "t": ["y"]}},
     ]});
     bench.write(update::upsert, "c", &points).unwrap();
@@ -25,6 +25,7 @@ fn filters_and_facets_are_equal_before_and_after_a_flush() {
         (json!({"is_null": {"key": "n"}}), 2),
         (json!({"key": "n", "is_null": false}), 2),
         (json!({"is_empty": {"key": "d"}}), 2),
+        (json!({"is_empty": {"key": "e"}}), 3),
         (json!({"key": "n", "range": {"gt": 1, "lte": 2}}), 2),
         (json!({"key": "t", "match": {"except": ["x"]}}), 2),
         (is("long", json!("z".repeat(600))), 1),

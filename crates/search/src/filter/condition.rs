@@ -2,7 +2,8 @@
 //!
 //! A field that holds a list meets a condition if one of its elements does. A field that is absent,
 //! null or an empty list is empty: it meets [`Condition::IsEmpty`] and no other condition, not even
-//! [`Match::Except`], since it has no value to compare.
+//! [`Match::Except`], since it has no value to compare. A list of nulls has no value to compare
+//! either, but is not empty, as in Qdrant.
 
 use std::borrow::Cow;
 
@@ -332,7 +333,11 @@ impl Condition {
             }),
             Condition::ValuesCount { key, range } => has_count(payload, key, range),
             Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
-            Condition::IsEmpty { key } => !any_value(payload, key, &mut |_| true),
+            Condition::IsEmpty { key } => !any_found(payload, key, &mut |value| match value {
+                Value::Null => false,
+                Value::Array(elements) => !elements.is_empty(),
+                _ => true,
+            }),
             Condition::IsNull { key } => null_at(payload, key),
             Condition::Nested(filter) => filter.matches(id, payload),
         }

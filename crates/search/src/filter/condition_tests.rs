@@ -79,6 +79,16 @@ fn paths_go_into_objects_and_lists() {
     {
         check(Condition::IsEmpty { key: key.into() }, payload.clone(), empty);
     }
+    for (key, payload, empty) in [
+        ("a", json!({"a": [null]}), false),
+        ("a", json!({"a": [[]]}), false),
+        ("a[]", json!({"a": [null, null]}), true),
+        ("a[]", json!({"a": [[], null]}), true),
+        ("a[].b", json!({"a": [{"b": null}, {}]}), true),
+        ("a[].b", json!({"a": [{"b": null}, {"b": [null]}]}), false),
+    ] {
+        check(Condition::IsEmpty { key: key.into() }, payload, empty);
+    }
 }
 
 #[test]

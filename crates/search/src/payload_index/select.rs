@@ -203,7 +203,15 @@ impl FieldReader<'_> {
             Condition::Match { matching: Match::Any(values), .. } => self.any(values)?,
             Condition::Range { range, .. } => RowSelection::sure(self.range(range)?),
             Condition::DateRange { range, .. } => RowSelection::sure(self.dates(range)?),
-            Condition::IsEmpty { .. } => RowSelection::sure(self.bitmap(&bitmaps.present)?).not(),
+            Condition::IsEmpty { .. } => {
+                let present = self.bitmap(&bitmaps.present)?;
+                let mut null = self.bitmap(&bitmaps.null)?;
+                null.subtract(&present);
+                let mut empty = RowSelection::sure(present).not();
+                // Null is empty, and a list of nulls is not.
+                empty.doubt(&null);
+                empty
+            }
             Condition::IsNull { .. } => RowSelection::sure(self.bitmap(&bitmaps.null)?),
             Condition::ValuesCount { .. } | Condition::HasId(_) | Condition::Nested(_) => {
                 return Ok(None);
@@ -216,8 +224,8 @@ impl FieldReader<'_> {
                 _ => &bitmaps.bare,
             };
             met.doubt(&self.bitmap(outside)?);
-            if matches!(condition, Condition::IsNull { .. }) {
-                // An element may be a list with null.
+            if matches!(condition, Condition::IsNull { .. } | Condition::IsEmpty { .. }) {
+                // An element may be a list with null, or an empty list.
                 met.doubt(&self.bitmap(&bitmaps.other)?);
             }
         }
