@@ -1,4 +1,5 @@
-//! A time limit on the head of an HTTP/1.1 request, from its first byte.
+//! A time limit on the head of an HTTP/1.1 request, from its first byte, and on the preface of an
+//! HTTP/2 connection.
 //!
 //! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This
 //! limit starts with the first byte after the last answer and ends when the next request reaches
@@ -15,6 +16,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use crate::control_frames::PREFACE_BYTES;
 use crate::progress_timeout::{ProgressTimeout, check_write};
 
 #[derive(Default)]
@@ -62,6 +64,33 @@ impl HeaderTimeout {
             if self.0.phase.load(Ordering::Relaxed) == phase {
                 return;
             }
+        }
+    }
+}
+
+/// Applies a [`HeaderTimeout`] to the preface of an HTTP/2 connection. h2 sends no ping before it
+/// has read the preface, so no other limit ends the wait for it.
+pub(crate) struct PrefaceTimeout {
+    timeout: HeaderTimeout,
+    /// Bytes of the preface that have not arrived.
+    left: usize,
+}
+
+impl PrefaceTimeout {
+    /// Begins the time of `timeout` with the first wait for it.
+    pub(crate) fn new(timeout: HeaderTimeout) -> PrefaceTimeout {
+        timeout.bytes_read();
+        PrefaceTimeout { timeout, left: PREFACE_BYTES }
+    }
+
+    /// Records that `bytes` bytes have arrived.
+    pub(crate) fn received(&mut self, bytes: usize) {
+        if self.left == 0 {
+            return;
+        }
+        self.left = self.left.saturating_sub(bytes);
+        if self.left == 0 {
+            drop(self.timeout.complete());
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
 use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
-use crate::header_timeout::{AnswerBody, HeaderTimeout, TimedStream};
+use crate::header_timeout::{AnswerBody, HeaderTimeout, PrefaceTimeout, TimedStream};
 use crate::http_version::HttpVersion;
 use crate::linger::{LingerLimits, LingeringStream};
 use crate::opening::{ConnectionOpener, OpeningLimits};
@@ -26,7 +26,7 @@ use crate::socket::ListenSocket;
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::TlsIdentity;
 use crate::unread_answers::{StreamAnswers, UnreadAnswers, UnreadCheck};
-use crate::write_coalescer::{ConnectionFrames, WriteCoalescer};
+use crate::write_coalescer::{ConnectionFrames, Flush, WriteCoalescer};
 
 /// Longest silence of an HTTP/1.1 connection between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -53,7 +53,8 @@ pub struct ConnectionLimits {
     pub connections_max: usize,
     /// Maximum streams of an HTTP/2 connection.
     pub streams_max: usize,
-    /// Longest time for the headers of a request, from their first byte.
+    /// Longest time for the headers of a request, from their first byte, and for the preface of an
+    /// HTTP/2 connection.
     pub header_timeout: Duration,
     /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
@@ -183,7 +184,7 @@ where
         let opening = OpeningLimits { idle: IDLE_TIMEOUT, handshake: header_limit };
         let builder = builder.clone();
         let ShutdownSignals { watcher, stop, mut drained } = shutdown;
-        let frames = unread.map(|unread| self.frames(unread));
+        let frames = unread.map(|unread| self.frames(unread, header_timeout.clone()));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             let opened = opener.open(stream, peer, opening, &mut drained).await;
@@ -211,8 +212,8 @@ where
                     let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
                     let connection =
                         builder.serve_connection(TokioIo::new(stream), answer).into_owned();
-                    let ended = flush.drive(watcher.watch(connection), check).await;
-                    ended.unwrap_or_else(|| Err("the client does not read its answers".into()))
+                    let connection = watcher.watch(connection);
+                    drive_http2(flush, connection, check, header_timeout, header_limit).await
                 }
             };
             if let Err(error) = ended {
@@ -223,11 +224,34 @@ where
         }
     }
 
-    fn frames(&self, unread: Arc<UnreadAnswers>) -> ConnectionFrames {
+    fn frames(&self, unread: Arc<UnreadAnswers>, preface: HeaderTimeout) -> ConnectionFrames {
         ConnectionFrames {
             unread,
             counter: FrameCounter::new(&self.metrics),
             authority: self.socket.tcp().is_none().then(AuthorityPatcher::new),
+            preface: PrefaceTimeout::new(preface),
+        }
+    }
+}
+
+type ConnectionEnd = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Runs an HTTP/2 connection until it ends, or until its client is too slow. The preface may take
+/// `header_limit`.
+async fn drive_http2(
+    flush: Flush,
+    connection: impl Future<Output = ConnectionEnd>,
+    unread: UnreadCheck,
+    header_timeout: HeaderTimeout,
+    header_limit: Duration,
+) -> ConnectionEnd {
+    tokio::select! {
+        ended = flush.drive(connection, unread) => match ended {
+            Some(ended) => ended,
+            None => Err("the client does not read its answers".into()),
+        },
+        () = header_timeout.elapsed(header_limit) => {
+            Err("the client took too long to send the preface of HTTP/2".into())
         }
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::control_frames::FrameCounter;
+use crate::header_timeout::PrefaceTimeout;
 use crate::progress_timeout::{ProgressTimeout, check_write};
 use crate::socket_authority::AuthorityPatcher;
 use crate::tls::{SocketReader, SocketStream, SocketWriter};
@@ -158,6 +159,7 @@ pub(crate) struct ConnectionFrames {
     pub(crate) counter: FrameCounter,
     /// Set for a client of a Unix socket.
     pub(crate) authority: Option<AuthorityPatcher>,
+    pub(crate) preface: PrefaceTimeout,
 }
 
 /// A socket whose writes wait until the connection's task has been polled.
@@ -204,6 +206,7 @@ impl WriteCoalescer {
     /// # Errors
     /// `ConnectionAborted` after too many control frames; GOAWAY is then queued for the client.
     fn received(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.frames.preface.received(bytes.len());
         if let Some(authority) = &mut self.frames.authority {
             authority.patch(bytes);
         }
@@ -340,6 +343,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::header_timeout::HeaderTimeout;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -351,7 +355,12 @@ mod tests {
     fn any_frames() -> ConnectionFrames {
         let metrics = Arc::new(metrics::Metrics::default());
         let unread = UnreadAnswers::new(LONG, &metrics);
-        ConnectionFrames { unread, counter: FrameCounter::new(&metrics), authority: None }
+        ConnectionFrames {
+            unread,
+            counter: FrameCounter::new(&metrics),
+            authority: None,
+            preface: PrefaceTimeout::new(HeaderTimeout::default()),
+        }
     }
 
     fn no_check() -> UnreadCheck {

@@ -44,6 +44,10 @@ struct Served {
 
 impl Served {
     fn start(version: HttpVersion, drain_time: Duration) -> Served {
+        Served::start_within(version, ConnectionLimits { drain_time, ..LIMITS })
+    }
+
+    fn start_within(version: HttpVersion, limits: ConnectionLimits) -> Served {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -61,7 +65,7 @@ impl Served {
                 Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from_static(b"here"))))
             }),
             metrics: metrics.clone(),
-            limits: ConnectionLimits { drain_time, ..LIMITS },
+            limits,
             threads: None,
             tls: None,
         };
@@ -151,6 +155,31 @@ fn floods_of_control_frames_end_their_connection() {
         sender.send_request(request).await.unwrap()
     });
     assert_eq!(answer.status(), 200);
+}
+
+#[test]
+fn an_unfinished_preface_ends_its_connection() {
+    let limits = ConnectionLimits { header_timeout: Duration::from_secs(1), ..LIMITS };
+    let served = Served::start_within(HttpVersion::Http2, limits);
+    let mut whole = served.connect();
+    whole.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    whole.write_all(&frame(4, 0, 0, &[])).unwrap();
+    let mut half = served.connect();
+    half.write_all(b"PRI * HTTP/2.0\r\n").unwrap();
+    until("both are open", || served.open_connections() == 2);
+    until("one is closed", || served.open_connections() == 1);
+    let mut rest = Vec::new();
+    // The end may come as a reset.
+    let _ = half.read_to_end(&mut rest);
+    // The other one is open still.
+    whole.write_all(&frame(6, 0, 0, &[7; 8])).unwrap();
+    let mut received = Vec::new();
+    let pong = frame(6, 1, 0, &[7; 8]);
+    while !received.ends_with(&pong) {
+        let mut byte = [0];
+        whole.read_exact(&mut byte).unwrap();
+        received.push(byte[0]);
+    }
 }
 
 #[test]
