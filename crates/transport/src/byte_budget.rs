@@ -6,9 +6,9 @@
 //! until it is sent. A reservation that exceeds the budget is refused. The budget never blocks: a
 //! refusal is immediate and says when to try again.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use base::units::{GIB, MIB};
 use base::{Error, Result};
@@ -142,7 +142,7 @@ impl Reservation {
         if self.bytes == 0 {
             bytes
         } else {
-            Bytes::from_owner(Attached { bytes, _reservation: self, _alive: None })
+            Bytes::from_owner(Attached { bytes, _reservation: self, _progress: None })
         }
     }
 
@@ -156,10 +156,14 @@ impl Reservation {
 
     /// Does the same as [`Reservation::attach_held`], and marks bytes without a reservation too.
     pub(crate) fn attach_marked(self, bytes: Bytes) -> HeldBytes {
-        let alive = Arc::new(());
-        let held = Some(HeldAnswer(Arc::downgrade(&alive)));
-        let bytes = Bytes::from_owner(Attached { bytes, _reservation: self, _alive: Some(alive) });
-        HeldBytes { bytes, held }
+        let progress = AnswerProgress::begin();
+        let held = Some(HeldAnswer::of(&progress));
+        HeldBytes { bytes: self.attach_piece(bytes, progress), held }
+    }
+
+    /// Ties this reservation to one piece of an answer, whose mark does not end before the piece.
+    pub(crate) fn attach_piece(self, bytes: Bytes, progress: Arc<AnswerProgress>) -> Bytes {
+        Bytes::from_owner(Attached { bytes, _reservation: self, _progress: Some(progress) })
     }
 
     /// Returns the part of the reservation above `bytes` to the budget.
@@ -181,13 +185,57 @@ impl Reservation {
 struct Attached {
     bytes: Bytes,
     _reservation: Reservation,
-    _alive: Option<Arc<()>>,
+    _progress: Option<Arc<AnswerProgress>>,
 }
 
-/// Mark of an answer whose bytes are counted in the memory of requests, or of an answer of a stream.
-/// The mark ends when these bytes are dropped.
+/// Mark of an answer whose bytes are counted in the memory of requests, or that is one answer of a
+/// stream. The mark ends when these bytes are dropped.
 #[derive(Clone, Debug)]
-pub struct HeldAnswer(pub(crate) Weak<()>);
+pub struct HeldAnswer(Weak<AnswerProgress>);
+
+impl HeldAnswer {
+    pub(crate) fn of(progress: &Arc<AnswerProgress>) -> HeldAnswer {
+        HeldAnswer(Arc::downgrade(progress))
+    }
+
+    /// Returns true until the bytes of the answer are dropped.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// Returns the time at which the connection took the last piece, or the answer began; `None`
+    /// if the answer is not held any more.
+    pub(crate) fn last_progress(&self) -> Option<Instant> {
+        let progress = self.0.upgrade()?;
+        let last = progress.last.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(*last)
+    }
+
+    /// Returns true at the first call: a slow reader of one answer counts once.
+    pub(crate) fn count_slow(&self) -> bool {
+        self.0.upgrade().is_none_or(|progress| !progress.is_counted.swap(true, Ordering::Relaxed))
+    }
+}
+
+/// Progress of an answer. The parts of the answer that exist hold it.
+#[derive(Debug)]
+pub(crate) struct AnswerProgress {
+    last: Mutex<Instant>,
+    /// True once its slow reader is counted.
+    is_counted: AtomicBool,
+}
+
+impl AnswerProgress {
+    pub(crate) fn begin() -> Arc<AnswerProgress> {
+        let (last, is_counted) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        Arc::new(AnswerProgress { last, is_counted })
+    }
+
+    /// Records that the connection took a piece.
+    pub(crate) fn record(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+}
 
 /// Bytes that hold a reservation.
 pub(crate) struct HeldBytes {

@@ -20,7 +20,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use metrics::KindLabels;
 use tokio::task::AbortHandle;
 
-use crate::byte_budget::{ByteBudget, FREE_BYTES_MAX, HeldAnswer, HeldBytes, Reservation};
+use crate::byte_budget::{
+    AnswerProgress, ByteBudget, FREE_BYTES_MAX, HeldAnswer, HeldBytes, Reservation,
+};
 use crate::resources::RequestResources;
 
 /// Default time between two checks of a large body.
@@ -45,6 +47,7 @@ pub struct ResponseBody {
 struct LargeBody {
     unsent: Arc<Mutex<UnsentBytes>>,
     budget: Arc<ByteBudget>,
+    progress: Arc<AnswerProgress>,
     /// `None` for an answer of a stream, which only its connection checks.
     check: Option<AbortHandle>,
 }
@@ -68,9 +71,9 @@ impl ResponseBody {
             let HeldBytes { bytes, held } = reservation.attach_held(bytes);
             return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
         }
-        let bytes = reservation.attach(bytes);
-        let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
-        let checked = unsent.clone();
+        let mut large = LargeBody::new(resources, reservation.attach(bytes));
+        let held = HeldAnswer::of(&large.progress);
+        let (checked, mark) = (large.unsent.clone(), held.clone());
         let metrics = resources.metrics.clone();
         let window = resources.limits.answer_window;
         let check = tokio::spawn(async move {
@@ -79,17 +82,15 @@ impl ResponseBody {
                 let mut unsent = lock(&checked);
                 if std::mem::take(&mut unsent.taken) < ANSWER_WINDOW_BYTES_MIN {
                     unsent.bytes = None;
-                    metrics.refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
+                    if mark.count_slow() {
+                        metrics.refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
+                    }
                     return;
                 }
             }
         });
-        let large = LargeBody {
-            unsent,
-            budget: resources.memory.clone(),
-            check: Some(check.abort_handle()),
-        };
-        ResponseBody { whole: None, large: Some(large), clock: None, held: None }
+        large.check = Some(check.abort_handle());
+        ResponseBody { whole: None, large: Some(large), clock: None, held: Some(held) }
     }
 
     /// Creates the body of one answer of a stream, for which `reservation` has reserved at least
@@ -101,18 +102,17 @@ impl ResponseBody {
         mut reservation: Reservation,
     ) -> ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
-        let HeldBytes { bytes, held } = reservation.attach_marked(bytes);
         if bytes.len() <= WHOLE_BYTES_MAX {
+            let HeldBytes { bytes, held } = reservation.attach_marked(bytes);
             return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
         }
-        let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
-        let large = LargeBody { unsent, budget: resources.memory.clone(), check: None };
+        let large = LargeBody::new(resources, reservation.attach(bytes));
+        let held = Some(HeldAnswer::of(&large.progress));
         ResponseBody { whole: None, large: Some(large), clock: None, held }
     }
 
-    /// Takes the mark of a body that is one piece of counted bytes, or that belongs to a stream. As
-    /// an extension of the response it lets an HTTP/2 connection notice that its client does not
-    /// read.
+    /// Takes the mark of a body whose bytes are counted, or that belongs to a stream. As an
+    /// extension of the response it lets an HTTP/2 connection notice that its client does not read.
     pub fn take_held(&mut self) -> Option<HeldAnswer> {
         self.held.take()
     }
@@ -144,12 +144,12 @@ impl ResponseBody {
         let last = bytes.is_empty();
         unsent.taken += piece.len() as u64;
         drop(unsent);
+        large.progress.record();
         // Without room for the copy, the piece is sent uncounted: only sent pieces free the memory
         // of the body.
-        let piece = match large.budget.reserve(piece.len() as u64) {
-            Ok(reservation) => reservation.attach(piece),
-            Err(_) => piece,
-        };
+        let reservation = large.budget.reserve(piece.len() as u64);
+        let reservation = reservation.unwrap_or_else(|_| large.budget.empty());
+        let piece = reservation.attach_piece(piece, large.progress.clone());
         if last {
             self.large = None;
         }
@@ -167,6 +167,18 @@ impl ResponseBody {
 
 fn lock(unsent: &Mutex<UnsentBytes>) -> MutexGuard<'_, UnsentBytes> {
     unsent.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LargeBody {
+    /// Creates the body of `bytes`, which no task checks.
+    fn new(resources: &RequestResources, bytes: Bytes) -> LargeBody {
+        LargeBody {
+            unsent: Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 })),
+            budget: resources.memory.clone(),
+            progress: AnswerProgress::begin(),
+            check: None,
+        }
+    }
 }
 
 impl Drop for LargeBody {

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics::{KindLabels, Metrics};
 use tokio::time::Sleep;
@@ -23,17 +23,12 @@ use crate::response_body::ANSWER_WINDOW_BYTES_MIN;
 /// answers.
 const WINDOWS_MAX: u32 = 10;
 
-struct UnreadAnswer {
-    since: Instant,
-    held: HeldAnswer,
-}
-
 /// The unread answers of one connection, and the bytes that were sent on it.
 pub(crate) struct UnreadAnswers {
     window: Duration,
     metrics: Arc<Metrics>,
-    /// In the order of their times. May have answers that were read since.
-    answers: Mutex<Vec<UnreadAnswer>>,
+    /// May have answers that were read since.
+    answers: Mutex<Vec<HeldAnswer>>,
     sent: AtomicU64,
     /// Wakes the check, which may have no timer.
     idle_check: Mutex<Option<Waker>>,
@@ -71,17 +66,17 @@ impl UnreadAnswers {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         // Before the list grows, so that its length follows the number of streams.
         if answers.len() == answers.capacity() {
-            answers.retain(|answer| answer.held.0.strong_count() > 0);
+            answers.retain(HeldAnswer::is_held);
         }
-        answers.push(UnreadAnswer { since: Instant::now(), held });
+        answers.push(held);
     }
 
     pub(crate) fn count_sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the age of the oldest unread answer. Without one, the next answer of a stream wakes
-    /// the task of `cx`.
+    /// Returns the longest time as [`UnreadAnswers::oldest`] does. Without an unread answer, the
+    /// next answer of a stream wakes the task of `cx`.
     fn oldest_or_wake(&self, cx: &Context<'_>) -> Option<Duration> {
         // Before the look at the list, so that no answer is missed.
         let mut idle = self.idle_check.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,11 +89,20 @@ impl UnreadAnswers {
         self.oldest()
     }
 
-    /// Returns the age of the oldest unread answer, if there is one.
+    /// Counts the slow reader, unless the check of each answer has counted it.
+    fn count_slow(&self) {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers.iter().any(HeldAnswer::count_slow) {
+            self.metrics.refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
+        }
+    }
+
+    /// Returns the longest time for which a piece of an answer is unread, if there is one.
     fn oldest(&self) -> Option<Duration> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.retain(|answer| answer.held.0.strong_count() > 0);
-        answers.first().map(|answer| answer.since.elapsed())
+        answers.retain(HeldAnswer::is_held);
+        let oldest = answers.iter().filter_map(HeldAnswer::last_progress).min();
+        oldest.map(|last| last.elapsed())
     }
 }
 
@@ -137,8 +141,7 @@ impl UnreadCheck {
             let now = sent.load(Ordering::Relaxed);
             let is_slow = age >= *window && now - self.sent_before < ANSWER_WINDOW_BYTES_MIN;
             if is_slow || age >= *window * WINDOWS_MAX {
-                let refused = &self.answers.metrics.refused;
-                refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
+                self.answers.count_slow();
                 return true;
             }
             self.sent_before = now;
@@ -151,9 +154,9 @@ impl UnreadCheck {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::sync::Weak;
 
     use super::*;
+    use crate::byte_budget::AnswerProgress;
 
     const WINDOW: Duration = Duration::from_millis(30);
 
@@ -175,8 +178,8 @@ mod tests {
     async fn unread_answers_end_the_connection() {
         let answers = answers();
         assert!(!is_stalled(&answers, 3, || ()).await, "there is no answer");
-        let held = Arc::new(());
-        answers.add(HeldAnswer(Arc::downgrade(&held)));
+        let held = AnswerProgress::begin();
+        answers.add(HeldAnswer::of(&held));
         assert!(is_stalled(&answers, 5, || ()).await);
         drop(held);
         assert!(!is_stalled(&answers, 3, || ()).await, "it was read");
@@ -185,8 +188,8 @@ mod tests {
     #[tokio::test]
     async fn progress_of_other_answers_counts_for_some_windows() {
         let answers = answers();
-        let held = Arc::new(());
-        answers.add(HeldAnswer(Arc::downgrade(&held)));
+        let held = AnswerProgress::begin();
+        answers.add(HeldAnswer::of(&held));
         let progress = || answers.count_sent(ANSWER_WINDOW_BYTES_MIN as usize);
         assert!(!is_stalled(&answers, 4, progress).await);
         assert!(is_stalled(&answers, 3 * WINDOWS_MAX, progress).await);
@@ -204,21 +207,41 @@ mod tests {
         while answers.idle_check.lock().unwrap().is_none() {
             tokio::task::yield_now().await;
         }
-        let held = Arc::new(());
-        StreamAnswers(answers.clone()).add(HeldAnswer(Arc::downgrade(&held)));
+        let held = AnswerProgress::begin();
+        StreamAnswers(answers.clone()).add(HeldAnswer::of(&held));
         tokio::time::timeout(Duration::from_secs(60), checking).await.unwrap().unwrap();
         let slow = KindLabels { kind: "slow_reader" };
         assert_eq!(answers.metrics.refused.get_or_create(&slow).get(), 1);
     }
 
+    /// Each piece of a large answer is read in time, and the whole answer is not.
+    #[test]
+    fn the_age_of_an_answer_begins_with_its_last_piece() {
+        let answers = answers();
+        let progress = AnswerProgress::begin();
+        let first = HeldAnswer::of(&progress).last_progress().unwrap();
+        answers.add(HeldAnswer::of(&progress));
+        while HeldAnswer::of(&progress).last_progress().unwrap() == first {
+            progress.record();
+        }
+        let age = answers.oldest().unwrap();
+        assert!(age < first.elapsed());
+        answers.count_slow();
+        answers.count_slow();
+        let slow = KindLabels { kind: "slow_reader" };
+        assert_eq!(answers.metrics.refused.get_or_create(&slow).get(), 1);
+        drop(progress);
+        assert!(answers.oldest().is_none());
+    }
+
     #[test]
     fn the_list_keeps_unread_answers_only() {
         let answers = answers();
-        let held: Vec<Arc<()>> = (0..10).map(|_| Arc::new(())).collect();
+        let held: Vec<_> = (0..10).map(|_| AnswerProgress::begin()).collect();
         for _ in 0..1000 {
-            answers.add(HeldAnswer(Weak::new()));
+            answers.add(HeldAnswer::of(&AnswerProgress::begin()));
         }
-        held.iter().for_each(|held| answers.add(HeldAnswer(Arc::downgrade(held))));
+        held.iter().for_each(|held| answers.add(HeldAnswer::of(held)));
         assert!(answers.answers.lock().unwrap().len() < 100);
         assert!(answers.oldest().is_some());
         assert_eq!(answers.answers.lock().unwrap().len(), 10);
