@@ -78,6 +78,8 @@ struct RepeatedField {
     /// Bytes for the first element, and for each one.
     first: u64,
     each: u64,
+    /// True if the bytes of an element are copied, as those of a string are.
+    copied: bool,
     layout: &'static MessageLayout,
 }
 
@@ -94,7 +96,21 @@ const fn list(
         count_max,
         first: ROOM_MIN * size,
         each: GROWTH * size,
+        copied: false,
         layout,
+    })
+}
+
+/// Returns the field of a list of strings, which are copied.
+const fn texts(what: &'static str, count_max: u32) -> FieldLayout {
+    let size = size_of::<String>() as u64;
+    FieldLayout::Many(RepeatedField {
+        what,
+        count_max,
+        first: ROOM_MIN * size,
+        each: GROWTH * size,
+        copied: true,
+        layout: &NOTHING,
     })
 }
 
@@ -112,6 +128,7 @@ const fn map(
         count_max,
         first: 11 * size + 112,
         each: 3 * size + 64,
+        copied: false,
         layout,
     })
 }
@@ -192,7 +209,7 @@ impl Weighed for PredictRequest {
     const LAYOUT: &'static MessageLayout = &MessageLayout(&[
         (1, FieldLayout::One(&SPEC)),
         (2, map("inputs", TENSORS, size_of::<TensorProto>(), &TENSOR_ENTRY)),
-        (3, list("outputs", TENSORS, size_of::<String>(), &MessageLayout(&[]))),
+        (3, texts("outputs", TENSORS)),
     ]);
 }
 
@@ -290,8 +307,11 @@ impl Weigher {
             (FieldLayout::Text, Some(text)) => self.add(2 * text.len() as u64 + ROOM_MIN),
             (FieldLayout::One(layout), Some(payload)) => self.message(layout, payload)?,
             (FieldLayout::Many(many), Some(payload)) => {
-                let RepeatedField { what, count_max, first, each, layout } = many;
+                let RepeatedField { what, count_max, first, each, copied, layout } = many;
                 self.add(if *count == 0 { first + each } else { each });
+                if copied {
+                    self.add(2 * payload.len() as u64 + ROOM_MIN);
+                }
                 *count = count.saturating_add(1);
                 if *count > count_max {
                     let error = Error::invalid(format!(

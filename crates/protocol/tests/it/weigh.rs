@@ -7,6 +7,7 @@ use protocol::inference::model_infer_request::{InferInputTensor, InferRequestedO
 use protocol::inference::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
+use protocol::tensorflow::serving::PredictRequest;
 use protocol::weigh::weigh;
 
 type Parameters = std::collections::BTreeMap<String, InferParameter>;
@@ -122,6 +123,16 @@ proptest! {
             prop_assert!(ModelInferRequest::decode(&noise[..]).is_err(), "{error}");
         }
     }
+}
+
+/// Names of outputs are copied, and inputs are not.
+#[test]
+fn names_of_requested_outputs_are_weighed() {
+    let name = "y".repeat(1 << 20);
+    let held = name.capacity() as u64;
+    let request = PredictRequest { output_filter: vec![name], ..PredictRequest::default() };
+    let weight = weigh::<PredictRequest>(&request.encode_to_vec(), u64::MAX).unwrap();
+    assert!(weight.whole && weight.bytes >= held, "{weight:?}");
 }
 
 #[test]
