@@ -121,7 +121,12 @@ impl Loopback {
             name: "grpc",
             version: HttpVersion::Http2,
             socket: ListenSocket::Tcp(grpc),
-            service: grpc::service(server.models.clone(), stopped.clone(), surface),
+            service: grpc::service(
+                server.models.clone(),
+                http::collections(&server),
+                stopped.clone(),
+                surface,
+            ),
             metrics: server.core.metrics.clone(),
             limits,
             threads: None,
