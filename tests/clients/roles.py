@@ -50,6 +50,7 @@ METHODS = {
     OPEN: """
         grpc.health.v1.Health/Check grpc.health.v1.Health/Watch
         inference.GRPCInferenceService/ServerLive inference.GRPCInferenceService/ServerReady
+        qdrant.Qdrant/HealthCheck
     """,
     "infer": """
         inference.GRPCInferenceService/ModelReady inference.GRPCInferenceService/ServerMetadata
@@ -65,8 +66,27 @@ METHODS = {
     "read": """
         grpc.health.v1.Health/List inference.GRPCInferenceService/RepositoryIndex
         inference.GRPCInferenceService/ModelStatistics
+        qdrant.Collections/Get qdrant.Collections/List qdrant.Collections/CollectionExists
+        qdrant.Collections/ListAliases qdrant.Collections/ListCollectionAliases
+        qdrant.Points/Get qdrant.Points/Scroll qdrant.Points/Count qdrant.Points/Facet qdrant.Points/Query
+        qdrant.Points/QueryBatch qdrant.Points/QueryGroups qdrant.Points/Search qdrant.Points/SearchBatch
+        qdrant.Points/SearchGroups qdrant.Points/Recommend qdrant.Points/RecommendBatch
+        qdrant.Points/RecommendGroups qdrant.Points/Discover qdrant.Points/DiscoverBatch
+        qdrant.Snapshots/List qdrant.Snapshots/ListFull
     """,
+    "write": """
+        qdrant.Collections/Create qdrant.Collections/Update qdrant.Collections/Delete qdrant.Collections/UpdateAliases
+        qdrant.Points/Upsert qdrant.Points/Delete qdrant.Points/SetPayload qdrant.Points/OverwritePayload
+        qdrant.Points/DeletePayload qdrant.Points/ClearPayload qdrant.Points/CreateFieldIndex
+        qdrant.Points/DeleteFieldIndex qdrant.Points/UpdateBatch qdrant.Snapshots/Create qdrant.Snapshots/Delete
+    """,
+    # Methods that the server does not have need an administrator's key, as unknown routes do.
     "admin": """
+        qdrant.Collections/CollectionClusterInfo qdrant.Collections/UpdateCollectionClusterSetup
+        qdrant.Collections/CreateShardKey qdrant.Collections/DeleteShardKey qdrant.Collections/ListShardKeys
+        qdrant.Points/CreateVectorName qdrant.Points/DeleteVectorName qdrant.Points/UpdateVectors
+        qdrant.Points/DeleteVectors qdrant.Points/SearchMatrixPairs qdrant.Points/SearchMatrixOffsets
+        qdrant.Snapshots/CreateFull qdrant.Snapshots/DeleteFull
         inference.GRPCInferenceService/RepositoryModelLoad inference.GRPCInferenceService/RepositoryModelUnload
         tensorflow.serving.ModelService/HandleReloadConfigRequest
         inference.GRPCInferenceService/TraceSetting inference.GRPCInferenceService/LogSettings

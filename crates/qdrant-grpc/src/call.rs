@@ -196,7 +196,15 @@ impl QdrantCall {
     /// `InvalidArgument` for bytes that are not the call's message, and for values that the REST
     /// interface cannot express.
     pub fn request(&self, message: Bytes) -> Result<RestRequest> {
-        (self.request)(message)
+        let request = (self.request)(message)?;
+        let path = request.path.split('?').next().unwrap_or_default();
+        // The first segment is the empty text before the slash.
+        if path.split('/').skip(1).any(str::is_empty) {
+            return Err(Error::invalid(
+                "a name in the message is empty, for example collection_name",
+            ));
+        }
+        Ok(request)
     }
 
     /// Returns the message for a successful response.
@@ -338,6 +346,18 @@ mod tests {
                 assert!(!error.message().is_empty());
             }
         }
+    }
+
+    #[test]
+    fn empty_names_are_refused() {
+        let count = QdrantCall::of("/qdrant.Points/Count").unwrap();
+        for timeout in [None, Some(3)] {
+            let message = pb::CountPoints { timeout, ..pb::CountPoints::default() };
+            let error = count.request(message.encode_to_vec().into()).unwrap_err();
+            assert!(error.message().contains("collection_name"), "{error}");
+        }
+        let list = QdrantCall::of("/qdrant.Collections/List").unwrap();
+        assert!(list.request(Bytes::new()).is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use http::HeaderValue;
 use protocol::grpc::health::v1 as health;
 use protocol::inference as oip;
 use protocol::tensorflow::serving as tfs;
+use qdrant_grpc::QdrantCall;
 use transport::Peer;
 use transport::access::{Caller, KeyGrant, KeyRefusal, KeyRole, Operation};
 
@@ -34,8 +35,9 @@ fn role(path: &str) -> Option<KeyRole> {
         "/inference.GRPCInferenceService/ServerLive"
         | "/inference.GRPCInferenceService/ServerReady" => None,
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => None,
+        "/qdrant.Qdrant/HealthCheck" => None,
         // The route that answers the call checks its key.
-        path if qdrant_grpc::is_call(path) => None,
+        path if QdrantCall::of(path).is_ok() => None,
         "/inference.GRPCInferenceService/RepositoryModelLoad"
         | "/inference.GRPCInferenceService/RepositoryModelUnload"
         | "/inference.GRPCInferenceService/TraceSetting"

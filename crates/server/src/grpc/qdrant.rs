@@ -22,6 +22,8 @@ use super::{Request, messages};
 
 /// gRPC's code for a call without valid credentials.
 const UNAUTHENTICATED: u32 = 16;
+/// The call that finds a collection of its name.
+const CREATE: &str = "/qdrant.Collections/Create";
 /// Messages above this size are converted on a codec thread.
 const INLINE_BYTES_MAX: usize = 16 << 10;
 /// Most bytes of a response of the REST interface: those of its points, and their envelope.
@@ -91,6 +93,10 @@ async fn run(
 ) -> std::result::Result<Response, CallFailure> {
     let (head, body) = request.into_parts();
     let call = QdrantCall::of(head.uri.path())?;
+    let conflict = match head.uri.path() == CREATE {
+        true => ErrorKind::AlreadyExists,
+        false => ErrorKind::FailedPrecondition,
+    };
     let coding = messages::coding(&head.headers)?;
     let limit = if call.large { requests.limits.body_bytes_max } else { SMALL_BYTES_MAX };
     let frame = messages::frame(requests, body, limit).await?;
@@ -109,7 +115,7 @@ async fn run(
         Error::unavailable(format!("the response of the route broke off: {error}"))
     })?;
     if !head.status.is_success() {
-        return Err(failure(head.status, &head.headers, &json));
+        return Err(failure(head.status, &head.headers, &json, conflict));
     }
     encode(requests, call, json).await.map_err(CallFailure::from)
 }
@@ -164,8 +170,14 @@ async fn within<T>(limit: Option<Duration>, answer: impl Future<Output = T>) -> 
     tokio::time::timeout(limit, answer).await.map_err(late)
 }
 
-/// Returns the failure for a response with another status than success.
-fn failure(status: StatusCode, headers: &HeaderMap, json: &[u8]) -> CallFailure {
+/// Returns the failure for a response with another status than success. `conflict` is the kind of
+/// status 409, which two kinds share.
+fn failure(
+    status: StatusCode,
+    headers: &HeaderMap,
+    json: &[u8],
+    conflict: ErrorKind,
+) -> CallFailure {
     let body: Value = serde_json::from_slice(json).unwrap_or_default();
     let message = body.pointer("/status/error").or_else(|| body.get("error"));
     let message = message.and_then(Value::as_str).unwrap_or("the request failed").to_owned();
@@ -175,8 +187,7 @@ fn failure(status: StatusCode, headers: &HeaderMap, json: &[u8]) -> CallFailure 
         404 => ErrorKind::NotFound,
         405 | 501 => ErrorKind::Unimplemented,
         408 => ErrorKind::ClientTimeout,
-        409 if message.contains("already exists") => ErrorKind::AlreadyExists,
-        409 => ErrorKind::FailedPrecondition,
+        409 => conflict,
         413 => ErrorKind::TooLarge,
         429 => ErrorKind::ResourceExhausted,
         503 => ErrorKind::Unavailable,
@@ -220,15 +231,17 @@ mod tests {
 
     #[test]
     fn statuses_of_routes_become_codes() {
-        let body = br#"{"status":{"error":"Collection `c` already exists!"},"time":0.0}"#;
-        let kind = |status: StatusCode| failure(status, &HeaderMap::new(), body).error.kind();
+        let body = br#"{"status":{"error":"there is collection \"c\" already"},"time":0.0}"#;
+        let exists = ErrorKind::AlreadyExists;
+        let kind =
+            |status: StatusCode| failure(status, &HeaderMap::new(), body, exists).error.kind();
         assert_eq!(kind(StatusCode::CONFLICT), ErrorKind::AlreadyExists);
         assert_eq!(kind(StatusCode::UNPROCESSABLE_ENTITY), ErrorKind::InvalidArgument);
         assert_eq!(kind(StatusCode::METHOD_NOT_ALLOWED), ErrorKind::Unimplemented);
         for known in ErrorKind::ALL {
             let status = StatusCode::from_u16(known.http_status()).unwrap();
             let other = b"{\"error\":\"why\"}";
-            let failure = failure(status, &HeaderMap::new(), other);
+            let failure = failure(status, &HeaderMap::new(), other, exists);
             assert_eq!(failure.error.message(), "why");
             if ![499, 500, 409].contains(&known.http_status()) {
                 assert_eq!(failure.error.kind(), known);
@@ -236,7 +249,7 @@ mod tests {
         }
         let mut headers = HeaderMap::new();
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("7"));
-        let refused = failure(StatusCode::UNAUTHORIZED, &headers, b"not JSON");
+        let refused = failure(StatusCode::UNAUTHORIZED, &headers, b"not JSON", exists);
         assert!(refused.unauthenticated);
         assert_eq!(refused.error.retry_after(), Some(Duration::from_secs(7)));
     }
