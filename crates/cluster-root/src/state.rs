@@ -131,8 +131,8 @@ impl RootState {
         RootState { backups: Some(backups), ..self }
     }
 
-    /// Lets administrators recover snapshots from a file or a URL. `options` are the names and values
-    /// of the store provider's variables, in lower case.
+    /// Lets administrators recover snapshots from a file or a URL. `options` are the names and
+    /// values of the store provider's variables, in lower case.
     #[must_use]
     pub fn with_locations(
         self,

@@ -11,7 +11,7 @@ use prost_reflect::{Kind, MessageDescriptor};
 use crate::generated::DESCRIPTORS;
 
 /// Bytes of the largest message of the interface in memory, without what it refers to.
-const MESSAGE_BYTES_MAX: u64 = 1024;
+const MESSAGE_BYTES_MAX: u64 = 1280;
 /// Elements held for each element of a growing list: the old and the new memory, 1 + 2, for a
 /// moment.
 const GROWTH: u64 = 3;

@@ -155,6 +155,10 @@ mod tests {
                 "grpc.reflection.v1.ServerReflection",
                 "grpc.reflection.v1alpha.ServerReflection",
                 "inference.GRPCInferenceService",
+                "qdrant.Collections",
+                "qdrant.Points",
+                "qdrant.Qdrant",
+                "qdrant.Snapshots",
                 "tensorflow.serving.ModelService",
                 "tensorflow.serving.PredictionService",
             ]

@@ -7,7 +7,7 @@ use protocol::qdrant::alias_operations::Action;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::call::{RestRequest, RestResponse, segment};
+use crate::rest::{RestRequest, RestResponse, segment};
 
 pub(crate) fn change(message: pb::ChangeAliases) -> Result<RestRequest> {
     let action = |(at, operation): (usize, pb::AliasOperations)| {

@@ -1,15 +1,10 @@
 //! The calls by their paths: how each becomes a request, and its response a message.
 
-use std::fmt::Write;
-
 use base::{Error, Result};
 use bytes::Bytes;
-use http::Method;
 use protocol::Message;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
+use crate::rest::{RestRequest, RestResponse};
 use crate::{aliases, changes, collections, info, queries, results, snapshots, upsert};
 
 /// Bytes of JSON text for each byte of a message: a 32-bit float takes up to 24 digits as a 64-bit
@@ -23,104 +18,6 @@ const SERVICES: &str = "/qdrant.";
 pub fn is_call(path: &str) -> bool {
     path.starts_with(SERVICES)
 }
-
-/// A request of the REST interface.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RestRequest {
-    /// The HTTP method.
-    pub method: Method,
-    /// Path and query string.
-    pub path: String,
-    /// The body, JSON text; empty for none.
-    pub body: Vec<u8>,
-}
-
-impl RestRequest {
-    pub(crate) fn new(method: Method, path: String) -> RestRequest {
-        RestRequest { method, path, body: Vec::new() }
-    }
-
-    /// Returns the request of a route below a collection.
-    pub(crate) fn collection(method: Method, collection: &str, route: &str) -> RestRequest {
-        RestRequest::new(method, format!("/collections/{}/{route}", segment(collection)))
-    }
-
-    /// Adds the client's time limit in seconds.
-    pub(crate) fn with_timeout(mut self, seconds: Option<u64>) -> RestRequest {
-        if let Some(seconds) = seconds {
-            let joint = if self.path.contains('?') { '&' } else { '?' };
-            self.path.push_str(&format!("{joint}timeout={seconds}"));
-        }
-        self
-    }
-
-    pub(crate) fn with_json(self, body: &Value) -> RestRequest {
-        self.with_body(body.to_string().into_bytes())
-    }
-
-    pub(crate) fn with_body(self, body: Vec<u8>) -> RestRequest {
-        RestRequest { body, ..self }
-    }
-}
-
-/// Returns a name as one segment of a path (RFC 3986): bytes that are not unreserved are escaped.
-pub(crate) fn segment(name: &str) -> String {
-    let mut escaped = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
-            escaped.push(char::from(byte));
-        } else {
-            // A dot is escaped too: the segments "." and ".." would be left out of a path.
-            let _ = write!(escaped, "%{byte:02X}");
-        }
-    }
-    escaped
-}
-
-/// JSON text of a successful response.
-#[derive(Clone, Copy, Debug)]
-pub struct RestResponse<'a> {
-    json: &'a [u8],
-}
-
-/// The envelope of a result.
-#[derive(Deserialize)]
-pub(crate) struct Envelope<T> {
-    pub(crate) result: T,
-    /// Seconds that the server took.
-    #[serde(default)]
-    pub(crate) time: f64,
-}
-
-#[derive(Deserialize)]
-struct PartialResult {
-    #[serde(default)]
-    partial: bool,
-}
-
-impl<'a> RestResponse<'a> {
-    /// Wraps the body of a response.
-    pub fn new(json: &'a [u8]) -> RestResponse<'a> {
-        RestResponse { json }
-    }
-
-    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<Envelope<T>> {
-        serde_json::from_slice(self.json)
-            .map_err(|error| Error::internal(format!("a response cannot be read: {error}")))
-    }
-
-    /// Returns true if damage may have left points out of the result. Messages have no field for
-    /// it.
-    fn is_partial(&self) -> bool {
-        // Long responses are read twice only if they may say so.
-        let says = self.json.windows(PARTIAL.len()).any(|part| part == PARTIAL);
-        let read = || serde_json::from_slice::<Envelope<PartialResult>>(self.json);
-        says && read().is_ok_and(|envelope| envelope.result.partial)
-    }
-}
-
-/// The member that says so in the text of a response.
-const PARTIAL: &[u8] = b"\"partial\":true";
 
 /// A message in place of a response.
 #[derive(Debug, PartialEq)]
@@ -315,8 +212,9 @@ fn of_snapshots(method: &str) -> Option<QdrantCall> {
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
     use protocol::qdrant as pb;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -358,14 +256,6 @@ mod tests {
         }
         let list = QdrantCall::of("/qdrant.Collections/List").unwrap();
         assert!(list.request(Bytes::new()).is_ok());
-    }
-
-    #[test]
-    fn names_are_one_segment_of_a_path() {
-        assert_eq!(segment("a-b_c~1"), "a-b_c~1");
-        assert_eq!(segment("a/b?c=d e"), "a%2Fb%3Fc%3Dd%20e");
-        assert_eq!(segment(".."), "%2E%2E");
-        assert_eq!(segment("é"), "%C3%A9");
     }
 
     #[test]

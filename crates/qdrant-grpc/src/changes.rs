@@ -7,9 +7,9 @@ use protocol::qdrant::points_update_operation::{self as operation, Operation};
 use protocol::qdrant::{PointsSelector, PointsUpdateOperation, ShardKeySelector};
 use serde_json::{Map, Value, json};
 
-use crate::call::RestRequest;
 use crate::filters::{optional_filter, selection};
 use crate::members::{map, object, optional};
+use crate::rest::RestRequest;
 use crate::{upsert, values, vectors};
 
 /// Returns the members of a choice of points, with `others`.
@@ -217,7 +217,7 @@ fn field_type(number: i32) -> Result<&'static str> {
 }
 
 pub(crate) fn delete_index(message: pb::DeleteFieldIndexCollection) -> Result<RestRequest> {
-    let route = format!("index/{}", crate::call::segment(&message.field_name));
+    let route = format!("index/{}", crate::rest::segment(&message.field_name));
     let request = RestRequest::collection(Method::DELETE, &message.collection_name, &route);
     Ok(request.with_timeout(message.timeout))
 }

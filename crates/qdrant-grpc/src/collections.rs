@@ -12,8 +12,8 @@ use protocol::qdrant::vectors_config::Config;
 use protocol::qdrant::vectors_config_diff::Config as ConfigDiff;
 use serde_json::{Map, Value, json};
 
-use crate::call::{RestRequest, segment};
 use crate::members::{filled, object, optional};
+use crate::rest::{RestRequest, segment};
 use crate::values;
 
 fn path(collection: &str) -> String {

@@ -10,7 +10,7 @@ use protocol::qdrant::vectors_config::Config;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::call::RestResponse;
+use crate::rest::RestResponse;
 use crate::values;
 
 #[derive(Deserialize)]

@@ -14,10 +14,12 @@ mod info;
 mod members;
 mod queries;
 mod query;
+mod rest;
 mod results;
 mod snapshots;
 mod upsert;
 mod values;
 mod vectors;
 
-pub use call::{QdrantCall, ResponseMessage, RestRequest, RestResponse, is_call};
+pub use call::{QdrantCall, ResponseMessage, is_call};
+pub use rest::{RestRequest, RestResponse};

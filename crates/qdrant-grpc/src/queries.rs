@@ -7,13 +7,13 @@ use protocol::qdrant::target_vector::Target;
 use protocol::qdrant::vector_example::Example;
 use serde_json::{Value, json};
 
-use crate::call::RestRequest;
 use crate::filters::optional_filter;
 use crate::members::{filled, object, optional};
 use crate::query::{
     lookup_from, order_by, params, prefetches, query, strategy, threshold, with_lookup,
     with_payload, with_vector,
 };
+use crate::rest::RestRequest;
 use crate::{values, vectors};
 
 /// Returns a request with a JSON body for `route` of a collection.

@@ -8,7 +8,7 @@ use protocol::qdrant::order_value::Variant as Order;
 use serde::Deserialize;
 use serde_json::{Map, Number, Value};
 
-use crate::call::RestResponse;
+use crate::rest::RestResponse;
 use crate::values::{self, JsonId};
 use crate::vectors::JsonVectors;
 

@@ -5,7 +5,7 @@ use http::Method;
 use protocol::qdrant as pb;
 use serde::Deserialize;
 
-use crate::call::{RestRequest, RestResponse, segment};
+use crate::rest::{RestRequest, RestResponse, segment};
 use crate::values;
 
 fn path(collection: &str) -> String {

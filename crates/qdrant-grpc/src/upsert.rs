@@ -10,9 +10,9 @@ use protocol::qdrant::{PointStruct, UpdateMode, UpsertPoints};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::call::RestRequest;
 use crate::filters::optional_filter;
 use crate::members::object;
+use crate::rest::RestRequest;
 use crate::values;
 use crate::vectors::{self, PointVectors};
 

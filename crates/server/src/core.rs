@@ -104,9 +104,9 @@ impl Core {
         Core::start(config, all_engines(onnx, config), engine_version, Some(config.data.workers))
     }
 
-    /// Starts as [`Core::compose`] does, with two differences. ONNX Runtime is opened with its first
-    /// model. Threads inside runs are not bounded by the number of workers, because the program that
-    /// configures them is the only client.
+    /// Starts as [`Core::compose`] does, with two differences. ONNX Runtime is opened with its
+    /// first model. Threads inside runs are not bounded by the number of workers, because the
+    /// program that configures them is the only client.
     ///
     /// # Errors
     /// `InvalidArgument` for contradicting settings.

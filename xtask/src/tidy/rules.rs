@@ -59,6 +59,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("etcd", &["base", "http-client", "transport"]),
     // http-client for tests only.
     ("fleet", &["base", "metrics", "lifecycle", "http-client", "etcd"]),
+    ("qdrant-grpc", &["base", "protocol"]),
     ("api-qdrant", &["base", "metrics", "os", "search", "backup", "transport"]),
     (
         "api-audio",
@@ -170,6 +171,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "api-audio",
             "api-images",
             "api-qdrant",
+            "qdrant-grpc",
             "backup",
             "http-client",
             "etcd",

@@ -1,9 +1,9 @@
 //! Backups of a cluster's collections as archives in the format of one server's snapshots.
 //!
-//! The snapshot and the log of each shard are restored to a local collection under a temporary name,
-//! and its points are copied to another one, which gets the points of all shards. So a backup needs
-//! as much room on the disk of this node as the collection and its largest shard together. The
-//! archive has the moment of the backup.
+//! The snapshot and the log of each shard are restored to a local collection under a temporary
+//! name, and its points are copied to another one, which gets the points of all shards. So a backup
+//! needs as much room on the disk of this node as the collection and its largest shard together.
+//! The archive has the moment of the backup.
 
 use std::io::Write;
 use std::sync::Arc;

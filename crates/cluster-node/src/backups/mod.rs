@@ -333,8 +333,8 @@ impl ClusterBackups {
     /// Copies the newest snapshot of a shard that is not behind `end`. If all are, `end` becomes
     /// the end of the log: snapshots stay for an hour, and a backup may take longer.
     ///
-    /// The copy of one large snapshot may take longer than that too. Then a newer one is copied, and
-    /// most of its files are there already.
+    /// The copy of one large snapshot may take longer than that too. Then a newer one is copied,
+    /// and most of its files are there already.
     ///
     /// # Errors
     /// `Unavailable` if the log begins behind the snapshot; the errors of the stores.

@@ -113,8 +113,8 @@ impl MemberState {
         }
     }
 
-    /// Reads the view once. Keeps the last view if etcd does not answer, or has the nodes of another
-    /// store.
+    /// Reads the view once. Keeps the last view if etcd does not answer, or has the nodes of
+    /// another store.
     ///
     /// # Errors
     /// As [`etcd::Etcd::range`] and [`MemberState::compare_store`]; logged already.

@@ -246,7 +246,10 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
             values(key).iter().filter_map(Value::as_f64).any(|value| low <= value && value < high)
         }
         Condition::HasId(ids) => ids.contains(&id),
-        Condition::IsEmpty { key } => values(key).is_empty(),
+        Condition::IsEmpty { key } => match payload.get(key) {
+            None | Some(Value::Null) => true,
+            Some(value) => value.as_array().is_some_and(Vec::is_empty),
+        },
         Condition::Nested(filter) => {
             let met = |list: &[Condition]| {
                 list.iter().filter(|condition| naive(condition, id, payload)).count()

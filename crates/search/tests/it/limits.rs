@@ -32,7 +32,7 @@ fn memory_is_never_exceeded() {
         assert!(written < 100_000, "it must be full at some time");
     };
     assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
-    assert!(refusal.message().contains("budget"), "{refusal}");
+    assert!(refusal.message().contains("--search-memory"), "{refusal}");
     let status = collection.status();
     assert!(status.memory.peak <= memory_bytes && status.flushes > 0, "{status:?}");
     assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
