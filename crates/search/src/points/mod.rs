@@ -11,6 +11,7 @@
 mod change;
 mod id;
 mod payload;
+mod upsert;
 
 use serde_json::{Map, Value};
 
@@ -18,6 +19,8 @@ pub(crate) use change::apply;
 pub use change::{PayloadChange, PointSelection};
 pub use id::{NUMBERS_MAX, PointId, uuid_hash};
 pub(crate) use payload::{RESERVED_KEY, decode, encode};
+pub(crate) use upsert::accepts;
+pub use upsert::{UpsertCondition, UpsertMode, VectorChange};
 
 /// A point to be written.
 #[derive(Clone, Copy, Debug)]

@@ -21,6 +21,7 @@
 
 mod aliases;
 mod background;
+mod conditional;
 mod core;
 pub(crate) mod files;
 mod media;

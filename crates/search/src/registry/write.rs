@@ -12,9 +12,9 @@ use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 
-/// Points per lock of a payload change or a delete by filter. Other writers get their turn in
-/// between.
-const CHUNK: usize = 256;
+/// Points per lock of a payload change, a conditional write or a delete by filter. Other writers
+/// get their turn in between.
+pub(super) const CHUNK: usize = 256;
 
 impl NamedCollection {
     /// Adds points or replaces the points of their ids, with one sync of the log. Durable when this
@@ -242,7 +242,7 @@ impl NamedCollection {
     }
 
     /// Refuses a UUID whose hash belongs to another UUID, among `ids` or among the stored points.
-    fn check_hashes(&self, ids: &[PointId]) -> Result<()> {
+    pub(super) fn check_hashes(&self, ids: &[PointId]) -> Result<()> {
         let mut seen: HashMap<u64, PointId> = HashMap::new();
         let taken = |id: &PointId, by: &PointId| {
             let message = format!(
