@@ -31,6 +31,7 @@ OPERATIONS = {
         addImages putFeatures removeImages rebuildImages removeImage findDuplicates cancelDuplicates
         createCollection updateCollection deleteCollection changeAliases createIndex deleteIndex dropSegment
         upsertPoints setPayload overwritePayload deletePayload clearPayload updatePoints deletePoints
+        updateVectors
         createSnapshot uploadSnapshot deleteSnapshot
     """,
     "admin": """

@@ -256,6 +256,48 @@ def test_changes_act_as_in_the_local_mode(client, collection):
     assert_alike(everything(client, collection), everything(local, collection), "in the end")
 
 
+def test_conditional_writes_act_as_in_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.COSINE, 120)
+    rng, rows = random.Random(13), np.random.default_rng(13)
+    modes = [None, *models.UpdateMode]
+    for number in range(40):
+        only = rng.choice([None, a_filter(rng, 1)])
+        # Some ids have no point, and some come twice.
+        ids = [rng.randrange(1, 160) for _ in range(12)]
+        fresh = vectors(rows, len(ids))
+        payloads = [{"n": rng.randrange(10), "city": rng.choice(["Ulm", "Bern"]), "at": at} for at in range(len(ids))]
+        known = {row[0] for row in everything(local, collection)}
+        new = [models.PointVectors(id=id, vector=row) for id, row in zip(ids, fresh, strict=True) if id in known]
+        mode = rng.choice(modes)
+        for each in (client, local):
+            if number % 3 == 0 and new:
+                each.update_vectors(collection, new, update_filter=only)
+                continue
+            batch = models.Batch(ids=ids, vectors=fresh, payloads=payloads)
+            structs = [
+                models.PointStruct(id=id, vector=row, payload=payload)
+                for id, row, payload in zip(ids, fresh, payloads, strict=True)
+            ]
+            sent = batch if number % 3 == 1 else structs
+            each.upsert(collection, sent, update_filter=only, update_mode=mode)
+        assert_alike(everything(client, collection), everything(local, collection), f"{number}: {mode}, {only}")
+
+
+def test_an_unknown_id_among_new_vectors_is_not_found(client, collection):
+    local = both(client, collection, models.Distance.DOT, 20)
+    one, other = vectors(np.random.default_rng(3), 2)
+    new = [models.PointVectors(id=id, vector=row) for id, row in ((3, one), (900, one), (4, other), (901, one))]
+    error = refusal(client.update_vectors, collection, new)
+    assert error.status_code == 404
+    assert "900" in error.content.decode()
+    with pytest.raises(KeyError):
+        local.update_vectors(collection, new)
+    assert_alike(everything(client, collection), everything(local, collection), "the other points are changed")
+    url = f"{client._client.rest_uri}/collections/{collection}/points/vectors"
+    none = requests.put(url, json={"points": []}, timeout=60)
+    assert none.status_code == 422, none.text
+
+
 def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collection):
     local = both(client, collection, models.Distance.COSINE)
     one, other = vectors(np.random.default_rng(4), 2)
@@ -331,11 +373,18 @@ def test_operations_in_a_batch(client, collection):
             models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"y": 2}, points=[3])),
             models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[4])),
             models.DeleteOperation(delete=models.PointIdsList(points=[5])),
+            models.UpdateVectorsOperation(
+                update_vectors=models.UpdateVectors(points=[models.PointVectors(id=6, vector=[1.0] + [0.0] * (DIMS - 1))])
+            ),
+            models.UpsertOperation(
+                upsert=models.PointsList(points=points(3, 7), update_mode=models.UpdateMode.INSERT_ONLY)
+            ),
         ],
     )
-    assert [it.status for it in done] == ["completed"] * 6
+    assert [it.status for it in done] == ["completed"] * 8
     rows = {row.id: row.payload for row in client.scroll(collection)[0]}
-    assert sorted(rows) == [1, 2, 3, 4, 6]
+    assert sorted(rows) == [1, 2, 3, 4, 5, 6, 7]
+    assert client.retrieve(collection, [6], with_vectors=True)[0].vector == [1.0] + [0.0] * (DIMS - 1)
     assert (rows[1]["x"], rows[2]["x"], rows[3], rows[4]) == (1, 1, {"y": 2}, {})
     assert "city" not in rows[1]
 
@@ -379,7 +428,7 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
         (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),
         (lambda: client.query_points_groups(collection, group_by="n", query=one, with_lookup="x"), "with_lookup"),
         (lambda: client.create_full_snapshot(), "snapshots"),
-        (lambda: client.update_vectors(collection, [models.PointVectors(id=1, vector=one)]), "points/vectors"),
+        (lambda: client.delete_vectors(collection, [""], models.PointIdsList(points=[1])), "without a vector"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),
         (lambda: client.create_collection("no", vectors_config={}), "without vectors"),
         (lambda: client.upsert(collection, [models.PointStruct(id=9, vector={})]), "without a vector"),

@@ -111,6 +111,11 @@ fn points() -> Router<Arc<CollectionsState>> {
         )
         .route(&at("payload/delete"), post(|call: RestCall| call.write(update::delete_payload)))
         .route(&at("payload/clear"), post(|call: RestCall| call.write(update::clear_payload)))
+        .route(
+            &at("vectors"),
+            put(|call: RestCall| call.write(update::update_vectors)).fallback(unsupported),
+        )
+        .route(&at("vectors/delete"), post(|call: RestCall| call.write(update::delete_vectors)))
         .route(&at("batch"), post(|call: RestCall| call.write(update::batch)))
 }
 

@@ -2,7 +2,8 @@
 
 use crate::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
 use base::{Error, ErrorKind, Result};
-use search::points::{NewPoint, PayloadChange, PointSelection};
+use search::filter::Filter;
+use search::points::{NewPoint, PayloadChange, PointSelection, VectorChange};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
@@ -84,6 +85,29 @@ pub(crate) fn clear_payload(
     Ok(updated(&named))
 }
 
+pub(crate) fn update_vectors(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<UpdateResponse> {
+    let named = registry.writing(&context.collection)?;
+    replace_vectors(&named, context, json::parse(body)?)?;
+    Ok(updated(&named))
+}
+
+/// Refuses to delete vectors, because each point has its vector.
+///
+/// # Errors
+/// `Unimplemented`; `NotFound` for a collection that does not exist.
+pub(crate) fn delete_vectors(
+    registry: &Registry,
+    context: &CallContext,
+    _: &[u8],
+) -> Result<UpdateResponse> {
+    registry.writing(&context.collection)?;
+    Err(json::no_deleted_vectors())
+}
+
 /// Makes changes in order. If one fails, the changes before it stay.
 pub(crate) fn batch(
     registry: &Registry,
@@ -96,6 +120,7 @@ pub(crate) fn batch(
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
             UpdateOperation::Upsert(request) => write(&named, context, request),
+            UpdateOperation::UpdateVectors(request) => replace_vectors(&named, context, request),
             UpdateOperation::OverwritePayload(request) => {
                 request.check_overwrite().and_then(|()| overwrite(&named, request))
             }
@@ -153,9 +178,8 @@ fn apply(named: &NamedCollection, operation: UpdateOperation) -> Result<()> {
         UpdateOperation::OverwritePayload(request) => overwrite(named, request),
         UpdateOperation::DeletePayload(request) => delete_keys(named, request),
         UpdateOperation::ClearPayload(request) => clear(named, request),
-        UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
-            match never {}
-        }
+        UpdateOperation::UpdateVectors(request) => change_vectors(named, request),
+        UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
 
@@ -174,8 +198,52 @@ fn write(
     add(named, request)
 }
 
-fn add(named: &NamedCollection, request: json::UpsertRequest) -> Result<()> {
+fn replace_vectors(
+    named: &NamedCollection,
+    context: &CallContext,
+    request: json::UpdateVectorsRequest,
+) -> Result<()> {
+    if context.images.holds_images(named) {
+        return Err(Error::precondition(format!(
+            "collection \"{}\" is one of images, and the vector of a point belongs to its image; add the image again \
+             with /v1/images. Payloads can be changed here",
+            named.name()
+        )));
+    }
+    change_vectors(named, request)
+}
+
+/// Replaces vectors.
+///
+/// # Errors
+/// `NotFound` for an id without a point, after the vectors of the other points are replaced; as
+/// [`NamedCollection::change_vectors`].
+fn change_vectors(named: &NamedCollection, mut request: json::UpdateVectorsRequest) -> Result<()> {
     let settings = named.settings();
+    let filter = prepared(named, request.update_filter.take())?;
+    let mut vectors = request.vectors(&settings.vector_name)?;
+    for (id, vector) in &mut vectors {
+        let embedding = scores::embedding(&settings, std::mem::take(vector));
+        *vector = embedding.map_err(|error| error.context(format_args!("point {id}")))?;
+    }
+    let changes: Vec<VectorChange<'_>> =
+        vectors.iter().map(|(id, embedding)| VectorChange { id: *id, embedding }).collect();
+    match named.change_vectors(&changes, filter.as_ref())? {
+        Some(id) => Err(Error::not_found(format!("Not found: No point with id {id} found"))),
+        None => Ok(()),
+    }
+}
+
+/// Prepares the filter of a conditional write.
+fn prepared(named: &NamedCollection, filter: Option<Filter>) -> Result<Option<Filter>> {
+    let prepared = filter.map(|filter| filters::prepare(named, filter)).transpose();
+    prepared.map_err(|error| error.context("update_filter"))
+}
+
+fn add(named: &NamedCollection, mut request: json::UpsertRequest) -> Result<()> {
+    let settings = named.settings();
+    let mut condition = request.take_condition();
+    condition.filter = prepared(named, condition.filter)?;
     let mut points = request.points(&settings.vector_name)?;
     for point in &mut points {
         let embedding = scores::embedding(&settings, std::mem::take(&mut point.vector));
@@ -191,7 +259,7 @@ fn add(named: &NamedCollection, request: json::UpsertRequest) -> Result<()> {
             payload: &point.payload,
         })
         .collect();
-    if new.is_empty() { Ok(()) } else { named.upsert(&new) }
+    if new.is_empty() { Ok(()) } else { named.upsert_if(&new, &condition) }
 }
 
 fn remove(named: &NamedCollection, request: PointsSelector) -> Result<()> {

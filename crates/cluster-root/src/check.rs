@@ -73,9 +73,10 @@ pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSetting
             repeatable(&request.keys)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
-        UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
-            match never {}
-        }
+        UpdateOperation::UpdateVectors(_) => Err(Error::unimplemented(
+            "a cluster does not change vectors without their points; write the points again",
+        )),
+        UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
 
@@ -123,7 +124,14 @@ pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<
     Ok(own.len() + if matches!(id, PointId::Uuid(_)) { UUID_BYTES } else { 0 })
 }
 
-fn upsert(request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
+fn upsert(mut request: UpsertRequest, settings: &CollectionSettings) -> Result<()> {
+    // Holders may make an operation twice, and a condition may hold for one of the two only.
+    if !request.take_condition().is_always() {
+        return Err(Error::unimplemented(
+            "a cluster has neither update_filter nor an update_mode other than \"upsert\"; use one \
+             server, or write the points without them",
+        ));
+    }
     if settings.extra.get(IMAGES).is_some() {
         return Err(Error::precondition(
             "the collection is one of images, and a point of it needs an image's keypoints, which this interface does \
@@ -206,6 +214,21 @@ mod tests {
         assert!(refused.unwrap_err().message().contains("/v1/images"));
         let delete = json!({"delete": {"points": [1]}});
         operation(json::parse(delete.to_string().as_bytes()).unwrap(), &settings).unwrap();
+    }
+
+    #[test]
+    fn writes_that_depend_on_stored_points_are_refused() {
+        let point = json!({"id": 1, "vector": [1, 2]});
+        for (refused, body) in [
+            (false, json!({"upsert": {"points": [point], "update_mode": "upsert"}})),
+            (true, json!({"upsert": {"points": [point], "update_mode": "insert_only"}})),
+            (true, json!({"upsert": {"points": [point], "update_filter": {}}})),
+            (true, json!({"update_vectors": {"points": [point]}})),
+        ] {
+            let kind = check(Metric::Dot, &body).map_err(|error| error.kind());
+            let expected = if refused { Err(ErrorKind::Unimplemented) } else { Ok(()) };
+            assert_eq!(kind, expected, "{body}");
+        }
     }
 
     #[test]

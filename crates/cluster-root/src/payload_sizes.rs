@@ -114,9 +114,9 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
                 let ids = ids(request.selection()?);
                 add(ids, change(PayloadChange::DeleteKeys(request.keys)));
             }
-            UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
-                match never {}
-            }
+            // The check refuses it.
+            UpdateOperation::UpdateVectors(_) => {}
+            UpdateOperation::DeleteVectors(never) => match never {},
         }
     }
     Ok(steps)

@@ -26,7 +26,10 @@ pub use collection::{
     distance_name, listed_aliases, merge_metadata,
 };
 pub use payload::{DeletePayload, SetPayload};
-pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
+pub use points::{
+    PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,
+    no_deleted_vectors,
+};
 pub use query::{
     CountRequest, FacetRequest, OrderBy, QuantizationParams, QueryBatchRequest, QueryGroupsRequest,
     QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,

@@ -2,13 +2,13 @@
 
 use base::{Error, Result};
 use search::filter::Filter;
-use search::points::{PointId, PointSelection};
+use search::points::{PointId, PointSelection, UpsertCondition, UpsertMode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::payload::{DeletePayload, SetPayload};
 use super::vector::{BatchVectors, Vector};
-use super::{AbsentField, unsupported};
+use super::{AbsentField, out_of_limits, unsupported};
 
 /// A point to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,13 +29,13 @@ pub struct UpsertRequest {
     batch: Option<PointsBatch>,
     #[serde(default)]
     update_mode: Option<UpdateMode>,
-    #[serde(default, rename = "update_filter")]
-    _update_filter: AbsentField,
+    #[serde(default, deserialize_with = "super::filter::optional")]
+    update_filter: Option<Filter>,
     #[serde(default, rename = "shard_key")]
     _shard_key: AbsentField,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum UpdateMode {
     Upsert,
@@ -60,16 +60,23 @@ struct PointsBatch {
 }
 
 impl UpsertRequest {
+    /// Takes out the condition under which a point is written.
+    pub fn take_condition(&mut self) -> UpsertCondition {
+        let mode = match self.update_mode.take() {
+            None | Some(UpdateMode::Upsert) => UpsertMode::All,
+            Some(UpdateMode::InsertOnly) => UpsertMode::InsertOnly,
+            Some(UpdateMode::UpdateOnly) => UpsertMode::UpdateOnly,
+        };
+        UpsertCondition { mode, filter: self.update_filter.take() }
+    }
+
     /// Returns the points for a collection with a vector called `name`, "" for a vector without a
-    /// name.
+    /// name. The condition does not limit them.
     ///
     /// # Errors
-    /// `InvalidArgument` if a vector is missing or has another name, or if lists differ in length;
-    /// `Unimplemented` for modes other than "upsert".
+    /// `InvalidArgument` if a vector has another name, or if lists differ in length;
+    /// `Unimplemented` if a vector is missing.
     pub fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
-        if matches!(self.update_mode, Some(UpdateMode::InsertOnly | UpdateMode::UpdateOnly)) {
-            return Err(Error::unimplemented(unsupported("update_mode other than \"upsert\"")));
-        }
         match (self.points, self.batch) {
             (Some(points), None) => {
                 points.into_iter().enumerate().map(|(at, point)| point.checked(at, name)).collect()
@@ -109,6 +116,46 @@ impl PointsBatch {
                 payload: payload.unwrap_or_default(),
             })
             .collect())
+    }
+}
+
+/// New vectors of points that exist.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateVectorsRequest {
+    points: Vec<ReplacedVector>,
+    /// Limits the points that change.
+    #[serde(default, deserialize_with = "super::filter::optional")]
+    pub update_filter: Option<Filter>,
+    #[serde(default, rename = "shard_key")]
+    _shard_key: AbsentField,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplacedVector {
+    id: PointId,
+    vector: Vector,
+}
+
+impl UpdateVectorsRequest {
+    /// Returns ids and their new vectors, for a collection with a vector called `name`, "" for a
+    /// vector without a name.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no points, and for a vector of another name; `Unimplemented` for a
+    /// point without a vector.
+    pub fn vectors(self, name: &str) -> Result<Vec<(PointId, Vec<f32>)>> {
+        if self.points.is_empty() {
+            return Err(out_of_limits("points", "must specify points to update"));
+        }
+        let vector = |(at, point): (usize, ReplacedVector)| {
+            let vector = point.vector.named(name);
+            let vector =
+                vector.map_err(|error| error.context(format_args!("points[{at}].vector")))?;
+            Ok((point.id, vector))
+        };
+        self.points.into_iter().enumerate().map(vector).collect()
     }
 }
 
@@ -172,10 +219,18 @@ pub enum UpdateOperation {
     DeletePayload(DeletePayload),
     /// Empties payloads.
     ClearPayload(PointsSelector),
-    /// Refused by the parser.
-    UpdateVectors(UnsupportedOperation),
+    /// Replaces vectors.
+    UpdateVectors(UpdateVectorsRequest),
     /// Refused by the parser.
     DeleteVectors(UnsupportedOperation),
+}
+
+/// Feature that deletions of vectors need.
+const NO_VECTOR: &str = "a point without a vector (delete the point, or replace its vector)";
+
+/// Returns the error for a request that deletes vectors.
+pub fn no_deleted_vectors() -> Error {
+    Error::unimplemented(unsupported(NO_VECTOR))
 }
 
 /// An operation of Qdrant's that this server does not have. The parser refuses it.
@@ -186,8 +241,6 @@ impl<'de> Deserialize<'de> for UnsupportedOperation {
     fn deserialize<D: serde::Deserializer<'de>>(
         _: D,
     ) -> std::result::Result<UnsupportedOperation, D::Error> {
-        Err(serde::de::Error::custom(unsupported(
-            "changing vectors apart from their points (write the points again)",
-        )))
+        Err(serde::de::Error::custom(unsupported(NO_VECTOR)))
     }
 }

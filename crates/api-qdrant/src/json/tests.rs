@@ -2,7 +2,7 @@ use base::ErrorKind;
 use proptest::prelude::*;
 use search::coarse::Metric;
 use search::filter::{Condition, Match, MinShould, Range, ValueLimits};
-use search::points::{PointId, PointSelection};
+use search::points::{PointId, PointSelection, UpsertMode};
 use search::registry::{CollectionSettings, MediumChoice};
 use serde_json::{Map, Value, json};
 
@@ -105,12 +105,44 @@ fn refused_points_are_named() {
             .contains("shard_key")
     );
     assert_eq!(
-        upsert(json!({"points": [], "update_mode": "insert_only"}), "").kind(),
-        ErrorKind::Unimplemented
+        upsert(json!({"points": [], "update_mode": "insert"}), "").kind(),
+        ErrorKind::InvalidArgument
     );
     let uneven = json!({"batch": {"ids": [1, 2], "vectors": [[1.0]]}});
     assert!(upsert(uneven, "").message().contains("do not go together"));
     assert!(upsert(json!({}), "").message().contains("either points or batch"));
+}
+
+#[test]
+fn conditions_of_upserts_are_read() {
+    let condition = |mut value: Value| {
+        value["points"] = json!([]);
+        read::<UpsertRequest>(&value).unwrap().take_condition()
+    };
+    assert!(condition(json!({})).is_always());
+    assert!(condition(json!({"update_mode": "upsert", "update_filter": null})).is_always());
+    let insert = condition(json!({"update_mode": "insert_only"}));
+    assert_eq!((insert.mode, insert.filter), (UpsertMode::InsertOnly, None));
+    let update = condition(json!({"update_mode": "update_only", "update_filter": {}}));
+    assert_eq!((update.mode, update.filter), (UpsertMode::UpdateOnly, Some(Filter::default())));
+}
+
+#[test]
+fn new_vectors_are_read() {
+    let vectors = |points: Value, name: &str| {
+        read::<UpdateVectorsRequest>(&json!({ "points": points }))
+            .and_then(|request| request.vectors(name))
+    };
+    let expected = vec![(PointId::Number(1), vec![0.5]), (uuid(), vec![1.0])];
+    let plain = json!([{"id": 1, "vector": [0.5]}, {"id": UUID, "vector": {"": [1]}}]);
+    assert_eq!(vectors(plain.clone(), "").unwrap(), expected);
+    assert_eq!(vectors(plain, "v").unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let error = vectors(json!([]), "").unwrap_err();
+    assert!(is_validation(error.message()), "{error}");
+    let none = vectors(json!([{"id": 1, "vector": {}}]), "").unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::Unimplemented);
+    let other = vectors(json!([{"id": 1, "vector": {"w": [1]}}]), "v").unwrap_err();
+    assert!(other.message().starts_with("points[0].vector"), "{other}");
 }
 
 #[test]
@@ -419,10 +451,11 @@ fn operations_and_selectors() {
         {"overwrite_payload": {"payload": {}, "points": [1]}},
         {"delete_payload": {"keys": ["a"], "points": [1]}},
         {"clear_payload": {"filter": {"must": []}}},
+        {"update_vectors": {"points": [{"id": 1, "vector": [1.0]}], "update_filter": {}}},
     ]}))
     .unwrap();
-    assert_eq!(operations.operations.len(), 6);
-    let vectors = json!({"operations": [{"update_vectors": {"points": []}}]});
+    assert_eq!(operations.operations.len(), 7);
+    let vectors = json!({"operations": [{"delete_vectors": {"points": [1], "vector": [""]}}]});
     let (kind, message) = refused::<UpdateBatch>(&vectors);
     assert_eq!(kind, ErrorKind::Unimplemented);
     assert!(message.contains("operations[0]"), "{message}");

@@ -4,10 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::ErrorKind;
+use search::registry::Registry;
 use serde_json::{Value, json};
 
-use super::{Bench, three};
+use super::{Bench, UUID, three};
+use crate::call::CallContext;
 use crate::{retrieve, update, write_threads};
+
+/// Handler of a write.
+type Write = fn(&Registry, &CallContext, &[u8]) -> base::Result<update::UpdateResponse>;
 
 #[test]
 fn writes_beyond_the_queue_are_refused() {
@@ -64,6 +69,11 @@ fn points_of_image_collections_are_not_written() {
         bench.write(update::batch, "c", &batch).unwrap_err().kind(),
         ErrorKind::FailedPrecondition
     );
+    let error = bench.write(update::update_vectors, "c", &points).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::FailedPrecondition && error.message().contains("/v1/images"),
+        "{error}"
+    );
     bench.write(update::set_payload, "c", &json!({"payload": {"x": 1}, "points": [1]})).unwrap();
     let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1], "with_vector": true})).unwrap();
     assert_eq!((&got[0]["payload"]["x"], &got[0]["vector"]), (&json!(1), &json!([3.0, 4.0])));
@@ -91,4 +101,70 @@ fn a_payload_that_becomes_too_large_leaves_its_neighbours_alone() {
     };
     assert_eq!([1, 2, 3].map(has), [true, false, true]);
     assert!(make(json!({ "delete": {} })).is_err());
+}
+
+#[test]
+fn new_vectors_survive_a_restart_and_leave_payloads() {
+    let mut bench = Bench::new();
+    three(&bench, "Euclid");
+    let vectors = json!({"points": [
+        {"id": 7, "vector": [1, 1]},
+        {"id": 1, "vector": [5, 6]},
+        {"id": UUID, "vector": [7, 8]},
+    ]});
+    let error = bench.write(update::update_vectors, "c", &vectors).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("No point with id 7"), "{error}");
+    let filter = json!({"must": [{"key": "n", "match": {"value": 2}}]});
+    let only = json!({"points": [{"id": 1, "vector": [9, 9]}, {"id": 2, "vector": [9, 9]}],
+                      "update_filter": filter});
+    let batch = json!({"operations": [{"update_vectors": only}]});
+    bench.write(update::batch, "c", &batch).unwrap();
+    let got = |bench: &Bench| {
+        let ids = json!({"ids": [1, 2, UUID, 7], "with_vector": true});
+        bench.read(retrieve::fetch, "c", &ids).unwrap()
+    };
+    let expected = json!([
+        {"id": 1, "vector": [5.0, 6.0], "payload": {"n": 1}},
+        {"id": 2, "vector": [9.0, 9.0], "payload": {"n": 2}},
+        {"id": UUID, "vector": [7.0, 8.0], "payload": {}},
+    ]);
+    assert_eq!(got(&bench), expected);
+    bench.restart();
+    assert_eq!(got(&bench), expected);
+}
+
+#[test]
+fn new_vectors_must_fit_and_none_are_deleted() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let kind = |work: Write, body: Value| bench.write(work, "c", &body).unwrap_err().kind();
+    let vector = |vector: Value| json!({"points": [{"id": 1, "vector": vector}]});
+    assert_eq!(kind(update::update_vectors, vector(json!([1]))), ErrorKind::InvalidArgument);
+    assert_eq!(kind(update::update_vectors, vector(json!({}))), ErrorKind::Unimplemented);
+    let delete = json!({"points": [1], "vector": [""]});
+    assert_eq!(kind(update::delete_vectors, delete), ErrorKind::Unimplemented);
+}
+
+#[test]
+fn upserts_follow_their_mode_and_filter() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let upsert = |options: Value, ids: &[u64], n: u64| {
+        let point = |id: &u64| json!({"id": id, "vector": [n, n], "payload": {"n": n}});
+        let mut body = json!({"points": ids.iter().map(point).collect::<Vec<_>>()});
+        for (name, value) in options.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        bench.write(update::upsert, "c", &body).unwrap();
+        let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 2, 3]})).unwrap();
+        let points = got.as_array().unwrap().iter();
+        points.map(|point| point["payload"]["n"].as_u64().unwrap()).collect::<Vec<u64>>()
+    };
+    assert_eq!(upsert(json!({"update_mode": "update_only"}), &[2, 3], 5), [1, 5]);
+    assert_eq!(upsert(json!({"update_mode": "insert_only"}), &[2, 3], 6), [1, 5, 6]);
+    let filter = json!({"must": [{"key": "n", "range": {"gte": 5}}]});
+    assert_eq!(upsert(json!({ "update_filter": filter }), &[1, 2, 3], 7), [1, 7, 7]);
+    let both = json!({"update_filter": filter, "update_mode": "insert_only"});
+    assert_eq!(upsert(both, &[1, 2, 3], 8), [1, 7, 7]);
 }
