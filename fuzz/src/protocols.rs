@@ -220,7 +220,7 @@ pub fn tfs_warmup(data: &[u8]) {
 /// Fuzzes Qdrant's REST bodies. The first byte selects the request.
 pub fn qdrant_json(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else { return };
-    bounded(data, 0, || match kind % 15 {
+    bounded(data, 0, || match kind % 17 {
         0 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points(""))),
         1 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points("v"))),
         2 => drop(
@@ -241,8 +241,22 @@ pub fn qdrant_json(data: &[u8]) {
         13 => {
             drop(json::parse::<json::DeletePayload>(body).and_then(|mut delete| delete.selection()))
         }
-        _ => drop(json::parse::<json::CreateIndex>(body).map(|index| drop(index.schema()))),
+        14 => drop(json::parse::<json::CreateIndex>(body).map(|index| drop(index.schema()))),
+        15 => drop(
+            json::parse::<json::UpdateVectorsRequest>(body).and_then(|update| update.vectors("")),
+        ),
+        _ => older_query(body),
     });
+}
+
+/// Converts requests of older routes and parses the queries that they become.
+fn older_query(body: &[u8]) {
+    use json::OlderQuery::{Discover, Recommend, Search};
+    for older in [Search, Recommend, Discover] {
+        let _ = older.query(body).and_then(|body| json::parse::<json::QueryRequest>(&body));
+        let _ = older.batch(body).and_then(|body| json::parse::<json::QueryBatchRequest>(&body));
+        let _ = older.groups(body).and_then(|body| json::parse::<json::QueryGroupsRequest>(&body));
+    }
 }
 
 /// Parses a query, checks its limits, and parses its filter alone.

@@ -24,6 +24,8 @@ OPERATIONS = {
         listImageCollections describeImages listImages searchImages missingImages rebuildProgress image thumbnail
         keypoints listCollections describeCollection collectionExists aliasesOf listAliases facet fetchPoints
         fetchPoint scrollPoints countPoints queryPoints queryPointsBatch queryPointGroups clusterStatus listIssues
+        searchPoints searchPointsBatch searchPointGroups recommendPoints recommendPointsBatch recommendPointGroups
+        discoverPoints discoverPointsBatch
         listBackedUpCollections backupJob listBackups listSnapshots downloadSnapshot
         identifyPerson verifyPrints printTemplate extractFeatures imageFeatures duplicatesProgress duplicateGroups
     """,

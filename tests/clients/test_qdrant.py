@@ -338,6 +338,76 @@ def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collectio
         assert [(it.id, it.payload) for it in mine.points] == [(it.id, it.payload) for it in theirs.points]
 
 
+def test_older_routes_answer_as_the_local_mode_does(client, collection):
+    local = both(client, collection, models.Distance.COSINE)
+    rng = random.Random(21)
+    base = f"{client._client.rest_uri}/collections/{collection}/points"
+
+    def posted(path: str, body: dict):
+        answer = requests.post(f"{base}/{path}", json=body, timeout=60)
+        assert answer.status_code == 200, (path, body, answer.text)
+        return answer.json()["result"]
+
+    def rows(hits: list[dict]) -> list[tuple]:
+        return [(hit["id"], hit["score"], hit.get("payload"), hit.get("vector")) for hit in hits]
+
+    sent = {"search": [], "recommend": []}
+    expected = {"search": [], "recommend": []}
+    for number, row in enumerate(vectors(np.random.default_rng(22), 40)):
+        chosen = a_filter(rng, 1) if number % 3 else None
+        limit, offset = rng.choice([1, 5, 30]), rng.choice([None, 0, 2])
+        payload, threshold = rng.choice([None, True, ["city", "deep.k"]]), rng.choice([None, 0.1])
+        vector = rng.choice([None, True])
+        common = {"limit": limit, "offset": offset, "with_payload": payload, "with_vector": vector}
+        plain = chosen.model_dump(exclude_none=True, by_alias=True) if chosen else None
+        common |= {"score_threshold": threshold, "filter": plain}
+        asked = {"limit": limit, "offset": offset, "with_payload": payload or False, "with_vectors": bool(vector)}
+        asked |= {"score_threshold": threshold, "query_filter": chosen}
+        positive, negative = [row, *rng.sample(range(1, COUNT), 2)], rng.sample(range(1, COUNT), number % 3)
+        examples = {"positive": positive, "negative": negative}
+        name = rng.choice([row, {"name": "", "vector": row}])
+        for route, own, query in (
+            ("search", {"vector": name}, row),
+            ("recommend", examples, models.RecommendQuery(recommend=models.RecommendInput(**examples))),
+        ):
+            theirs = scored(local, collection, query=query, **asked)
+            assert_alike(rows(posted(route, own | common)), theirs, f"{number}: {route} {asked}")
+            sent[route].append(own | common)
+            expected[route].append(theirs)
+            groups = {"group_by": "deep.k", "group_size": 2, "limit": 3, "filter": common["filter"]}
+            ours = posted(f"{route}/groups", own | groups)["groups"]
+            found = local.query_points_groups(
+                collection, query=query, query_filter=chosen, group_by="deep.k", group_size=2, limit=3
+            ).groups
+            ours = [(group["id"], [hit["id"] for hit in group["hits"]]) for group in ours]
+            assert ours == [(group.id, [hit.id for hit in group.hits]) for group in found], f"{number}: {route} groups"
+    for route in ("search", "recommend"):
+        for ours, theirs in zip(posted(f"{route}/batch", {"searches": sent[route]}), expected[route], strict=True):
+            assert_alike(rows(ours), theirs, f"{route}/batch")
+
+
+def test_mistakes_in_older_routes_are_named(client, collection):
+    client.create_collection(collection, vectors_config=params())
+    row = [0.5] * DIMS
+    for path, body, status, word in (
+        ("search", {"limit": 1}, 400, "vector"),
+        ("search", {"vector": row}, 400, "limit"),
+        ("search", {"vector": row, "limit": 0}, 422, "limit"),
+        ("search", {"vector": row, "limit": 1, "fitler": {}}, 400, "fitler"),
+        ("search", {"vector": {"name": "other", "vector": row}, "limit": 1}, 400, "other"),
+        ("search", {"vector": [1.0], "limit": 1}, 400, "expected dim"),
+        ("search/batch", {"searches": [{"vector": row, "limit": 1}, {"limit": 1}]}, 400, "searches[1]"),
+        ("search/groups", {"vector": row, "limit": 1, "group_by": "n"}, 400, "group_size"),
+        ("recommend", {"positive": [7], "limit": 1}, 404, "7"),
+        ("recommend", {"limit": 1}, 422, "positive"),
+        ("discover", {"limit": 1}, 400, "target"),
+    ):
+        url = f"{client._client.rest_uri}/collections/{collection}/points/{path}"
+        answer = requests.post(url, json=body, timeout=60)
+        assert answer.status_code == status, (path, body, answer.text)
+        assert word in answer.json()["status"]["error"], (path, body, answer.text)
+
+
 def test_a_named_vector_uuids_and_uploads(client, collection):
     client.create_collection(collection, vectors_config={"dense": params(models.Distance.DOT)})
     rows = vectors(np.random.default_rng(5), 300)
@@ -363,6 +433,7 @@ def test_a_named_vector_uuids_and_uploads(client, collection):
 
 
 def test_operations_in_a_batch(client, collection):
+    unit = [1.0] + [0.0] * (DIMS - 1)
     client.create_collection(collection, vectors_config=params())
     done = client.batch_update_points(
         collection,
@@ -374,7 +445,7 @@ def test_operations_in_a_batch(client, collection):
             models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[4])),
             models.DeleteOperation(delete=models.PointIdsList(points=[5])),
             models.UpdateVectorsOperation(
-                update_vectors=models.UpdateVectors(points=[models.PointVectors(id=6, vector=[1.0] + [0.0] * (DIMS - 1))])
+                update_vectors=models.UpdateVectors(points=[models.PointVectors(id=6, vector=unit)])
             ),
             models.UpsertOperation(
                 upsert=models.PointsList(points=points(3, 7), update_mode=models.UpdateMode.INSERT_ONLY)
@@ -384,7 +455,7 @@ def test_operations_in_a_batch(client, collection):
     assert [it.status for it in done] == ["completed"] * 8
     rows = {row.id: row.payload for row in client.scroll(collection)[0]}
     assert sorted(rows) == [1, 2, 3, 4, 5, 6, 7]
-    assert client.retrieve(collection, [6], with_vectors=True)[0].vector == [1.0] + [0.0] * (DIMS - 1)
+    assert client.retrieve(collection, [6], with_vectors=True)[0].vector == unit
     assert (rows[1]["x"], rows[2]["x"], rows[3], rows[4]) == (1, 1, {"y": 2}, {})
     assert "city" not in rows[1]
 

@@ -24,6 +24,7 @@ pub mod json;
 #[cfg(test)]
 mod limit_tests;
 pub mod mmr;
+mod older;
 mod params;
 mod portable;
 mod query;

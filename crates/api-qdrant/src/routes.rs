@@ -11,7 +11,7 @@ use transport::Reply;
 
 use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
-use crate::{collections, describe, groups, json, query, retrieve, snapshots, update};
+use crate::{collections, describe, groups, json, older, query, retrieve, snapshots, update};
 
 /// Description of the routes as OpenAPI 3.1. Routes that answer 501 are left out.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -70,6 +70,7 @@ pub fn routes() -> Router<Arc<CollectionsState>> {
         .route("/collections/{collection}/facet", post(|call: RestCall| call.read(retrieve::facet)))
         .route("/cluster", get(|call: RestCall| call.at_once(collections::cluster)))
         .merge(points())
+        .merge(older_queries())
         .merge(snapshots::routes())
         .route("/collections/{collection}/{*item}", any(unsupported))
         .route("/snapshots", any(unsupported))
@@ -117,6 +118,26 @@ fn points() -> Router<Arc<CollectionsState>> {
         )
         .route(&at("vectors/delete"), post(|call: RestCall| call.write(update::delete_vectors)))
         .route(&at("batch"), post(|call: RestCall| call.write(update::batch)))
+}
+
+/// Returns the routes that `points/query` replaces.
+fn older_queries() -> Router<Arc<CollectionsState>> {
+    let at = |rest: &str| format!("/collections/{{collection}}/points/{rest}");
+    Router::new()
+        .route(&at("search"), post(|call: RestCall| call.read(older::search)))
+        .route(&at("search/batch"), post(|call: RestCall| call.read_in_steps(older::search_batch)))
+        .route(&at("search/groups"), post(|call: RestCall| call.read(older::search_groups)))
+        .route(&at("recommend"), post(|call: RestCall| call.read(older::recommend)))
+        .route(
+            &at("recommend/batch"),
+            post(|call: RestCall| call.read_in_steps(older::recommend_batch)),
+        )
+        .route(&at("recommend/groups"), post(|call: RestCall| call.read(older::recommend_groups)))
+        .route(&at("discover"), post(|call: RestCall| call.read(older::discover)))
+        .route(
+            &at("discover/batch"),
+            post(|call: RestCall| call.read_in_steps(older::discover_batch)),
+        )
 }
 
 /// Returns the reply by which clients recognise Qdrant at the root, or `None` for other clients.

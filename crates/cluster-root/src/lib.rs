@@ -36,6 +36,7 @@ mod groups;
 mod images;
 mod merge;
 mod mmr;
+mod older;
 mod params;
 mod parts;
 mod payload_sizes;

@@ -14,7 +14,8 @@ use super::envelope::refuse;
 use super::snapshot_call::SnapshotCall;
 use super::state::RootState;
 use super::{
-    aliases, collection_changes, collections, describe, groups, plan, query, read, snapshots, write,
+    aliases, collection_changes, collections, describe, groups, older, plan, query, read,
+    snapshots, write,
 };
 
 /// Returns the routes of the cluster's collections, which an API key protects. They take the place
@@ -38,6 +39,7 @@ pub fn routes() -> Router<Arc<RootState>> {
         .route("/cluster/v1/view", get(|call: RootCall| call.answer(describe::cluster)))
         .route("/cluster/v1/plan", post(|call: RootCall| call.answer(plan::plan)))
         .merge(points())
+        .merge(older_queries())
         .route(
             "/collections/aliases",
             post(|call: RootCall| call.answer(aliases::change)).fallback(unsupported),
@@ -120,6 +122,20 @@ fn points() -> Router<Arc<RootState>> {
         .route(&at("payload/delete"), post(|call: RootCall| call.answer(write::delete_payload)))
         .route(&at("payload/clear"), post(|call: RootCall| call.answer(write::clear_payload)))
         .route(&at("batch"), post(|call: RootCall| call.answer(write::batch)))
+}
+
+/// Returns the routes that `points/query` replaces.
+fn older_queries() -> Router<Arc<RootState>> {
+    let at = |rest: &str| format!("/collections/{{collection}}/points/{rest}");
+    Router::new()
+        .route(&at("search"), post(|call: RootCall| call.answer(older::search)))
+        .route(&at("search/batch"), post(|call: RootCall| call.answer(older::search_batch)))
+        .route(&at("search/groups"), post(|call: RootCall| call.answer(older::search_groups)))
+        .route(&at("recommend"), post(|call: RootCall| call.answer(older::recommend)))
+        .route(&at("recommend/batch"), post(|call: RootCall| call.answer(older::recommend_batch)))
+        .route(&at("recommend/groups"), post(|call: RootCall| call.answer(older::recommend_groups)))
+        .route(&at("discover"), post(|call: RootCall| call.answer(older::discover)))
+        .route(&at("discover/batch"), post(|call: RootCall| call.answer(older::discover_batch)))
 }
 
 async fn unsupported(method: Method, uri: Uri) -> Reply {

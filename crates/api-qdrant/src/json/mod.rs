@@ -10,6 +10,7 @@
 
 mod collection;
 mod filter;
+mod older;
 mod payload;
 mod points;
 mod query;
@@ -25,6 +26,7 @@ pub use collection::{
     AliasAction, ChangeAliases, CreateCollection, CreateIndex, INDEXES_MAX, UpdateCollection,
     distance_name, listed_aliases, merge_metadata,
 };
+pub use older::{OlderQuery, incomplete_list};
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,

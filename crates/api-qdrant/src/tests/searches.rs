@@ -1,10 +1,14 @@
 //! Queries: scores, examples, prefetches, limits and errors.
 
 use base::ErrorKind;
+use search::collection::SearchThread;
+use search::registry::NamedCollection;
 use serde_json::{Value, json};
 
 use super::{Bench, UUID, three};
-use crate::{collections, query, retrieve, update};
+use crate::call::CallContext;
+use crate::json::ScoredPoint;
+use crate::{collections, older, query, retrieve, update};
 
 #[test]
 fn scores_and_thresholds_follow_the_distance() {
@@ -180,4 +184,40 @@ fn the_hits_of_a_batch_are_bounded() {
     let error = batch(json!({"order_by": "n"})).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("1049600 hits together"), "{error}");
+}
+
+/// Answers a batch of searches in one step.
+fn search_batch(
+    named: &NamedCollection,
+    thread: &mut SearchThread,
+    context: &CallContext,
+    body: &[u8],
+) -> base::Result<Vec<Vec<ScoredPoint>>> {
+    older::search_batch(named, thread, context, body, &mut query::BatchProgress::default())
+}
+
+#[test]
+fn older_routes_answer_with_lists() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let ids = |list: &Value| -> Vec<Value> {
+        list.as_array().unwrap().iter().map(|hit| hit["id"].clone()).collect()
+    };
+    let search = json!({"vector": [0, 2], "limit": 2});
+    let found = bench.read(older::search, "c", &search).unwrap();
+    assert_eq!(ids(&found), [json!(1), json!(2)]);
+    let recommend = json!({"positive": [1], "limit": 1, "with_payload": true});
+    let found = bench.read(older::recommend, "c", &recommend).unwrap();
+    assert_eq!((ids(&found), &found[0]["payload"]), (vec![json!(2)], &json!({"n": 2})));
+    let batch = json!({"searches": [search, {"vector": [-1, 0], "limit": 1}]});
+    let found = bench.read(search_batch, "c", &batch).unwrap();
+    assert_eq!(ids(&found[0]), [json!(1), json!(2)]);
+    assert_eq!(ids(&found[1]), [json!(UUID)]);
+    let groups = json!({"vector": [0, 2], "limit": 1, "group_by": "n", "group_size": 1});
+    let found = bench.read(older::search_groups, "c", &groups).unwrap();
+    assert_eq!(ids(&found["groups"]), [json!(1)]);
+    let wrong = json!({"searches": [search, {"vector": [1], "limit": 1}]});
+    let error = bench.read(search_batch, "c", &wrong).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().starts_with("searches[1]"), "{error}");
 }

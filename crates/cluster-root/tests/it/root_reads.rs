@@ -113,6 +113,22 @@ async fn one_request_a_node_reads_all_shards() {
 }
 
 #[tokio::test]
+async fn older_routes_answer_with_lists() {
+    let (root, _nodes) = two_nodes().await;
+    let search = json!({"vector": [1, 2], "limit": 3, "offset": 2});
+    let found = root.post("points/search", &search).await;
+    assert!(found.result().is_array(), "{}", found.json);
+    assert_eq!(ids(found.result()), [37, 36, 35]);
+    let batch = root.post("points/search/batch", &json!({"searches": [search]})).await;
+    assert_eq!(ids(&batch.result()[0]), [37, 36, 35]);
+    let recommend = json!({"positive": [[1, 2]], "limit": 2});
+    assert_eq!(ids(root.post("points/recommend", &recommend).await.result()), [39, 38]);
+    assert_eq!(root.post("points/search", &json!({"vector": [1, 2]})).await.status, 400);
+    let vectors = json!({"points": [{"id": 1, "vector": [1, 2]}]});
+    assert_eq!(root.put("points/vectors", &vectors).await.status, 501);
+}
+
+#[tokio::test]
 async fn every_kind_of_read_is_merged() {
     let (root, _nodes) = two_nodes().await;
     let query = json!({"query": [1, 2], "limit": 3, "offset": 2});

@@ -34,7 +34,7 @@ const NODES: [&str; 8] = [
     "/cluster/v1/plan",
 ];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 17] = [
+const SEARCHES: [&str; 25] = [
     "/cluster/v1/extract",
     "/cluster/v1/shards/{id}/{shard}/{*rest}",
     "/cluster/v1/read",
@@ -51,6 +51,14 @@ const SEARCHES: [&str; 17] = [
     "/collections/{collection}/points/query",
     "/collections/{collection}/points/query/batch",
     "/collections/{collection}/points/query/groups",
+    "/collections/{collection}/points/search",
+    "/collections/{collection}/points/search/batch",
+    "/collections/{collection}/points/search/groups",
+    "/collections/{collection}/points/recommend",
+    "/collections/{collection}/points/recommend/batch",
+    "/collections/{collection}/points/recommend/groups",
+    "/collections/{collection}/points/discover",
+    "/collections/{collection}/points/discover/batch",
     "/v2/repository/index",
 ];
 
@@ -175,6 +183,8 @@ mod tests {
             (Method::POST, "/cluster/v1/drain", Admin),
             (Method::GET, "/cluster/v1/view", Read),
             (Method::POST, "/collections/{collection}/points/query", Read),
+            (Method::POST, "/collections/{collection}/points/search/batch", Read),
+            (Method::PUT, "/collections/{collection}/points/vectors", Write),
             (Method::PUT, "/collections/{collection}/points", Write),
             (Method::POST, "/collections/{collection}/points/delete", Write),
             (Method::DELETE, "/collections/{collection}", Write),
