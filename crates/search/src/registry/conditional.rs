@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::coarse::Metric;
     use crate::filter::{Condition, Match};
-    use crate::points::UpsertMode;
+    use crate::points::{PayloadChange, PointSelection, UpsertMode};
 
     const UUID: PointId = PointId::Uuid([9; 16]);
 
@@ -242,5 +242,31 @@ mod tests {
         assert_eq!(named.change_vectors(&changes, Some(&n_is(3))).unwrap(), None);
         assert_eq!(named.get(&ids[0]).unwrap().unwrap().embedding, [8.0, 9.0]);
         assert_eq!(named.get(&ids[1]).unwrap().unwrap().embedding, [0.0, 1.0]);
+    }
+
+    #[test]
+    fn vectors_and_payloads_change_at_the_same_time() {
+        const CHANGES: u8 = 30;
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let id = PointId::Number(1);
+        write(&named, id, 0, &UpsertCondition::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let selection = PointSelection::Ids(vec![id]);
+                for n in 1..=CHANGES {
+                    let change = PayloadChange::Overwrite(object(json!({ "n": n })));
+                    assert_eq!(named.change_payload(&selection, &change).unwrap(), 1);
+                }
+            });
+            for x in 1..=CHANGES {
+                let embedding = [f32::from(x), 0.0];
+                let change = VectorChange { id, embedding: &embedding };
+                assert_eq!(named.change_vectors(&[change], None).unwrap(), None);
+            }
+        });
+        assert_eq!(n_of(&named, id), Some(u64::from(CHANGES)));
+        assert_eq!(named.get(&id).unwrap().unwrap().embedding, [f32::from(CHANGES), 0.0]);
     }
 }
