@@ -75,20 +75,21 @@ METHODS = {
         qdrant.Points/QueryBatch qdrant.Points/QueryGroups qdrant.Points/Search qdrant.Points/SearchBatch
         qdrant.Points/SearchGroups qdrant.Points/Recommend qdrant.Points/RecommendBatch
         qdrant.Points/RecommendGroups qdrant.Points/Discover qdrant.Points/DiscoverBatch
+        qdrant.Points/SearchMatrixPairs qdrant.Points/SearchMatrixOffsets
         qdrant.Snapshots/List qdrant.Snapshots/ListFull
     """,
     "write": """
         qdrant.Collections/Create qdrant.Collections/Update qdrant.Collections/Delete qdrant.Collections/UpdateAliases
         qdrant.Points/Upsert qdrant.Points/Delete qdrant.Points/SetPayload qdrant.Points/OverwritePayload
         qdrant.Points/DeletePayload qdrant.Points/ClearPayload qdrant.Points/CreateFieldIndex
-        qdrant.Points/DeleteFieldIndex qdrant.Points/UpdateBatch qdrant.Snapshots/Create qdrant.Snapshots/Delete
+        qdrant.Points/DeleteFieldIndex qdrant.Points/UpdateBatch qdrant.Points/UpdateVectors qdrant.Points/DeleteVectors
+        qdrant.Snapshots/Create qdrant.Snapshots/Delete
     """,
     # Methods that the server does not have need an administrator's key, as unknown routes do.
     "admin": """
         qdrant.Collections/CollectionClusterInfo qdrant.Collections/UpdateCollectionClusterSetup
         qdrant.Collections/CreateShardKey qdrant.Collections/DeleteShardKey qdrant.Collections/ListShardKeys
-        qdrant.Points/CreateVectorName qdrant.Points/DeleteVectorName qdrant.Points/UpdateVectors
-        qdrant.Points/DeleteVectors qdrant.Points/SearchMatrixPairs qdrant.Points/SearchMatrixOffsets
+        qdrant.Points/CreateVectorName qdrant.Points/DeleteVectorName
         qdrant.Snapshots/CreateFull qdrant.Snapshots/DeleteFull
         inference.GRPCInferenceService/RepositoryModelLoad inference.GRPCInferenceService/RepositoryModelUnload
         tensorflow.serving.ModelService/HandleReloadConfigRequest

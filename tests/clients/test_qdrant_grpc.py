@@ -111,7 +111,10 @@ def test_points_and_queries_are_those_of_rest(client, rest, collection):
             "with_vectors": rng.choice([True, False]),
             "score_threshold": rng.choice([None, 0.5]),
         }
-        ours, theirs = scored(client, collection, **asked), scored(rest, collection, **asked)
+        # A message cannot tell an empty payload from none.
+        ours, theirs = (
+            [(row[0], row[1], row[2] or None, row[3]) for row in scored(it, collection, **asked)] for it in (client, rest)
+        )
         assert_alike(ours, theirs, f"{number}: {asked}")
         found += len(theirs)
         chosen = asked["query_filter"]

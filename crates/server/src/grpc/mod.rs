@@ -1,5 +1,5 @@
-//! gRPC: both protocols of models, Qdrant's interface, health and reflection on one port. The path of a call names its service
-//! and method.
+//! gRPC on one port: both protocols of models, Qdrant's interface, health and reflection. The path
+//! of a call names its service and method.
 //!
 //! Calls are routed and framed here, not by a general gRPC server. Such a server copies a message
 //! into a growing buffer and decodes it before the memory of the result is known. Here a message

@@ -407,7 +407,7 @@ fn a_key_sees_only_its_recognisers() {
     );
     std::fs::write(&keys, entry).unwrap();
     let served = served(|config| config.listeners.keys = Some(keys));
-    let list = served.ask("GET", "/v1/audio", "api-key: loud-only\r\n", b"").json();
+    let list = served.loopback.ask("GET", "/v1/audio", "api-key: loud-only\r\n", b"").json();
     let listed = list["recognisers"].as_array().unwrap_or_else(|| panic!("{list}"));
     assert_eq!(listed.len(), 1, "{list}");
     assert_eq!(listed[0]["name"], "loud");
