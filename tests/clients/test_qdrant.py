@@ -408,6 +408,72 @@ def test_mistakes_in_older_routes_are_named(client, collection):
         assert word in answer.json()["status"]["error"], (path, body, answer.text)
 
 
+def by_id(client, collection, **asked) -> dict:
+    return {row[0]: row[1] for row in scored(client, collection, limit=COUNT, **asked)}
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collection, distance):
+    local = both(client, collection, distance)
+    rng = random.Random(21)
+    rows = vectors(np.random.default_rng(21), 200)
+    # Without prefetches, and over the hits of one.
+    prefetch = models.Prefetch(query=rows[0], limit=60)
+    for number in range(60):
+        def example():
+            return rng.choice([rng.randrange(1, COUNT), rng.choice(rows)])
+
+        def examples(least):
+            return [example() for _ in range(rng.randrange(least, 4))]
+
+        def pairs(least):
+            count = rng.randrange(least, 4)
+            return [models.ContextPair(positive=example(), negative=example()) for _ in range(count)]
+
+        strategy = rng.choice([models.RecommendStrategy.BEST_SCORE, models.RecommendStrategy.SUM_SCORES])
+        # One of the lists may be empty.
+        positive = examples(0)
+        negative = examples(0 if positive else 1)
+        recommend = models.RecommendInput(positive=positive, negative=negative, strategy=strategy)
+        asked = {
+            "query": rng.choice(
+                [
+                    models.RecommendQuery(recommend=recommend),
+                    models.DiscoverQuery(discover=models.DiscoverInput(target=example(), context=pairs(0))),
+                    models.ContextQuery(context=pairs(1)),
+                ]
+            ),
+            "query_filter": a_filter(rng, 1) if number % 3 == 0 else None,
+            "prefetch": prefetch if number % 4 == 0 else None,
+        }
+        # Many points have the same score of a context, so that their order says nothing.
+        ours, theirs = by_id(client, collection, **asked), by_id(local, collection, **asked)
+        assert ours.keys() == theirs.keys(), f"{number}: {asked}"
+        for point, score in theirs.items():
+            assert ours[point] == pytest.approx(score, rel=1e-3, abs=1e-4), f"{number}: {point} {asked}"
+        assert list(ours.values()) == sorted(ours.values(), reverse=True), f"{number}: {asked}"
+        first = [row[1] for row in scored(client, collection, limit=7, offset=2, **asked)]
+        assert first == list(ours.values())[2:9], f"{number}: {asked}"
+
+
+def test_candidates_of_examples_come_from_the_index(client, collection):
+    client.create_collection(collection, vectors_config=params(models.Distance.EUCLID, 4))
+    rows = np.random.default_rng(22).standard_normal((12_000, 4)).astype(np.float32)
+    client.upload_collection(collection, vectors=rows, ids=range(1, 12_001), batch_size=2000)
+    best = models.RecommendStrategy.BEST_SCORE
+    recommend = models.RecommendInput(positive=[1, 2, 3], negative=[4], strategy=best)
+    pair = models.ContextPair(positive=5, negative=6)
+    for query in (
+        models.RecommendQuery(recommend=recommend),
+        models.DiscoverQuery(discover=models.DiscoverInput(target=5, context=[pair])),
+    ):
+        exact = models.SearchParams(exact=True)
+        ours, all_compared = (
+            scored(client, collection, query=query, limit=10, search_params=chosen) for chosen in (None, exact)
+        )
+        assert ours == all_compared
+
+
 def test_a_named_vector_uuids_and_uploads(client, collection):
     client.create_collection(collection, vectors_config={"dense": params(models.Distance.DOT)})
     rows = vectors(np.random.default_rng(5), 300)

@@ -44,12 +44,12 @@ pub struct FusionHit<I> {
 }
 
 impl<I> FusionHit<I> {
-    /// Creates a hit of `prefetch` from its score as clients see it, which for L2 is a distance
-    /// unless the prefetch is a fusion itself.
+    /// Creates a hit of `prefetch` from its score as clients see it, which for L2 is a distance if
+    /// the prefetch compares one vector.
     pub fn new(prefetch: &QueryRequest, metric: Metric, id: I, score: f32) -> FusionHit<I> {
-        let is_fused = matches!(prefetch.query, Some(VectorQuery::Fuse(_)));
+        let by_distance = prefetch.query.as_ref().is_some_and(VectorQuery::scores_by_distance);
         let score = match metric {
-            Metric::L2 if !is_fused => -score,
+            Metric::L2 if by_distance => -score,
             _ => score,
         };
         FusionHit { id, score }

@@ -14,9 +14,11 @@
 //! read waits for a collection that is being opened, and is answered 503 if that takes too long. If
 //! damage may have left points out of a result, it has `"partial": true`.
 
+mod by_examples;
 mod call;
 mod collections;
 mod describe;
+pub mod examples;
 mod filters;
 pub mod fusion;
 mod groups;

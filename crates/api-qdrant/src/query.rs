@@ -25,7 +25,7 @@ use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
 
 /// Maximum examples of one query, positive and negative together.
-const EXAMPLES_MAX: usize = 1024;
+pub(crate) const EXAMPLES_MAX: usize = 1024;
 /// Maximum queries of one batch.
 const BATCH_MAX: usize = 1024;
 /// Maximum hits of all queries of one batch. A hit takes about 200 bytes until it is sent.
@@ -54,7 +54,7 @@ pub(crate) struct RankedHit {
 }
 
 impl RankedHit {
-    fn scored(id: u64, score: f32) -> RankedHit {
+    pub(crate) fn scored(id: u64, score: f32) -> RankedHit {
         RankedHit { id, score, value: None }
     }
 
@@ -72,9 +72,9 @@ pub(crate) struct RankedHits {
 }
 
 /// Points that the prefetches of a query find, in the order of their ids.
-struct PrefetchedPoints {
-    ids: Vec<u64>,
-    partial: bool,
+pub(crate) struct PrefetchedPoints {
+    pub(crate) ids: Vec<u64>,
+    pub(crate) partial: bool,
 }
 
 /// A query with its vector.
@@ -247,6 +247,7 @@ impl QueryRun<'_> {
                 fused.hits.truncate(count);
                 Ok(fused)
             }
+            Some(VectorQuery::Examples(query)) => self.by_examples(query, request, count, filter),
             Some(query) => self.ranked(query, request, count, filter),
             None => self.first_points(count, filter.as_ref()),
         }
@@ -290,6 +291,8 @@ impl QueryRun<'_> {
                 SearchLimits { count: depth, params: &request.params, filter, score_threshold };
             self.nearest(&resolved, limits)?
         } else {
+            // A prefetch finds as many other points as its limit says.
+            let filter = excluding(filter, &resolved.examples);
             self.over_prefetches(&resolved, request, filter.as_ref())?
         };
         ranked.hits.truncate(depth);
@@ -395,7 +398,7 @@ impl QueryRun<'_> {
     fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
         let mut examples = Vec::new();
         let embedding = match query {
-            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) => Vec::new(),
+            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Examples(_) => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
                 self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
             }
@@ -431,7 +434,11 @@ impl QueryRun<'_> {
 
     /// Returns the vectors of targets, in their order. Adds the points among them, which are read
     /// together, to `examples`.
-    fn vectors(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
+    pub(crate) fn vectors(
+        &self,
+        targets: Vec<VectorInput>,
+        examples: &mut Vec<u64>,
+    ) -> Result<Vec<Vec<f32>>> {
         let ids: Vec<PointId> = targets
             .iter()
             .filter_map(|target| match target {
@@ -561,9 +568,7 @@ impl QueryRun<'_> {
         request: &QueryRequest,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
-        let PrefetchedPoints { ids: mut candidates, mut partial } =
-            self.prefetched(request, filter)?;
-        candidates.retain(|id| !query.examples.contains(id));
+        let PrefetchedPoints { ids: candidates, mut partial } = self.prefetched(request, filter)?;
         let similarities =
             self.named.collection().scores(self.thread, &query.embedding, &candidates)?;
         partial |= similarities.iter().any(Option::is_none);
@@ -577,7 +582,7 @@ impl QueryRun<'_> {
     }
 
     /// Returns the points that the prefetches find.
-    fn prefetched(
+    pub(crate) fn prefetched(
         &mut self,
         request: &QueryRequest,
         filter: Option<&Filter>,
@@ -696,7 +701,7 @@ impl QueryRun<'_> {
 }
 
 /// Returns `filter` without the points that a query was made from.
-fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
+pub(crate) fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
     if examples.is_empty() {
         return filter;
     }
@@ -718,7 +723,7 @@ pub(crate) fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter>
 
 /// Returns the effort of a search. Qdrant's beam of the graph and its oversampling both become the
 /// number of candidates that are compared exactly.
-fn effort(params: &SearchParams, count: usize) -> ScanParams {
+pub(crate) fn effort(params: &SearchParams, count: usize) -> ScanParams {
     if params.exact == Some(true) {
         return ScanParams { probes: usize::MAX, refine: HITS_MAX };
     }
@@ -732,7 +737,7 @@ fn effort(params: &SearchParams, count: usize) -> ScanParams {
 }
 
 /// Returns true if exact vectors rank the candidates, which a request can switch off.
-fn reads_vectors(params: &SearchParams) -> bool {
+pub(crate) fn reads_vectors(params: &SearchParams) -> bool {
     let quantization = params.quantization.clone().unwrap_or_default();
     quantization.rescore != Some(false) || quantization.ignore == Some(true)
 }

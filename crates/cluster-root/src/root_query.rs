@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api_qdrant::examples::ExampleRule;
 use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::{self, QueryRequest, Vector, VectorInput, VectorQuery};
 use base::{Error, Result};
@@ -104,7 +105,7 @@ impl RootQuery {
                 Metric::Cosine | Metric::Dot => HitOrder::HigherScore,
                 Metric::L2 => HitOrder::LowerScore,
             },
-            Some(VectorQuery::Fuse(_)) => HitOrder::HigherScore,
+            Some(VectorQuery::Fuse(_) | VectorQuery::Examples(_)) => HitOrder::HigherScore,
             // All scores are equal, so the order is the order of the ids.
             None => HitOrder::HigherScore,
         }
@@ -128,6 +129,7 @@ impl RootQuery {
             Some(VectorQuery::Recommend { positive, negative }) => {
                 positive.iter().chain(negative).filter_map(id).collect()
             }
+            Some(VectorQuery::Examples(examples)) => examples.inputs().filter_map(id).collect(),
             Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => Vec::new(),
         }
     }
@@ -177,6 +179,11 @@ impl RootQuery {
                     HashMap::from([("positive", list(positive)?), ("negative", list(negative)?)]);
                 split::raw(&HashMap::from([("recommend", recommend)]))?
             }
+            Some(VectorQuery::Examples(examples)) => {
+                let target = examples.target.as_ref().map(vector).transpose()?;
+                let (positive, negative) = (list(&examples.positive)?, list(&examples.negative)?);
+                examples_text(examples.rule, target, positive, negative)?
+            }
             Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => return Ok(None),
         };
         Ok(Some(query))
@@ -216,6 +223,39 @@ impl QueryRun<'_> {
         }
         Ok(vectors)
     }
+}
+
+/// Returns the text of a query by several vectors.
+///
+/// # Errors
+/// `Internal` if a vector has no JSON.
+fn examples_text(
+    rule: ExampleRule,
+    target: Option<Vec<f32>>,
+    positive: Vec<Vec<f32>>,
+    negative: Vec<Vec<f32>>,
+) -> Result<Box<RawValue>> {
+    let strategy = match rule {
+        ExampleRule::BestScore => Some("best_score"),
+        ExampleRule::SumScores => Some("sum_scores"),
+        ExampleRule::Discover | ExampleRule::Context => None,
+    };
+    if let Some(strategy) = strategy {
+        let recommend = HashMap::from([
+            ("positive", split::raw(&positive)?),
+            ("negative", split::raw(&negative)?),
+            ("strategy", split::raw(&strategy)?),
+        ]);
+        return split::raw(&HashMap::from([("recommend", recommend)]));
+    }
+    let pairs = positive.into_iter().zip(negative);
+    let pairs = pairs.map(|(one, other)| HashMap::from([("positive", one), ("negative", other)]));
+    let context = split::raw(&pairs.collect::<Vec<_>>())?;
+    let Some(target) = target else {
+        return split::raw(&HashMap::from([("context", context)]));
+    };
+    let discover = HashMap::from([("target", split::raw(&target)?), ("context", context)]);
+    split::raw(&HashMap::from([("discover", discover)]))
 }
 
 /// Returns the text of a filter for the points that `filter` accepts, without those of `ids`.
@@ -290,6 +330,23 @@ mod tests {
     }
 
     #[test]
+    fn several_vectors_are_sent_to_the_shards() {
+        let recommend = json!({"positive": [1], "negative": [[7, 8]], "strategy": "best_score"});
+        let query = shards(&json!({"query": {"recommend": recommend}}));
+        let expected = json!({"recommend": {
+            "positive": [[0.5, 1.5]], "negative": [[7.0, 8.0]], "strategy": "best_score",
+        }});
+        assert_eq!(query["query"], expected);
+        assert_eq!(query["filter"], json!({"must_not": [{"has_id": [1]}]}));
+        let pair = json!({"positive": 1, "negative": UUID});
+        let query = shards(&json!({"query": {"discover": {"target": [3, 4], "context": pair}}}));
+        let pairs = json!([{"positive": [0.5, 1.5], "negative": [2.5, 3.5]}]);
+        assert_eq!(query["query"], json!({"discover": {"target": [3.0, 4.0], "context": pairs}}));
+        let query = shards(&json!({"query": {"context": [pair]}}));
+        assert_eq!(query["query"], json!({ "context": pairs }));
+    }
+
+    #[test]
     fn an_unknown_point_is_not_found() {
         let query = read(&json!({"query": 3}));
         assert_eq!(query.ids(), [PointId::Number(3)]);
@@ -304,6 +361,8 @@ mod tests {
         assert_eq!(order(json!({"query": 7}), Metric::L2), HitOrder::LowerScore);
         let by = json!({"query": {"order_by": {"key": "a", "direction": "desc"}}});
         assert_eq!(order(by, Metric::Dot), HitOrder::Value { descending: true });
+        let context = json!({"query": {"context": {"positive": 1, "negative": 2}}});
+        assert_eq!(order(context, Metric::L2), HitOrder::HigherScore);
         let mmr = json!({"query": {"nearest": [1], "mmr": {}}});
         assert_eq!(order(mmr, Metric::L2), HitOrder::LowerScore);
     }

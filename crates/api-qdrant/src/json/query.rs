@@ -14,6 +14,7 @@ use search::collection::{CANDIDATES_MAX, OrderValue};
 use search::filter::Filter;
 use search::points::PointId;
 
+use crate::examples::{ExampleQuery, ExampleRule};
 use crate::fusion::Fusion;
 
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
@@ -330,19 +331,25 @@ pub enum VectorQuery {
         /// Examples to differ from.
         negative: Vec<VectorInput>,
     },
+    /// Points by their similarities to each of several vectors.
+    Examples(ExampleQuery),
     /// The hits of all prefetches as one list.
     Fuse(Fusion),
 }
 
 impl VectorQuery {
-    /// Returns true if the query compares vectors of the collection with one.
+    /// Returns true if the query compares vectors of the collection with others.
     pub fn has_vector(&self) -> bool {
-        match self {
-            VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. } => {
-                true
-            }
-            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) => false,
-        }
+        self.scores_by_distance() || matches!(self, VectorQuery::Examples(_))
+    }
+
+    /// Returns true if the scores of hits are similarities or distances to one vector, so that for
+    /// L2 a lower score is better.
+    pub fn scores_by_distance(&self) -> bool {
+        matches!(
+            self,
+            VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. }
+        )
     }
 }
 
@@ -436,7 +443,8 @@ impl<'de> Deserialize<'de> for VectorQuery {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "a query: a vector, a point's id, nearest, recommend, order_by or fusion",
+                    "a query: a vector, a point's id, nearest, recommend, discover, context, order_by \
+                     or fusion",
                 )
             }
 
@@ -495,7 +503,9 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
             "order_by" => query = Some(VectorQuery::OrderBy(map.next_value()?)),
             "fusion" => query = Some(VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?)),
             "rrf" => query = Some(VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?)),
-            "discover" | "context" | "formula" | "sample" | "relevance_feedback" | "defaults" => {
+            "discover" => query = Some(discover(map.next_value()?)?),
+            "context" => query = Some(context(map.next_value()?)?),
+            "formula" | "sample" | "relevance_feedback" | "defaults" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
             other => {
@@ -513,7 +523,8 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom(
-            "an empty object is no query; give nearest, recommend, order_by or fusion",
+            "an empty object is no query; give nearest, recommend, discover, context, order_by or \
+             fusion",
         )),
     }
 }
@@ -567,22 +578,99 @@ fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQu
 /// Returns the query for points similar to examples.
 ///
 /// # Errors
-/// Names the strategy if it is unknown or unsupported; an error if there is no positive example.
+/// Names the strategy if it is unknown; an error if there is no example, or no positive one for the
+/// means of vectors.
 fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
-    match params.strategy.as_deref() {
-        None | Some("average_vector") => {}
-        Some("best_score" | "sum_scores") => {
-            return Err(E::custom(unsupported(
-                "recommend by another strategy than average_vector",
-            )));
+    let rule = match params.strategy.as_deref() {
+        None | Some("average_vector") => None,
+        Some("best_score") => Some(ExampleRule::BestScore),
+        Some("sum_scores") => Some(ExampleRule::SumScores),
+        Some(_) => {
+            return Err(E::custom(
+                "strategy: average_vector, best_score or sum_scores is expected",
+            ));
         }
-        Some(_) => return Err(E::custom("strategy: average_vector is expected")),
-    }
+    };
     let positive = params.positive.unwrap_or_default();
-    if positive.is_empty() {
-        return Err(E::custom(limits("recommend needs at least one positive example")));
+    let negative = params.negative.unwrap_or_default();
+    let Some(rule) = rule else {
+        if positive.is_empty() {
+            return Err(E::custom(limits("recommend needs at least one positive example")));
+        }
+        return Ok(VectorQuery::Recommend { positive, negative });
+    };
+    if positive.is_empty() && negative.is_empty() {
+        return Err(E::custom(limits("recommend needs at least one example")));
     }
-    Ok(VectorQuery::Recommend { positive, negative: params.negative.unwrap_or_default() })
+    Ok(VectorQuery::Examples(ExampleQuery { rule, target: None, positive, negative }))
+}
+
+/// A pair of examples in `context`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContextPair {
+    positive: VectorInput,
+    negative: VectorInput,
+}
+
+/// Members of `discover`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiscoverParams {
+    target: VectorInput,
+    #[serde(default)]
+    context: Value,
+}
+
+/// Returns the query for points near a target, in the part of the space that pairs of examples
+/// limit.
+///
+/// # Errors
+/// As [`context_pairs`].
+fn discover<E: DeError>(params: DiscoverParams) -> Result<VectorQuery, E> {
+    let pairs = context_pairs(params.context)?;
+    Ok(by_pairs(ExampleRule::Discover, Some(params.target), pairs))
+}
+
+/// Returns the query for points in the part of the space that pairs of examples limit.
+///
+/// # Errors
+/// As [`context_pairs`]; an error if there is no pair.
+fn context<E: DeError>(value: Value) -> Result<VectorQuery, E> {
+    let pairs = context_pairs(value)?;
+    if pairs.is_empty() {
+        return Err(E::custom(limits("context needs at least one pair of examples")));
+    }
+    Ok(by_pairs(ExampleRule::Context, None, pairs))
+}
+
+/// Reads one pair of examples or a list of them; null is none.
+///
+/// # Errors
+/// The error of a pair.
+fn context_pairs<E: DeError>(value: Value) -> Result<Vec<ContextPair>, E> {
+    // Through a value: an untagged enum would hide the messages of errors inside.
+    let list = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(list) => list,
+        one => vec![one],
+    };
+    list.into_iter()
+        .enumerate()
+        .map(|(at, pair)| {
+            let pair = serde_json::from_value::<ContextPair>(pair);
+            pair.map_err(|error| E::custom(format_args!("context[{at}]: {error}")))
+        })
+        .collect()
+}
+
+fn by_pairs(
+    rule: ExampleRule,
+    target: Option<VectorInput>,
+    pairs: Vec<ContextPair>,
+) -> VectorQuery {
+    let (positive, negative) = pairs.into_iter().map(|pair| (pair.positive, pair.negative)).unzip();
+    VectorQuery::Examples(ExampleQuery { rule, target, positive, negative })
 }
 
 /// Request for points in the order of their ids.

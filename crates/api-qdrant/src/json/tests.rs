@@ -6,6 +6,7 @@ use search::points::{PointId, PointSelection, UpsertMode};
 use search::registry::{CollectionSettings, MediumChoice};
 use serde_json::{Map, Value, json};
 
+use crate::examples::ExampleRule;
 use crate::fusion::Fusion;
 
 use super::*;
@@ -250,6 +251,30 @@ fn paths_that_no_condition_can_follow_are_refused() {
 }
 
 #[test]
+fn queries_by_several_vectors_are_read() {
+    let target = |value: Value| {
+        read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap())
+    };
+    let rule = |query| match target(query).unwrap() {
+        VectorQuery::Examples(examples) => {
+            let counts = (examples.positive.len(), examples.negative.len());
+            (examples.rule, examples.target.is_some(), counts)
+        }
+        other => panic!("{other:?}"),
+    };
+    let best = json!({"recommend": {"negative": [1], "strategy": "best_score"}});
+    assert_eq!(rule(best), (ExampleRule::BestScore, false, (0, 1)));
+    let sum = json!({"recommend": {"positive": [1, 2], "strategy": "sum_scores"}});
+    assert_eq!(rule(sum), (ExampleRule::SumScores, false, (2, 0)));
+    let pair = json!({"positive": 1, "negative": [0.5]});
+    let discover = json!({"discover": {"target": 7, "context": [pair, pair]}});
+    assert_eq!(rule(discover), (ExampleRule::Discover, true, (2, 2)));
+    let alone = json!({"discover": {"target": 7, "context": null}});
+    assert_eq!(rule(alone), (ExampleRule::Discover, true, (0, 0)));
+    assert_eq!(rule(json!({ "context": pair })), (ExampleRule::Context, false, (1, 1)));
+}
+
+#[test]
 fn queries_are_read_in_every_form() {
     let target = |value: Value| {
         read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap())
@@ -289,14 +314,14 @@ fn queries_are_read_in_every_form() {
         assert!(target(wrong).is_err());
     }
     for unsupported in [
-        json!({"discover": {}}),
         json!({"sample": "random"}),
         json!({"formula": {}}),
         json!({"nearest": {"image": "x", "model": "m"}}),
         json!({"nearest": {"text": "x", "model": "m"}}),
         json!({"indices": [1], "values": [1]}),
         json!([[1.0], [2.0]]),
-        json!({"recommend": {"positive": [1], "strategy": "best_score"}}),
+        json!({"discover": {"target": {"text": "x", "model": "m"}}}),
+        json!({"context": {"positive": [[1.0]], "negative": 1}}),
     ] {
         assert_eq!(
             target(unsupported.clone()).unwrap_err().kind(),
@@ -304,9 +329,19 @@ fn queries_are_read_in_every_form() {
             "{unsupported}"
         );
     }
-    for wrong in
-        [json!({}), json!("x"), json!(-1), json!({"nearest": true}), json!({"recommend": {}})]
-    {
+    for wrong in [
+        json!({}),
+        json!("x"),
+        json!(-1),
+        json!({"nearest": true}),
+        json!({"recommend": {}}),
+        json!({"recommend": {"strategy": "best_score"}}),
+        json!({"recommend": {"positive": [1], "strategy": "best"}}),
+        json!({"discover": {}}),
+        json!({"discover": {"target": 1, "context": [{"positive": 1}]}}),
+        json!({"context": []}),
+        json!({"context": null}),
+    ] {
         assert_eq!(
             target(wrong.clone()).unwrap_err().kind(),
             ErrorKind::InvalidArgument,

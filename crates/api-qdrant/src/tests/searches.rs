@@ -164,6 +164,43 @@ fn examples_are_bounded_and_read_together() {
 }
 
 #[test]
+fn points_are_scored_by_several_vectors() {
+    for distance in ["Cosine", "Dot", "Euclid"] {
+        let bench = Bench::new();
+        three(&bench, distance);
+        let ids = |query: Value| bench.ids("c", &json!({ "query": query }));
+        let recommend = |strategy: &str, positive: Value, negative: Value| json!({"recommend": {"positive": positive, "negative": negative, "strategy": strategy}});
+        // Examples by id are no hits.
+        let best = recommend("best_score", json!([1]), json!([]));
+        assert_eq!(ids(best), [json!(2), json!(UUID)], "{distance}");
+        let sum = recommend("sum_scores", json!([[0, 2]]), json!([[-1, 0]]));
+        assert_eq!(ids(sum)[2], json!(UUID), "{distance}");
+        let far = recommend("best_score", json!([]), json!([[-1, 0]]));
+        assert_eq!(ids(far)[2], json!(UUID), "{distance}");
+        let pair = json!({"positive": [-1, 0], "negative": [1, 0]});
+        let discover = json!({"discover": {"target": [3, 4], "context": [pair]}});
+        assert_eq!(ids(discover.clone())[0], json!(UUID), "{distance}");
+        let context = json!({"context": {"positive": [1, 0], "negative": [-1, 0]}});
+        assert_eq!(ids(context.clone())[2], json!(UUID), "{distance}");
+        // As prefetches, and over prefetches.
+        let query = json!({"prefetch": {"query": [0, 2], "limit": 2}, "query": discover});
+        assert_eq!(bench.ids("c", &query).len(), 2, "{distance}");
+        let fused =
+            json!({"query": {"fusion": "dbsf"}, "prefetch": {"query": context, "limit": 3}});
+        assert_eq!(bench.ids("c", &fused)[2], json!(UUID), "{distance}");
+    }
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    for (query, kind) in [
+        (json!({"context": {"positive": [1], "negative": 1}}), ErrorKind::InvalidArgument),
+        (json!({"discover": {"target": 77}}), ErrorKind::NotFound),
+    ] {
+        let error = bench.read(query::query, "c", &json!({ "query": query })).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+}
+
+#[test]
 fn a_high_limit_returns_all_points() {
     let bench = Bench::new();
     three(&bench, "Dot");

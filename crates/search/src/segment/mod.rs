@@ -31,4 +31,5 @@ pub(crate) use open::{PageCache, PayloadPass, Segment, ids_alone};
 pub(crate) use opening_plan::{CodesOptions, kept_bytes};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
-pub(crate) use vectors::{reader_options, similarity};
+pub(crate) use vectors::reader_options;
+pub use vectors::similarity;

@@ -26,7 +26,7 @@ const GAP_PAGES: usize = 8;
 
 /// Returns the similarity of two embeddings, higher is more similar, as in
 /// [`crate::coarse::CoarseHit::score`].
-pub(crate) fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
+pub fn similarity(metric: Metric, query: &[f32], vector: &[f32]) -> f32 {
     match metric {
         Metric::Dot => kernels::float::dot(query, vector),
         Metric::L2 => -kernels::float::l2(query, vector),
