@@ -456,6 +456,18 @@ def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collectio
         assert first == list(ours.values())[2:9], f"{number}: {asked}"
 
 
+def test_random_samples_are_of_the_points_that_match(client, collection):
+    local = both(client, collection, models.Distance.COSINE)
+    random_points = models.SampleQuery(sample=models.Sample.RANDOM)
+    keep = models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=True))])
+    theirs = by_id(local, collection, query=random_points, query_filter=keep)
+    assert by_id(client, collection, query=random_points, query_filter=keep) == theirs
+    first = [row[0] for row in scored(client, collection, query=random_points, limit=20)]
+    other = [row[0] for row in scored(client, collection, query=random_points, limit=20)]
+    assert len(set(first)) == len(set(other)) == 20
+    assert first != other
+
+
 def test_candidates_of_examples_come_from_the_index(client, collection):
     client.create_collection(collection, vectors_config=params(models.Distance.EUCLID, 4))
     rows = np.random.default_rng(22).standard_normal((12_000, 4)).astype(np.float32)
@@ -559,7 +571,6 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
     text = models.FieldCondition(key="city", match=models.MatchText(text="x"))
     two = {"a": params(), "b": params()}
     for call, word in (
-        (lambda: query(collection, query=models.SampleQuery(sample="random")), "sample"),
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
         (lambda: query(collection, query=[one, one]), "multivector"),
         (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),

@@ -32,6 +32,7 @@ mod portable;
 mod query;
 mod retrieve;
 mod routes;
+mod sample;
 mod scores;
 mod snapshots;
 mod state;

@@ -40,7 +40,7 @@ pub(crate) struct QueryResponse {
 }
 
 /// Score of hits that no vector ranks.
-const UNRANKED_SCORE: f32 = 1.0;
+pub(crate) const UNRANKED_SCORE: f32 = 1.0;
 
 /// A hit before its point is read.
 #[derive(Clone, Copy)]
@@ -75,6 +75,13 @@ pub(crate) struct RankedHits {
 pub(crate) struct PrefetchedPoints {
     pub(crate) ids: Vec<u64>,
     pub(crate) partial: bool,
+}
+
+/// Points that may be hits of a query.
+struct QueryScope {
+    filter: Option<Filter>,
+    /// True if points may be missing.
+    partial: bool,
 }
 
 /// A query with its vector.
@@ -230,17 +237,17 @@ impl QueryRun<'_> {
         filter: Option<Filter>,
     ) -> Result<RankedHits> {
         match query {
-            Some(VectorQuery::OrderBy(order)) if request.prefetch.is_empty() => {
-                self.ordered(&order, count, filter.as_ref())
-            }
             Some(VectorQuery::OrderBy(order)) => {
-                let found = self.prefetched(request, filter.as_ref())?;
-                let is_found =
-                    Filter { must: vec![Condition::has_id(found.ids)], ..Filter::default() };
-                let filter = both(filter, Some(is_found));
-                let mut ordered = self.ordered(&order, count, filter.as_ref())?;
-                ordered.partial |= found.partial;
+                let scope = self.scope(request, filter)?;
+                let mut ordered = self.ordered(&order, count, scope.filter.as_ref())?;
+                ordered.partial |= scope.partial;
                 Ok(ordered)
+            }
+            Some(VectorQuery::Sample) => {
+                let scope = self.scope(request, filter)?;
+                let mut chosen = self.sampled(count, scope.filter.as_ref())?;
+                chosen.partial |= scope.partial;
+                Ok(chosen)
             }
             Some(VectorQuery::Fuse(fusion)) => {
                 let mut fused = self.fused(&fusion, request, filter.as_ref())?;
@@ -251,6 +258,16 @@ impl QueryRun<'_> {
             Some(query) => self.ranked(query, request, count, filter),
             None => self.first_points(count, filter.as_ref()),
         }
+    }
+
+    /// Returns the filter of the points that may be hits: with prefetches, only their hits.
+    fn scope(&mut self, request: &QueryRequest, filter: Option<Filter>) -> Result<QueryScope> {
+        if request.prefetch.is_empty() {
+            return Ok(QueryScope { filter, partial: false });
+        }
+        let found = self.prefetched(request, filter.as_ref())?;
+        let is_found = Filter { must: vec![Condition::has_id(found.ids)], ..Filter::default() };
+        Ok(QueryScope { filter: both(filter, Some(is_found)), partial: found.partial })
     }
 
     /// Returns the first points in the order of a field.
@@ -398,7 +415,10 @@ impl QueryRun<'_> {
     fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
         let mut examples = Vec::new();
         let embedding = match query {
-            VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Examples(_) => Vec::new(),
+            VectorQuery::OrderBy(_)
+            | VectorQuery::Fuse(_)
+            | VectorQuery::Examples(_)
+            | VectorQuery::Sample => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
                 self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
             }

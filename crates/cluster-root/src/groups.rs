@@ -25,7 +25,7 @@ use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::{self, MergedHit};
 use super::prefetch;
 use super::read::{answers, of_all};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{self, QueryRun, RootQuery};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
@@ -39,6 +39,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let request: QueryGroupsRequest = json::parse(&body)?;
     request.check()?;
     request.query.check_prefetches()?;
+    root_query::check_supported(&request.query)?;
     let mut query = [RootQuery::new(request.query.clone(), split::members(&body)?)];
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;

@@ -107,7 +107,7 @@ impl RootQuery {
             },
             Some(VectorQuery::Fuse(_) | VectorQuery::Examples(_)) => HitOrder::HigherScore,
             // All scores are equal, so the order is the order of the ids.
-            None => HitOrder::HigherScore,
+            Some(VectorQuery::Sample) | None => HitOrder::HigherScore,
         }
     }
 
@@ -130,7 +130,9 @@ impl RootQuery {
                 positive.iter().chain(negative).filter_map(id).collect()
             }
             Some(VectorQuery::Examples(examples)) => examples.inputs().filter_map(id).collect(),
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => Vec::new(),
+            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Sample) | None => {
+                Vec::new()
+            }
         }
     }
 
@@ -184,7 +186,9 @@ impl RootQuery {
                 let (positive, negative) = (list(&examples.positive)?, list(&examples.negative)?);
                 examples_text(examples.rule, target, positive, negative)?
             }
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) | None => return Ok(None),
+            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Sample) | None => {
+                return Ok(None);
+            }
         };
         Ok(Some(query))
     }
@@ -223,6 +227,21 @@ impl QueryRun<'_> {
         }
         Ok(vectors)
     }
+}
+
+/// Checks that a cluster can answer a query and its prefetches.
+///
+/// # Errors
+/// `Unimplemented` for a query that needs points of several shards together.
+pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
+    if matches!(request.query, Some(VectorQuery::Sample)) {
+        return Err(Error::unimplemented("query: a cluster has no random samples"));
+    }
+    for (at, prefetch) in request.prefetch.iter().enumerate() {
+        let checked = check_supported(prefetch);
+        checked.map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
+    }
+    Ok(())
 }
 
 /// Returns the text of a query by several vectors.
@@ -344,6 +363,17 @@ mod tests {
         assert_eq!(query["query"], json!({"discover": {"target": [3.0, 4.0], "context": pairs}}));
         let query = shards(&json!({"query": {"context": [pair]}}));
         assert_eq!(query["query"], json!({ "context": pairs }));
+    }
+
+    #[test]
+    fn queries_of_several_shards_together_are_refused() {
+        let check = |body: Value| check_supported(&read(&body).request);
+        assert!(check(json!({"query": 1, "prefetch": {"query": {"nearest": 2}}})).is_ok());
+        let sample = json!({"query": {"sample": "random"}});
+        for body in [sample.clone(), json!({"query": 1, "prefetch": [{"query": 2}, sample]})] {
+            let error = check(body).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
+        }
     }
 
     #[test]

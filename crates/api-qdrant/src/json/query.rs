@@ -335,6 +335,8 @@ pub enum VectorQuery {
     Examples(ExampleQuery),
     /// The hits of all prefetches as one list.
     Fuse(Fusion),
+    /// Points chosen at random, in random order.
+    Sample,
 }
 
 impl VectorQuery {
@@ -443,8 +445,8 @@ impl<'de> Deserialize<'de> for VectorQuery {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "a query: a vector, a point's id, nearest, recommend, discover, context, order_by \
-                     or fusion",
+                    "a query: a vector, a point's id, nearest, recommend, discover, context, order_by, \
+                     fusion or sample",
                 )
             }
 
@@ -505,7 +507,8 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
             "rrf" => query = Some(VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?)),
             "discover" => query = Some(discover(map.next_value()?)?),
             "context" => query = Some(context(map.next_value()?)?),
-            "formula" | "sample" | "relevance_feedback" | "defaults" => {
+            "sample" => query = Some(sample(&map.next_value::<String>()?)?),
+            "formula" | "relevance_feedback" | "defaults" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
             other => {
@@ -523,8 +526,8 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom(
-            "an empty object is no query; give nearest, recommend, discover, context, order_by or \
-             fusion",
+            "an empty object is no query; give nearest, recommend, discover, context, order_by, \
+             fusion or sample",
         )),
     }
 }
@@ -560,6 +563,14 @@ fn fusion<E: DeError>(name: &str) -> Result<Fusion, E> {
         "rrf" => Ok(Fusion::ReciprocalRank { constant: None, weights: None }),
         "dbsf" => Ok(Fusion::DistributionBased),
         _ => Err(E::custom("fusion: rrf or dbsf is expected")),
+    }
+}
+
+/// Returns the query for a sample by its name.
+fn sample<E: DeError>(name: &str) -> Result<VectorQuery, E> {
+    match name {
+        "random" => Ok(VectorQuery::Sample),
+        _ => Err(E::custom("sample: random is expected")),
     }
 }
 

@@ -272,6 +272,7 @@ fn queries_by_several_vectors_are_read() {
     let alone = json!({"discover": {"target": 7, "context": null}});
     assert_eq!(rule(alone), (ExampleRule::Discover, true, (0, 0)));
     assert_eq!(rule(json!({ "context": pair })), (ExampleRule::Context, false, (1, 1)));
+    assert_eq!(target(json!({"sample": "random"})).unwrap(), VectorQuery::Sample);
 }
 
 #[test]
@@ -314,7 +315,6 @@ fn queries_are_read_in_every_form() {
         assert!(target(wrong).is_err());
     }
     for unsupported in [
-        json!({"sample": "random"}),
         json!({"formula": {}}),
         json!({"nearest": {"image": "x", "model": "m"}}),
         json!({"nearest": {"text": "x", "model": "m"}}),
@@ -341,6 +341,7 @@ fn queries_are_read_in_every_form() {
         json!({"discover": {"target": 1, "context": [{"positive": 1}]}}),
         json!({"context": []}),
         json!({"context": null}),
+        json!({"sample": "first"}),
     ] {
         assert_eq!(
             target(wrong.clone()).unwrap_err().kind(),

@@ -1,5 +1,7 @@
 //! Queries: scores, examples, prefetches, limits and errors.
 
+use std::collections::HashSet;
+
 use base::ErrorKind;
 use search::collection::SearchThread;
 use search::registry::NamedCollection;
@@ -198,6 +200,24 @@ fn points_are_scored_by_several_vectors() {
         let error = bench.read(query::query, "c", &json!({ "query": query })).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
     }
+}
+
+#[test]
+fn samples_differ_and_have_each_point_once() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let sample = |limit: usize| json!({"query": {"sample": "random"}, "limit": limit});
+    let firsts: HashSet<String> =
+        (0..64).map(|_| bench.ids("c", &sample(1))[0].to_string()).collect();
+    assert_eq!(firsts.len(), 3, "each point is the first one at times");
+    let mut all: Vec<String> = bench.ids("c", &sample(9)).iter().map(ToString::to_string).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 3);
+    let few = json!({"query": {"sample": "random"}, "filter": {"must": [{"has_id": [2]}]}});
+    assert_eq!(bench.ids("c", &few), [json!(2)]);
+    let found = json!({"query": {"sample": "random"}, "prefetch": {"query": [0, 2], "limit": 1}});
+    assert_eq!(bench.ids("c", &found), [json!(1)]);
 }
 
 #[test]
