@@ -148,6 +148,8 @@ def test_tokens_of_qdrant(start):
     assert part.count("shared").count == 2
     refused(lambda: part.upsert("open", [point(2)]), 403, "may only read collection open")
     refused(lambda: part.count("secret"), 403, "may not use collection secret")
+    secret = models.LookupLocation(collection="secret")
+    refused(lambda: part.query_points("open", query=1, lookup_from=secret), 403, "may not use the collection")
     refused(lambda: part.delete_collection("shared"), 403, "as a whole")
     refused(lambda: part.create_collection("new", vectors_config=vectors), 403, "may not use collection new")
     for path in ("/metrics", "/v2/models", "/v2/models/half_plus_two"):

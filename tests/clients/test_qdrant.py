@@ -456,6 +456,45 @@ def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collectio
         assert first == list(ours.values())[2:9], f"{number}: {asked}"
 
 
+def test_other_collections_are_looked_up_as_in_the_local_mode(client, collection):
+    other = f"{collection}-other"
+    local = both(client, collection, models.Distance.COSINE)
+    try:
+        for each in (client, local):
+            each.create_collection(other, vectors_config={"v": params(models.Distance.DOT)})
+            each.upsert(other, points(31, 8, "v"))
+        lookup = models.LookupLocation(collection=other, vector="v")
+        best = models.RecommendStrategy.BEST_SCORE
+        recommend = models.RecommendInput(positive=[3, 5], negative=[2], strategy=best)
+        average = models.RecommendInput(positive=[3, 5], negative=[2])
+        own = models.LookupLocation(collection=collection)
+        for asked in (
+            {"query": 7, "lookup_from": lookup},
+            {"query": 7, "lookup_from": own},
+            {"query": models.RecommendQuery(recommend=recommend), "lookup_from": lookup},
+            {"query": models.RecommendQuery(recommend=average), "lookup_from": lookup},
+            {"query": 4, "prefetch": models.Prefetch(query=7, limit=30, lookup_from=lookup)},
+        ):
+            assert_alike(scored(client, collection, **asked), scored(local, collection, **asked), str(asked))
+        exclude = models.PayloadSelectorExclude(exclude=["tags"])
+        for with_lookup in (
+            other,
+            models.WithLookup(collection=other, with_payload=["city"], with_vectors=True),
+            models.WithLookup(collection=other, with_payload=exclude),
+        ):
+            asked = {"group_by": "n", "query": 7, "limit": 10, "with_lookup": with_lookup}
+            ours, theirs = (each.query_points_groups(collection, **asked).groups for each in (client, local))
+            assert [group.id for group in ours] == [group.id for group in theirs]
+            assert any(group.lookup for group in theirs)
+            for mine, their in zip(ours, theirs, strict=True):
+                assert (mine.lookup is None) == (their.lookup is None), mine.id
+                if their.lookup is not None:
+                    assert (mine.lookup.id, mine.lookup.payload) == (their.lookup.id, their.lookup.payload)
+                    assert (mine.lookup.vector is None) == (their.lookup.vector is None)
+    finally:
+        client.delete_collection(other)
+
+
 def test_random_samples_are_of_the_points_that_match(client, collection):
     local = both(client, collection, models.Distance.COSINE)
     random_points = models.SampleQuery(sample=models.Sample.RANDOM)
@@ -574,7 +613,6 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
         (lambda: query(collection, query=models.SparseVector(indices=[1], values=[1.0])), "sparse"),
         (lambda: query(collection, query=[one, one]), "multivector"),
         (lambda: query(collection, query=one, query_filter=models.Filter(must=[text])), "matching by text"),
-        (lambda: client.query_points_groups(collection, group_by="n", query=one, with_lookup="x"), "with_lookup"),
         (lambda: client.create_full_snapshot(), "snapshots"),
         (lambda: client.delete_vectors(collection, [""], models.PointIdsList(points=[1])), "without a vector"),
         (lambda: client.create_collection("no", vectors_config=two), "more than one vector"),

@@ -90,7 +90,7 @@ impl QueryRun<'_> {
         filter: Option<Filter>,
     ) -> Result<RankedHits> {
         let mut examples = Vec::new();
-        let vectors = self.example_vectors(query, &mut examples)?;
+        let vectors = self.example_vectors(query, request, &mut examples)?;
         let mut best = BestHits::new(count);
         let filter = query::excluding(filter, &examples);
         if request.prefetch.is_empty() {
@@ -107,6 +107,7 @@ impl QueryRun<'_> {
     fn example_vectors(
         &self,
         query: ExampleQuery,
+        request: &QueryRequest,
         examples: &mut Vec<u64>,
     ) -> Result<ExampleVectors> {
         let count = query.inputs().count();
@@ -115,9 +116,10 @@ impl QueryRun<'_> {
                 "query: {count} examples are more than the {EXAMPLES_MAX} of one query"
             )));
         }
+        let source = self.example_source(request)?;
         let settings = self.named.settings();
         let mut stored = |inputs: Vec<VectorInput>| -> Result<Vec<Vec<f32>>> {
-            let vectors = self.vectors(inputs, examples)?.into_iter();
+            let vectors = self.vectors(inputs, &source, examples)?.into_iter();
             let stored = vectors.map(|values| scores::embedding(&settings, values));
             stored.collect::<Result<_>>().map_err(|error| error.context("query"))
         };

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use metrics::KindLabels;
 use search::collection::{SearchThread, SliceOutcome, in_slice};
-use search::registry::{NamedCollection, Registry, TaskProgress};
+use search::registry::{CollectionLookup, NamedCollection, Registry, TaskProgress};
 use serde::Serialize;
 use tokio::sync::oneshot;
 use transport::Reply;
@@ -45,12 +45,34 @@ pub(crate) struct CallContext {
     pub(crate) images: Arc<dyn ImageCollections>,
     /// Rights of the request's key; `None` if the server needs no keys.
     pub(crate) grant: Option<KeyGrant>,
+    /// All collections, for reads that name another one; `None` for other requests.
+    pub(crate) collections: Option<CollectionLookup>,
 }
 
 impl CallContext {
     /// Returns true if the request's key may use the collection `name`.
     pub(crate) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
+
+    /// Returns the collection `name`, which the request names besides its own.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the request's key may not use it; `NotFound`; `Unavailable` while it
+    /// is being opened.
+    pub(crate) fn other_collection(&self, name: &str) -> Result<Arc<NamedCollection>> {
+        let shown: String = name.chars().take(80).collect();
+        if !self.sees(name) {
+            let message = format!("the key may not use the collection {shown:?}");
+            return Err(Error::denied(message));
+        }
+        let absent = || Error::not_found(format!("there is no collection {shown:?}"));
+        let named = self.collections.as_ref().ok_or_else(absent)?.get(name)?;
+        if named.collection().opening() {
+            let message = format!("the collection {shown:?} is still being opened; try again");
+            return Err(Error::unavailable(message).with_retry_after(OPENING_RETRY));
+        }
+        Ok(named)
     }
 }
 
@@ -109,6 +131,7 @@ fn context(
         deadline: started + params.timeout.map_or(time_max, |timeout| timeout.min(time_max)),
         images: state.images.clone(),
         grant,
+        collections: None,
     })
 }
 
@@ -169,9 +192,10 @@ impl RestCall {
             + Send
             + 'static,
     {
-        let RestCall { state, context, headers, body, started } = self;
+        let RestCall { state, mut context, headers, body, started } = self;
         state.requests.check_room()?;
         let registry = state.registry.registry()?;
+        context.collections = Some(registry.lookup());
         let named = if wait_for_opening {
             let until = context.deadline.min(started + OPENING_WAIT_MAX);
             wait_until_open(|| open_collection(&registry, &context.collection), until).await?

@@ -6,13 +6,16 @@ use std::time::Instant;
 use base::{Error, Result};
 use search::collection::{CANDIDATES_MAX, PointParts, SearchThread};
 use search::filter::{Condition, Filter, Match, each_value};
+use search::points::PointId;
 use search::registry::NamedCollection;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::CallContext;
 use crate::filters;
-use crate::json::{self, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery};
+use crate::json::{
+    self, GroupLookup, PointRecord, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery,
+};
 use crate::query::{QueryRun, RankedHit, RankedHits, both};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
@@ -29,6 +32,9 @@ pub(crate) struct GroupsResponse {
 struct PointGroup {
     id: GroupValue,
     hits: Vec<ScoredPoint>,
+    /// The point of another collection whose id is the value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookup: Option<PointRecord>,
 }
 
 /// Value by which points are grouped.
@@ -56,6 +62,14 @@ impl GroupValue {
         match self {
             GroupValue::Whole(value) => Value::from(*value),
             GroupValue::Text(text) => Value::from(text.as_str()),
+        }
+    }
+
+    /// Returns the point whose id is the value; `None` for a value that is no id.
+    fn point(&self) -> Option<PointId> {
+        match self {
+            GroupValue::Whole(value) => PointId::number(u64::try_from(*value).ok()?).ok(),
+            GroupValue::Text(text) => PointId::uuid(text).ok(),
         }
     }
 }
@@ -146,7 +160,7 @@ pub(crate) fn query(
         Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref());
     let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
     let target = query.query.take();
-    let run = QueryRun { named, thread, deadline: context.deadline };
+    let run = QueryRun { named, thread, context, deadline: context.deadline };
     run.check_using(&query.using, target.is_some())?;
     let mut search = GroupSearch { run, request: &request, target, filter, partial: false };
     let ranked = search.groups()?;
@@ -158,10 +172,53 @@ pub(crate) fn query(
         response.partial |= presented.partial;
         // All points of the group may have been removed since the search.
         if !presented.points.is_empty() {
-            response.groups.push(PointGroup { id: value, hits: presented.points });
+            let group = PointGroup { id: value, hits: presented.points, lookup: None };
+            response.groups.push(group);
         }
     }
+    if let Some(lookup) = &request.with_lookup {
+        add_lookups(context, lookup, &mut response, &mut budget)?;
+    }
     Ok(response)
+}
+
+/// Adds the points of another collection whose ids are the values of the groups. A damaged point is
+/// left out, and the response is partial then.
+///
+/// # Errors
+/// As [`CallContext::other_collection`], and the error of [`ResponseBudget::add_or_fail`].
+fn add_lookups(
+    context: &CallContext,
+    lookup: &GroupLookup,
+    response: &mut GroupsResponse,
+    budget: &mut ResponseBudget,
+) -> Result<()> {
+    let other = context.other_collection(&lookup.collection);
+    let other = other.map_err(|error| error.context("with_lookup"))?;
+    let with_payload = lookup.with_payload.clone();
+    let projection = Projection::new(&other, true, with_payload, lookup.with_vectors.as_ref());
+    let mut ids: Vec<PointId> = Vec::new();
+    let mut groups: Vec<&mut PointGroup> = Vec::new();
+    for group in &mut response.groups {
+        // A value that is no id has no point.
+        if let Some(id) = group.id.point() {
+            ids.push(id);
+            groups.push(group);
+        }
+    }
+    for (point, group) in other.get_parts(&ids, projection.parts()).into_iter().zip(groups) {
+        match point {
+            Ok(Some(point)) => {
+                let record = projection.record(point);
+                budget.add_or_fail(&record)?;
+                group.lookup = Some(record);
+            }
+            Ok(None) => {}
+            Err(error) if retrieve::concerns_one_point(&error) => response.partial = true,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Search for groups.

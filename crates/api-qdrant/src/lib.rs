@@ -25,6 +25,7 @@ mod groups;
 pub mod json;
 #[cfg(test)]
 mod limit_tests;
+mod lookup;
 pub mod mmr;
 mod older;
 mod params;

@@ -32,6 +32,7 @@ fn context(collection: &str) -> CallContext {
         deadline: Instant::now() + Duration::from_secs(60),
         images: Arc::new(NoImages),
         grant: None,
+        collections: None,
     }
 }
 

@@ -20,6 +20,7 @@ use serde_json::Number;
 use crate::call::CallContext;
 use crate::filters;
 use crate::fusion::{Fusion, FusionHit};
+use crate::lookup::ExampleSource;
 use crate::mmr::{self, MmrCandidate};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 use crate::scores;
@@ -113,6 +114,7 @@ struct SearchLimits<'a> {
 pub(crate) struct QueryRun<'a> {
     pub(crate) named: &'a NamedCollection,
     pub(crate) thread: &'a mut SearchThread,
+    pub(crate) context: &'a CallContext,
     pub(crate) deadline: Instant,
 }
 
@@ -128,7 +130,7 @@ pub(crate) fn query(
     body: &[u8],
 ) -> Result<QueryResponse> {
     let request: QueryRequest = json::parse(body)?;
-    let run = QueryRun { named, thread, deadline: context.deadline };
+    let run = QueryRun { named, thread, context, deadline: context.deadline };
     run.answer(request, None, &mut ResponseBudget::default())
 }
 
@@ -162,7 +164,7 @@ pub(crate) fn batch_in_steps(
     }
     let deadline = context.deadline;
     if progress.shared.is_none() {
-        let mut run = QueryRun { named, thread: &mut *thread, deadline };
+        let mut run = QueryRun { named, thread: &mut *thread, context, deadline };
         run.check_batch(&request.searches)?;
         progress.shared = Some(run.nearest_together(&request.searches)?);
     }
@@ -175,7 +177,7 @@ pub(crate) fn batch_in_steps(
         }
         let shared = progress.shared.as_mut().and_then(|shared| shared.get_mut(at));
         let hits = shared.and_then(Option::take);
-        let run = QueryRun { named, thread: &mut *thread, deadline };
+        let run = QueryRun { named, thread: &mut *thread, context, deadline };
         let response = run.answer(query, hits, &mut progress.budget);
         let response = response.map_err(|error| error.context(format_args!("searches[{at}]")))?;
         progress.responses.push(response);
@@ -301,7 +303,7 @@ impl QueryRun<'_> {
             _ => None,
         };
         let depth = mmr.map_or(count, |(_, candidates)| candidates);
-        let resolved = self.resolve(query)?;
+        let resolved = self.resolve(query, request)?;
         let mut ranked = if request.prefetch.is_empty() {
             let score_threshold = request.score_threshold;
             let limits =
@@ -412,7 +414,8 @@ impl QueryRun<'_> {
     /// # Errors
     /// `InvalidArgument` for too many examples or a vector of another length; `NotFound` for a
     /// point that does not exist; `DeadlineExceeded`; the error of the medium.
-    fn resolve(&self, query: VectorQuery) -> Result<ResolvedQuery> {
+    fn resolve(&self, query: VectorQuery, request: &QueryRequest) -> Result<ResolvedQuery> {
+        let source = self.example_source(request)?;
         let mut examples = Vec::new();
         let embedding = match query {
             VectorQuery::OrderBy(_)
@@ -420,7 +423,7 @@ impl QueryRun<'_> {
             | VectorQuery::Examples(_)
             | VectorQuery::Sample => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
-                self.vectors(vec![target], &mut examples)?.pop().unwrap_or_default()
+                self.vectors(vec![target], &source, &mut examples)?.pop().unwrap_or_default()
             }
             VectorQuery::Recommend { positive, negative } => {
                 let count = positive.len() + negative.len();
@@ -429,11 +432,11 @@ impl QueryRun<'_> {
                         "query: {count} examples are more than the {EXAMPLES_MAX} of one query"
                     )));
                 }
-                let liked = self.mean(positive, &mut examples)?;
+                let liked = self.mean(positive, &source, &mut examples)?;
                 if negative.is_empty() {
                     liked
                 } else {
-                    let disliked = self.mean(negative, &mut examples)?;
+                    let disliked = self.mean(negative, &source, &mut examples)?;
                     liked
                         .iter()
                         .zip(&disliked)
@@ -452,13 +455,15 @@ impl QueryRun<'_> {
         })
     }
 
-    /// Returns the vectors of targets, in their order. Adds the points among them, which are read
-    /// together, to `examples`.
+    /// Returns the vectors of targets, in their order. Points among them are read together, from
+    /// `source`. Adds those of the queried collection to `examples`.
     pub(crate) fn vectors(
         &self,
         targets: Vec<VectorInput>,
+        source: &ExampleSource,
         examples: &mut Vec<u64>,
     ) -> Result<Vec<Vec<f32>>> {
+        let named = source.collection().unwrap_or(self.named);
         let ids: Vec<PointId> = targets
             .iter()
             .filter_map(|target| match target {
@@ -467,7 +472,7 @@ impl QueryRun<'_> {
             })
             .collect();
         let parts = PointParts { embedding: true, ..PointParts::NONE };
-        let mut points = self.named.get_parts(&ids, parts).into_iter();
+        let mut points = named.get_parts(&ids, parts).into_iter();
         let mut vectors = Vec::with_capacity(targets.len());
         for target in targets {
             match target {
@@ -478,7 +483,9 @@ impl QueryRun<'_> {
                     };
                     let point = points.next().unwrap_or(Ok(None))?.ok_or_else(missing)?;
                     vectors.push(point.embedding);
-                    examples.push(self.named.internal(&id));
+                    if source.collection().is_none() {
+                        examples.push(self.named.internal(&id));
+                    }
                 }
             }
         }
@@ -489,11 +496,16 @@ impl QueryRun<'_> {
     ///
     /// # Errors
     /// As [`QueryRun::resolve`].
-    fn mean(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<f32>> {
+    fn mean(
+        &self,
+        targets: Vec<VectorInput>,
+        source: &ExampleSource,
+        examples: &mut Vec<u64>,
+    ) -> Result<Vec<f32>> {
         let settings = self.named.settings();
         let count = targets.len() as f32;
         let mut sum = vec![0.0f32; settings.dims];
-        for values in self.vectors(targets, examples)? {
+        for values in self.vectors(targets, source, examples)? {
             if values.len() != sum.len() {
                 // Fails with the message about the length.
                 scores::embedding(&settings, values)?;
@@ -558,7 +570,8 @@ impl QueryRun<'_> {
         let Some(VectorQuery::Nearest(VectorInput::Vector(values))) = &request.query else {
             return None;
         };
-        if !request.prefetch.is_empty() || request.filter.is_some() {
+        if !request.prefetch.is_empty() || request.filter.is_some() || request.lookup_from.is_some()
+        {
             return None;
         }
         self.check_using(&request.using, true).ok()?;

@@ -27,7 +27,8 @@ struct Bench {
 fn context(collection: &str, item: &str) -> CallContext {
     let deadline = Instant::now() + Duration::from_secs(60);
     let images = Arc::new(MarkedImages);
-    CallContext { collection: collection.into(), item: item.into(), deadline, images, grant: None }
+    let (collection, item) = (collection.into(), item.into());
+    CallContext { collection, item, deadline, images, grant: None, collections: None }
 }
 
 /// Collections with a mark in their extra data hold images.
@@ -90,8 +91,10 @@ impl Bench {
         let named = self.registry().get(collection)?;
         let (sender, receiver) = std::sync::mpsc::channel();
         let body = body.to_string().into_bytes();
+        let collections = Some(self.registry().lookup());
+        let context = CallContext { collections, ..context("", "") };
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
-            sender.send(work(named, thread, &context("", ""), &body)).unwrap();
+            sender.send(work(named, thread, &context, &body)).unwrap();
         };
         self.registry().submit(&named, Box::new(job))?;
         Ok(serde_json::to_value(receiver.recv().unwrap()?).unwrap())

@@ -40,6 +40,11 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     request.check()?;
     request.query.check_prefetches()?;
     root_query::check_supported(&request.query)?;
+    if request.with_lookup.is_some() {
+        return Err(Error::unimplemented(
+            "with_lookup: a cluster reads no points of another collection",
+        ));
+    }
     let mut query = [RootQuery::new(request.query.clone(), split::members(&body)?)];
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;

@@ -237,6 +237,11 @@ pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
     if matches!(request.query, Some(VectorQuery::Sample)) {
         return Err(Error::unimplemented("query: a cluster has no random samples"));
     }
+    if request.lookup_from.is_some() {
+        return Err(Error::unimplemented(
+            "lookup_from: a cluster reads no vectors from another collection",
+        ));
+    }
     for (at, prefetch) in request.prefetch.iter().enumerate() {
         let checked = check_supported(prefetch);
         checked.map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
@@ -370,7 +375,9 @@ mod tests {
         let check = |body: Value| check_supported(&read(&body).request);
         assert!(check(json!({"query": 1, "prefetch": {"query": {"nearest": 2}}})).is_ok());
         let sample = json!({"query": {"sample": "random"}});
-        for body in [sample.clone(), json!({"query": 1, "prefetch": [{"query": 2}, sample]})] {
+        let lookup = json!({"query": 1, "lookup_from": {"collection": "other"}});
+        let inside = json!({"query": 1, "prefetch": [{"query": 2}, sample]});
+        for body in [sample, inside, lookup] {
             let error = check(body).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
         }

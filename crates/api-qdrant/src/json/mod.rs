@@ -9,8 +9,10 @@
 //! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
 
 mod collection;
+mod examples;
 mod filter;
 mod older;
+mod lookup;
 mod payload;
 mod points;
 mod query;
@@ -27,6 +29,7 @@ pub use collection::{
     distance_name, listed_aliases, merge_metadata,
 };
 pub use older::{OlderQuery, incomplete_list};
+pub use lookup::{GroupLookup, LookupFrom};
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,

@@ -9,12 +9,14 @@ use serde_json::{Map, Value};
 
 use base::{Error, Result};
 
+use super::examples::{context, discover, recommend};
+use super::lookup::{GroupLookup, LookupFrom};
 use super::vector::{DenseVector, is_inference, no_vector, object};
 use search::collection::{CANDIDATES_MAX, OrderValue};
 use search::filter::Filter;
 use search::points::PointId;
 
-use crate::examples::{ExampleQuery, ExampleRule};
+use crate::examples::ExampleQuery;
 use crate::fusion::Fusion;
 
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
@@ -55,8 +57,8 @@ pub struct QueryRequest {
     pub with_vector: Option<WithVector>,
     /// The requested part of payloads; none by default.
     pub with_payload: Option<WithPayload>,
-    #[serde(default, rename = "lookup_from")]
-    _lookup_from: AbsentField,
+    /// Collection of the points that the query names by their ids; `None` for its own.
+    pub lookup_from: Option<LookupFrom>,
     #[serde(default, rename = "shard_key")]
     _shard_key: AbsentField,
 }
@@ -127,6 +129,8 @@ pub struct QueryGroupsRequest {
     pub group_size: usize,
     /// Maximum groups of the response.
     pub limit: usize,
+    /// Points of another collection that the response has for the groups.
+    pub with_lookup: Option<GroupLookup>,
     /// The query without its limit.
     pub query: QueryRequest,
 }
@@ -169,8 +173,7 @@ struct GroupParams {
     group_size: Option<usize>,
     #[serde(default, deserialize_with = "positive")]
     limit: Option<usize>,
-    #[serde(default, rename = "with_lookup")]
-    _with_lookup: AbsentField,
+    with_lookup: Option<GroupLookup>,
 }
 
 impl<'de> Deserialize<'de> for QueryGroupsRequest {
@@ -188,6 +191,7 @@ impl<'de> Deserialize<'de> for QueryGroupsRequest {
             group_by: params.group_by,
             group_size: params.group_size.unwrap_or(DEFAULT_GROUP_SIZE),
             limit: params.limit.unwrap_or(DEFAULT_GROUPS),
+            with_lookup: params.with_lookup,
             query: from_members(members)?,
         })
     }
@@ -230,14 +234,21 @@ struct Prefetch {
     score_threshold: Option<f32>,
     #[serde(default, deserialize_with = "positive")]
     limit: Option<usize>,
-    #[serde(default, rename = "lookup_from")]
-    _lookup_from: AbsentField,
+    lookup_from: Option<LookupFrom>,
 }
 
 impl From<Prefetch> for QueryRequest {
     fn from(prefetch: Prefetch) -> QueryRequest {
-        let Prefetch { prefetch, query, using, filter, params, score_threshold, limit, .. } =
-            prefetch;
+        let Prefetch {
+            prefetch,
+            query,
+            using,
+            filter,
+            params,
+            score_threshold,
+            limit,
+            lookup_from,
+        } = prefetch;
         QueryRequest {
             prefetch,
             query,
@@ -249,7 +260,7 @@ impl From<Prefetch> for QueryRequest {
             offset: None,
             with_vector: None,
             with_payload: None,
-            _lookup_from: AbsentField,
+            lookup_from,
             _shard_key: AbsentField,
         }
     }
@@ -481,15 +492,6 @@ struct MmrParams {
     candidates_limit: Option<usize>,
 }
 
-/// Members of `recommend`.
-#[derive(Default, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RecommendParams {
-    positive: Option<Vec<VectorInput>>,
-    negative: Option<Vec<VectorInput>>,
-    strategy: Option<String>,
-}
-
 /// Reads a query from an object.
 ///
 /// # Errors
@@ -584,104 +586,6 @@ fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQu
         return Err(E::custom(format_args!("mmr.diversity: {diversity} is not within 0 and 1")));
     }
     Ok(VectorQuery::Mmr { target, diversity, candidates: mmr.candidates_limit })
-}
-
-/// Returns the query for points similar to examples.
-///
-/// # Errors
-/// Names the strategy if it is unknown; an error if there is no example, or no positive one for the
-/// means of vectors.
-fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
-    let rule = match params.strategy.as_deref() {
-        None | Some("average_vector") => None,
-        Some("best_score") => Some(ExampleRule::BestScore),
-        Some("sum_scores") => Some(ExampleRule::SumScores),
-        Some(_) => {
-            return Err(E::custom(
-                "strategy: average_vector, best_score or sum_scores is expected",
-            ));
-        }
-    };
-    let positive = params.positive.unwrap_or_default();
-    let negative = params.negative.unwrap_or_default();
-    let Some(rule) = rule else {
-        if positive.is_empty() {
-            return Err(E::custom(limits("recommend needs at least one positive example")));
-        }
-        return Ok(VectorQuery::Recommend { positive, negative });
-    };
-    if positive.is_empty() && negative.is_empty() {
-        return Err(E::custom(limits("recommend needs at least one example")));
-    }
-    Ok(VectorQuery::Examples(ExampleQuery { rule, target: None, positive, negative }))
-}
-
-/// A pair of examples in `context`.
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ContextPair {
-    positive: VectorInput,
-    negative: VectorInput,
-}
-
-/// Members of `discover`.
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DiscoverParams {
-    target: VectorInput,
-    #[serde(default)]
-    context: Value,
-}
-
-/// Returns the query for points near a target, in the part of the space that pairs of examples
-/// limit.
-///
-/// # Errors
-/// As [`context_pairs`].
-fn discover<E: DeError>(params: DiscoverParams) -> Result<VectorQuery, E> {
-    let pairs = context_pairs(params.context)?;
-    Ok(by_pairs(ExampleRule::Discover, Some(params.target), pairs))
-}
-
-/// Returns the query for points in the part of the space that pairs of examples limit.
-///
-/// # Errors
-/// As [`context_pairs`]; an error if there is no pair.
-fn context<E: DeError>(value: Value) -> Result<VectorQuery, E> {
-    let pairs = context_pairs(value)?;
-    if pairs.is_empty() {
-        return Err(E::custom(limits("context needs at least one pair of examples")));
-    }
-    Ok(by_pairs(ExampleRule::Context, None, pairs))
-}
-
-/// Reads one pair of examples or a list of them; null is none.
-///
-/// # Errors
-/// The error of a pair.
-fn context_pairs<E: DeError>(value: Value) -> Result<Vec<ContextPair>, E> {
-    // Through a value: an untagged enum would hide the messages of errors inside.
-    let list = match value {
-        Value::Null => return Ok(Vec::new()),
-        Value::Array(list) => list,
-        one => vec![one],
-    };
-    list.into_iter()
-        .enumerate()
-        .map(|(at, pair)| {
-            let pair = serde_json::from_value::<ContextPair>(pair);
-            pair.map_err(|error| E::custom(format_args!("context[{at}]: {error}")))
-        })
-        .collect()
-}
-
-fn by_pairs(
-    rule: ExampleRule,
-    target: Option<VectorInput>,
-    pairs: Vec<ContextPair>,
-) -> VectorQuery {
-    let (positive, negative) = pairs.into_iter().map(|pair| (pair.positive, pair.negative)).unzip();
-    VectorQuery::Examples(ExampleQuery { rule, target, positive, negative })
 }
 
 /// Request for points in the order of their ids.

@@ -121,8 +121,13 @@ fn hits_are_grouped_by_a_field() {
         ),
         (
             json!({"query": [0, 0], "group_by": "n", "with_lookup": "other"}),
-            ErrorKind::Unimplemented,
-            "with_lookup: this field",
+            ErrorKind::NotFound,
+            "with_lookup: there is no collection",
+        ),
+        (
+            json!({"query": [0, 0], "group_by": "n", "with_lookup": {"with_payload": true}}),
+            ErrorKind::InvalidArgument,
+            "collection",
         ),
         (
             json!({"query": {"nearest": [0, 0], "mmr": {}}, "group_by": "n"}),
@@ -134,4 +139,32 @@ fn hits_are_grouped_by_a_field() {
         assert_eq!(error.kind(), kind, "{body}: {error}");
         assert!(error.message().contains(words), "{error}");
     }
+}
+
+#[test]
+fn groups_have_points_of_another_collection() {
+    let bench = Bench::new();
+    bench.create("cities", 2, "Dot");
+    let city = |id: u64| json!({"id": id, "vector": [id, 1], "payload": {"name": id.to_string()}});
+    let points = json!({ "points": [city(1), city(2)] });
+    bench.write(update::upsert, "cities", &points).unwrap();
+    bench.create("people", 2, "Dot");
+    let person =
+        |id: u64, city: Value| json!({"id": id, "vector": [1, id], "payload": {"city": city}});
+    let points =
+        [person(1, json!(1)), person(2, json!(2)), person(3, json!(3)), person(4, json!("x"))];
+    bench.write(update::upsert, "people", &json!({ "points": points })).unwrap();
+    let lookups = |with_lookup: Value| -> Vec<Value> {
+        let body = json!({"query": [0, 1], "group_by": "city", "with_lookup": with_lookup});
+        let found = bench.read(groups::query, "people", &body).unwrap();
+        let groups = found["groups"].as_array().unwrap();
+        groups.iter().map(|group| group["lookup"].clone()).collect()
+    };
+    // The values "x" and 3 are no points of the other collection.
+    let two = json!({"id": 2, "payload": {"name": "2"}});
+    let one = json!({"id": 1, "payload": {"name": "1"}});
+    assert_eq!(lookups(json!("cities")), [Value::Null, Value::Null, two, one]);
+    let vectors = json!({"collection": "cities", "with_payload": false, "with_vectors": true});
+    let two = json!({"id": 2, "vector": [2.0, 1.0]});
+    assert_eq!(lookups(vectors)[2], two);
 }

@@ -221,6 +221,36 @@ fn samples_differ_and_have_each_point_once() {
 }
 
 #[test]
+fn examples_come_from_another_collection() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    bench.create("other", 2, "Cosine");
+    let points = json!({"points": [{"id": 1, "vector": [-5, 0]}, {"id": 9, "vector": [0, 1]}]});
+    bench.write(update::upsert, "other", &points).unwrap();
+    bench.create("long", 3, "Dot");
+    let from = |query: Value, collection: &str| json!({"query": query, "lookup_from": {"collection": collection}});
+    // The point 1 of the queried collection may be a hit.
+    let ids = bench.ids("c", &from(json!(1), "other"));
+    assert_eq!((&ids[0], ids.len()), (&json!(UUID), 3));
+    assert_eq!(bench.ids("c", &from(json!(1), "c")).len(), 2);
+    let best = json!({"recommend": {"positive": [9], "strategy": "best_score"}});
+    assert_eq!(bench.ids("c", &from(best, "other")), [json!(1), json!(2), json!(UUID)]);
+    let prefetch = json!({"prefetch": from(json!(9), "other"), "query": [-1, 0], "limit": 1});
+    assert_eq!(bench.ids("c", &prefetch), [json!(UUID)]);
+    let named = json!({"query": 9, "lookup_from": {"collection": "other", "vector": "v"}});
+    for (query, kind, words) in [
+        (from(json!(2), "other"), ErrorKind::NotFound, "No point with id 2"),
+        (from(json!(9), "absent"), ErrorKind::NotFound, "lookup_from: there is no collection"),
+        (from(json!(1), "long"), ErrorKind::InvalidArgument, "expected dim: 2, got 3"),
+        (named, ErrorKind::InvalidArgument, "vector name"),
+    ] {
+        let error = bench.read(query::query, "c", &query).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().contains(words), "{error}");
+    }
+}
+
+#[test]
 fn a_high_limit_returns_all_points() {
     let bench = Bench::new();
     three(&bench, "Dot");

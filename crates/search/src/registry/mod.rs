@@ -124,6 +124,22 @@ pub struct Registry {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Finds the collections of a registry. Unlike a registry, it may be dropped on a search thread.
+#[derive(Clone)]
+pub struct CollectionLookup {
+    core: Arc<RegistryCore>,
+}
+
+impl CollectionLookup {
+    /// Returns the collection of a name or an alias.
+    ///
+    /// # Errors
+    /// As [`Registry::get`].
+    pub fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
+        self.core.get(name)
+    }
+}
+
 impl Registry {
     /// Opens the collections of a directory, and creates the directory if it is missing. Returns
     /// before they are open; that continues in the background. A collection that cannot be opened
@@ -193,6 +209,11 @@ impl Registry {
     /// one.
     pub fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         self.core.get(name)
+    }
+
+    /// Returns a handle that finds the collections.
+    pub fn lookup(&self) -> CollectionLookup {
+        CollectionLookup { core: self.core.clone() }
     }
 
     /// Returns all collections, by name.
