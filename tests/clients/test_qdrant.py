@@ -456,6 +456,69 @@ def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collectio
         assert first == list(ours.values())[2:9], f"{number}: {asked}"
 
 
+def test_formulas_answer_as_in_the_local_mode(client, collection):
+    local = both(client, collection, models.Distance.EUCLID)
+    rng = random.Random(41)
+    for each in (client, local):
+        for number in range(1, COUNT, 2):
+            place = {"lon": number / 2, "lat": number / 3 - 30}
+            more = {"place": place, "day": f"2024-{number % 12 + 1:02}-{number % 28 + 1:02}T10:00:00Z"}
+            each.set_payload(collection, more, points=[number])
+    row, other = vectors(np.random.default_rng(42), 2)
+    defaults = {
+        "n": 1, "price": -1.5, "day": "2024-06-15T00:00:00Z", "$score[1]": 7.5, "deep.k": 2,
+        "place": {"lon": 13.4, "lat": 52.5},
+    }  # fmt: skip
+    tenth = models.MultExpression(mult=[0.1, "price"])
+    square = models.PowExpression(pow=models.PowParams(base="price", exponent=2))
+    days = models.DivExpression(
+        div=models.DivParams(left=models.DatetimeKeyExpression(datetime_key="day"), right=86400.0)
+    )
+    since = models.SumExpression(sum=[days, -19000.0])
+    origin = models.GeoPoint(lon=2.35, lat=48.85)
+    far = models.GeoDistance(geo_distance=models.GeoDistanceParams(origin=origin, to="place"))
+    flag = models.FieldCondition(key="flag", match=models.MatchValue(value=True))
+    decay = models.DecayParamsExpression
+
+    def operand(depth: int):
+        made = [
+            lambda: rng.uniform(-3, 3),
+            lambda: rng.choice(["$score", "$score[0]", "$score[1]", "$score[2]"]),
+            lambda: rng.choice(["price", "deep.k"]),
+            lambda: flag,
+            lambda: models.Filter(must_not=[flag]),
+            lambda: models.HasIdCondition(has_id=rng.sample(range(1, COUNT), 90)),
+            lambda: models.LinDecayExpression(lin_decay=decay(x=far, scale=3e6)),
+            lambda: models.ExpDecayExpression(exp_decay=decay(x="price", target="deep.k", midpoint=0.3)),
+            lambda: models.GaussDecayExpression(gauss_decay=decay(x=since, target=900.0, scale=60.0)),
+            lambda: models.LnExpression(ln=models.SumExpression(sum=[1.0, square])),
+            lambda: models.ExpExpression(exp=tenth),
+            lambda: models.SumExpression(sum=[operand(depth - 1) for _ in range(rng.randrange(1, 4))]),
+            lambda: models.MultExpression(mult=[operand(depth - 1) for _ in range(rng.randrange(1, 3))]),
+            lambda: models.NegExpression(neg=operand(depth - 1)),
+            lambda: models.SqrtExpression(sqrt=models.AbsExpression(abs=operand(depth - 1))),
+            lambda: models.DivExpression(
+                div=models.DivParams(left=operand(depth - 1), right="deep.k", by_zero_default=0.25)
+            ),
+        ]
+        return rng.choice(made if depth else made[:11])()
+
+    cheap = models.Filter(must=[models.FieldCondition(key="price", range=models.Range(lt=2.0))])
+    prefetch = [models.Prefetch(query=row, limit=50), models.Prefetch(query=other, limit=40, filter=cheap)]
+    for number in range(60):
+        query = models.FormulaQuery(formula=operand(3), defaults=defaults)
+        asked = {"query": query, "prefetch": prefetch, "query_filter": a_filter(rng, 1) if number % 3 == 0 else None}
+        # Points of equal scores have no order.
+        ours, theirs = by_id(client, collection, **asked), by_id(local, collection, **asked)
+        assert ours.keys() == theirs.keys(), f"{number}: {asked}"
+        for point, score in theirs.items():
+            assert ours[point] == pytest.approx(score, rel=1e-3, abs=1e-3), f"{number}: {point} {asked}"
+        assert list(ours.values()) == sorted(ours.values(), reverse=True), f"{number}: {asked}"
+    zero = models.FormulaQuery(formula=models.LnExpression(ln=0.0))
+    assert refusal(client.query_points, collection, query=zero, prefetch=prefetch).status_code == 400
+    assert refusal(client.query_points, collection, query=query).status_code == 400
+
+
 def test_other_collections_are_looked_up_as_in_the_local_mode(client, collection):
     other = f"{collection}-other"
     local = both(client, collection, models.Distance.COSINE)

@@ -15,11 +15,13 @@
 //! damage may have left points out of a result, it has `"partial": true`.
 
 mod by_examples;
+mod by_formula;
 mod call;
 mod collections;
 mod describe;
 pub mod examples;
 mod filters;
+pub mod formula;
 pub mod fusion;
 mod groups;
 pub mod json;

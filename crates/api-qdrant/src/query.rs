@@ -1,6 +1,6 @@
 //! Queries: nearest points from the index, ranked exactly, or the ranked hits of prefetches.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use crate::json::{
@@ -49,7 +49,7 @@ pub(crate) struct RankedHit {
     /// The internal id.
     pub(crate) id: u64,
     /// The score as clients see it.
-    score: f32,
+    pub(crate) score: f32,
     /// The value that the hit was ordered by.
     value: Option<OrderValue>,
 }
@@ -70,6 +70,13 @@ pub(crate) struct RankedHits {
     pub(crate) hits: Vec<RankedHit>,
     /// True if hits may be missing.
     pub(crate) partial: bool,
+}
+
+impl RankedHits {
+    /// Returns the score of each hit, by its id.
+    pub(crate) fn scores(&self) -> HashMap<u64, f32> {
+        self.hits.iter().map(|hit| (hit.id, hit.score)).collect()
+    }
 }
 
 /// Points that the prefetches of a query find, in the order of their ids.
@@ -257,6 +264,9 @@ impl QueryRun<'_> {
                 Ok(fused)
             }
             Some(VectorQuery::Examples(query)) => self.by_examples(query, request, count, filter),
+            Some(VectorQuery::Formula(formula)) => {
+                self.by_formula(*formula, request, count, filter.as_ref())
+            }
             Some(query) => self.ranked(query, request, count, filter),
             None => self.first_points(count, filter.as_ref()),
         }
@@ -421,6 +431,7 @@ impl QueryRun<'_> {
             VectorQuery::OrderBy(_)
             | VectorQuery::Fuse(_)
             | VectorQuery::Examples(_)
+            | VectorQuery::Formula(_)
             | VectorQuery::Sample => Vec::new(),
             VectorQuery::Nearest(target) | VectorQuery::Mmr { target, .. } => {
                 self.vectors(vec![target], &source, &mut examples)?.pop().unwrap_or_default()
@@ -655,7 +666,7 @@ impl QueryRun<'_> {
     }
 
     /// Returns the hits of each prefetch.
-    fn prefetches(
+    pub(crate) fn prefetches(
         &mut self,
         request: &QueryRequest,
         filter: Option<&Filter>,

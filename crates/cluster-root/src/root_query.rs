@@ -105,7 +105,9 @@ impl RootQuery {
                 Metric::Cosine | Metric::Dot => HitOrder::HigherScore,
                 Metric::L2 => HitOrder::LowerScore,
             },
-            Some(VectorQuery::Fuse(_) | VectorQuery::Examples(_)) => HitOrder::HigherScore,
+            Some(VectorQuery::Fuse(_) | VectorQuery::Examples(_) | VectorQuery::Formula(_)) => {
+                HitOrder::HigherScore
+            }
             // All scores are equal, so the order is the order of the ids.
             Some(VectorQuery::Sample) | None => HitOrder::HigherScore,
         }
@@ -130,9 +132,13 @@ impl RootQuery {
                 positive.iter().chain(negative).filter_map(id).collect()
             }
             Some(VectorQuery::Examples(examples)) => examples.inputs().filter_map(id).collect(),
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Sample) | None => {
-                Vec::new()
-            }
+            Some(
+                VectorQuery::OrderBy(_)
+                | VectorQuery::Fuse(_)
+                | VectorQuery::Formula(_)
+                | VectorQuery::Sample,
+            )
+            | None => Vec::new(),
         }
     }
 
@@ -186,7 +192,13 @@ impl RootQuery {
                 let (positive, negative) = (list(&examples.positive)?, list(&examples.negative)?);
                 examples_text(examples.rule, target, positive, negative)?
             }
-            Some(VectorQuery::OrderBy(_) | VectorQuery::Fuse(_) | VectorQuery::Sample) | None => {
+            Some(
+                VectorQuery::OrderBy(_)
+                | VectorQuery::Fuse(_)
+                | VectorQuery::Formula(_)
+                | VectorQuery::Sample,
+            )
+            | None => {
                 return Ok(None);
             }
         };
@@ -234,8 +246,14 @@ impl QueryRun<'_> {
 /// # Errors
 /// `Unimplemented` for a query that needs points of several shards together.
 pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
-    if matches!(request.query, Some(VectorQuery::Sample)) {
-        return Err(Error::unimplemented("query: a cluster has no random samples"));
+    match &request.query {
+        Some(VectorQuery::Sample) => {
+            return Err(Error::unimplemented("query: a cluster has no random samples"));
+        }
+        Some(VectorQuery::Formula(_)) => {
+            return Err(Error::unimplemented("query: a cluster scores no points by formulas"));
+        }
+        _ => {}
     }
     if request.lookup_from.is_some() {
         return Err(Error::unimplemented(
@@ -377,7 +395,8 @@ mod tests {
         let sample = json!({"query": {"sample": "random"}});
         let lookup = json!({"query": 1, "lookup_from": {"collection": "other"}});
         let inside = json!({"query": 1, "prefetch": [{"query": 2}, sample]});
-        for body in [sample, inside, lookup] {
+        let formula = json!({"query": {"formula": "$score"}, "prefetch": {"query": 1}});
+        for body in [sample, inside, lookup, formula] {
             let error = check(body).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
         }

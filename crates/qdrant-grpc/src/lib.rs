@@ -10,6 +10,7 @@ mod call;
 mod changes;
 mod collections;
 mod filters;
+mod formula;
 mod info;
 mod members;
 mod queries;

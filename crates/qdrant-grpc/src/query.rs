@@ -13,6 +13,7 @@ use protocol::qdrant::{
 use serde_json::{Value, json};
 
 use crate::filters::optional_filter;
+use crate::formula::formula;
 use crate::members::{filled, object, optional};
 use crate::values;
 use crate::vectors::{input, optional_input};
@@ -35,8 +36,7 @@ pub(crate) fn query(query: Option<Query>) -> Result<Value> {
         Variant::OrderBy(order) => json!({ "order_by": order_by(order)? }),
         Variant::Fusion(fusion) => json!({ "fusion": fusion_name(fusion)? }),
         Variant::Sample(_) => json!({ "sample": "random" }),
-        // Routes refuse it by its name.
-        Variant::Formula(_) => json!({ "formula": {} }),
+        Variant::Formula(given) => formula(given)?,
         Variant::NearestWithMmr(given) => {
             let mmr = given.mmr.unwrap_or_default();
             let mmr = object([
@@ -49,6 +49,7 @@ pub(crate) fn query(query: Option<Query>) -> Result<Value> {
             let weights = rrf.weights.into_iter().map(Value::from).collect();
             json!({ "rrf": object([("k", optional(rrf.k)), ("weights", filled(weights))]) })
         }
+        // Routes refuse it by its name.
         Variant::RelevanceFeedback(_) => json!({ "relevance_feedback": {} }),
         Variant::Text(_) => {
             return Err(Error::unimplemented("queries by text are not supported by this server"));

@@ -91,7 +91,8 @@ fn conditions(value: &Value) -> Parsed<Vec<Condition>> {
     }
 }
 
-fn condition(value: &Value) -> Parsed<Condition> {
+/// Reads a condition.
+pub(super) fn condition(value: &Value) -> Parsed<Condition> {
     let fields = object(value)?;
     if fields.contains_key("key") {
         return field(fields);

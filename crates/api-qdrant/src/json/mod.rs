@@ -12,6 +12,7 @@ mod collection;
 mod examples;
 mod filter;
 mod older;
+mod formula;
 mod lookup;
 mod payload;
 mod points;

@@ -17,6 +17,7 @@ use search::filter::Filter;
 use search::points::PointId;
 
 use crate::examples::ExampleQuery;
+use crate::formula::Formula;
 use crate::fusion::Fusion;
 
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
@@ -100,6 +101,11 @@ impl QueryRequest {
     fn check_stages(&self) -> Result<()> {
         match &self.query {
             Some(VectorQuery::Fuse(fusion)) => fusion.check(self.prefetch.len())?,
+            Some(VectorQuery::Formula(_)) if self.prefetch.is_empty() => {
+                return Err(Error::invalid(
+                    "query: formula needs prefetches, whose hits it scores",
+                ));
+            }
             None if !self.prefetch.is_empty() => {
                 return Err(Error::invalid(
                     "query: a query is needed to rank what the prefetches found",
@@ -348,6 +354,8 @@ pub enum VectorQuery {
     Fuse(Fusion),
     /// Points chosen at random, in random order.
     Sample,
+    /// The hits of the prefetches, scored by a formula.
+    Formula(Box<Formula>),
 }
 
 impl VectorQuery {
@@ -457,7 +465,7 @@ impl<'de> Deserialize<'de> for VectorQuery {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
                     "a query: a vector, a point's id, nearest, recommend, discover, context, order_by, \
-                     fusion or sample",
+                     fusion, formula or sample",
                 )
             }
 
@@ -499,6 +507,8 @@ struct MmrParams {
 fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
     let mut query = None;
     let mut mmr = None;
+    let mut formula = None;
+    let mut defaults = None;
     while let Some(key) = map.next_key::<String>()? {
         match key.as_str() {
             "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
@@ -510,7 +520,9 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
             "discover" => query = Some(discover(map.next_value()?)?),
             "context" => query = Some(context(map.next_value()?)?),
             "sample" => query = Some(sample(&map.next_value::<String>()?)?),
-            "formula" | "relevance_feedback" | "defaults" => {
+            "formula" => formula = Some(map.next_value::<Value>()?),
+            "defaults" => defaults = map.next_value::<Option<Map<String, Value>>>()?,
+            "relevance_feedback" => {
                 return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
             }
             other => {
@@ -523,13 +535,23 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
             }
         }
     }
+    if let Some(expression) = formula {
+        if query.is_some() || mmr.is_some() {
+            return Err(A::Error::custom("formula goes with defaults only"));
+        }
+        let formula = super::formula::formula(&expression, defaults.unwrap_or_default());
+        return formula.map(|it| VectorQuery::Formula(Box::new(it))).map_err(A::Error::custom);
+    }
+    if defaults.is_some() {
+        return Err(A::Error::custom("defaults go with formula only"));
+    }
     match (query, mmr) {
         (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom(
             "an empty object is no query; give nearest, recommend, discover, context, order_by, \
-             fusion or sample",
+             fusion, formula or sample",
         )),
     }
 }

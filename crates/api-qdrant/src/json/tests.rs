@@ -315,7 +315,8 @@ fn queries_are_read_in_every_form() {
         assert!(target(wrong).is_err());
     }
     for unsupported in [
-        json!({"formula": {}}),
+        json!({"relevance_feedback": {}}),
+        json!({"formula": {"custom": {}}}),
         json!({"nearest": {"image": "x", "model": "m"}}),
         json!({"nearest": {"text": "x", "model": "m"}}),
         json!({"indices": [1], "values": [1]}),
@@ -342,6 +343,19 @@ fn queries_are_read_in_every_form() {
         json!({"context": []}),
         json!({"context": null}),
         json!({"sample": "first"}),
+        json!({"nearest": 1, "defaults": {}}),
+        json!({"nearest": 1, "formula": 2}),
+        json!({"formula": true}),
+        json!({"formula": "$score[x]"}),
+        json!({"formula": {"sqrt": "n", "exp": 1}}),
+        json!({"formula": {"max": []}}),
+        json!({"formula": {"div": {"left": 1}}}),
+        json!({"formula": {"lin_decay": {"x": 1, "scale": 0}}}),
+        json!({"formula": {"exp_decay": {"x": 1, "midpoint": 1}}}),
+        json!({"formula": {"datetime": "soon"}}),
+        json!({"formula": {"geo_distance": {"origin": {"lon": 200, "lat": 0}, "to": "a"}}}),
+        json!({"formula": 1, "defaults": {"$score": "x"}}),
+        json!({"formula": {"sum": vec![1; 1024]}}),
     ] {
         assert_eq!(
             target(wrong.clone()).unwrap_err().kind(),

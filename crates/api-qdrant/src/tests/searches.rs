@@ -251,6 +251,39 @@ fn examples_come_from_another_collection() {
 }
 
 #[test]
+fn formulas_score_the_hits_of_prefetches() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    // Scores of the prefetches: 1 has 8, 2 has 4; UUID has 1.
+    let prefetch = json!([{"query": [0, 2], "limit": 2}, {"query": [-1, 0], "limit": 1}]);
+    let query = |formula: Value, defaults: Value| json!({"query": {"formula": formula, "defaults": defaults}, "prefetch": prefetch});
+    let sum = json!({"sum": ["$score", {"mult": [10, "$score[1]"]}, "n"]});
+    let boosted = query(sum.clone(), json!({"n": 0}));
+    let found = bench.read(query::query, "c", &boosted).unwrap();
+    let hits: Vec<(Value, f64)> = found["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| (point["id"].clone(), point["score"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(hits, [(json!(UUID), 10.0), (json!(1), 9.0), (json!(2), 6.0)]);
+    let mut least = query(sum.clone(), json!({"n": 0}));
+    least["score_threshold"] = json!(7);
+    assert_eq!(bench.ids("c", &least), [json!(UUID), json!(1)]);
+    let condition = query(json!({"key": "n", "range": {"gte": 2}}), Value::Null);
+    assert_eq!(bench.ids("c", &condition)[0], json!(2));
+    for (query, words) in [
+        (query(sum, Value::Null), "no value for n"),
+        (json!({"query": {"formula": "$score"}}), "formula needs prefetches"),
+        (query(json!({"key": "", "match": {"value": 1}}), Value::Null), "names no field"),
+    ] {
+        let error = bench.read(query::query, "c", &query).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.message().contains(words), "{error}");
+    }
+}
+
+#[test]
 fn a_high_limit_returns_all_points() {
     let bench = Bench::new();
     three(&bench, "Dot");
