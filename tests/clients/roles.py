@@ -25,7 +25,7 @@ OPERATIONS = {
         keypoints listCollections describeCollection collectionExists aliasesOf listAliases facet fetchPoints
         fetchPoint scrollPoints countPoints queryPoints queryPointsBatch queryPointGroups clusterStatus listIssues
         searchPoints searchPointsBatch searchPointGroups recommendPoints recommendPointsBatch recommendPointGroups
-        discoverPoints discoverPointsBatch
+        discoverPoints discoverPointsBatch matrixPairs matrixOffsets
         listBackedUpCollections backupJob listBackups listSnapshots downloadSnapshot
         identifyPerson verifyPrints printTemplate extractFeatures imageFeatures duplicatesProgress duplicateGroups
     """,

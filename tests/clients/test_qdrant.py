@@ -558,6 +558,22 @@ def test_other_collections_are_looked_up_as_in_the_local_mode(client, collection
         client.delete_collection(other)
 
 
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_matrices_are_those_of_the_local_mode(client, collection, distance):
+    local = both(client, collection, distance)
+    keep = models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=True))])
+    # The sample has all points that match, so that it is the same on both sides.
+    for asked in ({"sample": COUNT, "limit": 4}, {"sample": COUNT, "limit": 2, "query_filter": keep}):
+        ours, theirs = (each.search_matrix_pairs(collection, **asked).pairs for each in (client, local))
+        assert [(pair.a, pair.b) for pair in ours] == [(pair.a, pair.b) for pair in theirs]
+        np.testing.assert_allclose([pair.score for pair in ours], [pair.score for pair in theirs], rtol=1e-4)
+        ours, theirs = (each.search_matrix_offsets(collection, **asked) for each in (client, local))
+        assert (ours.ids, ours.offsets_row, ours.offsets_col) == (theirs.ids, theirs.offsets_row, theirs.offsets_col)
+    few = client.search_matrix_offsets(collection, sample=7, limit=3)
+    assert (len(few.ids), few.offsets_row) == (7, [row for row in range(7) for _ in range(3)])
+    assert refusal(client.search_matrix_pairs, collection, sample=1).status_code == 422
+
+
 def test_random_samples_are_of_the_points_that_match(client, collection):
     local = both(client, collection, models.Distance.COSINE)
     random_points = models.SampleQuery(sample=models.Sample.RANDOM)
@@ -698,7 +714,7 @@ def test_unsupported_calls_are_refused_with_a_reason(client, collection):
         ("GET", "cluster/telemetry"),
         ("POST", "cluster/recover"),
         ("DELETE", "cluster/peer/1"),
-        ("POST", f"collections/{collection}/points/search/matrix/pairs"),
+        ("GET", f"collections/{collection}/points/search/matrix/pairs"),
     ):
         answer = requests.request(method, f"{client._client.rest_uri}/{path}", timeout=60)
         assert answer.status_code == 501, (path, answer.text)

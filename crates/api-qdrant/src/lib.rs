@@ -28,6 +28,7 @@ pub mod json;
 #[cfg(test)]
 mod limit_tests;
 mod lookup;
+mod matrix;
 pub mod mmr;
 mod older;
 mod params;

@@ -11,7 +11,9 @@ use transport::Reply;
 
 use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
-use crate::{collections, describe, groups, json, older, query, retrieve, snapshots, update};
+use crate::{
+    collections, describe, groups, json, matrix, older, query, retrieve, snapshots, update,
+};
 
 /// Description of the routes as OpenAPI 3.1. Routes that answer 501 are left out.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -104,6 +106,14 @@ fn points() -> Router<Arc<CollectionsState>> {
         .route(&at("query"), post(|call: RestCall| call.read(query::query)))
         .route(&at("query/groups"), post(|call: RestCall| call.read(groups::query)))
         .route(&at("query/batch"), post(|call: RestCall| call.read_in_steps(query::batch_in_steps)))
+        .route(
+            &at("search/matrix/pairs"),
+            post(|call: RestCall| call.read(matrix::pairs)).fallback(unsupported),
+        )
+        .route(
+            &at("search/matrix/offsets"),
+            post(|call: RestCall| call.read(matrix::offsets)).fallback(unsupported),
+        )
         .route(&at("delete"), post(|call: RestCall| call.write(update::delete)))
         .route(
             &at("payload"),

@@ -14,6 +14,7 @@ mod filter;
 mod older;
 mod formula;
 mod lookup;
+mod matrix;
 mod payload;
 mod points;
 mod query;
@@ -31,6 +32,7 @@ pub use collection::{
 };
 pub use older::{OlderQuery, incomplete_list};
 pub use lookup::{GroupLookup, LookupFrom};
+pub use matrix::MatrixRequest;
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Bench, UUID, three};
 use crate::call::CallContext;
 use crate::json::ScoredPoint;
-use crate::{collections, older, query, retrieve, update};
+use crate::{collections, json, matrix, older, query, retrieve, update};
 
 #[test]
 fn scores_and_thresholds_follow_the_distance() {
@@ -281,6 +281,35 @@ fn formulas_score_the_hits_of_prefetches() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.message().contains(words), "{error}");
     }
+}
+
+#[test]
+fn a_sample_is_compared_with_itself() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let found = bench.read(matrix::pairs, "c", &json!({"limit": 1})).unwrap();
+    let pairs: Vec<(Value, Value)> = found["pairs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| (pair["a"].clone(), pair["b"].clone()))
+        .collect();
+    assert_eq!(pairs, [(json!(1), json!(2)), (json!(2), json!(UUID)), (json!(UUID), json!(2))]);
+    let found = bench.read(matrix::offsets, "c", &json!({"sample": 3, "limit": 9})).unwrap();
+    assert_eq!(found["ids"], json!([1, 2, UUID]));
+    assert_eq!(found["offsets_row"], json!([0, 0, 1, 1, 2, 2]));
+    assert_eq!(found["offsets_col"], json!([1, 2, 2, 0, 1, 0]));
+    assert_eq!(found["scores"].as_array().unwrap().len(), 6);
+    let one = json!({"filter": {"must": [{"has_id": [1]}]}});
+    let found = bench.read(matrix::offsets, "c", &one).unwrap();
+    assert_eq!(found["ids"], json!([]));
+    for sample in [1, 1025] {
+        let body = json!({ "sample": sample });
+        let error = bench.read(matrix::pairs, "c", &body).unwrap_err();
+        assert!(json::is_validation(error.message()), "{error}");
+    }
+    let error = bench.read(matrix::pairs, "c", &json!({"using": "v"})).unwrap_err();
+    assert!(error.message().contains("vector name"), "{error}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ const NODES: [&str; 8] = [
     "/cluster/v1/plan",
 ];
 /// Routes that read although they take POST.
-const SEARCHES: [&str; 25] = [
+const SEARCHES: [&str; 27] = [
     "/cluster/v1/extract",
     "/cluster/v1/shards/{id}/{shard}/{*rest}",
     "/cluster/v1/read",
@@ -59,6 +59,8 @@ const SEARCHES: [&str; 25] = [
     "/collections/{collection}/points/recommend/groups",
     "/collections/{collection}/points/discover",
     "/collections/{collection}/points/discover/batch",
+    "/collections/{collection}/points/search/matrix/pairs",
+    "/collections/{collection}/points/search/matrix/offsets",
     "/v2/repository/index",
 ];
 
