@@ -232,7 +232,8 @@ impl Formula {
         }
         match values.pop() {
             None => Err(Error::invalid(format!(
-                "query.formula: there is no value for {key}, neither in the payload of a point nor in the defaults"
+                "query.formula: there is no value for {key}, neither in the payload of a point nor in \
+                 the defaults"
             ))),
             Some(one) if values.is_empty() => Ok(one),
             Some(last) => {

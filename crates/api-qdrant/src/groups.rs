@@ -16,6 +16,7 @@ use crate::filters;
 use crate::json::{
     self, GroupLookup, PointRecord, QueryGroupsRequest, QueryRequest, ScoredPoint, VectorQuery,
 };
+use crate::mmr;
 use crate::query::{QueryRun, RankedHit, RankedHits, both};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
@@ -161,7 +162,8 @@ pub(crate) fn query(
     let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
     let target = query.query.take();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
-    run.check_using(&query.using, target.is_some())?;
+    let has_vector = target.as_ref().is_some_and(VectorQuery::has_vector);
+    run.check_using(&query.using, has_vector)?;
     let mut search = GroupSearch { run, request: &request, target, filter, partial: false };
     let ranked = search.groups()?;
     let mut budget = ResponseBudget::default();
@@ -221,6 +223,23 @@ fn add_lookups(
     Ok(())
 }
 
+/// Returns the number of hits of a search for at most `all` hits.
+fn most_hits(query: Option<&VectorQuery>, all: usize) -> usize {
+    match query {
+        Some(VectorQuery::Mmr { .. }) => all.min(mmr::CANDIDATES_MAX),
+        _ => all,
+    }
+}
+
+/// Raises the limits of prefetches to `all` hits, so that a large group hides no other one.
+fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
+    for prefetch in prefetches {
+        let most = most_hits(prefetch.query.as_ref(), all);
+        prefetch.limit = Some(prefetch.limit().max(most));
+        raise_limits(&mut prefetch.prefetch, all);
+    }
+}
+
 /// Search for groups.
 struct GroupSearch<'a> {
     run: QueryRun<'a>,
@@ -234,6 +253,9 @@ impl GroupSearch<'_> {
     /// Returns the groups with the best hits, each with its best hits. Searches exclude the values
     /// of known groups until there are enough groups, so that a large group hides no other one.
     fn groups(&mut self) -> Result<Vec<RankedGroup>> {
+        if self.target.as_ref().is_some_and(VectorQuery::ranks_together) {
+            return self.groups_of_one_search();
+        }
         let QueryGroupsRequest { group_by, group_size, limit, .. } = self.request;
         let mut ranked = RankedGroups::new(*group_size);
         let mut factor = 1;
@@ -259,6 +281,24 @@ impl GroupSearch<'_> {
                 group.hits = self.hits_of_group(&group.value)?;
             }
         }
+        Ok(ranked.groups)
+    }
+
+    /// Returns the groups of a query whose hits depend on each other, from one search for as many
+    /// hits as a search finds.
+    fn groups_of_one_search(&mut self) -> Result<Vec<RankedGroup>> {
+        let points = usize::try_from(self.run.named.count(None)?.count).unwrap_or(usize::MAX);
+        let all = points.clamp(1, CANDIDATES_MAX);
+        let mut query = self.request.query.clone();
+        raise_limits(&mut query.prefetch, all);
+        let count = most_hits(self.target.as_ref(), all);
+        query.limit = Some(count);
+        let found = self.run.find(self.target.clone(), &query, count, self.filter.clone())?;
+        self.partial |= found.partial;
+        let hits = self.with_values(found.hits)?;
+        let mut ranked = RankedGroups::new(self.request.group_size);
+        ranked.add(hits, true);
+        ranked.groups.truncate(self.request.limit);
         Ok(ranked.groups)
     }
 

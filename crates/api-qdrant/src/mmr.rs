@@ -8,7 +8,7 @@ use search::coarse::Metric;
 use crate::scores;
 
 /// Maximum candidates of a query: each is compared with each chosen hit.
-const CANDIDATES_MAX: usize = 1024;
+pub(crate) const CANDIDATES_MAX: usize = 1024;
 
 /// A hit that may be chosen.
 pub struct MmrCandidate {

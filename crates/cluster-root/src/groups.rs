@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use api_qdrant::json::{self, QueryGroupsRequest};
+use api_qdrant::json::{self, QueryGroupsRequest, VectorQuery};
 use api_qdrant::{GroupValue, group_values};
 use base::{Error, Result};
 use bytes::Bytes;
@@ -40,6 +40,14 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     request.check()?;
     request.query.check_prefetches()?;
     root_query::check_supported(&request.query)?;
+    if matches!(
+        request.query.query,
+        Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_) | VectorQuery::Fuse(_))
+    ) {
+        return Err(Error::unimplemented(
+            "a cluster makes no groups of a query with mmr, order_by or fusion",
+        ));
+    }
     if request.with_lookup.is_some() {
         return Err(Error::unimplemented(
             "with_lookup: a cluster reads no points of another collection",

@@ -149,7 +149,7 @@ impl QueryGroupsRequest {
     ///
     /// # Errors
     /// `InvalidArgument` for no field, more than `GROUPS_MAX` groups, or more points than a
-    /// search finds; `Unimplemented` for queries that make no groups here.
+    /// search finds.
     pub fn check(&self) -> Result<()> {
         if self.group_by.is_empty() {
             return Err(Error::invalid("group_by: the path of a payload field is expected"));
@@ -159,14 +159,7 @@ impl QueryGroupsRequest {
                 "limit: at most {GROUPS_MAX} groups, and limit x group_size at most {CANDIDATES_MAX}"
             )));
         }
-        match self.query.query {
-            Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_) | VectorQuery::Fuse(_)) => {
-                Err(Error::unimplemented(
-                    "groups of a query with mmr, order_by or fusion are not supported by this server",
-                ))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -362,6 +355,12 @@ impl VectorQuery {
     /// Returns true if the query compares vectors of the collection with others.
     pub fn has_vector(&self) -> bool {
         self.scores_by_distance() || matches!(self, VectorQuery::Examples(_))
+    }
+
+    /// Returns true if the hits depend on each other or on the limits of the prefetches, so that a
+    /// search of some of the points orders them in another way.
+    pub fn ranks_together(&self) -> bool {
+        matches!(self, VectorQuery::Mmr { .. } | VectorQuery::Fuse(_) | VectorQuery::Formula(_))
     }
 
     /// Returns true if the scores of hits are similarities or distances to one vector, so that for

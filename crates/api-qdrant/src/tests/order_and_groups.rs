@@ -99,6 +99,19 @@ fn hits_are_grouped_by_a_field() {
         assert_eq!(groups(bench, body), [of("a", &[7]), of("b", &[7])]);
         let body = json!({"query": [13, 0], "group_by": "shelf", "group_size": 4, "limit": 1});
         assert_eq!(groups(bench, body), [of("a", &[12, 9, 7, 6])]);
+        let body = json!({"query": {"order_by": "n"}, "group_by": "shelf", "group_size": 2});
+        assert_eq!(groups(bench, body), [of("a", &[12, 3]), of("c", &[8, 2]), of("b", &[4, 1])]);
+        let near = json!({"nearest": [0, 0], "mmr": {"diversity": 0}});
+        let body = json!({"query": near, "group_by": "shelf", "group_size": 2});
+        assert_eq!(groups(bench, body), [of("b", &[1, 4]), of("c", &[2, 5]), of("a", &[3, 6])]);
+        // The limits of the prefetches do not count.
+        let prefetch = json!([{"query": [0, 0], "limit": 1}, {"query": [13, 0], "limit": 1}]);
+        let body = json!({"query": {"fusion": "rrf"}, "prefetch": prefetch, "group_by": "shelf",
+                          "group_size": 1});
+        assert_eq!(groups(bench, body), [of("b", &[1]), of("a", &[12]), of("c", &[2])]);
+        let body = json!({"query": {"formula": {"neg": "n"}}, "prefetch": prefetch,
+                          "group_by": "shelf", "group_size": 1, "limit": 2});
+        assert_eq!(groups(bench, body), [of("a", &[12]), of("c", &[8])]);
         for key in ["even", "none"] {
             let body = json!({"query": [0, 0], "group_by": key});
             assert!(groups(bench, body).is_empty(), "{key}");
@@ -130,9 +143,9 @@ fn hits_are_grouped_by_a_field() {
             "collection",
         ),
         (
-            json!({"query": {"nearest": [0, 0], "mmr": {}}, "group_by": "n"}),
-            ErrorKind::Unimplemented,
-            "mmr",
+            json!({"query": {"fusion": "rrf"}, "group_by": "n"}),
+            ErrorKind::InvalidArgument,
+            "needs prefetches",
         ),
     ] {
         let error = bench.read(groups::query, "shelves", &body).unwrap_err();
