@@ -226,6 +226,56 @@ def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collectio
     assert refusal(client.query_points, collection, query=9, prefetch=models.Prefetch(query=mmr)).status_code == 400
 
 
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT])
+def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collection, distance):
+    local = QdrantClient(":memory:")
+    for each in (client, local):
+        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
+        each.upsert(collection, points(1, COUNT))
+    one, other, far = vectors(np.random.default_rng(23), 3)
+    best = models.RecommendInput(positive=[3, one], negative=[9], strategy=models.RecommendStrategy.BEST_SCORE)
+    total = models.RecommendInput(positive=[one], negative=[other, 4], strategy=models.RecommendStrategy.SUM_SCORES)
+    discover = models.DiscoverInput(target=7, context=[models.ContextPair(positive=one, negative=11)])
+    prefetch = models.Prefetch(query=far, limit=50)
+    for query in (
+        models.RecommendQuery(recommend=best),
+        models.RecommendQuery(recommend=total),
+        models.DiscoverQuery(discover=discover),
+    ):
+        for sources in (None, prefetch):
+            asked = {"query": query, "prefetch": sources, "limit": 12, "offset": 2}
+            ours, theirs = (each.query_points(collection, **asked).points for each in (client, local))
+            assert [hit.id for hit in ours] == [hit.id for hit in theirs], str(asked)
+            np.testing.assert_allclose(
+                *([hit.score for hit in each] for each in (ours, theirs)), rtol=1e-4, atol=1e-5
+            )
+    pair = models.ContextPair(positive=one, negative=other)
+    scores = [
+        {hit.id: hit.score for hit in each.query_points(collection, models.ContextQuery(context=[pair]), limit=COUNT).points}
+        for each in (client, local)
+    ]
+    assert scores[0].keys() == scores[1].keys()
+    assert all(scores[0][point] == pytest.approx(score, rel=1e-3, abs=1e-4) for point, score in scores[1].items())
+
+
+def test_queries_of_several_shards_together_are_refused(client, collection):
+    create(client, collection)
+    client.upsert(collection, points(1, 5))
+    diverse = models.NearestQuery(nearest=1, mmr=models.Mmr())
+    lookup = models.LookupLocation(collection=collection)
+    formula = models.FormulaQuery(formula="$score")
+    for call, word in (
+        (lambda: client.query_points(collection, models.SampleQuery(sample=models.Sample.RANDOM)), "random samples"),
+        (lambda: client.query_points(collection, formula, prefetch=models.Prefetch(query=1)), "formulas"),
+        (lambda: client.query_points(collection, 1, lookup_from=lookup), "lookup_from"),
+        (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),
+        (lambda: client.query_points_groups(collection, "n", 1, with_lookup=collection), "with_lookup"),
+        (lambda: client.search_matrix_pairs(collection), "points/search/matrix"),
+    ):
+        error = refusal(call)
+        assert error.status_code == 501 and word in error.content.decode(), error
+
+
 def rows(client: QdrantClient, name: str) -> list[tuple]:
     """Returns all points, with vectors as texts."""
     return sorted((str(row[0]), str(row[1]), str(row[2])) for row in everything(client, name))

@@ -16,7 +16,7 @@ use super::envelope::Completeness;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
 use super::mmr::{self, ScoredHit};
 use super::read::{answers, of_all};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueryRun, RootQuery, without};
 use super::split;
 
 /// Maximum prefetches of one batch of queries, at one level.
@@ -138,7 +138,7 @@ async fn batch_hits(
 
 impl RootQuery {
     /// Returns the prefetches as queries of the collection. The filter of the query holds for them
-    /// too.
+    /// too, and they do not find the points that the query names.
     fn prefetches(&self) -> Result<Vec<RootQuery>> {
         let texts: Vec<&RawValue> = match self.members.get("prefetch") {
             _ if self.request.prefetch.is_empty() => Vec::new(),
@@ -146,7 +146,11 @@ impl RootQuery {
             Some(one) => vec![&**one],
             None => Vec::new(),
         };
-        let outer = self.members.get("filter").map(|filter| &**filter);
+        let filter = self.members.get("filter").map(|filter| &**filter);
+        let filter = filter.filter(|filter| filter.get() != "null");
+        let ids = self.ids();
+        let others = if ids.is_empty() { None } else { Some(without(filter, &ids)?) };
+        let outer = others.as_deref().or(filter);
         let prefetch = |text: &RawValue| -> Result<RootQuery> {
             let mut query = RootQuery::read(text.get().as_bytes())?;
             let own = query.members.get("filter").map(|filter| &**filter);
@@ -255,5 +259,15 @@ mod tests {
         let both = json!({ "must": [filter(&outer), filter(&own)] });
         assert_eq!(text, json!({ "must": [both, filter(&inner)] }));
         assert!(second[0].prefetches().unwrap().is_empty());
+    }
+
+    #[test]
+    fn prefetches_do_not_find_the_points_of_the_query() {
+        for filter in [Value::Null, json!({ "must": [] })] {
+            let query = query(&json!({"query": 7, "filter": filter, "prefetch": {"query": [2]}}));
+            let prefetches = query.prefetches().unwrap();
+            let text = prefetches[0].members["filter"].get();
+            assert!(text.contains("\"must_not\":[{\"has_id\":[7]}]"), "{text}");
+        }
     }
 }

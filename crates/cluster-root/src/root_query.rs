@@ -304,7 +304,7 @@ fn examples_text(
 ///
 /// # Errors
 /// `Internal` if the text is not JSON.
-fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> {
+pub(super) fn without(filter: Option<&RawValue>, ids: &[PointId]) -> Result<Box<RawValue>> {
     let ids = split::raw(&ids)?;
     let must = filter.map_or_else(String::new, |filter| format!("\"must\":[{filter}],"));
     let text = format!("{{{must}\"must_not\":[{{\"has_id\":{ids}}}]}}");
