@@ -68,7 +68,7 @@ pub(super) struct DiscoverParams {
 /// # Errors
 /// As [`context_pairs`].
 pub(super) fn discover<E: DeError>(params: DiscoverParams) -> Result<VectorQuery, E> {
-    let pairs = context_pairs(params.context)?;
+    let pairs = context_pairs::<E>(params.context)?;
     Ok(by_pairs(ExampleRule::Discover, Some(params.target), pairs))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn discover<E: DeError>(params: DiscoverParams) -> Result<VectorQuery
 /// # Errors
 /// As [`context_pairs`]; an error if there is no pair.
 pub(super) fn context<E: DeError>(value: Value) -> Result<VectorQuery, E> {
-    let pairs = context_pairs(value)?;
+    let pairs = context_pairs::<E>(value)?;
     if pairs.is_empty() {
         return Err(E::custom(limits("context needs at least one pair of examples")));
     }
