@@ -1,7 +1,7 @@
 //! Prepares filters for a collection.
 
-use base::Result;
-use search::filter::{Condition, Filter, Match, MatchValues};
+use base::{Error, Result};
+use search::filter::{Condition, Filter, Match, MatchValues, TextMatchKind, WordSplit};
 use search::points::{PointId, PointSelection};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value};
@@ -18,18 +18,18 @@ pub fn parse_filter(named: &NamedCollection, filter: &str) -> Result<Filter> {
     prepare(named, json::parse_filter(filter.as_bytes())?)
 }
 
-/// Checks a filter, and lets conditions on fields with an index for UUIDs match every spelling of a
-/// UUID.
+/// Checks a filter, and prepares its conditions for a collection: on fields with an index for
+/// UUIDs they match every spelling of a UUID, on fields with an index for texts they split texts as
+/// the index says, and conditions on vectors know the collection's vector.
 ///
 /// # Errors
-/// `InvalidArgument` for a filter that is too large or names no field.
+/// `InvalidArgument` for a filter that is too large or names no field; `Unimplemented` for a text
+/// on a field whose index splits texts in a way that is not supported.
 pub(crate) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Filter> {
     let settings = named.settings();
-    if let Some(schema) =
-        stored(&settings.extra, "payload_schema").filter(|it| it.values().any(is_uuid))
-    {
-        add_spellings(&mut filter, schema);
-    }
+    let schema = stored(&settings.extra, "payload_schema");
+    let fields = CollectionFields { schema, vector_name: &settings.vector_name };
+    fields.prepare(&mut filter, "").map_err(|error| error.context("filter"))?;
     filter.check().map_err(|error| error.context("filter"))?;
     Ok(filter)
 }
@@ -53,21 +53,64 @@ fn is_uuid(field: &Value) -> bool {
     field["data_type"] == "uuid"
 }
 
-fn add_spellings(filter: &mut Filter, schema: &Map<String, Value>) {
-    for condition in filter.conditions_mut() {
-        match condition {
-            Condition::Nested(filter) => add_spellings(filter, schema),
-            Condition::Match { key, matching } if schema.get(key).is_some_and(is_uuid) => {
-                match matching {
-                    Match::Value(value) => {
-                        *matching = Match::Any(spellings(std::slice::from_ref(value)))
-                    }
-                    Match::Any(values) | Match::Except(values) => *values = spellings(values),
+/// Declared indexes and the vector of a collection.
+struct CollectionFields<'a> {
+    /// Declared indexes by field.
+    schema: Option<&'a Map<String, Value>>,
+    vector_name: &'a str,
+}
+
+impl CollectionFields<'_> {
+    /// Prepares the conditions of a filter. `prefix` comes before their paths in a payload.
+    fn prepare(&self, filter: &mut Filter, prefix: &str) -> Result<()> {
+        for condition in filter.conditions_mut() {
+            match condition {
+                Condition::Nested(filter) => self.prepare(filter, prefix)?,
+                Condition::Element { key, filter } => {
+                    let list = key.strip_suffix("[]").unwrap_or(key.as_str());
+                    self.prepare(filter, &format!("{prefix}{list}[]."))?;
                 }
+                Condition::HasVector { name, is_present } => {
+                    *is_present = name.as_str() == self.vector_name;
+                }
+                Condition::Match { key, matching } => {
+                    let field =
+                        self.schema.and_then(|schema| schema.get(&format!("{prefix}{key}")));
+                    if let Some(field) = field {
+                        prepare_match(field, matching)
+                            .map_err(|error| error.context(format_args!("{key}")))?;
+                    }
+                }
+                _ => {}
             }
-            _ => {}
         }
+        Ok(())
     }
+}
+
+/// Prepares a comparison for a declared index.
+fn prepare_match(field: &Value, matching: &mut Match) -> Result<()> {
+    match matching {
+        Match::Value(value) if is_uuid(field) => {
+            *matching = Match::Any(spellings(std::slice::from_ref(value)));
+        }
+        Match::Any(values) | Match::Except(values) if is_uuid(field) => {
+            *values = spellings(values);
+        }
+        Match::Text(text) if field["data_type"] == "text" => {
+            let tokenizer = json::tokenizer(&field["params"])?;
+            let is_prefix = tokenizer.split == WordSplit::Prefix;
+            if is_prefix && text.kind() == TextMatchKind::Phrase {
+                return Err(Error::unimplemented(
+                    "a phrase on a field whose text index has the tokenizer prefix: not supported \
+                     by this server; use match text",
+                ));
+            }
+            *text = text.with_tokenizer(tokenizer);
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Returns values together with the other usual spellings of UUIDs among them.

@@ -15,6 +15,8 @@ use super::envelope::RootAnswer;
 /// Declares an index on a field.
 pub(super) async fn declare_index(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: json::CreateIndex = json::parse(&body)?;
+    // Shards do not know the declared indexes, so their conditions on texts use the default.
+    request.check_default_tokenizer()?;
     let (data_type, params) = request.schema()?;
     let schema = json!({ "data_type": data_type, "params": params });
     let number =

@@ -5,7 +5,10 @@
 
 mod condition;
 mod date;
+mod geo;
+mod path;
 mod row_set;
+mod text;
 mod values;
 
 pub use condition::{
@@ -15,5 +18,11 @@ pub use condition::{
 #[cfg(test)]
 pub(crate) use condition::{null_at, same};
 pub use date::parse_date;
+pub use geo::{GEO_POINTS_MAX, GeoArea, GeoPoint};
+pub(crate) use path::is_indexable;
+pub use path::{Bracket, Brackets, PathStep, check_path, first_step};
 pub use row_set::RowSet;
+pub use text::{
+    TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch, TextMatchKind, Tokenizer, WordSplit,
+};
 pub use values::MatchValues;

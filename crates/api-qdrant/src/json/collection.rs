@@ -2,11 +2,12 @@
 
 use base::{Error, Result};
 use search::coarse::Metric;
+use search::filter::Tokenizer;
 use search::registry::{AliasChange, CollectionSettings, MediumChoice};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{AbsentField, out_of_limits, unsupported};
+use super::{AbsentField, out_of_limits, tokenizer, unsupported};
 
 /// Maximum values of a vector; Qdrant's own limit.
 const SIZE_MAX: u64 = 65_536;
@@ -348,5 +349,20 @@ impl CreateIndex {
             return Err(out_of_limits("field_schema", "lookup and range cannot both be false"));
         }
         Ok((name, params))
+    }
+
+    /// Checks that conditions on a field with the index split its texts as on a field without one.
+    ///
+    /// # Errors
+    /// Errors of [`CreateIndex::schema`]; `Unimplemented` for other parameters of a text index.
+    pub fn check_default_tokenizer(&self) -> Result<()> {
+        let (name, _) = self.schema()?;
+        let params = self.field_schema.as_ref().unwrap_or(&Value::Null);
+        if name != "text" || tokenizer(params)? == Tokenizer::default() {
+            return Ok(());
+        }
+        Err(Error::unimplemented(unsupported(
+            "a text index with another tokenizer, another case or limits of lengths in a cluster",
+        )))
     }
 }

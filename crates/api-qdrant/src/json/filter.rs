@@ -1,14 +1,17 @@
 //! Reads Qdrant's JSON of filters into [`Filter`].
 
-use search::filter::{Condition, Filter, Match, MinShould, ValueLimits, parse_date};
+use search::filter::{
+    Condition, Filter, Match, MinShould, TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX, TextMatch,
+    TextMatchKind, Tokenizer, ValueLimits, parse_date,
+};
 use search::points::PointId;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
 
-use super::{limits, unsupported};
+use super::{geo, limits, unsupported};
 
 /// A message without the place in the text, which callers put before it.
-type Parsed<T> = Result<T, String>;
+pub(super) type Parsed<T> = Result<T, String>;
 
 /// Reads a filter. Its nesting is bounded by the JSON reader here and by [`Filter::check`] later.
 pub(super) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Filter, D::Error> {
@@ -25,17 +28,34 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(
 }
 
 /// Puts the field's name before the message of an error in it.
-fn within<T>(name: impl std::fmt::Display, parsed: Parsed<T>) -> Parsed<T> {
+pub(super) fn within<T>(name: impl std::fmt::Display, parsed: Parsed<T>) -> Parsed<T> {
     parsed.map_err(|message| format!("{name}: {message}"))
 }
 
-fn object(value: &Value) -> Parsed<&Map<String, Value>> {
+pub(super) fn object(value: &Value) -> Parsed<&Map<String, Value>> {
     value.as_object().ok_or_else(|| "an object is expected".to_owned())
 }
 
 /// Returns the members that are not null.
-fn members(object: &Map<String, Value>) -> impl Iterator<Item = (&str, &Value)> {
+pub(super) fn members(object: &Map<String, Value>) -> impl Iterator<Item = (&str, &Value)> {
     object.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
+}
+
+/// Returns the values of an object that has these members and no others.
+pub(super) fn required_members<'a, const N: usize>(
+    value: &'a Value,
+    names: [&str; N],
+) -> Parsed<[&'a Value; N]> {
+    let fields = object(value)?;
+    if let Some((other, _)) = members(fields).find(|(name, _)| !names.contains(name)) {
+        return Err(format!("{other}: no such member; there are {}", names.join(" and ")));
+    }
+    let mut found = [&Value::Null; N];
+    for (place, name) in found.iter_mut().zip(names) {
+        let member = fields.get(name).filter(|member| !member.is_null());
+        *place = member.ok_or_else(|| format!("{name} is missing"))?;
+    }
+    Ok(found)
 }
 
 fn filter(fields: &Map<String, Value>) -> Parsed<Filter> {
@@ -116,15 +136,26 @@ pub(super) fn condition(value: &Value) -> Parsed<Condition> {
             let key = object(value).and_then(|object| field_path(object.get("key")));
             Ok(Condition::IsNull { key: within(name, key)? })
         }
-        "has_vector" | "nested" | "custom" | "slice" => {
-            Err(unsupported(format_args!("the condition {name}")))
+        "has_vector" if alone => {
+            let name = value.as_str().ok_or_else(|| format!("{name}: a string is expected"))?;
+            Ok(Condition::HasVector { name: name.to_owned(), is_present: false })
         }
+        "nested" if alone => within(name, element(value)),
+        "custom" | "slice" => Err(unsupported(format_args!("the condition {name}"))),
         "must" | "should" | "must_not" | "min_should" => filter(fields).map(Condition::Nested),
         other => Err(format!(
-            "{other}: no such condition; there are key with match, range or values_count, has_id, is_empty, \
-             is_null, filters"
+            "{other}: no such condition; there are key with match, range, values_count or an area, has_id, \
+             has_vector, is_empty, is_null, nested, filters"
         )),
     }
+}
+
+/// Reads a filter for one object of a list.
+fn element(value: &Value) -> Parsed<Condition> {
+    let [key, inner] = required_members(value, ["key", "filter"])?;
+    let key = field_path(Some(key))?;
+    let filter = within("filter", object(inner).and_then(filter))?;
+    Ok(Condition::Element { key, filter })
 }
 
 /// Reads the path of a field, which is the member `key` of a condition.
@@ -142,26 +173,13 @@ pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String,
     Ok(path)
 }
 
-/// Refuses a path with a step that Qdrant has and this server does not have: a quoted name, or the
-/// number of one element. Taken as a name, such a step leads to no value, and a condition on it
-/// would hold for no point.
+/// Refuses a path that cannot be read. Taken as a name, such a step leads to no value, and a
+/// condition on it would hold for no point.
 pub(super) fn check_path(path: &str) -> Result<(), String> {
-    let is_unsupported = |step: &str| {
-        let name = step.strip_suffix("[]").unwrap_or(step);
-        let index = name.strip_suffix(']').and_then(|name| name.rsplit_once('['));
-        let is_index = |(_, index): (&str, &str)| index.bytes().all(|byte| byte.is_ascii_digit());
-        name.starts_with('"') || index.is_some_and(is_index)
-    };
-    if path.split('.').any(is_unsupported) {
-        let shown: String = path.chars().take(64).collect();
-        return Err(unsupported(format_args!(
-            "a quoted name or the number of one element in the path {shown}"
-        )));
-    }
-    Ok(())
+    search::filter::check_path(path).map_err(|error| error.to_string())
 }
 
-/// Reads a condition on a field: one of match, range, values_count, is_empty and is_null.
+/// Reads a condition on a field: one of match, range, values_count, an area, is_empty and is_null.
 fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
     let path = field_path(fields.get("key"))?;
     let mut found = None;
@@ -176,12 +194,15 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
             }
             "is_empty" => truth(name, Condition::IsEmpty { key }, value)?,
             "is_null" => truth(name, Condition::IsNull { key }, value)?,
-            "geo_bounding_box" | "geo_radius" | "geo_polygon" => {
-                return Err(unsupported(format_args!("the condition {name}")));
+            "geo_bounding_box" => {
+                Condition::Geo { key, area: within(name, geo::bounding_box(value))? }
             }
+            "geo_radius" => Condition::Geo { key, area: within(name, geo::radius(value))? },
+            "geo_polygon" => Condition::Geo { key, area: within(name, geo::polygon(value))? },
             other => {
                 return Err(format!(
-                    "{other}: a condition on a field is match, range, values_count, is_empty or is_null"
+                    "{other}: a condition on a field is match, range, values_count, geo_bounding_box, \
+                     geo_radius, geo_polygon, is_empty or is_null"
                 ));
             }
         };
@@ -212,17 +233,41 @@ fn truth(name: &str, condition: Condition, value: &Value) -> Parsed<Condition> {
 fn matching(value: &Value) -> Parsed<Match> {
     let mut entries = members(object(value)?);
     let (Some((name, value)), None) = (entries.next(), entries.next()) else {
-        return Err("one of value, any and except is expected".to_owned());
+        return Err("one of value, any, except and a kind of text is expected".to_owned());
     };
     match name {
         "value" => Ok(Match::Value(within(name, scalar(value))?)),
         "any" => Ok(Match::Any(within(name, scalars(value))?.into())),
         "except" => Ok(Match::Except(within(name, scalars(value))?.into())),
-        "text" | "text_any" | "phrase" | "prefix" | "substring" => {
-            Err(unsupported(format_args!("matching by {name}")))
-        }
-        other => Err(format!("{other}: one of value, any and except is expected")),
+        "text" => within(name, text_match(TextMatchKind::All, value)),
+        "text_any" => within(name, text_match(TextMatchKind::Any, value)),
+        "phrase" => within(name, text_match(TextMatchKind::Phrase, value)),
+        "prefix" => Ok(Match::Prefix(within(name, query_text(value))?.to_owned())),
+        "substring" => Ok(Match::Substring(within(name, query_text(value))?.to_owned())),
+        other => Err(format!(
+            "{other}: one of value, any, except, text, text_any, phrase, prefix and substring is expected"
+        )),
     }
+}
+
+fn query_text(value: &Value) -> Parsed<&str> {
+    let text = value.as_str().ok_or_else(|| "a string is expected".to_owned())?;
+    if text.len() > TEXT_QUERY_BYTES_MAX {
+        let bytes = text.len();
+        return Err(limits(format_args!("{bytes} bytes; at most {TEXT_QUERY_BYTES_MAX}")));
+    }
+    Ok(text)
+}
+
+/// Reads a text whose words are looked for. The words are those of a field without an index.
+fn text_match(kind: TextMatchKind, value: &Value) -> Parsed<Match> {
+    let text = query_text(value)?;
+    let matching = TextMatch::new(kind, text, Tokenizer::default());
+    let words = matching.words().max(text.split_whitespace().count());
+    if words > TEXT_QUERY_WORDS_MAX {
+        return Err(limits(format_args!("{words} words; at most {TEXT_QUERY_WORDS_MAX}")));
+    }
+    Ok(Match::Text(matching))
 }
 
 fn scalar(value: &Value) -> Parsed<Value> {

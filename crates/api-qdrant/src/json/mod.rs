@@ -11,15 +11,17 @@
 mod collection;
 mod examples;
 mod filter;
-mod older;
 mod formula;
+mod geo;
 mod lookup;
 mod matrix;
+mod older;
 mod payload;
 mod points;
 mod query;
 mod response;
 mod select;
+mod text_index;
 mod vector;
 
 use base::{Error, Result};
@@ -30,9 +32,9 @@ pub use collection::{
     AliasAction, ChangeAliases, CreateCollection, CreateIndex, INDEXES_MAX, UpdateCollection,
     distance_name, listed_aliases, merge_metadata,
 };
-pub use older::{OlderQuery, incomplete_list};
 pub use lookup::{GroupLookup, LookupFrom};
 pub use matrix::MatrixRequest;
+pub use older::{OlderQuery, incomplete_list};
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,
@@ -45,6 +47,7 @@ pub use query::{
 pub use response::title;
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};
+pub(crate) use text_index::tokenizer;
 pub use vector::{BatchVectors, Vector};
 
 /// Version of Qdrant that the interface follows. Clients compare it with their own.

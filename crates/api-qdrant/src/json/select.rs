@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use search::filter::{Bracket, first_step};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Map, Value};
 
 use super::OneOrMany;
 use super::filter::check_path;
 
-/// Maximum names of one path.
+/// Maximum steps of one path: names and brackets.
 const STEPS_MAX: usize = 64;
 
 /// The requested part of the payload.
@@ -58,7 +59,7 @@ impl<'de> Deserialize<'de> for WithVector {
 }
 
 /// Paths of names joined by dots, as a tree of their common steps. `[]` after a name goes into the
-/// elements of its list.
+/// elements of its list. The number of one element leads to no value, as in Qdrant.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PayloadPaths {
     /// True if a path ends here and covers everything below.
@@ -72,23 +73,31 @@ impl PayloadPaths {
         let mut root = PayloadPaths::default();
         for path in paths {
             check_path(path)?;
-            if path.bytes().filter(|byte| *byte == b'.').count() >= STEPS_MAX {
-                return Err(format!("a field's path has more than {STEPS_MAX} names"));
+            if path.bytes().filter(|byte| matches!(byte, b'.' | b'[')).count() >= STEPS_MAX {
+                return Err(format!("a field's path has more than {STEPS_MAX} steps"));
             }
-            let mut at = &mut root;
-            for step in path.split('.') {
-                let (name, is_list) = match step.strip_suffix("[]") {
-                    Some(name) => (name, true),
-                    None => (step, false),
-                };
-                at = at.names.entry(name.to_owned()).or_default();
-                if is_list {
-                    at = at.elements.get_or_insert_default();
-                }
-            }
-            at.ends = true;
+            root.add(path);
         }
         Ok(root)
+    }
+
+    fn add(&mut self, path: &str) {
+        let mut at = self;
+        let mut next = Some(path);
+        while let Some(rest) = next {
+            let step = first_step(rest);
+            at = at.names.entry(step.name.to_owned()).or_default();
+            let mut brackets = step.brackets;
+            while let Some((bracket, more)) = brackets.split_first() {
+                if bracket != Bracket::Each {
+                    return;
+                }
+                at = at.elements.get_or_insert_default();
+                brackets = more;
+            }
+            next = step.rest;
+        }
+        at.ends = true;
     }
 
     fn include(&self, value: Value) -> Value {

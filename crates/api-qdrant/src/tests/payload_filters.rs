@@ -1,5 +1,6 @@
 //! Filters and facets of payload fields.
 
+use base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::{Bench, UUID, messages};
@@ -81,4 +82,39 @@ fn uuids_match_in_every_spelling() {
     assert_eq!(count(json!({ "value": urn })), 1);
     assert_eq!(count(json!({ "any": [urn, "none"] })), 1);
     assert_eq!(count(json!({ "except": [urn] })), 1);
+}
+
+#[test]
+fn texts_are_split_as_the_declared_index_says() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let texts = ["C++ in depth", "Plain C", "depths of the sea"];
+    let points: Vec<Value> = (1..)
+        .zip(texts)
+        .map(|(id, text)| json!({"id": id, "vector": [1, 1], "payload": {"t": text}}))
+        .collect();
+    bench.write(update::upsert, "c", &json!({ "points": points })).unwrap();
+    let count = |condition: Value| {
+        let filter = json!({"filter": {"must": [condition]}});
+        bench.read(retrieve::count, "c", &filter).map(|found| found["count"].clone())
+    };
+    let text = |text: &str| count(json!({"key": "t", "match": {"text": text}}));
+    let index = |params: Value| {
+        let index = json!({"field_name": "t", "field_schema": params});
+        bench.write(collections::index, "c", &index).unwrap();
+    };
+    assert_eq!(text("c").unwrap(), 2);
+    assert_eq!(text("depth").unwrap(), 1);
+    index(json!({"type": "text", "tokenizer": "whitespace"}));
+    assert_eq!(text("c").unwrap(), 1);
+    assert_eq!(text("c++").unwrap(), 1);
+    index(json!({"type": "text", "tokenizer": "prefix", "min_token_len": 3}));
+    assert_eq!(text("DEPTH").unwrap(), 2);
+    assert_eq!(text("de").unwrap(), 0);
+    let phrase = count(json!({"key": "t", "match": {"phrase": "in depth"}})).unwrap_err();
+    assert_eq!(phrase.kind(), ErrorKind::Unimplemented);
+    index(json!({"type": "text", "tokenizer": "multilingual"}));
+    assert_eq!(text("c").unwrap_err().kind(), ErrorKind::Unimplemented);
+    assert_eq!(count(json!({"has_vector": ""})).unwrap(), 3);
+    assert_eq!(count(json!({"has_vector": "other"})).unwrap(), 0);
 }

@@ -10,7 +10,10 @@ use std::borrow::Cow;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::{MatchValues, RowSet, parse_date};
+use super::geo::GEO_POINTS_MAX;
+use super::path::{Bracket, Brackets, PathStep, first_step};
+use super::text::{TEXT_QUERY_BYTES_MAX, TEXT_QUERY_WORDS_MAX};
+use super::{GeoArea, MatchValues, RowSet, TextMatch, parse_date};
 
 /// Maximum conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;
@@ -46,8 +49,8 @@ pub struct MinShould {
 pub enum Condition {
     /// A value of the field matches.
     Match {
-        /// The field's path: names joined by dots, `[]` after a name to go into each element of its
-        /// list.
+        /// The field's path, as [`first_step`] reads it: names joined by dots, with `[]` or a
+        /// number in brackets to go into a list.
         key: String,
         /// The comparison.
         matching: Match,
@@ -86,6 +89,29 @@ pub enum Condition {
         /// The field's path, as in [`Condition::Match`].
         key: String,
     },
+    /// The field has a point in an area.
+    Geo {
+        /// The field's path, as in [`Condition::Match`].
+        key: String,
+        /// The area.
+        area: GeoArea,
+    },
+    /// The row has a vector of a name.
+    HasVector {
+        /// The name.
+        name: String,
+        /// True if rows of the collection have it. The reader of the filter does not know; the
+        /// collection's interface sets it before the evaluation.
+        is_present: bool,
+    },
+    /// One object of a list in the field meets all conditions of a filter. Ids and vectors are no
+    /// part of such an object.
+    Element {
+        /// The path of the list, as in [`Condition::Match`].
+        key: String,
+        /// The filter. Its paths begin in the object.
+        filter: Filter,
+    },
     /// All conditions of another filter are met.
     Nested(Filter),
 }
@@ -99,6 +125,12 @@ pub enum Match {
     Any(MatchValues),
     /// Different from all of these.
     Except(MatchValues),
+    /// A text with these words.
+    Text(TextMatch),
+    /// A text that begins with this text.
+    Prefix(String),
+    /// A text that contains this text.
+    Substring(String),
 }
 
 /// Limits of a value; `None` does not limit.
@@ -149,7 +181,8 @@ impl Filter {
     ///
     /// # Errors
     /// `InvalidArgument` for more than 1,024 conditions, more than [`DEPTH_MAX`] levels, more than
-    /// [`VALUES_MAX`] values in a condition, or a field without a name.
+    /// [`VALUES_MAX`] values in a condition, a text or an area above its limit, or a field without
+    /// a name.
     pub fn check(&self) -> Result<()> {
         let mut conditions = 0;
         self.check_within(1, &mut conditions)
@@ -176,7 +209,7 @@ impl Filter {
     /// Returns true if the filter reads the payload. Otherwise [`Filter::matches`] ignores it.
     pub(crate) fn needs_payload(&self) -> bool {
         self.conditions().any(|condition| match condition {
-            Condition::HasId(_) => false,
+            Condition::HasId(_) | Condition::HasVector { .. } => false,
             Condition::Nested(filter) => filter.needs_payload(),
             _ => true,
         })
@@ -230,12 +263,17 @@ impl Filter {
 
     /// Returns true if the filter allows a row with this internal id and payload.
     pub fn matches(&self, id: u64, payload: &Value) -> bool {
-        self.must.iter().all(|condition| condition.matches(id, payload))
+        self.meets(Some(id), payload)
+    }
+
+    /// As [`Filter::matches`]; `id` is `None` for an object inside a payload.
+    fn meets(&self, id: Option<u64>, payload: &Value) -> bool {
+        self.must.iter().all(|condition| condition.meets(id, payload))
             && (self.should.is_empty()
-                || self.should.iter().any(|condition| condition.matches(id, payload)))
-            && !self.must_not.iter().any(|condition| condition.matches(id, payload))
+                || self.should.iter().any(|condition| condition.meets(id, payload)))
+            && !self.must_not.iter().any(|condition| condition.meets(id, payload))
             && self.min_should.as_ref().is_none_or(|min| {
-                let met = min.conditions.iter().filter(|it| it.matches(id, payload));
+                let met = min.conditions.iter().filter(|it| it.meets(id, payload));
                 met.take(min.min_count).count() == min.min_count
             })
     }
@@ -290,6 +328,9 @@ impl Condition {
             | Condition::IsEmpty { key }
             | Condition::IsNull { key } => (key.len(), 0),
             Condition::HasId(ids) => (0, std::mem::size_of_val(&ids[..]) as u64),
+            Condition::Geo { key, area } => (key.len(), area.memory_bytes()),
+            Condition::HasVector { name, .. } => (name.len(), 0),
+            Condition::Element { key, filter } => (key.len(), filter.memory_bytes()),
             Condition::Nested(filter) => (0, filter.memory_bytes()),
         };
         std::mem::size_of::<Condition>() as u64 + key as u64 + values
@@ -300,6 +341,23 @@ impl Condition {
             Condition::Match { key, matching: Match::Value(_) } => (Some(key), 1),
             Condition::Match { key, matching: Match::Any(values) | Match::Except(values) } => {
                 (Some(key), values.len())
+            }
+            Condition::Match { key, matching } => {
+                matching.check_text()?;
+                (Some(key), 1)
+            }
+            Condition::Geo { key, area } => {
+                if area.points() > GEO_POINTS_MAX {
+                    return Err(Error::invalid(format!(
+                        "a filter's condition has an area of more than {GEO_POINTS_MAX} points"
+                    )));
+                }
+                (Some(key), 1)
+            }
+            Condition::HasVector { .. } => (None, 1),
+            Condition::Element { key, filter } => {
+                filter.check_within(depth + 1, conditions)?;
+                (Some(key), 0)
             }
             Condition::Range { key, .. }
             | Condition::DateRange { key, .. }
@@ -320,7 +378,7 @@ impl Condition {
         Ok(())
     }
 
-    fn matches(&self, id: u64, payload: &Value) -> bool {
+    fn meets(&self, id: Option<u64>, payload: &Value) -> bool {
         match self {
             Condition::Match { key, matching } => {
                 any_value(payload, key, &mut |value| matching.accepts(value))
@@ -332,14 +390,19 @@ impl Condition {
                 value.as_str().and_then(parse_date).is_some_and(|date| range.contain(date))
             }),
             Condition::ValuesCount { key, range } => has_count(payload, key, range),
-            Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
+            Condition::HasId(ids) => id.is_some_and(|id| ids.binary_search(&id).is_ok()),
+            Condition::Geo { key, area } => {
+                any_value(payload, key, &mut |value| area.accepts(value))
+            }
+            Condition::HasVector { is_present, .. } => *is_present && id.is_some(),
+            Condition::Element { key, filter } => any_element(payload, key, filter),
             Condition::IsEmpty { key } => !any_found(payload, key, &mut |value| match value {
                 Value::Null => false,
                 Value::Array(elements) => !elements.is_empty(),
                 _ => true,
             }),
             Condition::IsNull { key } => null_at(payload, key),
-            Condition::Nested(filter) => filter.matches(id, payload),
+            Condition::Nested(filter) => filter.meets(id, payload),
         }
     }
 }
@@ -354,7 +417,25 @@ impl Match {
             Match::Value(value) => one(value),
             // The table that looks them up has each once more.
             Match::Any(values) | Match::Except(values) => 2 * values.iter().map(one).sum::<u64>(),
+            Match::Text(text) => text.memory_bytes(),
+            Match::Prefix(text) | Match::Substring(text) => text.len() as u64,
         }
+    }
+
+    /// Checks that a text is short enough to be compared with every row.
+    fn check_text(&self) -> Result<()> {
+        let (bytes, words) = match self {
+            Match::Text(text) => (text.query_bytes(), text.words()),
+            Match::Prefix(text) | Match::Substring(text) => (text.len(), 1),
+            Match::Value(_) | Match::Any(_) | Match::Except(_) => (0, 0),
+        };
+        if bytes > TEXT_QUERY_BYTES_MAX || words > TEXT_QUERY_WORDS_MAX {
+            return Err(Error::invalid(format!(
+                "a filter's condition looks for a text of {bytes} bytes and {words} words; at most \
+                 {TEXT_QUERY_BYTES_MAX} and {TEXT_QUERY_WORDS_MAX} are possible"
+            )));
+        }
+        Ok(())
     }
 
     fn accepts(&self, value: &Value) -> bool {
@@ -362,6 +443,9 @@ impl Match {
             Match::Value(wanted) => same(wanted, value),
             Match::Any(wanted) => wanted.has(value),
             Match::Except(unwanted) => !unwanted.has(value),
+            Match::Text(wanted) => value.as_str().is_some_and(|text| wanted.accepts(text)),
+            Match::Prefix(wanted) => value.as_str().is_some_and(|text| text.starts_with(wanted)),
+            Match::Substring(wanted) => value.as_str().is_some_and(|text| text.contains(wanted)),
         }
     }
 }
@@ -403,37 +487,77 @@ pub fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
 /// Returns true if `accepts` does for one of the values under `path`, as [`each_value`] visits
 /// them.
 fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
-    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
-    let (name, each) = name.strip_suffix("[]").map_or((name, false), |name| (name, true));
-    let Some(found) = value.get(name) else { return false };
-    match (rest, found) {
-        (None, Value::Null) => false,
-        (None, Value::Array(elements)) => {
+    let PathStep { name, brackets, rest, .. } = first_step(path);
+    value.get(name).is_some_and(|found| any_value_of(found, brackets, rest, accepts))
+}
+
+/// Goes on in the value of a step's name.
+fn any_value_of(
+    found: &Value,
+    brackets: Brackets<'_>,
+    rest: Option<&str>,
+    accepts: &mut dyn FnMut(&Value) -> bool,
+) -> bool {
+    match (brackets.split_first(), rest, found) {
+        (None, Some(rest), found) => any_value(found, rest, accepts),
+        (None, None, Value::Null) => false,
+        (None, None, Value::Array(elements)) => {
             elements.iter().any(|element| !element.is_null() && accepts(element))
         }
-        (None, found) => !each && accepts(found),
-        (Some(rest), Value::Array(elements)) if each => {
-            elements.iter().any(|element| any_value(element, rest, accepts))
+        (None, None, found) => accepts(found),
+        // The elements of a list in the list are no values of the path.
+        (Some((Bracket::Each, more)), None, Value::Array(elements)) if more.is_empty() => {
+            elements.iter().any(|element| !element.is_null() && accepts(element))
         }
-        (Some(rest), found) => !each && any_value(found, rest, accepts),
+        (Some((Bracket::Each, more)), _, Value::Array(elements)) => {
+            elements.iter().any(|element| any_value_of(element, more, rest, accepts))
+        }
+        (Some((Bracket::At(at), more)), _, Value::Array(elements)) => {
+            elements.get(at).is_some_and(|element| any_value_of(element, more, rest, accepts))
+        }
+        (Some(_), ..) => false,
     }
 }
 
 /// Calls `accepts` for every value under `path`, null and whole lists included. Returns true once
 /// it does.
 fn any_found(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
-    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
-    let (name, each) = name.strip_suffix("[]").map_or((name, false), |name| (name, true));
-    let Some(found) = value.get(name) else { return false };
-    let mut one = |found: &Value| match rest {
-        None => accepts(found),
-        Some(rest) => any_found(found, rest, accepts),
-    };
-    match found {
-        Value::Array(elements) if each => elements.iter().any(one),
-        _ if each => false,
-        found => one(found),
+    let PathStep { name, brackets, rest, .. } = first_step(path);
+    value.get(name).is_some_and(|found| any_found_in(found, brackets, rest, accepts))
+}
+
+/// Goes on in the value of a step's name.
+fn any_found_in(
+    found: &Value,
+    brackets: Brackets<'_>,
+    rest: Option<&str>,
+    accepts: &mut dyn FnMut(&Value) -> bool,
+) -> bool {
+    match (brackets.split_first(), found) {
+        (None, found) => match rest {
+            None => accepts(found),
+            Some(rest) => any_found(found, rest, accepts),
+        },
+        (Some((Bracket::Each, more)), Value::Array(elements)) => {
+            elements.iter().any(|element| any_found_in(element, more, rest, accepts))
+        }
+        (Some((Bracket::At(at), more)), Value::Array(elements)) => {
+            elements.get(at).is_some_and(|element| any_found_in(element, more, rest, accepts))
+        }
+        (Some(_), _) => false,
     }
+}
+
+/// Returns true if an object of a list under `path` meets `filter`. `[]` at the end of the path has
+/// no effect.
+fn any_element(payload: &Value, path: &str, filter: &Filter) -> bool {
+    let path = path.strip_suffix("[]").unwrap_or(path);
+    any_found(payload, path, &mut |found| match found {
+        Value::Array(elements) => {
+            elements.iter().any(|element| element.is_object() && filter.meets(None, element))
+        }
+        _ => false,
+    })
 }
 
 /// Returns true if there is a null under `path`, or in a list under it.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::filter::{GeoPoint, TextMatchKind, Tokenizer};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -89,6 +90,78 @@ fn paths_go_into_objects_and_lists() {
     ] {
         check(Condition::IsEmpty { key: key.into() }, payload, empty);
     }
+}
+
+#[test]
+fn paths_have_quoted_names_and_element_numbers() {
+    let payload = json!({"a.b": {"c": 1}, "a": [{"b": [5, 6]}, {"b": 7}], "m": [[1, 2], [3]]});
+    let is = |key: &str, value: i32| matching(key, Match::Value(json!(value)));
+    for (key, value, expected) in [
+        ("\"a.b\".c", 1, true),
+        ("a.b.c", 1, false),
+        ("a[0].b", 6, true),
+        ("a[1].b", 6, false),
+        ("a[1].b", 7, true),
+        ("a[2].b", 7, false),
+        ("a[0].b[0]", 5, true),
+        ("a[0].b[1]", 5, false),
+        ("m[0]", 2, true),
+        ("m[1]", 2, false),
+        ("m[][0]", 3, true),
+        ("m[][1]", 2, true),
+        ("m[][1]", 3, false),
+    ] {
+        check(is(key, value), payload.clone(), expected);
+    }
+    check(Condition::IsEmpty { key: "a[0].b".into() }, payload.clone(), false);
+    check(Condition::IsEmpty { key: "a[9].b".into() }, payload, true);
+}
+
+#[test]
+fn one_object_of_a_list_meets_a_whole_filter() {
+    let payload = json!({"list": [{"x": 1, "y": 1}, {"x": 2, "y": [2]}, 3], "one": {"x": 1}});
+    let element = |key: &str, x: i32, y: i32| {
+        let is = |key: &str, value: i32| matching(key, Match::Value(json!(value)));
+        let filter = Filter { must: vec![is("x", x), is("y", y)], ..Filter::default() };
+        Condition::Element { key: key.into(), filter }
+    };
+    for key in ["list", "list[]"] {
+        check(element(key, 1, 1), payload.clone(), true);
+        check(element(key, 2, 2), payload.clone(), true);
+        check(element(key, 1, 2), payload.clone(), false);
+    }
+    let any = |key: &str| Condition::Element { key: key.into(), filter: Filter::default() };
+    check(any("list"), payload.clone(), true);
+    check(any("one"), payload.clone(), false);
+    check(any("none"), payload.clone(), false);
+    let filter = only(Condition::has_id(vec![7]));
+    check(Condition::Element { key: "list".into(), filter }, payload, false);
+}
+
+#[test]
+fn texts_areas_and_vectors_are_compared() {
+    let text = |kind, query: &str| {
+        matching("a", Match::Text(TextMatch::new(kind, query, Tokenizer::default())))
+    };
+    let payload = json!({"a": ["The quick fox", 7], "p": [{"lat": 50.0, "lon": 10.0}, null]});
+    check(text(TextMatchKind::All, "fox THE"), payload.clone(), true);
+    check(text(TextMatchKind::All, "fox dog"), payload.clone(), false);
+    check(text(TextMatchKind::Any, "fox dog"), payload.clone(), true);
+    check(text(TextMatchKind::Phrase, "quick fox"), payload.clone(), true);
+    check(text(TextMatchKind::Phrase, "the fox"), payload.clone(), false);
+    check(matching("a", Match::Prefix("The q".into())), payload.clone(), true);
+    check(matching("a", Match::Prefix("the".into())), payload.clone(), false);
+    check(matching("a", Match::Substring("ck f".into())), payload.clone(), true);
+    check(matching("p", Match::Substring(String::new())), payload.clone(), false);
+    let near = |radius| {
+        let area = GeoArea::Radius { center: GeoPoint { lat: 50.0, lon: 10.1 }, radius };
+        Condition::Geo { key: "p".into(), area }
+    };
+    check(near(8_000.0), payload.clone(), true);
+    check(near(7_000.0), payload.clone(), false);
+    let vector = |is_present| Condition::HasVector { name: String::new(), is_present };
+    check(vector(true), payload.clone(), true);
+    check(vector(false), payload, false);
 }
 
 #[test]

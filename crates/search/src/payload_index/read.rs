@@ -11,7 +11,7 @@ use super::directory::{
 };
 use super::key::{KeyRef, decode_number, is_before};
 use super::{DIRECTORY_BYTES_MAX, GAP_BYTES_MAX, IndexedFieldInfo, KINDS, READ_BYTES_MAX};
-use crate::filter::RowSet;
+use crate::filter::{RowSet, is_indexable};
 use crate::points::RESERVED_KEY;
 use crate::segment::index_section::IndexSection;
 
@@ -136,8 +136,7 @@ impl PayloadIndex {
 
     /// Returns the field under `path`, a path of a condition.
     pub(super) fn field(&self, path: &str) -> FieldLookup<'_> {
-        let twice = |step: &str| step.strip_suffix("[]").is_some_and(|name| name.ends_with("[]"));
-        if path == RESERVED_KEY || path.split('.').any(twice) {
+        if path == RESERVED_KEY || !is_indexable(path) {
             return FieldLookup::Unindexed("such names have none".into());
         }
         let (path, elements_only) = path.strip_suffix("[]").map_or((path, false), |it| (it, true));

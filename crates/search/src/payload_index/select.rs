@@ -121,7 +121,11 @@ impl<'a> Evaluation<'a> {
                 let rows = RowSet::from_rows(self.input.rows, rows);
                 return Ok(RowSelection::sure(rows));
             }
+            Condition::HasVector { is_present: true, .. } => return Ok(self.all()),
+            Condition::HasVector { is_present: false, .. } => return Ok(self.none()),
             Condition::Match { key, .. }
+            | Condition::Geo { key, .. }
+            | Condition::Element { key, .. }
             | Condition::Range { key, .. }
             | Condition::DateRange { key, .. }
             | Condition::ValuesCount { key, .. }
@@ -213,9 +217,19 @@ impl FieldReader<'_> {
                 empty
             }
             Condition::IsNull { .. } => RowSelection::sure(self.bitmap(&bitmaps.null)?),
-            Condition::ValuesCount { .. } | Condition::HasId(_) | Condition::Nested(_) => {
-                return Ok(None);
+            // The index has the rows with a value. Their payloads decide.
+            Condition::Match {
+                matching: Match::Text(_) | Match::Prefix(_) | Match::Substring(_),
+                ..
             }
+            | Condition::Geo { .. }
+            | Condition::Element { .. } => {
+                return Ok(Some(RowSelection::undecided(self.bitmap(&bitmaps.present)?)));
+            }
+            Condition::ValuesCount { .. }
+            | Condition::HasId(_)
+            | Condition::HasVector { .. }
+            | Condition::Nested(_) => return Ok(None),
         };
         if elements_only {
             // A value outside of a list is not an element of a list.

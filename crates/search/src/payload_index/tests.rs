@@ -142,7 +142,9 @@ fn object(inner: impl Strategy<Value = Value> + 'static) -> impl Strategy<Value 
 }
 
 fn key() -> impl Strategy<Value = String> {
-    let keys = ["a", "b", "a.a", "a.b", "a[].a", "a[]", "a[].b", "b.a[].b", "c", "a[][]"];
+    let keys = [
+        "a", "b", "a.a", "a.b", "a[].a", "a[]", "a[].b", "b.a[].b", "c", "a[][]", "a[0]", "\"a\".b",
+    ];
     prop::sample::select(keys.to_vec()).prop_map(str::to_owned)
 }
 
@@ -173,6 +175,15 @@ fn condition() -> impl Strategy<Value = Condition> {
             let range = CountRange { gte: Some(count), ..CountRange::default() };
             Condition::ValuesCount { key, range }
         }),
+        (key(), "[xy]{0,2}")
+            .prop_map(|(key, text)| { Condition::Match { key, matching: Match::Substring(text) } }),
+        (key(), scalar()).prop_map(|(key, value)| {
+            let matching = Match::Value(value);
+            let must = vec![Condition::Match { key: "a".into(), matching }];
+            Condition::Element { key, filter: Filter { must, ..Filter::default() } }
+        }),
+        any::<bool>()
+            .prop_map(|is_present| { Condition::HasVector { name: String::new(), is_present } }),
         key().prop_map(|key| Condition::IsEmpty { key }),
         key().prop_map(|key| Condition::IsNull { key }),
         prop::collection::vec(0_u64..300, 0..9).prop_map(Condition::has_id),

@@ -1,0 +1,43 @@
+//! Parameters of text indexes. They say how conditions on the field split its texts into words.
+
+use base::{Error, Result};
+use search::filter::{Tokenizer, WordSplit};
+use serde_json::Value;
+
+use super::unsupported;
+
+/// Returns the tokenizer of the parameters of a text index; null has the defaults.
+///
+/// # Errors
+/// `Unimplemented` for parameters that change words in a way that this server does not have.
+pub(crate) fn tokenizer(params: &Value) -> Result<Tokenizer> {
+    let refused = |name: &str| {
+        let parameter = format!("a text index with this value of {name}");
+        Error::unimplemented(unsupported(parameter))
+    };
+    let split = match &params["tokenizer"] {
+        Value::Null => WordSplit::Word,
+        name if name == "word" => WordSplit::Word,
+        name if name == "whitespace" => WordSplit::Whitespace,
+        name if name == "prefix" => WordSplit::Prefix,
+        _ => return Err(refused("tokenizer")),
+    };
+    for name in ["stemmer", "stopwords"] {
+        if !params[name].is_null() {
+            return Err(refused(name));
+        }
+    }
+    if params["ascii_folding"] == true {
+        return Err(refused("ascii_folding"));
+    }
+    let chars = |name: &str| {
+        params[name].as_u64().map(|chars| usize::try_from(chars).unwrap_or(usize::MAX))
+    };
+    let default = Tokenizer::default();
+    Ok(Tokenizer {
+        split,
+        lowercase: params["lowercase"].as_bool().unwrap_or(default.lowercase),
+        min_chars: chars("min_token_len").unwrap_or(1).max(default.min_chars),
+        max_chars: chars("max_token_len").unwrap_or(default.max_chars),
+    })
+}
