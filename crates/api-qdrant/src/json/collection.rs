@@ -2,12 +2,11 @@
 
 use base::{Error, Result};
 use search::coarse::Metric;
-use search::filter::Tokenizer;
 use search::registry::{AliasChange, CollectionSettings, MediumChoice};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{AbsentField, out_of_limits, tokenizer, unsupported};
+use super::{AbsentField, check_default_tokenizer, out_of_limits, unsupported};
 
 /// Maximum values of a vector; Qdrant's own limit.
 const SIZE_MAX: u64 = 65_536;
@@ -354,15 +353,10 @@ impl CreateIndex {
     /// Checks that conditions on a field with the index split its texts as on a field without one.
     ///
     /// # Errors
-    /// Errors of [`CreateIndex::schema`]; `Unimplemented` for other parameters of a text index.
+    /// Errors of [`CreateIndex::schema`] and of [`check_default_tokenizer`].
     pub fn check_default_tokenizer(&self) -> Result<()> {
         let (name, _) = self.schema()?;
         let params = self.field_schema.as_ref().unwrap_or(&Value::Null);
-        if name != "text" || tokenizer(params)? == Tokenizer::default() {
-            return Ok(());
-        }
-        Err(Error::unimplemented(unsupported(
-            "a text index with another tokenizer, another case or limits of lengths in a cluster",
-        )))
+        check_default_tokenizer(name, params).map_err(|error| error.context("field_schema"))
     }
 }

@@ -47,6 +47,7 @@ pub use query::{
 pub use response::title;
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};
+pub use text_index::check_default_tokenizer;
 pub(crate) use text_index::tokenizer;
 pub use vector::{BatchVectors, Vector};
 

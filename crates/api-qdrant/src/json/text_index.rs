@@ -41,3 +41,17 @@ pub(crate) fn tokenizer(params: &Value) -> Result<Tokenizer> {
         max_chars: chars("max_token_len").unwrap_or(default.max_chars),
     })
 }
+
+/// Checks that an index of the type `data_type` makes conditions on its field split texts as on a
+/// field without one. The shards of a cluster do not know declared indexes.
+///
+/// # Errors
+/// `Unimplemented` for other parameters of a text index.
+pub fn check_default_tokenizer(data_type: &str, params: &Value) -> Result<()> {
+    if data_type != "text" || tokenizer(params)? == Tokenizer::default() {
+        return Ok(());
+    }
+    Err(Error::unimplemented(unsupported(
+        "a text index with another tokenizer, another case or limits of lengths in a cluster",
+    )))
+}

@@ -204,9 +204,15 @@ struct MovedPoint<'a> {
 
 impl MovedSettings {
     /// # Errors
-    /// `TooLarge` if they do not fit into a record.
+    /// `TooLarge` if they do not fit into a record; `Unimplemented` for a text index that splits
+    /// texts in a way that a cluster does not have.
     fn of(settings: &CollectionSettings) -> Result<MovedSettings> {
         let PortableSettings { create, payload_schema, hints } = PortableSettings::of(settings);
+        for (field, index) in &payload_schema {
+            let data_type = index["data_type"].as_str().unwrap_or_default();
+            json::check_default_tokenizer(data_type, &index["params"])
+                .map_err(|error| error.context(format_args!("the index on {field}")))?;
+        }
         let bytes = create.to_string().len();
         if bytes > CREATE_BYTES_MAX {
             return Err(Error::too_large(format!(

@@ -207,8 +207,8 @@ impl TextMatch {
         }
     }
 
-    /// Calls `visit` for the words of a text, or for their prefixes that are as long as words of
-    /// the query, until it returns true. Returns true if it did.
+    /// Calls `visit` for the words of a text, or for their prefixes of the lengths of words of the
+    /// query, until it returns true. Returns true if it did.
     fn any_token(&self, text: &str, visit: &mut dyn FnMut(&str) -> bool) -> bool {
         self.tokenizer.any_word(text, &mut |word| match self.tokenizer.split {
             WordSplit::Prefix => {
