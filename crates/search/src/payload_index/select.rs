@@ -148,7 +148,8 @@ impl<'a> Evaluation<'a> {
                 match met {
                     Ok(Some(met)) => {
                         if !met.is_decided() {
-                            self.note(format!("\"{key}\" has values that its index lacks"));
+                            let reason = undecided_reason(condition);
+                            self.note(format!("\"{key}\" {reason}"));
                         }
                         Ok(met)
                     }
@@ -172,6 +173,19 @@ impl<'a> Evaluation<'a> {
         if !self.unindexed.contains(&reason) {
             self.unindexed.push(reason);
         }
+    }
+}
+
+/// Returns the reason why an index leaves rows undecided, after the name of the field.
+fn undecided_reason(condition: &Condition) -> &'static str {
+    match condition {
+        Condition::Match {
+            matching: Match::Text(_) | Match::Prefix(_) | Match::Substring(_),
+            ..
+        } => "has no index of words and parts of texts",
+        Condition::Geo { .. } => "has no index of areas",
+        Condition::Element { .. } => "has no index of the objects of its list",
+        _ => "has values that its index lacks",
     }
 }
 
