@@ -312,6 +312,10 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
             Match::Except(unwanted) => {
                 values(key).iter().filter(|value| !unwanted.contains(value)).count() > 0
             }
+            // Tested against examples.
+            Match::Text(_) | Match::Prefix(_) | Match::Substring(_) => {
+                unreachable!("{condition:?}")
+            }
         },
         Condition::Range { key, range } => {
             let low = range.gte.unwrap();
@@ -332,7 +336,12 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
                 && met(&filter.must_not) == 0
         }
         // Tested against examples, and against an index.
-        Condition::DateRange { .. } | Condition::ValuesCount { .. } | Condition::IsNull { .. } => {
+        Condition::DateRange { .. }
+        | Condition::ValuesCount { .. }
+        | Condition::IsNull { .. }
+        | Condition::Geo { .. }
+        | Condition::HasVector { .. }
+        | Condition::Element { .. } => {
             unreachable!("{condition:?}")
         }
     }
