@@ -76,6 +76,10 @@ def test_reflection_is_enough_for_a_call(channel):
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
+        "qdrant.Collections",
+        "qdrant.Points",
+        "qdrant.Qdrant",
+        "qdrant.Snapshots",
         "tensorflow.serving.ModelService",
         "tensorflow.serving.PredictionService",
     }

@@ -270,7 +270,7 @@ WRONG_POINTS = {
     "long embedding": (lambda point: point["embedding"].append(0.5), f"points[1]: the embedding has {DIMS + 1} values"),
     "text in embedding": (lambda point: point["embedding"].append("1"), f"points[1].embedding[{DIMS}]"),
     "NaN": (lambda point: point["embedding"].__setitem__(2, float("nan")), "points[1].embedding"),
-    "above float32": (lambda point: point["embedding"].__setitem__(2, 1e39), "points[1]: embedding[2] is no finite"),
+    "above float32": (lambda point: point["embedding"].__setitem__(2, 1e39), "points[1].embedding[2]: number out of range"),
     "too long a vector": (lambda point: point.update(embedding=[1e18] * DIMS), "points[1]: the embedding has the leng"),
     "no record": (lambda point: point.pop("record"), "points[1]: missing field `record`"),
     "no base64": (lambda point: point.update(record="?"), "points[1].record: no base64"),

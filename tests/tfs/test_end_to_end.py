@@ -213,9 +213,9 @@ def test_a_tflite_model_is_refused_with_a_remedy(start, saved, tmp_path):
     (base / "00000123" / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + b"\0" * 64)
     server = start("--model_name=default", f"--model_base_path={base}", "--prefer_tflite_model=true")
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and "TensorFlow Lite" not in server.log_text():
+    while time.monotonic() < deadline and "a TensorFlow Lite model" not in server.log_text():
         time.sleep(0.1)
-    assert "TensorFlow Lite" in server.log_text()
+    assert "a TensorFlow Lite model" in server.log_text()
 
 
 def test_a_checkpoint_as_saved_model(server):

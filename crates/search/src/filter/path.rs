@@ -107,7 +107,7 @@ pub fn check_path(path: &str) -> Result<()> {
     while let Some(at) = next {
         let step = first_step(at);
         let is_plain_name =
-            !step.name.starts_with('"') && !(step.name.is_empty() && step.brackets.has_number());
+            !(step.name.starts_with('"') || step.name.is_empty() && step.brackets.has_number());
         if !(step.is_quoted || is_plain_name) || step.brackets.has_number_out_of_range() {
             let shown: String = path.chars().take(64).collect();
             return Err(Error::invalid(format!(
