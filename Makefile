@@ -238,7 +238,7 @@ test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/r
 # Not a part of `make test`, since the tools take minutes to compile.
 GRPC_TOOLS_TESTS := tests/clients/test_grpc_tools.py
 .PHONY: test-grpc-tools
-test-grpc-tools: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## test with grpcurl and grpc-health-probe (compiles both the first time)
+test-grpc-tools: tests-built grpc-tools .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## test with grpcurl, grpc-health-probe and Qdrant's client for Go (compiles them the first time)
 	$(call say,command-line tools of gRPC)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(GRPC_TOOLS_TESTS)
 

@@ -103,9 +103,9 @@ $(HELM): | $(KUBERNETES)/venv/ready
 	@rm -rf $(GO_HOME)
 
 # gRPC's command-line tools for tests/clients.
-GRPC_TOOLS := $(CACHE)/tools/bin/grpcurl $(CACHE)/tools/bin/grpc-health-probe
+GRPC_TOOLS := $(addprefix $(CACHE)/tools/bin/,grpcurl grpc-health-probe qdrant-go)
 .PHONY: grpc-tools
-grpc-tools: $(GRPC_TOOLS) ## build grpcurl and grpc-health-probe for the tests: .cache/tools/bin
+grpc-tools: $(GRPC_TOOLS) ## build grpcurl, grpc-health-probe and a client of Qdrant in Go for the tests: .cache/tools/bin
 
 $(CACHE)/tools/bin/grpcurl: | $(KUBERNETES)/venv/ready
 	$(call say,grpcurl)
@@ -115,8 +115,13 @@ $(CACHE)/tools/bin/grpc-health-probe: | $(KUBERNETES)/venv/ready
 	$(call say,grpc-health-probe)
 	@GOBIN=$(CURDIR)/$(@D) $(GO) install github.com/grpc-ecosystem/grpc-health-probe@v0.4.62
 
+$(CACHE)/tools/bin/qdrant-go: $(addprefix tests/clients/qdrant_go/,main.go go.mod go.sum) | $(KUBERNETES)/venv/ready
+	$(call say,a client of Qdrant in Go)
+	@cd tests/clients/qdrant_go && $(GO) build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
+
 # One Go command after the other: each removes or uses the modules of all.
 $(CACHE)/tools/bin/grpc-health-probe: | $(CACHE)/tools/bin/grpcurl
+$(CACHE)/tools/bin/qdrant-go: | $(CACHE)/tools/bin/grpc-health-probe
 
 $(KUBERNETES)/crds/ready: | $(KUBERNETES)/venv/ready
 	$(call say,CRDs of the Prometheus operator)

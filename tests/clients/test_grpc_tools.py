@@ -1,4 +1,5 @@
-"""The command-line tools of gRPC, grpcurl and grpc-health-probe, unmodified (`make grpc-tools`)."""
+"""The command-line tools of gRPC, grpcurl and grpc-health-probe, and Qdrant's client for Go, unmodified
+(`make grpc-tools`)."""
 
 import json
 import subprocess
@@ -6,6 +7,7 @@ import threading
 
 import pytest
 import requests
+from collections_server import start
 from millpond import REPOSITORY, drop_in
 from models import half_plus_two
 
@@ -91,3 +93,16 @@ def test_watch_follows_an_unload_and_a_swap(serve, tmp_path):
 @pytest.mark.parametrize("tool", ["grpcurl", "grpc-health-probe"])
 def test_tools_are_installed(tool):
     assert (TOOLS / tool).exists(), "run `make grpc-tools`"
+
+
+def test_the_client_of_qdrant_for_go(tmp_path):
+    server = start(tmp_path)
+    try:
+        used = subprocess.run([TOOLS / "qdrant-go", "127.0.0.1", str(server.grpc_port)], capture_output=True, text=True,
+                              timeout=TIMEOUT_S)  # fmt: skip
+        assert used.returncode == 0, used.stderr
+        hit, described, refused = used.stdout.splitlines()
+        assert (hit, described) == ("1 1 Ulm 1", "2 [go] Green 2")
+        assert "NotFound" in refused and "nowhere" in refused
+    finally:
+        assert server.stop() == 0, server.log_text()

@@ -7,6 +7,7 @@ use search::collection::PointParts;
 use search::filter::Filter;
 use serde_json::Value;
 
+use crate::filters;
 use crate::formula::{Formula, FormulaPoint};
 use crate::json::QueryRequest;
 use crate::query::{QueryRun, RankedHit, RankedHits};
@@ -25,7 +26,7 @@ impl QueryRun<'_> {
         count: usize,
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
-        formula.prepare(self.named)?;
+        formula.prepare(|filter| filters::prepare(self.named, filter))?;
         let found = self.prefetches(request, filter)?;
         let mut partial = found.iter().any(|found| found.partial);
         let scores: Vec<HashMap<u64, f32>> = found.iter().map(RankedHits::scores).collect();

@@ -5,7 +5,7 @@
 use search::coarse::Metric;
 use search::segment::similarity;
 
-use crate::json::VectorInput;
+use crate::vector_input::VectorInput;
 
 /// Rule by which the similarities of a point to several vectors become one score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,7 @@ use std::fmt::Display;
 
 use base::{Error, Result};
 use search::filter::{Filter, each_value, parse_date};
-use search::registry::NamedCollection;
 use serde_json::{Map, Value};
-
-use crate::filters;
 
 /// Mean radius of the earth in metres.
 const EARTH_RADIUS: f64 = 6_371_008.8;
@@ -139,12 +136,13 @@ pub(crate) struct FormulaPoint<'a> {
 }
 
 impl Formula {
-    /// Checks the conditions, and prepares them for a collection.
+    /// Replaces each condition by the result of `prepare`, which checks it and prepares it for a
+    /// collection.
     ///
     /// # Errors
-    /// `InvalidArgument` for conditions that are too large.
-    pub(crate) fn prepare(&mut self, named: &NamedCollection) -> Result<()> {
-        self.expression.prepare(named).map_err(|error| error.context("query.formula"))
+    /// The first error of `prepare`.
+    pub(crate) fn prepare(&mut self, prepare: impl Fn(Filter) -> Result<Filter>) -> Result<()> {
+        self.expression.prepare(&prepare).map_err(|error| error.context("query.formula"))
     }
 
     /// Returns true if the formula reads payloads.
@@ -299,11 +297,11 @@ impl Expression {
         }
     }
 
-    fn prepare(&mut self, named: &NamedCollection) -> Result<()> {
+    fn prepare(&mut self, prepare: &dyn Fn(Filter) -> Result<Filter>) -> Result<()> {
         if let Expression::Condition(filter) = self {
-            *filter = filters::prepare(named, std::mem::take(filter))?;
+            *filter = prepare(std::mem::take(filter))?;
         }
-        self.parts_mut().into_iter().try_for_each(|part| part.prepare(named))
+        self.parts_mut().into_iter().try_for_each(|part| part.prepare(prepare))
     }
 
     fn reads_payload(&self) -> bool {

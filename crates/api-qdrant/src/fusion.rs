@@ -12,8 +12,6 @@ use std::hash::Hash;
 use base::{Error, Result};
 use search::coarse::Metric;
 
-use crate::json::{QueryRequest, VectorQuery};
-
 /// Constant of reciprocal rank fusion if a query does not set it.
 const RANK_CONSTANT: u32 = 2;
 /// Score of all hits of a list in which all scores are equal.
@@ -44,10 +42,9 @@ pub struct FusionHit<I> {
 }
 
 impl<I> FusionHit<I> {
-    /// Creates a hit of `prefetch` from its score as clients see it, which for L2 is a distance if
-    /// the prefetch compares one vector.
-    pub fn new(prefetch: &QueryRequest, metric: Metric, id: I, score: f32) -> FusionHit<I> {
-        let by_distance = prefetch.query.as_ref().is_some_and(VectorQuery::scores_by_distance);
+    /// Creates a hit from its score as clients see it, which for L2 is a distance if `by_distance`
+    /// is true.
+    pub fn new(by_distance: bool, metric: Metric, id: I, score: f32) -> FusionHit<I> {
         let score = match metric {
             Metric::L2 if by_distance => -score,
             _ => score,

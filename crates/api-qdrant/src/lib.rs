@@ -43,6 +43,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod update;
+mod vector_input;
 mod write_threads;
 
 pub use filters::parse_filter;

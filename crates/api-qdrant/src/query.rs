@@ -650,8 +650,8 @@ impl QueryRun<'_> {
         let metric = self.named.settings().metric;
         let found = self.prefetches(request, filter)?;
         let list = |(found, prefetch): (&RankedHits, &QueryRequest)| {
-            let hits = found.hits.iter();
-            hits.map(|hit| FusionHit::new(prefetch, metric, hit.id, hit.score)).collect()
+            let (hits, by_distance) = (found.hits.iter(), prefetch.scores_by_distance());
+            hits.map(|hit| FusionHit::new(by_distance, metric, hit.id, hit.score)).collect()
         };
         let lists: Vec<Vec<FusionHit<u64>>> =
             found.iter().zip(&request.prefetch).map(list).collect();

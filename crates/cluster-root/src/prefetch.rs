@@ -169,8 +169,9 @@ impl RootQuery {
             let lists = prefetches.iter().zip(found).map(|(prefetch, found)| {
                 // A score that is not a number has no JSON.
                 let score = |key: &PointKey| key.score().unwrap_or(f32::NAN);
+                let by_distance = prefetch.scores_by_distance();
                 let hit =
-                    |key: &PointKey| FusionHit::new(prefetch, metric, key.point(), score(key));
+                    |key: &PointKey| FusionHit::new(by_distance, metric, key.point(), score(key));
                 found.hits.iter().map(hit).collect()
             });
             let mut joined = fusion.join(&lists.collect::<Vec<_>>());

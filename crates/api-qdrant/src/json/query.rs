@@ -19,6 +19,7 @@ use search::points::PointId;
 use crate::examples::ExampleQuery;
 use crate::formula::Formula;
 use crate::fusion::Fusion;
+pub use crate::vector_input::VectorInput;
 
 use super::{AbsentField, IgnoredField, WithPayload, WithVector, limits, positive, unsupported};
 
@@ -73,6 +74,11 @@ impl QueryRequest {
     /// Returns the number of hits to skip.
     pub fn offset(&self) -> usize {
         self.offset.unwrap_or(0)
+    }
+
+    /// Returns true if the scores of hits are similarities or distances to one vector.
+    pub fn scores_by_distance(&self) -> bool {
+        self.query.as_ref().is_some_and(VectorQuery::scores_by_distance)
     }
 
     /// Checks the number of prefetches, and that each query ranks or joins the hits of its
@@ -411,15 +417,6 @@ impl<'de> Deserialize<'de> for OrderBy {
         });
         Ok(OrderBy { key: members.key, descending, start_from: start_from.transpose()? })
     }
-}
-
-/// A vector, or a point of the collection that has it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum VectorInput {
-    /// The values.
-    Vector(Vec<f32>),
-    /// The point's id. The point itself is no hit.
-    Id(PointId),
 }
 
 impl<'de> Deserialize<'de> for VectorInput {
