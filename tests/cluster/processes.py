@@ -240,6 +240,7 @@ class Node(Process):
         http_port, grpc_port = free_ports()
         self.address = f"127.0.0.1:{http_port}"
         self.url = f"http://{self.address}"
+        self.http_port, self.grpc_port = http_port, grpc_port
         self.proxy = Proxy("delay", f"{plan.name}-proxy", self.address, logs) if plan.behind_proxy else None
         self.directory = scratch / plan.name
         models = self.directory / "models"

@@ -111,6 +111,29 @@ def test_changes_of_aliases_at_two_roots_are_all_kept(clients, collection):
         wait_until("all aliases", lambda it=client: aliases(it) == expected, timeout_s=10)
 
 
+def test_grpc_answers_as_rest_does(client, cluster, collection):
+    create(client, collection)
+    node = cluster.nodes["b"]
+    other = QdrantClient(
+        host="127.0.0.1", port=node.http_port, grpc_port=node.grpc_port, prefer_grpc=True, https=False, timeout=60
+    )
+    other.upsert(collection, points(5, COUNT))
+    other.set_payload(collection, {"new": [1, {"a": None}]}, points=[7])
+    other.delete(collection, models.PointIdsList(points=[8]))
+    assert everything(other, collection) == everything(client, collection)
+    rng = random.Random(6)
+    for row in vectors(np.random.default_rng(6), 10):
+        chosen = a_filter(rng, 1)
+        ours, theirs = (
+            [(hit.id, hit.score) for hit in it.query_points(collection, query=row, query_filter=chosen).points]
+            for it in (other, client)
+        )
+        assert [id for id, _ in ours] == [id for id, _ in theirs]
+        np.testing.assert_allclose([score for _, score in ours], [score for _, score in theirs], rtol=1e-6)
+        assert other.count(collection, count_filter=chosen) == client.count(collection, count_filter=chosen)
+    other.close()
+
+
 def test_indexes_and_settings_are_described(client, collection):
     client.create_collection(
         collection, vectors_config=models.VectorParams(size=DIMS, distance=models.Distance.COSINE), metadata={"owner": "us"}
