@@ -13,6 +13,7 @@ use cluster_log::codec::encode_entry;
 use engine_onnx::publish::build::{ModelBuilder, Node};
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
+use protocol::qdrant as pb;
 use protocol::{Message, oip, tfs};
 use search::coarse::{CoarseHeader, CoarseKind, Metric};
 use search::deletes::{Deletes, DeletesFile};
@@ -250,6 +251,69 @@ fn qdrant() {
     for (kind, name, body) in bodies {
         seed("qdrant_json", name, chosen(&[kind], body.as_bytes()));
     }
+    qdrant_messages();
+}
+
+fn qdrant_messages() {
+    let at = |method: &str| {
+        let path = format!("/qdrant.{method}");
+        let place = qdrant_grpc::PATHS.iter().position(|known| *known == path).unwrap();
+        [u8::try_from(place).unwrap()]
+    };
+    let keyword = pb::r#match::MatchValue::Keyword("Ulm".into());
+    let field = pb::FieldCondition {
+        key: "city".into(),
+        r#match: Some(pb::Match { match_value: Some(keyword) }),
+        ..pb::FieldCondition::default()
+    };
+    let condition =
+        pb::Condition { condition_one_of: Some(pb::condition::ConditionOneOf::Field(field)) };
+    let filter = pb::Filter { must: vec![condition], ..pb::Filter::default() };
+    let search = pb::SearchPoints {
+        collection_name: "c".into(),
+        vector: vec![0.5, 1.0],
+        filter: Some(filter.clone()),
+        limit: 3,
+        ..pb::SearchPoints::default()
+    };
+    seed("qdrant_protobuf", "search", chosen(&at("Points/Search"), &search.encode_to_vec()));
+    let dense = pb::vector::Vector::Dense(pb::DenseVector { data: vec![0.5, 1.5] });
+    let vector = pb::Vector { vector: Some(dense), ..pb::Vector::default() };
+    let vectors = pb::vectors::VectorsOptions::Vector(vector);
+    let number = pb::value::Kind::IntegerValue(7);
+    let point = pb::PointStruct {
+        id: Some(pb::PointId { point_id_options: Some(pb::point_id::PointIdOptions::Num(1)) }),
+        payload: [("n".to_owned(), pb::Value { kind: Some(number) })].into(),
+        vectors: Some(pb::Vectors { vectors_options: Some(vectors) }),
+    };
+    let upsert = pb::UpsertPoints {
+        collection_name: "c".into(),
+        points: vec![point.clone(), point],
+        ..pb::UpsertPoints::default()
+    };
+    seed("qdrant_protobuf", "upsert", chosen(&at("Points/Upsert"), &upsert.encode_to_vec()));
+    let input = pb::vector_input::Variant::Dense(pb::DenseVector { data: vec![1.0] });
+    let nearest = pb::query::Variant::Nearest(pb::VectorInput { variant: Some(input) });
+    let prefetch = pb::PrefetchQuery {
+        query: Some(pb::Query { variant: Some(nearest) }),
+        filter: Some(filter),
+        ..pb::PrefetchQuery::default()
+    };
+    let query = pb::QueryPoints {
+        collection_name: "c".into(),
+        prefetch: vec![prefetch],
+        query: Some(pb::Query { variant: Some(pb::query::Variant::Fusion(0)) }),
+        ..pb::QueryPoints::default()
+    };
+    seed("qdrant_protobuf", "query", chosen(&at("Points/Query"), &query.encode_to_vec()));
+    let params = pb::VectorParams { size: 4, distance: 1, ..pb::VectorParams::default() };
+    let config = pb::vectors_config::Config::Params(params);
+    let create = pb::CreateCollection {
+        collection_name: "c".into(),
+        vectors_config: Some(pb::VectorsConfig { config: Some(config) }),
+        ..pb::CreateCollection::default()
+    };
+    seed("qdrant_protobuf", "create", chosen(&at("Collections/Create"), &create.encode_to_vec()));
 }
 
 fn models() {

@@ -22,8 +22,8 @@ pub use cluster_bytes::{
 };
 pub use media::{audio_decode, image_decode, iso_template, nist_parse, wsq_decode};
 pub use protocols::{
-    golden_json, oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf,
-    tfs_warmup,
+    golden_json, oip_json, oip_protobuf, qdrant_json, qdrant_protobuf, tfs_examples, tfs_json,
+    tfs_protobuf, tfs_warmup,
 };
 pub use settings::{key_file, key_token, model_toml, recogniser_toml, tfs_config, triton_config};
 pub use storage_files::{
@@ -44,6 +44,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("tfs_protobuf", tfs_protobuf),
     ("tfs_warmup", tfs_warmup),
     ("qdrant_json", qdrant_json),
+    ("qdrant_protobuf", qdrant_protobuf),
     ("onnx", onnx),
     ("torch_archive", torch_archive),
     ("saved_model", saved_model),

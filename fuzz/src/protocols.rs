@@ -5,6 +5,7 @@ use base::{DType, Dim, NamedTensor, Signature, TensorSpec};
 use bytes::Bytes;
 use protocol::tfs::warmup::WarmupRecord;
 use protocol::{Message, inference, oip, tensorflow, tfs};
+use qdrant_grpc::QdrantCall;
 
 use crate::bounded;
 
@@ -214,6 +215,23 @@ pub fn tfs_warmup(data: &[u8]) {
         let file = Bytes::from(tfs::warmup::write_requests("m", &requests));
         let again = tfs::warmup::read_records(&file).expect("own file");
         assert_eq!(again.iter().filter_map(inputs).collect::<Vec<_>>(), requests);
+    }
+}
+
+/// Fuzzes messages of Qdrant's gRPC calls. The first byte selects the call. Asserts that a request
+/// has a path of the interface and JSON as its body, within the memory that was computed before.
+pub fn qdrant_protobuf(data: &[u8]) {
+    let Some((kind, message)) = data.split_first() else { return };
+    let path = qdrant_grpc::PATHS[usize::from(*kind) % qdrant_grpc::PATHS.len()];
+    let call = QdrantCall::of(path).expect("a path of a call");
+    let Ok(bytes_max) = bounded(data, 0, || call.bytes_max(message)) else { return };
+    // A message of a few bytes may be refused with a longer error.
+    let beyond = usize::try_from(bytes_max).unwrap_or(usize::MAX).saturating_add(1 << 16);
+    let request = bounded(data, beyond, || call.request(Bytes::copy_from_slice(message)));
+    let Ok(request) = request else { return };
+    assert!(request.path.starts_with('/') && request.path.is_ascii());
+    if !request.body.is_empty() {
+        serde_json::from_slice::<serde_json::Value>(&request.body).expect("JSON");
     }
 }
 

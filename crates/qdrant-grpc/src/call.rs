@@ -14,6 +14,53 @@ const JSON_GROWTH: u64 = 6;
 /// Start of the paths of all services of the interface.
 const SERVICES: &str = "/qdrant.";
 
+/// Paths of all calls that this server has.
+pub const PATHS: [&str; 43] = [
+    "/qdrant.Points/Upsert",
+    "/qdrant.Points/Delete",
+    "/qdrant.Points/Get",
+    "/qdrant.Points/UpdateVectors",
+    "/qdrant.Points/DeleteVectors",
+    "/qdrant.Points/SetPayload",
+    "/qdrant.Points/OverwritePayload",
+    "/qdrant.Points/DeletePayload",
+    "/qdrant.Points/ClearPayload",
+    "/qdrant.Points/CreateFieldIndex",
+    "/qdrant.Points/DeleteFieldIndex",
+    "/qdrant.Points/UpdateBatch",
+    "/qdrant.Points/Scroll",
+    "/qdrant.Points/Count",
+    "/qdrant.Points/Facet",
+    "/qdrant.Points/Query",
+    "/qdrant.Points/QueryBatch",
+    "/qdrant.Points/QueryGroups",
+    "/qdrant.Points/SearchMatrixPairs",
+    "/qdrant.Points/SearchMatrixOffsets",
+    "/qdrant.Points/Search",
+    "/qdrant.Points/SearchBatch",
+    "/qdrant.Points/SearchGroups",
+    "/qdrant.Points/Recommend",
+    "/qdrant.Points/RecommendBatch",
+    "/qdrant.Points/RecommendGroups",
+    "/qdrant.Points/Discover",
+    "/qdrant.Points/DiscoverBatch",
+    "/qdrant.Collections/Get",
+    "/qdrant.Collections/List",
+    "/qdrant.Collections/Create",
+    "/qdrant.Collections/Update",
+    "/qdrant.Collections/Delete",
+    "/qdrant.Collections/CollectionExists",
+    "/qdrant.Collections/UpdateAliases",
+    "/qdrant.Collections/ListAliases",
+    "/qdrant.Collections/ListCollectionAliases",
+    "/qdrant.Snapshots/Create",
+    "/qdrant.Snapshots/List",
+    "/qdrant.Snapshots/Delete",
+    "/qdrant.Snapshots/CreateFull",
+    "/qdrant.Snapshots/ListFull",
+    "/qdrant.Snapshots/DeleteFull",
+];
+
 /// Returns true if `path` is one of the services of Qdrant's interface, with any method.
 pub fn is_call(path: &str) -> bool {
     path.starts_with(SERVICES)
@@ -225,20 +272,7 @@ mod tests {
 
     #[test]
     fn every_call_reads_an_empty_message_or_names_what_is_missing() {
-        let points = "Upsert Delete Get UpdateVectors DeleteVectors SetPayload OverwritePayload DeletePayload \
-                      ClearPayload CreateFieldIndex DeleteFieldIndex UpdateBatch Scroll Count Facet Query QueryBatch \
-                      QueryGroups SearchMatrixPairs SearchMatrixOffsets Search SearchBatch SearchGroups Recommend \
-                      RecommendBatch RecommendGroups Discover DiscoverBatch";
-        let collections = "Get List Create Update Delete CollectionExists UpdateAliases ListAliases \
-                           ListCollectionAliases";
-        let snapshots = "Create List Delete CreateFull ListFull DeleteFull";
-        let services = [("Points", points), ("Collections", collections), ("Snapshots", snapshots)];
-        let of_service = |(service, methods): (&str, &'static str)| {
-            let path = |method: &str| format!("/qdrant.{service}/{method}");
-            methods.split_whitespace().map(path).collect::<Vec<String>>()
-        };
-        let known = services.into_iter().flat_map(of_service);
-        let known = known.map(|path| QdrantCall::of(&path).unwrap());
+        let known = PATHS.iter().map(|path| QdrantCall::of(path).unwrap());
         for call in known {
             if let Err(error) = call.request(Bytes::new()) {
                 assert!(!error.message().is_empty());

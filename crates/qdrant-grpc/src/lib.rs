@@ -22,5 +22,5 @@ mod upsert;
 mod values;
 mod vectors;
 
-pub use call::{QdrantCall, ResponseMessage, is_call};
+pub use call::{PATHS, QdrantCall, ResponseMessage, is_call};
 pub use rest::{RestRequest, RestResponse};
