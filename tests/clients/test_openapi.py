@@ -37,7 +37,6 @@ STATUSES = {
     "restoreBackup": 202, "cloneCollection": 202, "downloadSnapshot": 404, "deleteSnapshot": 404,
     "recoverSnapshot": 404, "uploadSnapshot": 400,
     "dropSegment": 404, "rebuildImages": 409, "changeRollout": 404, "rebuildProgress": 404,
-    "discoverPoints": 501, "discoverPointsBatch": 501,
     "identifyPerson": 409, "verifyPrints": 409, "printTemplate": 409, "putFeatures": 400,
 }  # fmt: skip
 
