@@ -121,6 +121,9 @@ def test_grpc_answers_as_rest_does(client, cluster, collection):
     other.set_payload(collection, {"new": [1, {"a": None}]}, points=[7])
     other.delete(collection, models.PointIdsList(points=[8]))
     assert everything(other, collection) == everything(client, collection)
+    ours, theirs = (it.get_collection(collection) for it in (other, client))
+    assert (ours.points_count, ours.status, ours.config.params.shard_number) == (COUNT - 1, theirs.status, 4)
+    assert other.collection_exists(collection)
     rng = random.Random(6)
     for row in vectors(np.random.default_rng(6), 10):
         chosen = a_filter(rng, 1)
