@@ -20,7 +20,7 @@ WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`: .cache/dist (a build of its own, 20 minutes the first time)
 	$(call say,wheel)
 	@mkdir -p $(DIST)
-	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig \
+	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig --compression-level 9 \
 		--compatibility manylinux_2_17 --target $(WHEEL_TARGET) --out $(CURDIR)/$(DIST)
 	@ls -lh $(DIST)/millpond-*.whl
 
