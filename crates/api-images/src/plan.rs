@@ -11,7 +11,7 @@ use matching::rank::{StageScores, best_first};
 use matching::{Explanation, Graph, Probe};
 use search::collection::{
     CollectionQuery, PointCount, PointParts, PrintQuery, QueryHit, QueryHits, SearchThread,
-    SliceOutcome, in_slice,
+    SliceOutcome, SliceProgress, in_slice,
 };
 use search::filter::Filter;
 use search::points::FetchedPoint;
@@ -251,12 +251,14 @@ pub(crate) async fn on_search_thread<T: Send + 'static>(
 ) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     let mut sender = Some(sender);
+    let progress = Arc::<SliceProgress>::default();
     let task = move |named: &NamedCollection, thread: &mut SearchThread| {
         // The client may have disconnected.
         if sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
             return TaskProgress::Done;
         }
-        let SliceOutcome::Done(found) = in_slice(deadline, || work(named, thread)) else {
+        let SliceOutcome::Done(found) = in_slice(deadline, &progress, || work(named, thread))
+        else {
             return TaskProgress::Paused;
         };
         if let Some(sender) = sender.take() {

@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use metrics::KindLabels;
-use search::collection::{SearchThread, SliceOutcome, in_slice};
+use search::collection::{SearchThread, SliceOutcome, SliceProgress, in_slice};
 use search::registry::{CollectionLookup, NamedCollection, Registry, TaskProgress};
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -207,6 +207,7 @@ impl RestCall {
         let (sender, receiver) = oneshot::channel();
         let deadline = context.deadline;
         let mut sender = Some(sender);
+        let progress = Arc::<SliceProgress>::default();
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
             // The client may be gone.
             if sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
@@ -214,7 +215,7 @@ impl RestCall {
             }
             let answer =
                 || check_objects(&body).and_then(|()| handler(named, thread, &context, &body));
-            let SliceOutcome::Done(result) = in_slice(deadline, answer) else {
+            let SliceOutcome::Done(result) = in_slice(deadline, &progress, answer) else {
                 return TaskProgress::Paused;
             };
             if let Some(sender) = sender.take() {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use base::{Error, Result};
-use search::collection::{CANDIDATES_MAX, CollectionQuery, SearchThread};
+use search::collection::{CANDIDATES_MAX, CollectionQuery, SearchThread, forget_progress};
 use search::registry::NamedCollection;
 
 use super::{QueryResponse, QueryRun, RankedHits, effort, reads_vectors};
@@ -73,6 +73,8 @@ pub(crate) fn batch_in_steps(
         let response = run.answer(query, hits, &mut progress.budget);
         let response = response.map_err(|error| error.context(format_args!("searches[{at}]")))?;
         progress.responses.push(response);
+        // An answered query does not run again.
+        forget_progress();
     }
     Ok(std::mem::take(&mut progress.responses))
 }

@@ -1,14 +1,13 @@
 //! Facets: counts points by the value of a payload field.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 
 use base::{Error, ErrorKind, Result};
 use serde_json::Value;
 
-use super::filters::value_of;
 use super::inner::Collection;
-use super::scan::{PayloadScan, ScanStep};
+use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
+use super::scan;
 use super::state::SegmentView;
 use crate::budget::BudgetReservation;
 use crate::filter::{Filter, RowSet, each_value};
@@ -81,6 +80,9 @@ struct FacetCounts {
     text_bytes: usize,
     /// Values of the current point, each counted once.
     of_point: Vec<FacetValue>,
+    /// Minimum bytes of the texts that payloads of the current segment add: the index has counted
+    /// the shorter ones.
+    least_bytes: usize,
     held: BudgetReservation,
     /// Error that ended the count.
     refusal: Option<Error>,
@@ -92,6 +94,7 @@ impl FacetCounts {
             counts: HashMap::new(),
             text_bytes: 0,
             of_point: Vec::new(),
+            least_bytes: 0,
             held,
             refusal: None,
         }
@@ -135,13 +138,14 @@ impl FacetCounts {
         Ok(())
     }
 
-    /// Adds the allowed rows of a segment; all if `None`. Returns true if some could not be read.
-    fn add_segment(
+    /// Adds the allowed rows of a segment by its index; all rows if `None`. Returns the rows whose
+    /// payloads are still to be added.
+    fn add_index(
         &mut self,
         view: &SegmentView,
         key: &str,
         allow: Option<&RowSet>,
-    ) -> Result<bool> {
+    ) -> Result<Option<RowSet>> {
         let mut found = Vec::new();
         let counted = view.segment.count_values(key, allow, &mut |value, points| {
             if found.len() <= FACET_VALUES_MAX
@@ -156,49 +160,21 @@ impl FacetCounts {
             Err(error) if error.kind() == ErrorKind::DataLoss => ValueCounts::Undecided,
             counted => counted?,
         };
-        let mut read = |rows: &RowSet, least| self.add_payloads(view, key, rows, least);
-        match counted {
-            ValueCounts::Undecided => match allow {
-                Some(allow) => read(allow, 0),
-                None => read(&RowSet::all(view.segment.rows()), 0),
-            },
-            ValueCounts::WithoutLongTexts(mut rows) => {
-                if let Some(allow) = allow {
-                    rows.intersect(allow);
-                }
-                let lost = read(&rows, INDEXED_BYTES_MAX + 1)?;
-                found.into_iter().for_each(|(value, points)| self.add_points(value, points, key));
-                Ok(lost)
+        let mut long_texts = match counted {
+            ValueCounts::Undecided => {
+                self.least_bytes = 0;
+                let rows = || RowSet::all(view.segment.rows());
+                return Ok(Some(allow.cloned().unwrap_or_else(rows)));
             }
-            ValueCounts::Complete => {
-                found.into_iter().for_each(|(value, points)| self.add_points(value, points, key));
-                Ok(false)
-            }
+            ValueCounts::WithoutLongTexts(rows) => Some(rows),
+            ValueCounts::Complete => None,
+        };
+        found.into_iter().for_each(|(value, points)| self.add_points(value, points, key));
+        self.least_bytes = INDEXED_BYTES_MAX + 1;
+        if let Some((rows, allow)) = long_texts.as_mut().zip(allow) {
+            rows.intersect(allow);
         }
-    }
-
-    /// Adds the payloads of some rows. Returns true if some could not be read.
-    fn add_payloads(
-        &mut self,
-        view: &SegmentView,
-        key: &str,
-        rows: &RowSet,
-        least_bytes: usize,
-    ) -> Result<bool> {
-        let mut unreadable = false;
-        let mut scan = PayloadScan::new();
-        let pass = view.segment.payloads_of(rows, 0, &mut |_, bytes| {
-            if scan.next_row() != ScanStep::Read || self.refusal.is_some() {
-                return ControlFlow::Break(());
-            }
-            match value_of(bytes) {
-                Some(payload) => self.add(&payload, key, least_bytes),
-                None => unreadable = true,
-            }
-            ControlFlow::Continue(())
-        })?;
-        scan.check(&format!("\"{key}\" has no index"))?;
-        Ok(unreadable || pass.lost > 0)
+        Ok(long_texts)
     }
 
     fn check(&self) -> Result<()> {
@@ -216,6 +192,52 @@ impl FacetCounts {
     }
 }
 
+/// Facet that is being counted.
+struct FacetPass {
+    call: FacetCall,
+    pass: PointsPass,
+    counts: FacetCounts,
+}
+
+/// Call of a facet. An equal call of the same work continues its pass.
+#[derive(PartialEq)]
+struct FacetCall {
+    /// Address of the collection.
+    collection: usize,
+    key: String,
+    clause: Option<Filter>,
+}
+
+/// Adds the points of a pass to the counts of a field.
+struct FacetVisitor<'a> {
+    counts: &'a mut FacetCounts,
+    key: &'a str,
+}
+
+impl PointVisitor for FacetVisitor<'_> {
+    fn visit_index(
+        &mut self,
+        view: &SegmentView,
+        allow: Option<&RowSet>,
+    ) -> Result<Option<RowSet>> {
+        let unread = self.counts.add_index(view, self.key, allow)?;
+        self.counts.check()?;
+        Ok(unread)
+    }
+
+    fn visit_row(&mut self, _: &SegmentView, _: u32, payload: &Value) -> Result<bool> {
+        let least_bytes = self.counts.least_bytes;
+        self.counts.add(payload, self.key, least_bytes);
+        self.counts.check()?;
+        Ok(true)
+    }
+
+    fn visit_unflushed(&mut self, _: u64, payload: &Value) -> Result<()> {
+        self.counts.add(payload, self.key, 0);
+        self.counts.check()
+    }
+}
+
 impl Collection {
     /// Counts the points that match `filter` by the value of the payload field `key` (a path as in
     /// a filter) and returns the `max` most frequent values. Counts are exact. They come from the
@@ -224,33 +246,37 @@ impl Collection {
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than
     /// `FACET_VALUES_MAX` values; `ResourceExhausted` if the memory limit has no room for the
-    /// values.
+    /// values; `DeadlineExceeded` if payloads had to be read and the time was up; `Cancelled` after
+    /// a pause, which [`super::in_slice`] notices.
     pub fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {
             return Err(Error::invalid("a facet names no field; give its key"));
         }
-        let state = self.state();
-        let mut counts =
-            FacetCounts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
-        let mut partial = self.is_partial(&state);
-        for (_, _, view) in state.open() {
-            self.check_open()?;
-            let filtered = self.filtered(clause, view, &mut partial)?;
-            let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-            partial |= counts.add_segment(view, key, allow)?;
-            counts.check()?;
-        }
-        for row in state.memtables.iter().flat_map(|memtable| memtable.live().map(|(_, row)| row)) {
-            match value_of(&row.payload) {
-                Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
-                    counts.add(&payload, key, 0);
-                }
-                Some(_) => {}
-                None => partial = true,
+        let call = FacetCall {
+            collection: std::ptr::from_ref(self).addr(),
+            key: key.to_owned(),
+            clause: clause.cloned(),
+        };
+        let passes = scan::progress().map(|progress| progress.get::<KeptPasses<FacetPass>>());
+        let kept = passes.as_ref().and_then(|passes| passes.take(|pass| pass.call == call));
+        let mut facet = match kept {
+            Some(facet) => facet,
+            None => {
+                let held = self.budget.reserve(STEP_BYTES as u64, "counting values")?;
+                let counts = FacetCounts::new(held);
+                FacetPass { call, pass: PointsPass::new(self, 0), counts }
             }
+        };
+        let mut visitor = FacetVisitor { counts: &mut facet.counts, key };
+        let counted = facet.pass.run(self, key, clause, &mut visitor);
+        if let Err(error) = counted {
+            if let Some(passes) = passes.filter(|_| scan::is_paused()) {
+                passes.keep(facet);
+            }
+            return Err(error);
         }
-        counts.check()?;
-        Ok(Facet { hits: counts.top(max), partial })
+        let partial = facet.pass.is_partial();
+        Ok(Facet { hits: facet.counts.top(max), partial })
     }
 }
 

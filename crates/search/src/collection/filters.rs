@@ -27,7 +27,8 @@ const CLAUSES_MAX: usize = 256;
 const SEGMENTS_MAX: usize = 1024;
 /// Maximum bytes of cached rows per collection.
 const KEPT_BYTES_MAX: u64 = 64 << 20;
-/// Maximum bytes of a filter that is cached; filters that are used again are short.
+/// Maximum bytes of a filter that is cached for other queries; filters that are used again are
+/// short. The rows of a longer filter are kept for the slices of its own query.
 const CLAUSE_BYTES_MAX: u64 = 64 << 10;
 /// Most recently used filters that are prepared for a new segment.
 const WARMED_MAX: usize = 8;
@@ -103,8 +104,8 @@ struct FilterScan {
     paused_at: Instant,
 }
 
-/// Filters of a collection that take memory. No memory is reserved while a list is locked, because
-/// a reservation may take the memory of the list back.
+/// Filters that take memory: those of a collection, or the long ones of one work. No memory is
+/// reserved while a list is locked, because a reservation may take the memory of the list back.
 #[derive(Debug, Default)]
 struct HeldFilters {
     /// Least recently used first.
@@ -182,6 +183,63 @@ impl HeldFilters {
     fn oldest_use(&self) -> Option<Instant> {
         self.kept.lock().front().map(|kept| kept.used_at)
     }
+
+    /// Returns cached rows and marks them as most recently used.
+    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
+        let mut kept = self.kept.lock();
+        let place = kept.iter().position(|kept| *kept.clause == *clause)?;
+        let mut found = kept.remove(place)?;
+        let place = found.segments.iter().position(|of| of.uuid == segment);
+        let of = place.and_then(|place| found.segments.remove(place));
+        let selected = of.as_ref().map(|of| of.selected.clone());
+        found.segments.extend(of);
+        found.used_at = Instant::now();
+        kept.push_back(found);
+        selected
+    }
+
+    /// Caches matching rows if memory allows. Evicts the least recently used filters.
+    fn keep(
+        &self,
+        segment: [u8; 16],
+        clause: &Filter,
+        selected: Arc<SelectedRows>,
+        held: BudgetReservation,
+        budget: &Arc<MemoryBudget>,
+    ) {
+        let bytes = clause.memory_bytes();
+        let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
+            // A pause would have the rows read again, without end.
+            return scan::read_on();
+        };
+        let mut kept = self.kept.lock();
+        let of = CachedRows { uuid: segment, selected, held };
+        match kept.iter_mut().find(|kept| *kept.clause == *clause) {
+            Some(known) => {
+                known.used_at = Instant::now();
+                known.segments.retain(|of| of.uuid != segment);
+                if known.segments.len() >= SEGMENTS_MAX {
+                    known.segments.pop_front();
+                }
+                known.segments.push_back(of);
+            }
+            None => {
+                let clause = Arc::new(clause.clone());
+                kept.push_back(CachedFilter {
+                    clause,
+                    _held: clause_held,
+                    segments: VecDeque::from([of]),
+                    used_at: Instant::now(),
+                });
+            }
+        }
+        let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
+        while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
+            let Some(evicted) = kept.pop_front() else { break };
+            total -= evicted.bytes();
+            evicted.note_eviction();
+        }
+    }
 }
 
 impl FilterCaches {
@@ -240,7 +298,11 @@ impl FilterCache {
         budget: &Arc<MemoryBudget>,
     ) -> Result<Arc<SelectedRows>> {
         let uuid = segment.uuid();
-        if let Some(selected) = self.find(uuid, clause) {
+        let keeper = match clause.memory_bytes() <= CLAUSE_BYTES_MAX {
+            true => Some(self.held.clone()),
+            false => scan::progress().map(|progress| progress.get::<HeldFilters>()),
+        };
+        if let Some(selected) = keeper.as_ref().and_then(|keeper| keeper.find(uuid, clause)) {
             return Ok(selected);
         }
         let mut scan = match self.resume(uuid, clause) {
@@ -248,16 +310,16 @@ impl FilterCache {
             None => self.start(segment, clause, budget)?,
         };
         if scan.next.is_some() {
-            scan = self.read(segment, scan)?;
+            scan = self.read(segment, scan, keeper.is_some())?;
         }
         let FilterScan { selected, mut held, .. } = scan;
         held.resize(set_bytes(segment), "a filter")?;
         let selected = Arc::new(selected);
         // Not cached if rows were lost: the next read may succeed.
-        match selected.lost {
-            0 => self.keep(uuid, clause, selected.clone(), held, budget),
+        match keeper.filter(|_| selected.lost == 0) {
+            Some(keeper) => keeper.keep(uuid, clause, selected.clone(), held, budget),
             // A pause in a later segment would have this one read again, without end.
-            _ => scan::read_on(),
+            None => scan::read_on(),
         }
         Ok(selected)
     }
@@ -295,12 +357,10 @@ impl FilterCache {
     }
 
     /// Reads payloads until all rows are decided. If it stops before, keeps the progress. A filter
-    /// that is too long for the cache does not stop at the end of a slice.
-    fn read(&self, segment: &Segment, mut scan: FilterScan) -> Result<FilterScan> {
-        // The rows of a long filter are not cached, so a pause in a later segment would have this
-        // one read again from its start.
-        let short = scan.clause.memory_bytes() <= CLAUSE_BYTES_MAX;
-        let mut pass = if short { PayloadScan::in_slices() } else { PayloadScan::new() };
+    /// whose rows are not kept does not stop at the end of a slice: a pause in a later segment
+    /// would have this one read again from its start.
+    fn read(&self, segment: &Segment, mut scan: FilterScan, is_kept: bool) -> Result<FilterScan> {
+        let mut pass = if is_kept { PayloadScan::in_slices() } else { PayloadScan::new() };
         loop {
             scan.read(segment, &mut pass)?;
             // Passes that drop each other's progress would start again without end.
@@ -337,67 +397,6 @@ impl FilterCache {
         let mut paused = self.held.paused.lock();
         let place = paused.iter().position(|scan| scan.uuid == uuid && *scan.clause == *clause)?;
         paused.remove(place)
-    }
-
-    /// Returns cached rows and marks them as most recently used.
-    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
-        let mut kept = self.held.kept.lock();
-        let place = kept.iter().position(|kept| *kept.clause == *clause)?;
-        let mut found = kept.remove(place)?;
-        let place = found.segments.iter().position(|of| of.uuid == segment);
-        let of = place.and_then(|place| found.segments.remove(place));
-        let selected = of.as_ref().map(|of| of.selected.clone());
-        found.segments.extend(of);
-        found.used_at = Instant::now();
-        kept.push_back(found);
-        selected
-    }
-
-    /// Caches matching rows if the filter is not too large and memory allows. Evicts the least
-    /// recently used filters.
-    fn keep(
-        &self,
-        segment: [u8; 16],
-        clause: &Filter,
-        selected: Arc<SelectedRows>,
-        held: BudgetReservation,
-        budget: &Arc<MemoryBudget>,
-    ) {
-        let bytes = clause.memory_bytes();
-        if bytes > CLAUSE_BYTES_MAX {
-            return;
-        }
-        let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
-            // A pause would have the rows read again, without end.
-            return scan::read_on();
-        };
-        let mut kept = self.held.kept.lock();
-        let of = CachedRows { uuid: segment, selected, held };
-        match kept.iter_mut().find(|kept| *kept.clause == *clause) {
-            Some(known) => {
-                known.used_at = Instant::now();
-                known.segments.retain(|of| of.uuid != segment);
-                if known.segments.len() >= SEGMENTS_MAX {
-                    known.segments.pop_front();
-                }
-                known.segments.push_back(of);
-            }
-            None => {
-                let clause = Arc::new(clause.clone());
-                kept.push_back(CachedFilter {
-                    clause,
-                    _held: clause_held,
-                    segments: VecDeque::from([of]),
-                    used_at: Instant::now(),
-                });
-            }
-        }
-        let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
-        while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
-            let Some(evicted) = kept.pop_front() else { break };
-            total -= evicted.bytes();
-            evicted.note_eviction();
-        }
     }
 
     /// Prepares the most recently used filters for a segment before it is searched, so that no
@@ -465,7 +464,7 @@ impl FilterScan {
 }
 
 /// Returns the bytes of a set of rows.
-fn set_bytes(segment: &Segment) -> u64 {
+pub(super) fn set_bytes(segment: &Segment) -> u64 {
     u64::from(segment.rows().div_ceil(64)) * 8
 }
 
@@ -485,6 +484,7 @@ mod tests {
 
     use super::*;
     use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
+    use crate::collection::slice_progress::SliceProgress;
     use crate::filter::{Condition, CountRange, Match, MinShould, Range};
     use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
@@ -505,7 +505,8 @@ mod tests {
         let mut left: Vec<Filter> = (0..=PAUSED_MAX as u64).map(counted).collect();
         for _ in 0..6 {
             left.retain(|filter| {
-                let slice = in_ended_slice(|| filters.select(&test.segment, filter, &budget));
+                let select = || filters.select(&test.segment, filter, &budget);
+                let slice = in_ended_slice(&Arc::default(), select);
                 matches!(slice, SliceOutcome::Paused)
             });
         }
@@ -535,7 +536,7 @@ mod tests {
         };
         let mut pauses = 0;
         loop {
-            match in_ended_slice(work) {
+            match in_ended_slice(&Arc::default(), work) {
                 SliceOutcome::Paused => pauses += 1,
                 SliceOutcome::Done(result) => break result.unwrap(),
             }
@@ -570,19 +571,19 @@ mod tests {
             for of in 0..20 {
                 let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(8, "a test").unwrap();
-                filters.keep(segment(of), &clause(number), selected, held, &budget);
+                filters.held.keep(segment(of), &clause(number), selected, held, &budget);
             }
         }
         for number in 0..clauses {
             for of in 0..20 {
                 assert_eq!(
-                    filters.find(segment(of), &clause(number)).is_some(),
+                    filters.held.find(segment(of), &clause(number)).is_some(),
                     number >= 44,
                     "{number} {of}"
                 );
             }
         }
-        assert!(filters.find(segment(20), &clause(clauses - 1)).is_none());
+        assert!(filters.held.find(segment(20), &clause(clauses - 1)).is_none());
     }
 
     #[test]
@@ -592,10 +593,10 @@ mod tests {
         for number in 0..5 {
             let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
             let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
-            filters.keep(segment(1), &clause(number), selected, held, &budget);
+            filters.held.keep(segment(1), &clause(number), selected, held, &budget);
         }
         let there: Vec<bool> =
-            (0..5).map(|number| filters.find(segment(1), &clause(number)).is_some()).collect();
+            (0..5).map(|number| filters.held.find(segment(1), &clause(number)).is_some()).collect();
         assert_eq!(there, [false, false, true, true, true]);
     }
 
@@ -612,7 +613,7 @@ mod tests {
             for filters in [&one, &other] {
                 let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
                 let held = budget.reserve(ROWS_BYTES, "a test").unwrap();
-                filters.keep(segment(1), &clause(number), selected, held, &budget);
+                filters.held.keep(segment(1), &clause(number), selected, held, &budget);
             }
         }
         assert_eq!(caches.bytes(), 8 * ROWS_BYTES);
@@ -622,8 +623,8 @@ mod tests {
         let row = budget.reserve(4 * ROWS_BYTES, "a point").unwrap();
         assert_eq!(caches.bytes(), 6 * ROWS_BYTES);
         for filters in [&one, &other] {
-            assert!(filters.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
-            assert!(filters.find(segment(1), &clause(1)).is_some());
+            assert!(filters.held.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
+            assert!(filters.held.find(segment(1), &clause(1)).is_some());
         }
         assert_eq!(budget.stats().refused, 1);
         drop((row, one, other));
@@ -660,13 +661,13 @@ mod tests {
         for of in 0..2 {
             let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
             let held = budget.reserve(1000, "a test").unwrap();
-            filters.keep(segment(of), &clause(1), selected, held, &budget);
+            filters.held.keep(segment(of), &clause(1), selected, held, &budget);
         }
         let both = budget.stats().used;
         filters.forget(segment(0));
         assert_eq!(budget.stats().used, both - 1000);
-        assert!(filters.find(segment(0), &clause(1)).is_none());
-        assert!(filters.find(segment(1), &clause(1)).is_some());
+        assert!(filters.held.find(segment(0), &clause(1)).is_none());
+        assert!(filters.held.find(segment(1), &clause(1)).is_some());
     }
 
     fn range(key: &str, lt: f64) -> Filter {
@@ -701,7 +702,7 @@ mod tests {
         let mut slices = 0;
         let selected = loop {
             slices += 1;
-            match in_ended_slice(|| select(&slow)) {
+            match in_ended_slice(&Arc::default(), || select(&slow)) {
                 SliceOutcome::Paused => assert!(slices < 10, "it makes no progress"),
                 SliceOutcome::Done(selected) => break selected.unwrap(),
             }
@@ -718,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_filter_is_read_without_a_pause() {
+    fn a_long_filter_is_kept_for_the_slices_of_its_work() {
         let payloads: Vec<Value> = (0..2000).map(|row| serde_json::json!({ "n": row })).collect();
         let test = segment_of_values(&payloads);
         let budget = MemoryBudget::new(1 << 30);
@@ -731,10 +732,31 @@ mod tests {
             Condition::Match { key: "n".into(), matching },
             Condition::ValuesCount { key: "n".into(), range },
         ];
+        let short = Filter { must: must[1..].to_vec(), ..Filter::default() };
         let long = Filter { must, ..Filter::default() };
         assert!(long.memory_bytes() > CLAUSE_BYTES_MAX);
-        let selected = in_ended_slice(|| filters.select(&test.segment, &long, &budget));
-        let SliceOutcome::Done(selected) = selected else { panic!("it was paused") };
-        assert_eq!(selected.unwrap().filter.count(), 2000);
+        let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
+        let work = || {
+            let selected = select(&long)?;
+            select(&short).map(|_| selected.filter.count())
+        };
+        let progress = Arc::<SliceProgress>::default();
+        let mut pauses = 0;
+        let count = loop {
+            match in_ended_slice(&progress, work) {
+                SliceOutcome::Paused => pauses += 1,
+                SliceOutcome::Done(count) => break count.unwrap(),
+            }
+            assert!(pauses < 20, "it makes no progress");
+        };
+        assert_eq!((count, pauses), (2000, 6), "both pause three times");
+        let stats = filters.counts.stats();
+        assert_eq!((stats.verified + stats.scanned, stats.paused), (2, 6), "each is read once");
+        let kept = |held: &HeldFilters| held.kept.lock().len();
+        assert_eq!((kept(&progress.get::<HeldFilters>()), kept(&filters.held)), (1, 1));
+        // Without slices, its rows are not kept.
+        assert_eq!(work().unwrap(), 2000);
+        let stats = filters.counts.stats();
+        assert_eq!((stats.verified + stats.scanned, kept(&filters.held)), (3, 1));
     }
 }

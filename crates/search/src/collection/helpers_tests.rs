@@ -198,7 +198,7 @@ fn a_helper_pauses_at_the_end_of_the_slice() {
     let mut slices = 0;
     let found = loop {
         slices += 1;
-        match in_ended_slice(|| collection.nearest(&mut thread, &query)) {
+        match in_ended_slice(&Arc::default(), || collection.nearest(&mut thread, &query)) {
             SliceOutcome::Paused => assert!(slices < 20, "it makes no progress"),
             SliceOutcome::Done(found) => break found.unwrap(),
         }

@@ -7,10 +7,10 @@ use std::ops::ControlFlow;
 use base::{Error, ErrorKind, Result};
 use serde_json::{Number, Value};
 
-use super::filters::value_of;
 use super::inner::Collection;
 use super::lookup::IDS_MAX;
-use super::scan::{PayloadScan, ScanStep};
+use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
+use super::scan;
 use super::state::SegmentView;
 use crate::filter::{Filter, RowSet, each_value};
 use crate::payload_index::{OrderKey, OrderRange};
@@ -123,14 +123,14 @@ impl FirstPoints {
         })
     }
 
-    /// Adds the allowed rows of a segment, by its index or from its payloads. Returns true if some
-    /// could not be read.
-    fn add_segment(
+    /// Adds the allowed rows of a segment by its index. Returns the rows whose payloads are to be
+    /// read if the field has no index.
+    fn add_index(
         &mut self,
         view: &SegmentView,
         key: &str,
         allow: Option<&RowSet>,
-    ) -> Result<bool> {
+    ) -> Result<Option<RowSet>> {
         // Apart, because an index that turns out to be damaged has offered some points.
         let mut first = FirstPoints::new(self.limit, self.range);
         let visited = view.segment.ordered_rows(key, self.range, &mut |value, rows| {
@@ -149,29 +149,75 @@ impl FirstPoints {
         };
         if is_indexed {
             first.heap.into_iter().for_each(|point| self.offer(point.value, point.id));
-            return Ok(false);
+            return Ok(None);
         }
-        match allow {
-            Some(allow) => self.add_payloads(view, key, allow),
-            None => self.add_payloads(view, key, &RowSet::all(view.segment.rows())),
-        }
+        Ok(Some(allow.cloned().unwrap_or_else(|| RowSet::all(view.segment.rows()))))
     }
 
-    fn add_payloads(&mut self, view: &SegmentView, key: &str, rows: &RowSet) -> Result<bool> {
-        let mut unreadable = false;
-        let mut scan = PayloadScan::new();
-        let pass = view.segment.payloads_of(rows, 0, &mut |row, bytes| {
-            if scan.next_row() != ScanStep::Read {
-                return ControlFlow::Break(());
-            }
-            match value_of(bytes).zip(view.segment.ids().id(row)) {
-                Some((payload, id)) => self.offer_payload(&payload, key, id),
-                None => unreadable = true,
-            }
-            ControlFlow::Continue(())
-        })?;
-        scan.check(&format!("\"{key}\" has no index"))?;
-        Ok(unreadable || pass.lost > 0)
+    /// Returns the points in their order.
+    fn into_points(self, partial: bool) -> OrderedPoints {
+        let points = self.heap.into_sorted_vec().into_iter();
+        let points =
+            points.map(|point| OrderedPoint { id: point.id, value: OrderValue(point.value) });
+        OrderedPoints { points: points.collect(), partial }
+    }
+}
+
+/// Order of points that is kept for the next slice of its work.
+struct OrderPass {
+    call: OrderCall,
+    progress: OrderProgress,
+}
+
+/// Progress of an order.
+enum OrderProgress {
+    Reading(OrderReading),
+    /// Points of an order that has ended, because the work may run again after a later pause.
+    Ended(OrderedPoints),
+}
+
+/// Points that are being read and ordered.
+struct OrderReading {
+    pass: PointsPass,
+    first: FirstPoints,
+}
+
+/// Call of an order. An equal call of the same work continues its pass.
+#[derive(PartialEq)]
+struct OrderCall {
+    /// Address of the collection.
+    collection: usize,
+    key: String,
+    descending: bool,
+    from: Option<OrderValue>,
+    clause: Option<Filter>,
+    limit: usize,
+}
+
+/// Offers the points of a pass by a field.
+struct OrderVisitor<'a> {
+    first: &'a mut FirstPoints,
+    key: &'a str,
+}
+
+impl PointVisitor for OrderVisitor<'_> {
+    fn visit_index(
+        &mut self,
+        view: &SegmentView,
+        allow: Option<&RowSet>,
+    ) -> Result<Option<RowSet>> {
+        self.first.add_index(view, self.key, allow)
+    }
+
+    fn visit_row(&mut self, view: &SegmentView, row: u32, payload: &Value) -> Result<bool> {
+        let Some(id) = view.segment.ids().id(row) else { return Ok(false) };
+        self.first.offer_payload(payload, self.key, id);
+        Ok(true)
+    }
+
+    fn visit_unflushed(&mut self, id: u64, payload: &Value) -> Result<()> {
+        self.first.offer_payload(payload, self.key, id);
+        Ok(())
     }
 }
 
@@ -184,7 +230,8 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key; `DeadlineExceeded` if
-    /// payloads had to be read and the time was up.
+    /// payloads had to be read and the time was up; `Cancelled` after a pause, which
+    /// [`super::in_slice`] notices.
     pub fn ordered(
         &self,
         order: &PointOrder<'_>,
@@ -202,29 +249,46 @@ impl Collection {
         if limit == 0 {
             return Ok(OrderedPoints::default());
         }
-        let range = OrderRange::new(order.descending, order.from.map(|from| from.0));
-        let state = self.state();
-        let mut first = FirstPoints::new(limit, range);
-        let mut partial = self.is_partial(&state);
-        for (_, _, view) in state.open() {
-            self.check_open()?;
-            let filtered = self.filtered(clause, view, &mut partial)?;
-            let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-            partial |= first.add_segment(view, order.key, allow)?;
-        }
-        for row in state.memtables.iter().flat_map(|memtable| memtable.live().map(|(_, row)| row)) {
-            match value_of(&row.payload) {
-                Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
-                    first.offer_payload(&payload, order.key, row.id);
-                }
-                Some(_) => {}
-                None => partial = true,
+        let call = OrderCall {
+            collection: std::ptr::from_ref(self).addr(),
+            key: order.key.to_owned(),
+            descending: order.descending,
+            from: order.from,
+            clause: clause.cloned(),
+            limit,
+        };
+        let passes = scan::progress().map(|progress| progress.get::<KeptPasses<OrderPass>>());
+        let kept = passes.as_ref().and_then(|passes| passes.take(|pass| pass.call == call));
+        let keep = |call, progress| {
+            if let Some(passes) = &passes {
+                passes.keep(OrderPass { call, progress });
             }
+        };
+        let mut reading = match kept.map(|kept| kept.progress) {
+            Some(OrderProgress::Ended(points)) => {
+                keep(call, OrderProgress::Ended(points.clone()));
+                return Ok(points);
+            }
+            Some(OrderProgress::Reading(reading)) => reading,
+            None => {
+                let range = OrderRange::new(order.descending, order.from.map(|from| from.0));
+                let pass = PointsPass::new(self, limit * size_of::<OrderedCandidate>());
+                OrderReading { pass, first: FirstPoints::new(limit, range) }
+            }
+        };
+        let mut visitor = OrderVisitor { first: &mut reading.first, key: order.key };
+        if let Err(error) = reading.pass.run(self, order.key, clause, &mut visitor) {
+            if scan::is_paused() {
+                keep(call, OrderProgress::Reading(reading));
+            }
+            return Err(error);
         }
-        let points = first.heap.into_sorted_vec().into_iter();
-        let points =
-            points.map(|point| OrderedPoint { id: point.id, value: OrderValue(point.value) });
-        Ok(OrderedPoints { points: points.collect(), partial })
+        let OrderReading { pass, first } = reading;
+        let points = first.into_points(pass.is_partial());
+        if pass.has_read_payloads() {
+            keep(call, OrderProgress::Ended(points.clone()));
+        }
+        Ok(points)
     }
 }
 

@@ -1,13 +1,16 @@
 //! Passes over payloads, in slices and with a deadline.
 //!
 //! A search thread answers many requests, so a pass for one of them must not hold it. Work that
-//! runs in a slice ([`in_slice`]) stops at its end, keeps its progress in the collection, and is
-//! called again later.
+//! runs in a slice ([`in_slice`]) stops at its end, keeps its progress in the collection or in its
+//! [`SliceProgress`], and is called again later.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+
+use super::slice_progress::SliceProgress;
 
 /// Maximum time of a slice. A pass checks it every `ROWS_A_TURN` rows.
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
@@ -31,6 +34,8 @@ thread_local! {
     static LIMIT: Cell<WorkLimit> = const {
         Cell::new(WorkLimit { deadline: None, began: None, slice_end: None, paused: false })
     };
+    /// Progress of the work on this thread; `None` if the work does not run in slices.
+    static PROGRESS: RefCell<Option<Arc<SliceProgress>>> = const { RefCell::new(None) };
 }
 
 /// End of a slice.
@@ -45,13 +50,17 @@ pub enum SliceOutcome<T> {
 /// Runs `work` on this thread with a deadline. A filter that has to read payloads fails with
 /// `DeadlineExceeded` if it has not read all of them by then.
 pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
-    limited(WorkLimit { deadline: Some(deadline), ..WorkLimit::default() }, work).0
+    limited(WorkLimit { deadline: Some(deadline), ..WorkLimit::default() }, None, work).0
 }
 
-/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads for a filter.
-/// If the result is [`SliceOutcome::Paused`], the caller runs the same work again, and other work
-/// in between.
-pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<T> {
+/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads. If the result
+/// is [`SliceOutcome::Paused`], the caller runs the same work again with the same `progress`, and
+/// other work in between.
+pub fn in_slice<T>(
+    deadline: Instant,
+    progress: &Arc<SliceProgress>,
+    work: impl FnOnce() -> T,
+) -> SliceOutcome<T> {
     let began = Instant::now();
     let limit = WorkLimit {
         deadline: Some(deadline),
@@ -59,7 +68,7 @@ pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<
         slice_end: Some(began + SLICE_MAX),
         paused: false,
     };
-    match limited(limit, work) {
+    match limited(limit, Some(progress.clone()), work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
     }
@@ -67,42 +76,71 @@ pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<
 
 /// Runs `work` in a slice that has ended, so that passes pause after one turn.
 #[cfg(test)]
-pub(super) fn in_ended_slice<T>(work: impl FnOnce() -> T) -> SliceOutcome<T> {
+pub(super) fn in_ended_slice<T>(
+    progress: &Arc<SliceProgress>,
+    work: impl FnOnce() -> T,
+) -> SliceOutcome<T> {
     let now = Some(Instant::now());
-    match limited(WorkLimit { began: now, slice_end: now, ..WorkLimit::default() }, work) {
+    let limit = WorkLimit { began: now, slice_end: now, ..WorkLimit::default() };
+    match limited(limit, Some(progress.clone()), work) {
         (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
         (result, _) => SliceOutcome::Done(result),
     }
 }
 
 /// Runs `work` with a limit. Also returns the limit as it was at the end.
-fn limited<T>(limit: WorkLimit, work: impl FnOnce() -> T) -> (T, WorkLimit) {
-    struct Restore(WorkLimit);
+fn limited<T>(
+    limit: WorkLimit,
+    progress: Option<Arc<SliceProgress>>,
+    work: impl FnOnce() -> T,
+) -> (T, WorkLimit) {
+    struct Restore {
+        limit: WorkLimit,
+        progress: Option<Arc<SliceProgress>>,
+    }
     impl Drop for Restore {
         fn drop(&mut self) {
-            LIMIT.set(self.0);
+            LIMIT.set(self.limit);
+            drop(PROGRESS.replace(self.progress.take()));
         }
     }
-    let _restore = Restore(LIMIT.replace(limit));
+    let _restore = Restore { limit: LIMIT.replace(limit), progress: PROGRESS.replace(progress) };
     let result = work();
     (result, LIMIT.get())
 }
 
+/// Returns the progress of the work on this thread; `None` if the work does not run in slices.
+pub(super) fn progress() -> Option<Arc<SliceProgress>> {
+    PROGRESS.with_borrow(Clone::clone)
+}
+
+/// Drops the progress of the work on this thread, because a later slice does not repeat the calls
+/// that it belongs to.
+pub fn forget_progress() {
+    if let Some(progress) = progress() {
+        progress.clear();
+    }
+}
+
 /// Limits of the work on one thread, for threads that do parts of it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PartLimit(WorkLimit);
+#[derive(Clone)]
+pub(super) struct PartLimit {
+    limit: WorkLimit,
+    progress: Option<Arc<SliceProgress>>,
+}
 
 impl PartLimit {
     /// Returns the limits of the work on this thread. `deadline` counts if it is earlier.
     pub(super) fn of_this_thread(deadline: Option<Instant>) -> PartLimit {
         let own = LIMIT.get();
         let deadline = own.deadline.into_iter().chain(deadline).min();
-        PartLimit(WorkLimit { deadline, paused: false, ..own })
+        let limit = WorkLimit { deadline, paused: false, ..own };
+        PartLimit { limit, progress: progress() }
     }
 
     /// Runs a part on this thread. Returns true if a pass over payloads was paused.
-    pub(super) fn run(self, part: impl FnOnce()) -> bool {
-        let (_, WorkLimit { paused, .. }) = limited(self.0, part);
+    pub(super) fn run(&self, part: impl FnOnce()) -> bool {
+        let (_, WorkLimit { paused, .. }) = limited(self.limit, self.progress.clone(), part);
         paused
     }
 }
@@ -110,6 +148,11 @@ impl PartLimit {
 /// Records that another thread paused a part of this thread's work, which [`in_slice`] notices.
 pub(super) fn note_pause() {
     LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
+}
+
+/// Returns true if a pass of this thread's work was paused in this slice.
+pub(super) fn is_paused() -> bool {
+    LIMIT.get().paused
 }
 
 /// Returns true if `time` is within the slice of this thread's work. After a pause, the work runs
@@ -187,7 +230,7 @@ impl PayloadScan {
             ScanStep::Read => Ok(()),
             ScanStep::Pause => {
                 note_pause();
-                Err(Error::cancelled("reading payloads for a filter goes on in another slice"))
+                Err(Error::cancelled("reading payloads goes on in another slice"))
             }
             ScanStep::Late => Err(Error::deadline(format!(
                 "the time was up while payloads were read, because {what}; add a condition on an indexed \
@@ -234,21 +277,23 @@ mod tests {
             slice_end: Some(Instant::now()),
             ..WorkLimit::default()
         };
-        let (result, limit) = limited(limit, || rows_until_stop(PayloadScan::in_slices(), 2000));
+        let (result, limit) =
+            limited(limit, None, || rows_until_stop(PayloadScan::in_slices(), 2000));
         assert_eq!(result.0, ROWS_A_TURN);
         assert_eq!(result.1.unwrap_err().kind(), ErrorKind::Cancelled);
         assert!(limit.paused);
         // A pass that cannot be paused reads on.
-        let (result, limit) = limited(WorkLimit { paused: false, ..limit }, || {
+        let (result, limit) = limited(WorkLimit { paused: false, ..limit }, None, || {
             rows_until_stop(PayloadScan::new(), 2000)
         });
         assert_eq!((result.0, result.1.is_ok(), limit.paused), (2000, true, false));
-        let ended = in_ended_slice(|| {
+        let progress = Arc::default();
+        let ended = in_ended_slice(&progress, || {
             read_on();
             rows_until_stop(PayloadScan::in_slices(), 2000).0
         });
         assert_eq!(ended, SliceOutcome::Done(2000), "the work was let go on");
-        let done = in_slice(Instant::now() + HOUR, || 7);
+        let done = in_slice(Instant::now() + HOUR, &progress, || 7);
         assert_eq!(done, SliceOutcome::Done(7));
     }
 }

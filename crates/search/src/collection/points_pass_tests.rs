@@ -1,0 +1,132 @@
+//! Passes that pause give the answers of passes that do not.
+
+use os::Rate;
+use serde_json::json;
+use storage::UringMedium;
+
+use super::*;
+use crate::budget::MemoryBudget;
+use crate::coarse::Metric;
+use crate::collection::scan::{SliceOutcome, in_ended_slice};
+use crate::collection::slice_progress::SliceProgress;
+use crate::collection::{CollectionOptions, PointOrder, Resources};
+use crate::filter::{Condition, Range};
+use crate::ingest::{Op, PointRef};
+use crate::payload_index::FIELDS_MAX;
+use crate::rerank::SharedCaches;
+
+/// Pauses of a pass over all points of [`collection`], of which it reads 512 a slice.
+const PAUSES: u32 = 5;
+
+fn payload(id: u64) -> Vec<u8> {
+    // The last field of each point has no index.
+    let fields = (0..FIELDS_MAX).map(|at| (format!("f{at}"), json!(0)));
+    let late = ("late".to_owned(), json!(id * 7 % 13));
+    let members: serde_json::Map<String, Value> = fields.chain([late]).collect();
+    serde_json::to_vec(&members).unwrap()
+}
+
+/// Returns a collection with two segments and a memtable, without one point of each.
+fn collection(root: &std::path::Path) -> Collection {
+    let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
+    let resources =
+        Resources::new(MemoryBudget::new(256 << 20), 8 << 20, Rate::unlimited()).unwrap();
+    let shared = Arc::new(SharedCaches::new(0, 512));
+    let options = CollectionOptions::new(2, Metric::L2);
+    let collection = Collection::open(medium, options, &resources, shared).unwrap();
+    for (ids, is_flushed) in [(0..1500, true), (1500..2100, true), (2100..2800, false)] {
+        let points: Vec<(u64, Vec<u8>)> = ids.map(|id| (id, payload(id))).collect();
+        let ops: Vec<Op<'_>> = points
+            .iter()
+            .map(|(id, payload)| {
+                Op::Upsert(PointRef { id: *id, embedding: &[1.0, 0.0], record: &[], payload })
+            })
+            .collect();
+        collection.apply(&ops).unwrap().commit().unwrap();
+        if is_flushed {
+            collection.flush().unwrap();
+        }
+    }
+    [3, 1503, 2103].into_iter().for_each(|id| collection.delete(id).unwrap());
+    collection
+}
+
+/// Runs `work` in slices that end after one turn of each pass. Returns its pauses and its result.
+fn in_slices<T>(progress: &Arc<SliceProgress>, mut work: impl FnMut() -> Result<T>) -> (u32, T) {
+    let mut pauses = 0;
+    loop {
+        match in_ended_slice(progress, &mut work) {
+            SliceOutcome::Paused => pauses += 1,
+            SliceOutcome::Done(result) => return (pauses, result.unwrap()),
+        }
+        assert!(pauses < 100, "it makes no progress");
+    }
+}
+
+#[test]
+fn a_facet_without_an_index_pauses_and_is_exact() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    let range = Range { lt: Some(5.0), ..Range::default() };
+    let must = vec![Condition::Range { key: "late".into(), range }];
+    let filter = Filter { must, ..Filter::default() };
+    for clause in [None, Some(&filter)] {
+        let progress = Arc::default();
+        let (pauses, facet) = in_slices(&progress, || collection.facet("late", clause, 20));
+        assert_eq!(facet, collection.facet("late", clause, 20).unwrap());
+        assert_eq!(facet.hits.len(), if clause.is_none() { 13 } else { 5 });
+        assert!(pauses >= 3, "{pauses}");
+    }
+    let progress = Arc::default();
+    let (pauses, _) = in_slices(&progress, || collection.facet("late", None, 20));
+    assert_eq!(pauses, PAUSES, "each point is read once");
+    let indexed = in_ended_slice(&progress, || collection.facet("f1", None, 20).map(drop));
+    assert_eq!(indexed, SliceOutcome::Paused, "the memtable has more points than one turn");
+    collection.flush().unwrap();
+    let indexed = in_ended_slice(&Arc::default(), || collection.facet("f1", None, 20).map(drop));
+    assert_eq!(indexed, SliceOutcome::Done(Ok(())));
+}
+
+#[test]
+fn an_order_without_an_index_pauses_and_is_exact() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    let order = |descending| PointOrder { key: "late", descending, from: None };
+    let expected = [false, true].map(|way| collection.ordered(&order(way), None, 300).unwrap());
+    // Two orders of one work: the first one is not read again after a pause of the second one.
+    let progress = Arc::default();
+    let mut is_changed = false;
+    let (pauses, found) = in_slices(&progress, || {
+        let first = collection.ordered(&order(false), None, 300);
+        if !is_changed {
+            // The pass goes on with the points of its beginning.
+            is_changed = true;
+            collection.delete(0).unwrap();
+        }
+        let first = first?;
+        Ok((first, collection.ordered(&order(true), None, 300)?))
+    });
+    assert_eq!(found.0, expected[0]);
+    assert!(found.0.points.iter().any(|point| point.id == 0));
+    assert_eq!(pauses, 2 * PAUSES);
+    assert_eq!(found.1, collection.ordered(&order(true), None, 300).unwrap());
+    assert_eq!(found.1, expected[1], "point 0 is not among the last ones");
+}
+
+#[test]
+fn work_with_too_many_passes_does_not_pause() {
+    let passes = KeptPasses::default();
+    (0..PASSES_MAX).for_each(|pass| passes.keep(pass));
+    let reads_all = |pass| {
+        in_ended_slice(&Arc::default(), || {
+            let kept = passes.take(|kept| *kept == pass);
+            let mut scan = PayloadScan::in_slices();
+            let read = (0..2000).filter(|_| scan.next_row() == ScanStep::Read).count();
+            (read == 2000, kept.is_some())
+        })
+    };
+    assert_eq!(reads_all(PASSES_MAX), SliceOutcome::Done((true, false)));
+    assert_eq!(reads_all(3), SliceOutcome::Done((false, true)));
+    assert_eq!(reads_all(PASSES_MAX), SliceOutcome::Done((false, false)), "one has room");
+    assert_eq!(passes.count(), PASSES_MAX - 1);
+}
