@@ -21,6 +21,7 @@ use transport::access::KeyGrant;
 use crate::json;
 use crate::params::RequestParams;
 use crate::state::{CollectionsState, ImageCollections};
+use crate::write_threads::WriteJob;
 
 /// Maximum objects in the body of a query: searches of a batch, and conditions of filters, two
 /// objects each.
@@ -236,7 +237,17 @@ impl RestCall {
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
     ) -> Reply {
         let started = self.started;
-        reply(self.run_on_write_thread(handler).await, started)
+        reply(self.run_on_write_thread(handler, false).await, started)
+    }
+
+    /// Makes a change as [`RestCall::write`] does, of points that the request may select by a
+    /// filter. Some threads are left to other writes.
+    pub(crate) async fn write_selected<T: Serialize + 'static>(
+        self,
+        handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.run_on_write_thread(handler, true).await, started)
     }
 
     /// Removes the collection. `handler` removes one that holds no images.
@@ -253,6 +264,7 @@ impl RestCall {
     async fn run_on_write_thread<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+        has_selection: bool,
     ) -> EncodedResult {
         let RestCall { state, context, headers, body, .. } = self;
         state.requests.check_room()?;
@@ -261,16 +273,21 @@ impl RestCall {
         let _admitted = state.requests.admit()?;
         let (sender, receiver) = oneshot::channel();
         let deadline = context.deadline;
-        let job = move || {
+        let selection = has_selection.then(|| body.clone());
+        let refused_by = state.clone();
+        let run = move |admitted: Result<()>| {
             if !sender.is_closed() {
-                let result = handler(&registry, &context, &body).and_then(|result| encode(&result));
+                let result = admitted
+                    .inspect_err(|error| count_refusal(&refused_by, error, "write_queue"))
+                    .and_then(|()| handler(&registry, &context, &body))
+                    .and_then(|result| encode(&result));
                 // Sending fails if the client is gone; the change is made nevertheless.
                 let _ = sender.send(result);
             }
         };
         state
             .write_threads
-            .submit(Box::new(job))
+            .submit(WriteJob { selection, run: Box::new(run) })
             .inspect_err(|error| count_refusal(&state, error, "write_queue"))?;
         await_result(receiver, deadline).await
     }

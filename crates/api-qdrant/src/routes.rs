@@ -114,20 +114,26 @@ fn points() -> Router<Arc<CollectionsState>> {
             &at("search/matrix/offsets"),
             post(|call: RestCall| call.read(matrix::offsets)).fallback(unsupported),
         )
-        .route(&at("delete"), post(|call: RestCall| call.write(update::delete)))
+        .route(&at("delete"), post(|call: RestCall| call.write_selected(update::delete)))
         .route(
             &at("payload"),
-            post(|call: RestCall| call.write(update::set_payload))
-                .put(|call: RestCall| call.write(update::overwrite_payload)),
+            post(|call: RestCall| call.write_selected(update::set_payload))
+                .put(|call: RestCall| call.write_selected(update::overwrite_payload)),
         )
-        .route(&at("payload/delete"), post(|call: RestCall| call.write(update::delete_payload)))
-        .route(&at("payload/clear"), post(|call: RestCall| call.write(update::clear_payload)))
+        .route(
+            &at("payload/delete"),
+            post(|call: RestCall| call.write_selected(update::delete_payload)),
+        )
+        .route(
+            &at("payload/clear"),
+            post(|call: RestCall| call.write_selected(update::clear_payload)),
+        )
         .route(
             &at("vectors"),
             put(|call: RestCall| call.write(update::update_vectors)).fallback(unsupported),
         )
         .route(&at("vectors/delete"), post(|call: RestCall| call.write(update::delete_vectors)))
-        .route(&at("batch"), post(|call: RestCall| call.write(update::batch)))
+        .route(&at("batch"), post(|call: RestCall| call.write_selected(update::batch)))
 }
 
 /// Returns the routes that `points/query` replaces.

@@ -1,27 +1,57 @@
 //! Threads that make changes and wait for the log, started with the first write.
+//!
+//! A write that selects its points by a filter may have to read all payloads of a collection. At
+//! most [`FILTER_THREADS`] threads run such writes, so other writes do not wait for them.
 
-use std::sync::OnceLock;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use base::{Error, Result};
+use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError, bounded};
+
+use crate::json;
 
 /// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads
 /// more than the disk has queues help. Besides waiting they parse JSON.
 const WRITE_THREADS: usize = 4;
+/// Maximum threads that run writes by filter at the same time.
+pub(crate) const FILTER_THREADS: usize = WRITE_THREADS / 2;
 /// Maximum writes that wait for a thread. Each holds its request's body.
 pub(crate) const WRITES_MAX: usize = 64;
+/// Maximum writes by filter that wait for one of [`FILTER_THREADS`]. Each holds its request's body.
+pub(crate) const FILTER_WRITES_MAX: usize = 64;
 /// Retry advice for a refused write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-type WriteJob = Box<dyn FnOnce() + Send>;
+/// Write of one request.
+pub(crate) struct WriteJob {
+    /// Body that shows if the write selects its points by a filter; `None` if it never does.
+    pub(crate) selection: Option<Bytes>,
+    /// Makes the change, or answers with the error of a refusal.
+    pub(crate) run: Box<dyn FnOnce(Result<()>) + Send>,
+}
 
 /// The queue of writes. Its threads end when it is dropped.
 #[derive(Default)]
 pub(crate) struct WriteThreads(OnceLock<Sender<WriteJob>>);
 
+/// Writes by filter, of all threads.
+#[derive(Default)]
+struct FilterWrites(Mutex<FilterQueue>);
+
+#[derive(Default)]
+struct FilterQueue {
+    /// Threads that run writes by filter.
+    threads: usize,
+    waiting: VecDeque<WriteJob>,
+}
+
 impl WriteThreads {
-    /// Runs `job` on one of the threads.
+    /// Runs `job` on one of the threads. If too many writes by filter wait, calls it with
+    /// `ResourceExhausted`.
     ///
     /// # Errors
     /// `ResourceExhausted` if [`WRITES_MAX`] writes wait, or if a thread cannot be started.
@@ -44,17 +74,72 @@ impl WriteThreads {
     }
 }
 
+impl WriteJob {
+    fn is_by_filter(&self) -> bool {
+        self.selection.as_ref().is_some_and(|body| json::selects_by_filter(body))
+    }
+
+    fn finish(self, admitted: Result<()>) {
+        // A panic drops the job's reply sender, which its caller reports. The thread goes on.
+        if catch_unwind(AssertUnwindSafe(|| (self.run)(admitted))).is_err() {
+            tracing::error!("a write ended in a panic");
+        }
+    }
+}
+
+impl FilterWrites {
+    /// Runs a write by filter and the waiting ones. If enough threads do so already, leaves the
+    /// write to them.
+    fn run(&self, job: WriteJob) {
+        let mut next = self.admit(job);
+        while let Some(job) = next {
+            job.finish(Ok(()));
+            next = self.next();
+        }
+    }
+
+    /// Returns the write if this thread may run it. Otherwise queues or refuses the write.
+    fn admit(&self, job: WriteJob) -> Option<WriteJob> {
+        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.threads < FILTER_THREADS {
+            queue.threads += 1;
+            return Some(job);
+        }
+        if queue.waiting.len() < FILTER_WRITES_MAX {
+            queue.waiting.push_back(job);
+            return None;
+        }
+        drop(queue);
+        let message = format!(
+            "{FILTER_WRITES_MAX} writes by filter are waiting; send fewer at the same time, or name points by id"
+        );
+        job.finish(Err(Error::exhausted(message).with_retry_after(RETRY_AFTER)));
+        None
+    }
+
+    /// Returns the next waiting write. If there is none, this thread runs other writes again.
+    fn next(&self) -> Option<WriteJob> {
+        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = queue.waiting.pop_front();
+        if next.is_none() {
+            queue.threads -= 1;
+        }
+        next
+    }
+}
+
 fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
+    let by_filter = Arc::new(FilterWrites::default());
     for number in 0..WRITE_THREADS {
         let name = format!("write-{number}");
         let jobs = jobs.clone();
+        let by_filter = by_filter.clone();
         let run = move || {
             for job in jobs {
-                // A panic drops the job's reply sender, which its caller reports. The thread goes
-                // on.
-                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
-                    tracing::error!("a write ended in a panic");
+                match job.is_by_filter() {
+                    true => by_filter.run(job),
+                    false => job.finish(Ok(())),
                 }
             }
         };

@@ -36,6 +36,7 @@ pub use lookup::{GroupLookup, LookupFrom};
 pub use matrix::MatrixRequest;
 pub use older::{OlderQuery, incomplete_list};
 pub use payload::{DeletePayload, SetPayload};
+pub(crate) use points::selects_by_filter;
 pub use points::{
     PointsSelector, UpdateBatch, UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest,
     no_deleted_vectors,

@@ -1,9 +1,12 @@
 //! Requests that change points.
 
+use std::collections::HashMap;
+
 use base::{Error, Result};
 use search::filter::Filter;
 use search::points::{PointId, PointSelection, UpsertCondition, UpsertMode};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::payload::{DeletePayload, SetPayload};
@@ -223,6 +226,25 @@ pub enum UpdateOperation {
     UpdateVectors(UpdateVectorsRequest),
     /// Refused by the parser.
     DeleteVectors(UnsupportedOperation),
+}
+
+/// Returns true if a request that changes points, or an operation of a batch of changes, selects
+/// its points by a filter. A malformed request does not; its handler refuses it.
+pub(crate) fn selects_by_filter(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct RequestSelection {
+        filter: Option<IgnoredAny>,
+        #[serde(default)]
+        operations: Vec<HashMap<String, ChangeSelection>>,
+    }
+    #[derive(Deserialize)]
+    struct ChangeSelection {
+        filter: Option<IgnoredAny>,
+    }
+    serde_json::from_slice::<RequestSelection>(body).is_ok_and(|change| {
+        let mut operations = change.operations.iter().flat_map(HashMap::values);
+        change.filter.is_some() || operations.any(|operation| operation.filter.is_some())
+    })
 }
 
 /// Feature that deletions of vectors need.

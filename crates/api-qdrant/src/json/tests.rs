@@ -618,6 +618,27 @@ fn all_of(body: &[u8]) {
     let _ =
         (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<PointsSelector>(body));
     let _ = (parse::<UpdateCollection>(body), parse::<ChangeAliases>(body), parse_filter(body));
+    let _ = selects_by_filter(body);
+}
+
+#[test]
+fn changes_by_filter_are_recognised() {
+    let is_by_filter = |body: Value| selects_by_filter(body.to_string().as_bytes());
+    let filter = json!({"must": [{"key": "a", "match": {"value": 1}}]});
+    assert!(is_by_filter(json!({ "filter": filter })));
+    assert!(is_by_filter(json!({"payload": {"a": 1}, "filter": filter})));
+    assert!(is_by_filter(json!({"operations": [
+        {"upsert": {"points": []}}, {"clear_payload": {"filter": filter}},
+    ]})));
+    for other in [
+        json!({"points": [1], "filter": null}),
+        json!({"points": [1], "payload": {"filter": {"must": []}}}),
+        json!({"operations": [{"upsert": {"points": [], "update_filter": filter}}]}),
+        json!({"operations": 7}),
+        json!("filter"),
+    ] {
+        assert!(!is_by_filter(other.clone()), "{other}");
+    }
 }
 
 proptest! {

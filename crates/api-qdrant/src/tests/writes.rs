@@ -1,35 +1,38 @@
 //! Writes: refused ones, and payloads that become too large.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::ErrorKind;
+use bytes::Bytes;
 use search::registry::Registry;
 use serde_json::{Value, json};
 
 use super::{Bench, UUID, three};
 use crate::call::CallContext;
-use crate::{retrieve, update, write_threads};
+use crate::write_threads::{FILTER_THREADS, FILTER_WRITES_MAX, WRITES_MAX, WriteJob, WriteThreads};
+use crate::{retrieve, update};
 
 /// Handler of a write.
 type Write = fn(&Registry, &CallContext, &[u8]) -> base::Result<update::UpdateResponse>;
 
 #[test]
 fn writes_beyond_the_queue_are_refused() {
-    let writers = write_threads::WriteThreads::default();
+    let writers = WriteThreads::default();
     let (hold, held) = std::sync::mpsc::channel::<()>();
-    let held = Arc::new(std::sync::Mutex::new(held));
-    let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let held = Arc::new(Mutex::new(held));
+    let made = Arc::new(AtomicUsize::new(0));
     let mut taken = 0;
     let mut refused = 0;
-    for _ in 0..write_threads::WRITES_MAX + 40 {
+    for _ in 0..WRITES_MAX + 40 {
         let held = held.clone();
         let made = made.clone();
-        let job = move || {
+        let run = move |_: base::Result<()>| {
             let _ = held.lock().unwrap().recv();
-            made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            made.fetch_add(1, Ordering::SeqCst);
         };
-        match writers.submit(Box::new(job)) {
+        match writers.submit(WriteJob { selection: None, run: Box::new(run) }) {
             Ok(()) => taken += 1,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
@@ -38,13 +41,63 @@ fn writes_beyond_the_queue_are_refused() {
             }
         }
     }
-    assert!(refused > 0 && taken >= write_threads::WRITES_MAX);
+    assert!(refused > 0 && taken >= WRITES_MAX);
     drop(hold);
     let deadline = Instant::now() + Duration::from_secs(60);
-    while made.load(std::sync::atomic::Ordering::SeqCst) < taken && Instant::now() < deadline {
+    while made.load(Ordering::SeqCst) < taken && Instant::now() < deadline {
         std::thread::yield_now();
     }
-    assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst), taken);
+    assert_eq!(made.load(Ordering::SeqCst), taken);
+}
+
+#[test]
+fn writes_by_filter_leave_threads_to_other_writes() {
+    let writers = WriteThreads::default();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let begun = Arc::new(AtomicUsize::new(0));
+    let refused = Arc::new(AtomicUsize::new(0));
+    let by_filter = || {
+        let held = held.clone();
+        let begun = begun.clone();
+        let refused = refused.clone();
+        let run = move |admitted: base::Result<()>| match admitted {
+            Ok(()) => {
+                begun.fetch_add(1, Ordering::SeqCst);
+                let _ = held.lock().unwrap().recv();
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+                assert!(error.retry_after().is_some());
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let selection = Some(Bytes::from_static(br#"{"filter": {"must": []}}"#));
+        writers.submit(WriteJob { selection, run: Box::new(run) }).unwrap();
+    };
+    let wait_until = |what: &str, holds: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::yield_now();
+        }
+    };
+    let beyond = 3;
+    for _ in 0..FILTER_THREADS + FILTER_WRITES_MAX + beyond {
+        by_filter();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let run = move |_: base::Result<()>| sender.send(()).unwrap();
+        // A body without a filter at its top is that of another write.
+        let selection = Some(Bytes::from_static(br#"{"points": [1]}"#));
+        writers.submit(WriteJob { selection, run: Box::new(run) }).unwrap();
+        receiver.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+    wait_until("writes are refused", &|| refused.load(Ordering::SeqCst) == beyond);
+    wait_until("writes begin", &|| begun.load(Ordering::SeqCst) == FILTER_THREADS);
+    drop(hold);
+    let all = FILTER_THREADS + FILTER_WRITES_MAX;
+    wait_until("waiting writes run", &|| begun.load(Ordering::SeqCst) == all);
+    assert_eq!(refused.load(Ordering::SeqCst), beyond);
 }
 
 #[test]

@@ -114,6 +114,13 @@ pub(super) fn progress() -> Option<Arc<SliceProgress>> {
     PROGRESS.with_borrow(Clone::clone)
 }
 
+/// Runs `work`, which evaluates one filter many times, without a pause. Keeps the rows of a filter
+/// that is too long for the cache until the end.
+pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {
+    let limit = WorkLimit { slice_end: None, ..LIMIT.get() };
+    limited(limit, Some(Arc::default()), work).0
+}
+
 /// Drops the progress of the work on this thread, because a later slice does not repeat the calls
 /// that it belongs to.
 pub fn forget_progress() {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::NamedCollection;
-use crate::collection::{Applied, Collection, IDS_MAX, IdList, PointParts};
+use crate::collection::{Applied, Collection, IDS_MAX, IdList, PointParts, keep_long_filters};
 use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
@@ -103,6 +103,10 @@ impl NamedCollection {
     /// segments are being opened and `DataLoss` if data cannot be read, because matching points
     /// would stay. Nothing is deleted then.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
+        keep_long_filters(|| self.delete_in_chunks(filter))
+    }
+
+    fn delete_in_chunks(&self, filter: &Filter) -> Result<u64> {
         let mut from = 0;
         let mut count = 0;
         loop {
@@ -170,17 +174,20 @@ impl NamedCollection {
                 Ok(count)
             }
             PointSelection::Filter(filter) => {
-                let mut from = 0;
-                let mut count = 0;
-                loop {
-                    let list = self.all_from(from, filter)?;
-                    count += self.change_chunk(&list.ids, None, Some(filter), change)?;
-                    match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more)
-                    {
-                        Some(after) => from = after,
-                        None => return Ok(count),
-                    }
-                }
+                keep_long_filters(|| self.change_in_chunks(filter, change))
+            }
+        }
+    }
+
+    fn change_in_chunks(&self, filter: &Filter, change: &PayloadChange) -> Result<u64> {
+        let mut from = 0;
+        let mut count = 0;
+        loop {
+            let list = self.all_from(from, filter)?;
+            count += self.change_chunk(&list.ids, None, Some(filter), change)?;
+            match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more) {
+                Some(after) => from = after,
+                None => return Ok(count),
             }
         }
     }
@@ -279,7 +286,7 @@ mod tests {
     use super::super::files::CollectionSettings;
     use super::*;
     use crate::coarse::Metric;
-    use crate::filter::{Condition, CountRange};
+    use crate::filter::{Condition, CountRange, Match};
 
     #[test]
     fn the_filter_of_a_delete_is_evaluated_without_the_lock() {
@@ -307,5 +314,35 @@ mod tests {
             drop(held);
             assert_eq!(deleting.join().unwrap(), 3);
         });
+    }
+
+    #[test]
+    fn a_long_filter_of_a_write_is_evaluated_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::json!({"n": 1}).as_object().cloned().unwrap();
+        let points = 3 * CHUNK as u64;
+        let new = |id| NewPoint {
+            id: PointId::Number(id),
+            embedding: &[1.0, 0.0],
+            record: &[],
+            payload: &payload,
+        };
+        named.upsert(&(0..points).map(new).collect::<Vec<_>>()).unwrap();
+        named.collection().flush().unwrap();
+        // Longer than filters that are cached.
+        let matching =
+            Match::Any((0..4000).map(serde_json::Value::from).collect::<Vec<_>>().into());
+        // Numbers of values have no index.
+        let range = CountRange { gte: Some(1), ..CountRange::default() };
+        let must = vec![
+            Condition::Match { key: "n".into(), matching },
+            Condition::ValuesCount { key: "n".into(), range },
+        ];
+        let filter = Filter { must, ..Filter::default() };
+        assert_eq!(named.delete_where(&filter).unwrap(), points);
+        let stats = core.resources.filter_stats();
+        assert_eq!(stats.scanned + stats.verified, 1);
     }
 }
