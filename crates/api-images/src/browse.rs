@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use transport::Reservation;
 use vision::{Format, thumbnail};
 
-use super::collection::{ImageCollection, has_images};
+use super::collection::{ImageCollection, OtherVersions, has_images};
 use super::features::{self, BLOCK};
 use super::hits::at;
 use super::point_features::stored_graph;
@@ -344,9 +344,9 @@ impl api_qdrant::ImageCollections for ImageRemoval {
 
 /// Removes the collection. Returns true if no other collection has its originals.
 fn remove(registry: &Registry, target: &ImageCollection) -> Result<bool> {
-    let last = target.siblings(registry).len() <= 1 && target.siblings_are_known(registry);
+    let others = OtherVersions::of(registry, target);
     registry.remove(target.named.name())?;
-    Ok(last)
+    Ok(others.were_removed(registry))
 }
 
 #[cfg(test)]

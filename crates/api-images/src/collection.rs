@@ -203,6 +203,32 @@ impl ImageCollection {
     }
 }
 
+/// Other versions of a collection, before it is removed. Collections that are created afterwards do
+/// not count: their originals are written later.
+pub(crate) struct OtherVersions<'a> {
+    target: &'a ImageCollection,
+    versions: Vec<ImageCollection>,
+    are_known: bool,
+}
+
+impl<'a> OtherVersions<'a> {
+    /// Returns the other versions of `target`, which is still there.
+    pub(crate) fn of(registry: &Registry, target: &'a ImageCollection) -> OtherVersions<'a> {
+        let mut versions = target.siblings(registry);
+        versions.retain(|version| !Arc::ptr_eq(&version.named, &target.named));
+        OtherVersions { target, versions, are_known: target.siblings_are_known(registry) }
+    }
+
+    /// Returns true if no version is left. Called after `target` was removed: if two versions are
+    /// removed at the same time, at least one of the calls returns true.
+    pub(crate) fn were_removed(&self, registry: &Registry) -> bool {
+        // A version whose removal failed is unknown from then on.
+        self.are_known
+            && self.versions.iter().all(|version| version.named.removed())
+            && self.target.siblings_are_known(registry)
+    }
+}
+
 /// Returns the kind and the model of a collection, or `None` if it holds no images.
 pub(crate) fn image_settings(named: &NamedCollection) -> Option<ImageSettings> {
     ImageSettings::of(&named.settings())
@@ -226,19 +252,51 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_new_collection_of_the_same_name_is_another_one() {
-        let dir = tempfile::tempdir().unwrap();
+    fn registry(directory: &std::path::Path) -> Arc<Registry> {
         let options = RegistryOptions {
             threads: 1,
             memory_bytes: 256 << 20,
             cache_bytes: 0,
             medium: MediumChoice::Mmap,
-            ..RegistryOptions::new(dir.path())
+            ..RegistryOptions::new(directory)
         };
-        let registry = Registry::open(options).unwrap();
-        let name = "c".to_owned();
-        let wanted = CollectionSpec { name, kind: None, model: None, quality_min: 0 };
+        Registry::open(options).unwrap()
+    }
+
+    fn wanted() -> CollectionSpec {
+        CollectionSpec { name: "c".to_owned(), kind: None, model: None, quality_min: 0 }
+    }
+
+    #[test]
+    fn the_last_of_two_removals_removes_the_originals() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let make = || ImageCollection::make(&registry, &wanted(), 4, "m").unwrap();
+        let first = make();
+        let second = first.next_version(&registry, 4, "n").unwrap();
+        // Both removals look for other versions before one of them is done.
+        let others = [&first, &second].map(|version| OtherVersions::of(&registry, version));
+        registry.remove(first.named.name()).unwrap();
+        assert!(!others[0].were_removed(&registry), "the second version has the originals");
+        registry.remove(second.named.name()).unwrap();
+        assert!(others[1].were_removed(&registry));
+        // A collection of the same name that was created meanwhile does not keep old originals.
+        let new = make();
+        assert!(others[1].were_removed(&registry));
+        let other = new.next_version(&registry, 4, "n").unwrap();
+        let others = OtherVersions::of(&registry, &new);
+        registry.remove(new.named.name()).unwrap();
+        assert!(!others.were_removed(&registry));
+        let others = OtherVersions::of(&registry, &other);
+        registry.remove(other.named.name()).unwrap();
+        assert!(others.were_removed(&registry), "the last version is removed alone");
+    }
+
+    #[test]
+    fn a_new_collection_of_the_same_name_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let wanted = wanted();
         let make = || ImageCollection::make(&registry, &wanted, 4, "m").unwrap();
         let old = make();
         assert!(old.writing(&registry, "c").is_ok());
