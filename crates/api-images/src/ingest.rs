@@ -287,10 +287,14 @@ impl Batch<'_> {
         let (places, images): (Vec<usize>, Vec<ReadyImage>) = kept.into_iter().unzip();
         let images = Arc::new(images);
         let write = |which| store::write_or_wait(self.job, target, &images, which);
-        let all = write(0..images.len());
-        let outcomes = images.iter().enumerate().map(|(at, image)| {
-            all.clone().or_else(|_| write(at..at + 1)).map(|()| PutOutcome::added(&image.features))
-        });
+        let outcomes: Vec<Result<PutOutcome>> = match write(0..images.len()) {
+            Ok(outcomes) => outcomes.into_iter().map(Ok).collect(),
+            Err(_) => {
+                let missing = || Error::internal("an image has no result");
+                let alone = |at| write(at..at + 1)?.pop().ok_or_else(missing);
+                (0..images.len()).map(alone).collect()
+            }
+        };
         places.into_iter().zip(outcomes).collect()
     }
 

@@ -148,10 +148,10 @@ pub(crate) fn write(named: &NamedCollection, image: &ReadyImage) -> Result<()> {
     with_points(std::slice::from_ref(image), |points| named.upsert(points))
 }
 
-fn with_points(
+fn with_points<T>(
     images: &[ReadyImage],
-    then: impl FnOnce(&[NewPoint<'_>]) -> Result<()>,
-) -> Result<()> {
+    then: impl FnOnce(&[NewPoint<'_>]) -> Result<T>,
+) -> Result<T> {
     let records: Vec<Vec<u8>> = images.iter().map(|image| image.features.record()).collect();
     let points = images.iter().zip(&records).map(|(image, record)| NewPoint {
         id: PointId::Uuid(image.features.facts.id),
@@ -162,9 +162,35 @@ fn with_points(
     then(&points.collect::<Vec<_>>())
 }
 
+/// Writes the images that the collection does not have, as [`NamedCollection::try_upsert`] does.
+/// Returns the outcome of each image that another request has put in meanwhile, whose payload may
+/// have changed since; `None` for the written ones. The caller has claimed their ids.
+///
+/// # Errors
+/// Returns the errors of [`NamedCollection::get`] and [`NamedCollection::try_upsert`].
+fn write_missing(
+    named: &NamedCollection,
+    points: &[NewPoint<'_>],
+) -> Result<Vec<Option<PutOutcome>>> {
+    let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
+    let found = named.get_parts(&ids, PointParts::PAYLOAD).into_iter().zip(points);
+    let by_others = found.map(|(found, new)| {
+        // An equal point may be of an earlier attempt, and not durable yet.
+        let other = found?.filter(|point| point.payload != *new.payload);
+        Ok(other.and_then(|point| PutOutcome::present(point.id, &point.payload)))
+    });
+    let by_others: Vec<Option<PutOutcome>> = by_others.collect::<Result<_>>()?;
+    let missing = points.iter().zip(&by_others).filter(|(_, other)| other.is_none());
+    let missing: Vec<NewPoint<'_>> = missing.map(|(point, _)| *point).collect();
+    if !missing.is_empty() {
+        named.try_upsert(&missing)?;
+    }
+    Ok(by_others)
+}
+
 /// Writes some images of a bulk job, and waits while there is no memory for them. It waits here and
 /// not in the collection, so that other writers are not blocked and no flush is escalated. The
-/// alias is locked only during each attempt.
+/// alias is locked only during each attempt. Returns the outcome of each image.
 ///
 /// # Errors
 /// Returns the errors of [`NamedCollection::try_upsert`] after the wait; the errors of
@@ -174,7 +200,7 @@ pub(crate) fn write_or_wait(
     target: &ImageCollection,
     images: &Arc<Vec<ReadyImage>>,
     which: Range<usize>,
-) -> Result<()> {
+) -> Result<Vec<PutOutcome>> {
     while_overloaded(|| {
         let services = job.services.clone();
         let registry = services.registry()?;
@@ -191,7 +217,11 @@ pub(crate) fn write_or_wait(
                 runtime.block_on(services.originals.keep(&image.original))?;
             }
             let writing = target.writing(&registry, &name)?;
-            Ok(with_points(images, |points| writing.try_upsert(points)))
+            let outcome = |(other, image): (Option<PutOutcome>, &ReadyImage)| {
+                other.unwrap_or_else(|| PutOutcome::added(&image.features))
+            };
+            let written = with_points(images, |points| write_missing(&writing, points));
+            Ok(written.map(|others| others.into_iter().zip(images).map(outcome).collect()))
         })
     })
 }
@@ -235,7 +265,7 @@ pub(crate) fn remove(
 
 /// Repeats `attempt` while its write, the inner result, is refused because of an overload. The
 /// outer error of an attempt is final.
-fn while_overloaded(mut attempt: impl FnMut() -> Result<Result<()>>) -> Result<()> {
+fn while_overloaded<T>(mut attempt: impl FnMut() -> Result<Result<T>>) -> Result<T> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
         match attempt()? {
@@ -250,13 +280,51 @@ fn while_overloaded(mut attempt: impl FnMut() -> Result<Result<()>>) -> Result<(
 #[cfg(test)]
 mod tests {
     use base::Error;
+    use search::coarse::Metric;
+    use search::registry::{CollectionSettings, MediumChoice, Registry, RegistryOptions};
 
     use super::*;
 
     #[test]
+    fn images_of_other_requests_keep_their_payload() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            threads: 1,
+            memory_bytes: 256 << 20,
+            cache_bytes: 0,
+            medium: MediumChoice::Mmap,
+            ..RegistryOptions::new(dir.path())
+        };
+        let registry = Registry::open(options).unwrap();
+        let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = |tag: &str| {
+            let block = json!({ "original": "0/1.png", "name": tag });
+            Map::from_iter([(BLOCK.to_owned(), block), ("tag".to_owned(), tag.into())])
+        };
+        let (own, other) = (payload("own"), payload("other"));
+        let point = |id: u8, payload| NewPoint {
+            id: PointId::Uuid([id; 16]),
+            embedding: &[1.0, 0.0],
+            record: &[],
+            payload,
+        };
+        named.upsert(&[point(1, &other)]).unwrap();
+        let stored = |id: u8| named.get(&PointId::Uuid([id; 16])).unwrap().unwrap().payload;
+        let batch = [point(1, &own), point(2, &own)];
+        for _ in 0..2 {
+            let outcomes = write_missing(&named, &batch).unwrap();
+            let added: Vec<Option<bool>> =
+                outcomes.iter().map(|other| other.as_ref().map(|other| other.added)).collect();
+            // The second time, the equal point counts as one of an earlier attempt.
+            assert_eq!(added, [Some(false), None]);
+            assert_eq!((stored(1), stored(2)), (other.clone(), own.clone()));
+        }
+    }
+
+    #[test]
     fn only_the_write_is_repeated() {
         let mut calls = 0;
-        let moved = while_overloaded(|| {
+        let moved = while_overloaded::<()>(|| {
             calls += 1;
             Err(Error::unavailable("it has just become another collection"))
         });
