@@ -124,10 +124,7 @@ impl FacetCounts {
     fn add_value(&mut self, value: FacetValue, points: u64, key: &str) -> Result<()> {
         let text_bytes = self.text_bytes + value.text_bytes();
         if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {
-            return Err(Error::invalid(format!(
-                "\"{key}\" has more than {FACET_VALUES_MAX} different values, or more than {TEXT_BYTES_MAX} bytes of \
-                 them: too many to count; filter for fewer points"
-            )));
+            return Err(too_many_values(key));
         }
         let needed = (text_bytes + (self.counts.len() + 1) * VALUE_BYTES) as u64;
         if needed > self.held.bytes() {
@@ -148,11 +145,12 @@ impl FacetCounts {
     ) -> Result<Option<RowSet>> {
         let mut found = Vec::new();
         let counted = view.segment.count_values(key, allow, &mut |value, points| {
-            if found.len() <= FACET_VALUES_MAX
-                && let Some(value) = FacetValue::of_key(value)
-            {
-                found.push((value, points));
+            let Some(value) = FacetValue::of_key(value) else { return Ok(()) };
+            // The values of a segment differ, so the others need not be read.
+            if found.len() >= FACET_VALUES_MAX {
+                return Err(too_many_values(key));
             }
+            found.push((value, points));
             Ok(())
         });
         let counted = match counted {
@@ -190,6 +188,13 @@ impl FacetCounts {
         hits.truncate(max);
         hits
     }
+}
+
+fn too_many_values(key: &str) -> Error {
+    Error::invalid(format!(
+        "\"{key}\" has more than {FACET_VALUES_MAX} different values, or more than {TEXT_BYTES_MAX} bytes of \
+         them: too many to count; filter for fewer points"
+    ))
 }
 
 /// Facet that is being counted.
