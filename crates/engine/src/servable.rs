@@ -1,6 +1,7 @@
 //! A loaded version: `lifecycle` publishes it and `schedule` runs it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
@@ -18,6 +19,9 @@ pub struct Servable {
     pub id: VersionId,
     /// Name of the engine.
     pub engine: &'static str,
+    /// Directory of the version, which must stay while it is in use. Only the servable of the
+    /// default signature has it.
+    pub dir: Option<PathBuf>,
     /// Bytes of parameters in regions.
     pub parameter_bytes: u64,
     /// Time at which it became ready.
@@ -95,6 +99,7 @@ impl VersionParts {
         Ok(Servable {
             id: self.id.clone(),
             engine: self.engine,
+            dir: None,
             parameter_bytes: 0,
             ready_at: SystemTime::now(),
             threads_per_run: 1,
@@ -129,7 +134,7 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 }
 
 impl Servable {
-    /// Joins a session with its identity and settings. The caller sets `parameter_bytes`,
+    /// Joins a session with its identity and settings. The caller sets `dir`, `parameter_bytes`,
     /// `threads_per_run` (1 here), `recogniser`, `request_log_rate` and `examples`.
     ///
     /// # Errors
@@ -160,6 +165,7 @@ impl Servable {
             watched: self.watched.clone(),
         };
         Ok(Servable {
+            dir: self.dir.clone(),
             parameter_bytes: self.parameter_bytes,
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
@@ -265,6 +271,7 @@ impl Servable {
         Ok(Arc::new(Servable {
             id: self.id.clone(),
             engine: self.engine,
+            dir: self.dir.clone(),
             parameter_bytes: self.parameter_bytes,
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,

@@ -156,6 +156,7 @@ impl Loader {
         let signature = session.signature().clone();
         let engine = placed.engine.name();
         let mut servable = Servable::new(job.id.clone(), engine, session, job.schedule.clone())?;
+        servable.dir = Some(job.dir.clone());
         servable.parameter_bytes = placed.parameter_bytes;
         servable.threads_per_run = job.session.intra_op_threads.max(1);
         servable.recogniser = job.recogniser.clone();

@@ -3,12 +3,12 @@
 //! The lifecycle watches `models/NAME/VERSION`. A version is fetched into `staging/NAME/VERSION`
 //! and renamed when it is complete. `records/NAME/VERSION` holds the fingerprint of the listing
 //! that a copy came from. The modification time of a record is the last time at which the version
-//! was wanted.
+//! was wanted. That of the file `followed` is the last time at which a server followed the store.
 
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use base::{Error, Result};
 use os::sync_directory;
@@ -126,6 +126,21 @@ impl StoreCache {
     /// Remembers that a whole sync has succeeded.
     pub(crate) fn set_synced(&self) -> Result<()> {
         write(&self.synced_mark(), "")
+    }
+
+    fn followed_mark(&self) -> PathBuf {
+        self.root.join("followed")
+    }
+
+    /// Notes that a server follows the store at this moment.
+    pub(crate) fn note_followed(&self) {
+        let mark = os::private::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.followed_mark());
+        // Without the time, the copies are only removed at another time after the store is left.
+        let _ = mark.and_then(|mark| mark.set_modified(SystemTime::now()));
     }
 
     /// Returns true if the version is here and came from a listing of this fingerprint. Notes that
@@ -306,17 +321,7 @@ impl StoreCache {
     /// Returns the caches of other stores in the same directory that no process uses and that have
     /// copies.
     pub(crate) fn unused_neighbours(&self) -> Vec<UnusedCache> {
-        let stores = self.root.parent().unwrap_or(&self.root);
-        let caches =
-            names_in(stores).into_iter().map(|name| StoreCache { root: stores.join(name) });
-        let unused = caches.filter(|cache| cache.lock_unused().is_some());
-        let with_copies = unused.filter_map(|cache| {
-            let directories = DIRECTORIES.into_iter().chain([EVICTED]);
-            let bytes: u64 = directories.map(|name| bytes_of(&cache.root.join(name))).sum();
-            let versions = cache.versions();
-            (bytes > 0).then_some(UnusedCache { cache, versions, bytes })
-        });
-        with_copies.collect()
+        unused_caches(self.root.parent().unwrap_or(&self.root))
     }
 
     /// Locks a cache that is there. Returns `None` if another follower uses it, in this process or
@@ -331,6 +336,19 @@ impl StoreCache {
         let versions = self.versions();
         versions.iter().map(|it| self.version_dir(&it.model, it.version)).collect()
     }
+}
+
+/// Returns the caches in the directory `stores` that no process uses and that have copies.
+pub(crate) fn unused_caches(stores: &Path) -> Vec<UnusedCache> {
+    let caches = names_in(stores).into_iter().map(|name| StoreCache { root: stores.join(name) });
+    let unused = caches.filter(|cache| cache.lock_unused().is_some());
+    let with_copies = unused.filter_map(|cache| {
+        let directories = DIRECTORIES.into_iter().chain([EVICTED]);
+        let bytes: u64 = directories.map(|name| bytes_of(&cache.root.join(name))).sum();
+        let versions = cache.versions();
+        (bytes > 0).then_some(UnusedCache { cache, versions, bytes })
+    });
+    with_copies.collect()
 }
 
 /// The cache of a store that no process follows.
@@ -357,6 +375,17 @@ impl UnusedCache {
     pub(crate) fn last_wanted(&self) -> SystemTime {
         let times = self.versions.iter().map(|version| version.last_wanted);
         times.max().unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+
+    /// Returns true if no server has followed the store for `time`. If the last time is not known,
+    /// it is this moment.
+    pub(crate) fn is_unused_for(&self, time: Duration) -> bool {
+        let mark = std::fs::metadata(self.cache.followed_mark());
+        let Ok(last) = mark.and_then(|mark| mark.modified()) else {
+            self.cache.note_followed();
+            return false;
+        };
+        SystemTime::now().duration_since(last).is_ok_and(|unused| unused >= time)
     }
 
     /// Removes all copies. The lock and empty directories stay, so that a server that starts at the

@@ -31,9 +31,12 @@ pub use listing_requests::ListingRequests;
 
 /// Time between two checks of the configuration.
 const CONFIG_POLL: Duration = Duration::from_secs(1);
+/// Time between two searches for copies of stores that no server follows.
+const UNUSED_POLL: Duration = Duration::from_secs(3600);
 
-/// Returns true if a version of a model is in use, so that its files must stay.
-pub type InUse = Box<dyn Fn(&str, u64) -> bool + Send>;
+/// Returns true if a version of a model in a directory of models is in use, so that its files must
+/// stay.
+pub type InUse = Box<dyn Fn(&Path, &str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
 
@@ -65,6 +68,11 @@ pub struct StoreSource {
 /// Settings of a mirror.
 #[derive(Clone, Debug)]
 pub struct MirrorConfig {
+    /// Directory of the copies of all stores: the directory `stores` in the directory that
+    /// [`crate::watched_dir`] takes.
+    pub stores_dir: PathBuf,
+    /// Time for which the copies of a store stay after no server follows it any more.
+    pub keep_unused: Duration,
     /// Names and values of the providers' variables, in lower case.
     pub options: Vec<(String, String)>,
     /// Shortest time between two listings.
@@ -136,7 +144,7 @@ impl StoreMirror {
             metrics: StoreMetrics::default(),
             hooks: MirrorHooks {
                 sources: Box::new(Vec::new),
-                in_use: Box::new(|_, _| false),
+                in_use: Box::new(|_, _, _| false),
                 report: Box::new(|_| {}),
             },
             first_copy: watch::Sender::new(first_copy),
@@ -196,10 +204,15 @@ impl StoreMirror {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
         let work = async {
             self.copy_first().await?;
+            let mut next_unused = Instant::now();
             loop {
                 self.set_sources((self.hooks.sources)());
                 let request = self.queue.open();
                 let now = Instant::now();
+                if next_unused <= now {
+                    self.remove_unused();
+                    next_unused = now + UNUSED_POLL;
+                }
                 for at in 0..self.followers.len() {
                     if request.is_some() || self.followers[at].next <= now {
                         // The follower has reported the error.
@@ -240,6 +253,7 @@ impl StoreMirror {
     fn set_sources(&mut self, sources: Vec<StoreSource>) {
         let dirs: BTreeSet<&Path> = sources.iter().map(|it| it.models_dir.as_path()).collect();
         self.followers.retain(|follower| dirs.contains(follower.source.models_dir.as_path()));
+        self.unopened.retain(|dir| dirs.contains(dir.as_path()));
         for source in sources {
             let known =
                 self.followers.iter_mut().find(|it| it.source.models_dir == source.models_dir);

@@ -1,10 +1,11 @@
 //! Models in object stores: the stores of a configuration, and the thread that copies them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use base::Result;
-use lifecycle::{ConfigSet, LifecycleState};
+use lifecycle::{Catalog, ConfigSet, LifecycleState};
 use model_store::{
     ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, StoreMirror, StoreSource,
 };
@@ -15,6 +16,9 @@ use crate::first_copies::FirstCopies;
 
 /// Time for which the listing of a version without a manifest must stay the same.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Time for which the copies of a store stay after no server follows it any more: a configuration
+/// that is taken back within this time finds them.
+const KEEP_UNUSED: Duration = Duration::from_secs(7 * 86_400);
 
 /// The stores of a server that has not started yet. Their thread runs even without stores, since a
 /// changed configuration can add some.
@@ -38,6 +42,8 @@ impl ModelStores {
         let models = &config.models;
         let set = ConfigSet { models: models.models.clone(), roots: models.roots.clone() };
         let mirror = MirrorConfig {
+            stores_dir: models.cache_dir.with_file_name("stores"),
+            keep_unused: KEEP_UNUSED,
             options: models.stores.options.clone(),
             poll: models.poll,
             settle: SETTLE,
@@ -63,13 +69,8 @@ impl ModelStores {
     pub(crate) fn follow(self, server: &Server) -> Result<MirrorThread> {
         let configurator = server.models.configurator.clone();
         let lifecycle = server.core.lifecycle.clone();
-        let in_use = move |model: &str, version: u64| {
-            let status = lifecycle.catalog().status(model);
-            let version = status.as_ref().and_then(|status| status.version(version));
-            version.is_some_and(|version| {
-                use LifecycleState::{Discovered, Failed, Released};
-                !matches!(version.state, Discovered | Released | Failed)
-            })
+        let in_use = move |models_dir: &Path, model: &str, version: u64| {
+            is_in_use(lifecycle.catalog(), models_dir, model, version)
         };
         let lifecycle = server.core.lifecycle.clone();
         let hooks = MirrorHooks {
@@ -78,6 +79,23 @@ impl ModelStores {
             report: Box::new(move |report| lifecycle.report_sources(report)),
         };
         self.mirror.follow(hooks, server.core.metrics.stores.clone())
+    }
+}
+
+/// Returns true if a version of a model is being loaded or serves from `models_dir`, or waits for
+/// its last request.
+fn is_in_use(catalog: &Catalog, models_dir: &Path, model: &str, version: u64) -> bool {
+    use LifecycleState::{Discovered, Failed, Ready, Released};
+    let status = catalog.status(model);
+    let status = status.as_ref().and_then(|status| status.version(version));
+    match status.map(|status| status.state) {
+        None | Some(Discovered | Released | Failed) => false,
+        // A version of the same name and number may serve from the copies of another store.
+        Some(Ready) => {
+            let Ok(servable) = catalog.get(model, Some(version)) else { return true };
+            servable.dir.as_ref().is_none_or(|dir| dir.starts_with(models_dir))
+        }
+        Some(_) => true,
     }
 }
 
@@ -103,8 +121,6 @@ fn sources(set: &ConfigSet) -> Vec<StoreSource> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use lifecycle::{ModelConfig, ModelRoot, VersionPolicy};
 
     use super::*;

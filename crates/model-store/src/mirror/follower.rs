@@ -83,8 +83,10 @@ impl Follower {
             let dir = cache.model_dir(model);
             os::private::create_dir_all(&dir).map_err(|error| Error::io(&dir, &error))?;
         }
+        let lock = cache.lock()?;
+        cache.note_followed();
         Ok(Follower {
-            _lock: cache.lock()?,
+            _lock: lock,
             source,
             place,
             cache,
@@ -149,6 +151,7 @@ impl Follower {
 
     /// Lists the store, copies the changes, and sets the time of the next check.
     pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
+        self.cache.note_followed();
         let result = self.look(context).await;
         let changed = matches!(&result, Ok((_, true)));
         self.pause = next_pause(self.pause, context.config.poll, changed);

@@ -31,7 +31,7 @@ impl Follower {
             if fits(used) {
                 return Ok(());
             }
-            if !(context.in_use)(&old.model, old.version)
+            if !(context.in_use)(&self.source.models_dir, &old.model, old.version)
                 && !self.is_wanted(&old.model, old.version)
             {
                 self.cache.remove(&old.model, old.version)?;

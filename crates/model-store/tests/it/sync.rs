@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base::ErrorKind;
 use base::units::MIB;
@@ -17,6 +17,8 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use os::Rate;
 
 use crate::faulty::FaultyStore;
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// A store, and the directory of its copies.
 struct Setup {
@@ -95,7 +97,15 @@ impl Setup {
 }
 
 fn config(poll: Duration) -> MirrorConfig {
-    MirrorConfig { options: Vec::new(), poll, settle: Duration::ZERO, bytes_max: u64::MAX, rate: 0 }
+    MirrorConfig {
+        stores_dir: PathBuf::new(),
+        keep_unused: DAY,
+        options: Vec::new(),
+        poll,
+        settle: Duration::ZERO,
+        bytes_max: u64::MAX,
+        rate: 0,
+    }
 }
 
 /// Asserts that two published versions have the same bytes.
@@ -273,7 +283,7 @@ fn a_quiet_store_is_listed_once_a_minute() {
     let metrics = metrics::StoreMetrics::default();
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _| true),
+        in_use: Box::new(|_, _, _| true),
         report: Box::new(|_| {}),
     };
     let thread = mirror.follow(hooks, metrics);
@@ -296,7 +306,7 @@ fn a_request_lists_before_the_poll() {
     mirror.copy_first_now().unwrap();
     let hooks = MirrorHooks {
         sources: Box::new(sources_of(&setup)),
-        in_use: Box::new(|_, _| true),
+        in_use: Box::new(|_, _, _| true),
         report: Box::new(|_| {}),
     };
     let requests = mirror.listing_requests();
@@ -344,4 +354,97 @@ fn copies_of_unused_stores_are_the_first_to_go() {
     assert!(matches!(*again.first_copy().borrow(), FirstCopy::Running(_)));
     again.copy_first_now().unwrap();
     assert!(at("old").join("m/3").exists());
+}
+
+/// Caches of the same store in directories of their own, as those of several stores are.
+struct Caches(Setup);
+
+impl Caches {
+    fn new() -> Caches {
+        let caches = Caches(Setup::new());
+        caches.0.publish("m", 1, &[1]);
+        caches
+    }
+
+    fn models(&self, name: &str) -> PathBuf {
+        self.0.dir.path().join(name).join("models")
+    }
+
+    fn source(&self, name: &str) -> StoreSource {
+        StoreSource::new(&"s3://b/models".into(), &self.models(name), None)
+    }
+
+    /// Copies the store. Copies stay for a day after no server follows the store.
+    fn copy(&self, name: &str) -> StoreMirror {
+        let stores_dir = self.0.dir.path().to_owned();
+        let config = MirrorConfig { stores_dir, ..config(Duration::from_millis(1)) };
+        let places = vec![(self.source(name), self.0.place("models"))];
+        let mut mirror = StoreMirror::with_places(config, places).unwrap();
+        mirror.copy_first_now().unwrap();
+        mirror
+    }
+
+    fn has_copies(&self, name: &str) -> bool {
+        self.models(name).join("m/1/millpond.json").exists()
+    }
+
+    /// Sets the time back at which a server followed the store.
+    fn age(&self, name: &str, age: Duration) {
+        let mark = self.0.dir.path().join(name).join("followed");
+        let mark = std::fs::File::options().write(true).open(mark).unwrap();
+        mark.set_modified(SystemTime::now() - age).unwrap();
+    }
+}
+
+#[test]
+fn copies_of_unused_stores_are_removed_after_a_time() {
+    let caches = Caches::new();
+    drop(caches.copy("old"));
+    drop(caches.copy("unmarked"));
+    let used = caches.copy("used");
+    used.remove_unused();
+    assert!(caches.has_copies("old"), "its time has not passed");
+    caches.age("old", 2 * DAY);
+    caches.age("used", 2 * DAY);
+    // The copies of a server that left no time.
+    let mark = caches.0.dir.path().join("unmarked/followed");
+    std::fs::remove_file(&mark).unwrap();
+    used.remove_unused();
+    assert!(!caches.has_copies("old") && caches.has_copies("used"));
+    assert!(caches.has_copies("unmarked") && mark.exists(), "its time begins");
+}
+
+#[test]
+fn a_server_notes_that_it_follows_a_store() {
+    let caches = Caches::new();
+    let mut mirror = caches.copy("used");
+    caches.age("used", 2 * DAY);
+    caches.0.store.offline.store(true, Ordering::SeqCst);
+    mirror.sync_now().unwrap_err();
+    drop(mirror);
+    caches.0.store.offline.store(false, Ordering::SeqCst);
+    caches.copy("next").remove_unused();
+    assert!(caches.has_copies("used"));
+}
+
+#[test]
+fn unused_copies_stay_while_a_version_serves_from_them() {
+    let caches = Caches::new();
+    for name in ["old", "serving"] {
+        drop(caches.copy(name));
+        caches.age(name, 2 * DAY);
+    }
+    let (source, serving) = (caches.source("next"), caches.models("serving"));
+    let next = caches.copy("next");
+    let hooks = MirrorHooks {
+        sources: Box::new(move || vec![source.clone()]),
+        in_use: Box::new(move |dir: &Path, _: &str, _: u64| dir == serving),
+        report: Box::new(|_| {}),
+    };
+    let requests = next.listing_requests();
+    let thread = next.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert!(runtime.block_on(requests.list(Duration::from_secs(60))));
+    thread.stop();
+    assert!(caches.has_copies("serving") && !caches.has_copies("old"));
 }
