@@ -10,7 +10,10 @@ import pathlib
 
 
 def module():
-    """relu(linear(x)) and x.sum(1), all weights 0.5 and biases 1, as crates/engine-torch/tests/it/package.rs expects."""
+    """relu(linear(x)) and x.sum(1), all weights 0.5 and biases 1, as crates/engine-torch/tests/it/package.rs expects.
+
+    Then forward writes zeros to x. The tests check that the caller's tensor stays.
+    """
     import torch
 
     class Module(torch.nn.Module):
@@ -21,7 +24,9 @@ def module():
             torch.nn.init.constant_(self.linear.bias, 1.0)
 
         def forward(self, x):
-            return torch.relu(self.linear(x)), x.sum(1)
+            outputs = torch.relu(self.linear(x)), x.sum(1)
+            x.zero_()
+            return outputs
 
     return Module().eval()
 

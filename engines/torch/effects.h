@@ -11,7 +11,7 @@ namespace millpond {
 struct Effects {
   // An attribute is set, or a tensor in an attribute is written to.
   bool stateful = false;
-  // An input tensor is written to.
+  // An input tensor is written to, or may be.
   bool writes_inputs = false;
   // Written tensors, as attribute names from the module down.
   std::vector<std::vector<std::string>> written;

@@ -34,6 +34,8 @@ MPT_EXPORT int32_t mpt_package_load(const char *path, int32_t cuda, mpt_module *
     check_device(path, cuda >= 0);
     auto common = std::make_shared<millpond::Common>();
     common->device = millpond::device_of(cuda);
+    // Compiled code does not say if it writes to its inputs. So each run gets copies.
+    common->effects.writes_inputs = true;
     common->package = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
         path, kModel, /*run_single_threaded=*/true, /*num_runners=*/1, static_cast<c10::DeviceIndex>(cuda));
     // Other streams read the loaded parameters.

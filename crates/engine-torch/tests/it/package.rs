@@ -1,7 +1,7 @@
 //! A compiled package. It holds native code for one machine, so it is not among the tests' files:
 //! `make test-rust` compiles one (`scripts/compile_package.py`), and `MILLPOND_TEST_PACKAGE` names
-//! it. It has `relu(linear(x)), x.sum(1)` for x of [n, 4], all weights 0.5 and biases 1. Without it
-//! these tests do nothing.
+//! it. It has `relu(linear(x)), x.sum(1)` for x of [n, 4], all weights 0.5 and biases 1, and then
+//! writes zeros to x. Without it these tests do nothing.
 
 use base::ErrorKind;
 use engine::{Device, Engine, LoadRequest, SessionOptions, SignatureFile};
@@ -32,7 +32,7 @@ fn a_trusted_package_runs() {
     let session = load(true, file()).unwrap();
     for rows in [1, 3] {
         let x = floats("x", &[rows, 4], &vec![1.0; rows * 4]);
-        let got = session.run(&[x], &[]).unwrap();
+        let got = session.run(std::slice::from_ref(&x), &[]).unwrap();
         assert_eq!(
             got,
             [
@@ -40,6 +40,7 @@ fn a_trusted_package_runs() {
                 floats("sum", &[rows], &vec![4.0; rows])
             ]
         );
+        assert_eq!(x, floats("x", &[rows, 4], &vec![1.0; rows * 4]), "the input is as before");
     }
     let options = SessionOptions {
         trusted: true,
