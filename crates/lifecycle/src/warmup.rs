@@ -160,7 +160,7 @@ pub(crate) fn warm(
     }
     let outcome = generate(signature, config).and_then(|requests| warmup.run_generated(&requests));
     if let Err(error) = outcome {
-        if error.kind() == ErrorKind::Unavailable {
+        if ends_warmup(&error) {
             return Err(error.context(
                 "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
             ));
@@ -171,6 +171,12 @@ pub(crate) fn warm(
         notes.push(format!("not warmed up: a generated request was refused: {error}"));
     }
     Ok(joined(notes))
+}
+
+/// Returns true for an error that ends every warm-up: the engine aborted or hung in its worker
+/// process. Once published, requests would make it do so again.
+fn ends_warmup(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
 }
 
 /// Joins notes to one; `None` if there are none.
@@ -357,9 +363,7 @@ impl CallQueue<'_> {
             let began = Instant::now();
             let WarmupCall { inputs, outputs, .. } = &call.call;
             if let Err(error) = self.source.run(call.servable, inputs, outputs) {
-                // Unavailable: the engine aborted in its worker process. Once published, requests
-                // would make it abort too.
-                let fatal = self.strict || error.kind() == ErrorKind::Unavailable;
+                let fatal = self.strict || ends_warmup(&error);
                 let failure = CallFailure { number: call.number, error };
                 if fatal {
                     self.end(failure);

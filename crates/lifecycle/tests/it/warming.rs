@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use base::{NamedTensor, Result, Tensor};
+use base::{Error, NamedTensor, Result, Tensor};
 use engine::Servable;
 use lifecycle::{LifecycleState, WarmupSource};
 
@@ -110,4 +110,31 @@ fn a_generated_request_that_fails_is_a_note() {
     let world = serve("", FAILING, "[warmup]\nfail-on-error = true");
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with generated requests: out of range");
+}
+
+/// Runs end as those in a worker process that hangs.
+struct HangingRuns;
+
+impl WarmupSource for HangingRuns {
+    fn requests(&self, _version_dir: &Path, _servable: &Servable) -> Result<lifecycle::WarmupSet> {
+        Ok(lifecycle::WarmupSet::default())
+    }
+
+    fn run(
+        &self,
+        _servable: &Servable,
+        _inputs: &[NamedTensor],
+        _outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        Err(Error::deadline("a run took longer than 30 s in its worker process"))
+    }
+}
+
+#[test]
+fn a_generated_request_that_hangs_fails_the_load() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    world.start(Setting { warmup: Arc::new(HangingRuns), ..Setting::default() });
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
+    assert!(reason.contains("a run took longer than 30 s"), "{reason}");
 }
