@@ -199,11 +199,40 @@ impl WorkerProcess {
         frame::read(&mut reply).ok().flatten().ok_or(LoadFailure::Ended)
     }
 
-    /// Waits until the process ends, and returns the reason.
-    pub(crate) fn wait(mut self, isolation: &Isolation, slot: &ChildSlot) -> String {
+    /// Waits until the process ends, and returns the reason. Ends the process if `stop` is set
+    /// before the load has ended: a run of the warm-up may hang.
+    pub(crate) fn wait(
+        mut self,
+        isolation: &Isolation,
+        slot: &ChildSlot,
+        stop: Option<&Arc<AtomicBool>>,
+    ) -> String {
+        if stop.is_some_and(|stop| self.stops(stop)) {
+            slot.lock().kill(Some("the load was stopped".to_owned()));
+        }
         // The process sends nothing more. An error of the socket is its end too.
         let _ = self.control.read(&mut [0]);
         self.end(isolation, slot)
+    }
+
+    /// Waits until the load has ended, which drops its references to `stop`, or until the process
+    /// ends. Returns true if the flag is set before.
+    fn stops(&mut self, stop: &Arc<AtomicBool>) -> bool {
+        if self.control.set_read_timeout(Some(STOP_CHECK_INTERVAL)).is_err() {
+            return false;
+        }
+        while Arc::strong_count(stop) > 1 {
+            if stop.load(Ordering::Relaxed) {
+                return true;
+            }
+            match self.control.read(&mut [0]).map_err(|error| error.kind()) {
+                Err(ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
+        // Fails only for a socket that has failed, which is the end of the process too.
+        let _ = self.control.set_read_timeout(None);
+        false
     }
 
     /// Ends the process, if it still runs, and returns the reason of its end.

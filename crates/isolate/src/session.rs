@@ -28,7 +28,8 @@ pub(crate) struct IsolatedSession {
 
 impl IsolatedSession {
     /// Starts a worker process and waits until it has opened the model, or until the request's stop
-    /// flag is set. Then the process is ended.
+    /// flag is set. Then the process is ended. The flag also ends the process during the warm-up,
+    /// while the caller keeps a reference to the flag.
     ///
     /// # Errors
     /// Returns the errors of [`engine::Engine::load`] in the worker process; `Internal` if the

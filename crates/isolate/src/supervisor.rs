@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
@@ -126,7 +126,8 @@ impl FileHashes {
 /// The load that opens a session.
 pub(crate) struct FirstLoad {
     pub(crate) message: LoadMessage,
-    /// Request to end it early with `Cancelled`.
+    /// Request to end it early with `Cancelled`, or to end the process during the warm-up. Other
+    /// references to it exist until the end of the warm-up.
     pub(crate) stop: Arc<AtomicBool>,
     /// Gets the outcome.
     pub(crate) outcome: Sender<Result<ModelFacts>>,
@@ -149,6 +150,7 @@ pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstL
                 facts,
                 content,
                 delay: RESTART_DELAY_MIN,
+                stop: Some(stop),
             };
             supervisor.run(opened);
         }
@@ -169,28 +171,34 @@ struct Supervisor<'a> {
     /// Content of the files before they were first opened.
     content: FileHashes,
     delay: Duration,
+    /// Stop flag of the load, until the first process ends.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Supervisor<'_> {
     fn run(mut self, mut opened: Opened) {
         loop {
-            let reason = self.wait(opened.process);
+            let stop = self.stop.take();
+            let reason = self.wait(opened.process, stop.as_ref());
             opened.channels.end(reason.clone());
             self.shared.set(Phase::Down(reason.clone()));
             if self.shared.closed() {
                 return;
             }
-            let model = &self.message.model;
-            tracing::error!(model, "{reason}; it is started again in {:?}", self.delay);
+            // The load that was stopped closes the session.
+            if stop.is_none_or(|stop| !stop.load(Ordering::Relaxed)) {
+                let model = &self.message.model;
+                tracing::error!(model, "{reason}; it is started again in {:?}", self.delay);
+            }
             let Some(again) = self.restart() else { return };
             opened = again;
             self.shared.set(Phase::Up(opened.channels.clone()));
         }
     }
 
-    fn wait(&mut self, process: WorkerProcess) -> Arc<str> {
+    fn wait(&mut self, process: WorkerProcess, stop: Option<&Arc<AtomicBool>>) -> Arc<str> {
         let started = Instant::now();
-        let reason = process.wait(self.isolation, &self.shared.child);
+        let reason = process.wait(self.isolation, &self.shared.child, stop);
         if started.elapsed() >= STABLE_TIME {
             self.delay = RESTART_DELAY_MIN;
         }

@@ -363,7 +363,10 @@ impl CallQueue<'_> {
             let began = Instant::now();
             let WarmupCall { inputs, outputs, .. } = &call.call;
             if let Err(error) = self.source.run(call.servable, inputs, outputs) {
-                let fatal = self.strict || ends_warmup(&error);
+                // The stop may have ended the worker process of the run.
+                let stopped = stop.load(Ordering::Relaxed);
+                let error = if stopped { Error::cancelled("the load was stopped") } else { error };
+                let fatal = stopped || self.strict || ends_warmup(&error);
                 let failure = CallFailure { number: call.number, error };
                 if fatal {
                     self.end(failure);

@@ -64,6 +64,33 @@ fn a_stopped_load_ends_its_process() {
     assert_eq!((host.isolation.processes().len(), host.restarts()), (0, 0));
 }
 
+/// The caller keeps its stop flag until the end of the warm-up.
+#[test]
+fn a_stopped_warm_up_ends_its_process() {
+    let host = Host::new();
+    let graph = host.graph(&format!("{ECHO}run-delay 60000\n"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let options = engine::SessionOptions { isolate: true, ..Default::default() };
+    let request = engine::LoadRequest { graph, options, stop: stop.clone(), ..Default::default() };
+    let session = engine::Engine::load(&host.engine, &request).unwrap();
+    let process = host.isolation.processes()[0];
+    let begins = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            begins.wait();
+            session.run(&vector(&[1.0]), &[]).unwrap_err()
+        });
+        begins.wait();
+        stop.store(true, Ordering::Relaxed);
+        let error = run.join().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.message().contains("the load was stopped"), "{error}");
+    });
+    assert!(!children().contains(&process));
+    drop(session);
+    assert!(host.isolation.processes().is_empty());
+}
+
 #[test]
 fn a_missing_program_is_named() {
     let config = millpond_isolate::IsolationConfig {
