@@ -119,6 +119,11 @@ impl Entry {
         Ok(pieces.into_iter().enumerate().map(entry).collect())
     }
 
+    /// Returns true for one entry of each request, so that a request in parts counts once.
+    pub(crate) fn counts(&self) -> bool {
+        matches!(self.finish, Finish::Whole(_) | Finish::Part(_, 0))
+    }
+
     /// Returns the reason if the entry has expired or was cancelled.
     pub(crate) fn expiry(&self, now: Instant) -> Option<Error> {
         // First, because callers give up at the deadline too.

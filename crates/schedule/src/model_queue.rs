@@ -25,7 +25,10 @@ pub(crate) struct Ran {
     pub(crate) cores: usize,
     /// Microseconds charged in advance.
     pub(crate) charge: f64,
+    /// Requests and parts of requests.
     pub(crate) requests: usize,
+    /// Requests that count for this run. A request in parts counts for the run of its first part.
+    pub(crate) counted: usize,
     pub(crate) items: usize,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
@@ -194,10 +197,11 @@ impl ModelQueue {
             for entry in std::mem::take(level) {
                 match entry.expiry(now) {
                     Some(error) => {
-                        match error.kind() {
-                            base::ErrorKind::Cancelled => self.counts.cancelled += 1,
-                            _ => self.counts.expired += 1,
-                        }
+                        let count = match error.kind() {
+                            base::ErrorKind::Cancelled => &mut self.counts.cancelled,
+                            _ => &mut self.counts.expired,
+                        };
+                        *count += u64::from(entry.counts());
                         self.queued -= 1;
                         expired.push((entry, error));
                     }
@@ -230,7 +234,7 @@ impl ModelQueue {
             self.misfit.push(ran.instance);
         }
         let counts = &mut self.counts;
-        counts.requests += ran.requests as u64;
+        counts.requests += ran.counted as u64;
         counts.batches += 1;
         counts.items += ran.items as u64;
         counts.batch_sizes[BATCH_SIZE_BOUNDS.partition_point(|&bound| bound < ran.items)] += 1;

@@ -133,7 +133,8 @@ impl LastRun {
 /// Returns the outcome of each entry and of the run.
 fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) -> (Answers, Ran) {
     let items = entries.iter().map(|entry| entry.items).sum();
-    let mut ran = Ran { requests: entries.len(), items, ..Ran::default() };
+    let counted = entries.iter().filter(|entry| entry.counts()).count();
+    let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
     let failure = match together(servable, entries, batch_key) {
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
