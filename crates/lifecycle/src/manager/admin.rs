@@ -268,14 +268,17 @@ impl Model {
 
     /// Checks if all of `targets` are ready.
     fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> WaiterVerdict {
-        let aspired = self.choice(&self.views(now)).aspired;
+        let views = self.views(now);
+        let (aspired, wanted) = (self.choice(&views).aspired, self.wanted(&views));
         for number in targets {
             let Some(version) = self.versions.get(number) else {
                 return WaiterVerdict::Done(Err(Error::not_found(format!(
                     "version {number} has gone"
                 ))));
             };
-            if version.load.is_some() || version.reload {
+            // A version that a newer one has replaced is not loaded again.
+            let reloads = version.reload && (version.serving.is_some() || wanted.contains(number));
+            if version.load.is_some() || reloads {
                 return WaiterVerdict::Wait;
             }
             if let Some(failure) = &version.failure {

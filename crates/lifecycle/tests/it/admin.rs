@@ -1,5 +1,7 @@
 //! Loads and unloads that an administrator asks for.
 
+use std::time::Duration;
+
 use base::ErrorKind;
 use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
@@ -106,6 +108,25 @@ fn a_version_that_changes_during_its_load_is_loaded_again() {
     let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
     assert_eq!(answer[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
     assert_eq!(world.version("m", 1).unwrap().note, None);
+}
+
+/// The changed version would be loaded again, but a newer one takes its place first.
+#[test]
+fn a_load_ends_if_a_newer_version_replaces_its_version() {
+    let world = World::with_model();
+    world.fake.load_gate().close();
+    let first = world.load_later("m", RELOAD);
+    world.fake.load_gate().wait_for(1);
+    engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
+    let second = world.load_later("m", LoadSpec::default());
+    world.looks();
+    world.publish("m", 2);
+    world.looks();
+    world.fake.load_gate().open();
+    for answer in [first, second] {
+        answer.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
+    }
+    assert_eq!(world.ready("m"), "2");
 }
 
 #[test]
