@@ -13,6 +13,7 @@ use base::{Error, Result};
 use crossbeam_channel::Sender;
 use engine::layout::MANIFEST_NAME;
 use metrics::ModelLabels;
+use os::{AlignedBuffer, DirectFile, Pacer, Rate};
 use parking_lot::{Condvar, Mutex};
 
 use crate::Isolation;
@@ -26,6 +27,8 @@ const RESTART_DELAY_MIN: Duration = Duration::from_millis(50);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
 /// A process that ran for this long is started again without a longer delay.
 const STABLE_TIME: Duration = Duration::from_secs(30);
+/// Bytes that are hashed at once.
+const HASH_BYTES: usize = 1 << 20;
 /// Longest wait of a closing session for the end of its process.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -112,15 +115,32 @@ struct FileHashes {
 }
 
 impl FileHashes {
-    fn of(graph: &Path) -> FileHashes {
-        let hash = |path: &Path| {
-            let mut hasher = blake3::Hasher::new();
-            hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
-            Some(hasher.finalize())
-        };
+    /// Reads the files at `rate`, past the page cache. Ends early once `stop` is set.
+    fn of(graph: &Path, rate: Rate, stop: &AtomicBool) -> FileHashes {
+        let pacer = Pacer::new(rate);
+        let hash = |path: &Path| hash_of(path, &pacer, stop);
         let manifest = graph.parent().map(|dir| dir.join(MANIFEST_NAME));
         FileHashes { graph: hash(graph), manifest: manifest.and_then(|path| hash(&path)) }
     }
+}
+
+/// Hashes a file; `None` if it cannot be read, or once `stop` is set.
+fn hash_of(path: &Path, pacer: &Pacer, stop: &AtomicBool) -> Option<blake3::Hash> {
+    let mut file = DirectFile::open(path, true).ok()?;
+    let mut buffer = AlignedBuffer::new(HASH_BYTES);
+    let mut hasher = blake3::Hasher::new();
+    let mut at = 0;
+    while at < file.bytes() {
+        if stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let left = usize::try_from(file.bytes() - at).unwrap_or(usize::MAX);
+        pacer.wait(left.min(HASH_BYTES) as u64);
+        let block = file.read_block(&mut buffer, at, left).ok()?;
+        hasher.update(block);
+        at += block.len() as u64;
+    }
+    Some(hasher.finalize())
 }
 
 /// The load that opens a session.
@@ -136,7 +156,8 @@ pub(crate) struct FirstLoad {
 /// Runs the thread.
 pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstLoad) {
     let FirstLoad { message, stop, outcome } = load;
-    let content = FileHashes::of(&message.graph);
+    let rate = Rate::per_second(message.memory.read_rate);
+    let content = FileHashes::of(&message.graph, rate, &stop);
     match process::open(isolation, &shared.child, &message, &stop) {
         Ok(opened) => {
             let facts = opened.facts.clone();
@@ -243,13 +264,32 @@ impl Supervisor<'_> {
         // Closing the session ends the process, so no flag stops this load.
         let stop = AtomicBool::new(false);
         let mut opened = process::open(self.isolation, &self.shared.child, &self.message, &stop)?;
-        // Compared after the load, so that files which change during it are noticed too.
-        if opened.facts != self.facts || FileHashes::of(&self.message.graph) != self.content {
+        // Compared after the load, so that files which change during it are noticed too. At any
+        // rate, as requests wait.
+        let content = FileHashes::of(&self.message.graph, Rate::unlimited(), &stop);
+        if opened.facts != self.facts || content != self.content {
             opened.process.end(self.isolation, &self.shared.child);
             return Err(Error::precondition(
                 "the version's files have changed since it was loaded; load the version again",
             ));
         }
         Ok(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_ends_the_hashing_of_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        let bytes = vec![7u8; 2 * HASH_BYTES + 5];
+        std::fs::write(&graph, &bytes).unwrap();
+        let of = |stop: bool| FileHashes::of(&graph, Rate::unlimited(), &AtomicBool::new(stop));
+        let whole = FileHashes { graph: Some(blake3::hash(&bytes)), manifest: None };
+        assert_eq!(of(false), whole);
+        assert_eq!(of(true), FileHashes { graph: None, manifest: None });
     }
 }
