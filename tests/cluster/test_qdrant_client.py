@@ -55,6 +55,15 @@ def create(client: QdrantClient, name: str, distance=models.Distance.DOT) -> Non
     client.create_collection(name, vectors_config=models.VectorParams(size=DIMS, distance=distance), shard_number=4)
 
 
+def with_local(client: QdrantClient, name: str, distance: models.Distance) -> QdrantClient:
+    """Fills a collection, and one of the client's local mode, which it returns, with the same points."""
+    local = QdrantClient(":memory:")
+    for each in (client, local):
+        each.create_collection(name, vectors_config=models.VectorParams(size=DIMS, distance=distance))
+        each.upsert(name, points(1, COUNT))
+    return local
+
+
 def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
     with pytest.raises(UnexpectedResponse) as caught:
         call(*arguments, **keywords)
@@ -158,11 +167,36 @@ def test_indexes_and_settings_are_described(client, collection):
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
-def test_groups_are_those_of_the_local_mode(client, collection, distance):
-    local = QdrantClient(":memory:")
+def test_new_vectors_are_those_of_the_local_mode(client, collection, distance):
+    local = with_local(client, collection, distance)
+
+    def new(seed: int, ids: range) -> list[models.PointVectors]:
+        rows = vectors(np.random.default_rng(seed), len(ids))
+        return [models.PointVectors(id=id, vector=row) for id, row in zip(ids, rows, strict=True)]
+
+    # The local mode refuses an id without a point, and a cluster ignores it.
+    client.update_vectors(collection, [*new(31, range(1, 60)), *new(32, range(COUNT + 1, COUNT + 3))])
+    local.update_vectors(collection, new(31, range(1, 60)))
     for each in (client, local):
-        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
-        each.upsert(collection, points(1, COUNT))
+        changes = [
+            models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=new(33, range(50, 90)))),
+            models.DeleteOperation(delete=models.PointIdsList(points=[51, 52])),
+            models.UpsertOperation(upsert=models.PointsList(points=points(34, 55)[51:])),
+            models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=new(35, range(52, 54)))),
+        ]
+        assert len(each.batch_update_points(collection, changes) or changes) == len(changes)
+    assert_alike(everything(client, collection), everything(local, collection), "new vectors")
+    only = models.Filter(must=[models.HasIdCondition(has_id=[3])])
+    error = refusal(client.update_vectors, collection, new(36, range(1, 4)), update_filter=only)
+    assert error.status_code == 501 and "update_filter" in error.content.decode(), error
+    one = vectors(np.random.default_rng(1), 1, DIMS + 1)[0]
+    wrong = refusal(client.update_vectors, collection, [models.PointVectors(id=1, vector=one)])
+    assert wrong.status_code == 400 and "dimension" in wrong.content.decode(), wrong
+
+
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
+def test_groups_are_those_of_the_local_mode(client, collection, distance):
+    local = with_local(client, collection, distance)
     rng = random.Random(13)
     grouped = 0
     for number, row in enumerate(vectors(np.random.default_rng(14), 30)):
@@ -189,10 +223,7 @@ def test_groups_are_those_of_the_local_mode(client, collection, distance):
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
 def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collection, distance):
-    local = QdrantClient(":memory:")
-    for each in (client, local):
-        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
-        each.upsert(collection, points(1, COUNT))
+    local = with_local(client, collection, distance)
     rng = random.Random(21)
 
     def only() -> models.Filter:
@@ -254,10 +285,7 @@ def test_prefetches_fusion_and_mmr_are_those_of_the_local_mode(client, collectio
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT])
 def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collection, distance):
-    local = QdrantClient(":memory:")
-    for each in (client, local):
-        each.create_collection(collection, vectors_config=models.VectorParams(size=DIMS, distance=distance))
-        each.upsert(collection, points(1, COUNT))
+    local = with_local(client, collection, distance)
     one, other, far = vectors(np.random.default_rng(23), 3)
     best = models.RecommendInput(positive=[3, one], negative=[9], strategy=models.RecommendStrategy.BEST_SCORE)
     total = models.RecommendInput(positive=[one], negative=[other, 4], strategy=models.RecommendStrategy.SUM_SCORES)

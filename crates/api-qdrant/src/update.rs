@@ -3,7 +3,7 @@
 use crate::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use search::filter::Filter;
-use search::points::{NewPoint, PayloadChange, PointSelection, VectorChange};
+use search::points::{NewPoint, PayloadChange, PointId, PointSelection, VectorChange};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
@@ -134,7 +134,8 @@ pub(crate) fn batch(
 
 /// Makes the change of one element of `operations` of a batch, in JSON, to a collection that holds
 /// no images. Durable when this returns. A payload that would become too large stays as it is, and
-/// the payloads of the other points change.
+/// the payloads of the other points change. A new vector of a point that does not exist has no
+/// effect.
 ///
 /// # Errors
 /// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
@@ -145,6 +146,8 @@ pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> 
             let SetPayload { payload, key, .. } = request;
             change_apart(named, selection, &PayloadChange::Set { payload, key })
         }
+        // Holders may make an operation of the log again after the point was removed.
+        UpdateOperation::UpdateVectors(request) => change_vectors(named, request).map(drop),
         other => apply(named, other),
     }
 }
@@ -178,7 +181,7 @@ fn apply(named: &NamedCollection, operation: UpdateOperation) -> Result<()> {
         UpdateOperation::OverwritePayload(request) => overwrite(named, request),
         UpdateOperation::DeletePayload(request) => delete_keys(named, request),
         UpdateOperation::ClearPayload(request) => clear(named, request),
-        UpdateOperation::UpdateVectors(request) => change_vectors(named, request),
+        UpdateOperation::UpdateVectors(request) => change_all_vectors(named, request),
         UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
@@ -210,15 +213,30 @@ fn replace_vectors(
             named.name()
         )));
     }
-    change_vectors(named, request)
+    change_all_vectors(named, request)
 }
 
 /// Replaces vectors.
 ///
 /// # Errors
 /// `NotFound` for an id without a point, after the vectors of the other points are replaced; as
+/// [`change_vectors`].
+fn change_all_vectors(named: &NamedCollection, request: json::UpdateVectorsRequest) -> Result<()> {
+    match change_vectors(named, request)? {
+        Some(id) => Err(Error::not_found(format!("Not found: No point with id {id} found"))),
+        None => Ok(()),
+    }
+}
+
+/// Replaces the vectors of points that exist. Returns the first id without a point.
+///
+/// # Errors
+/// `InvalidArgument` for a vector of another name or length; as
 /// [`NamedCollection::change_vectors`].
-fn change_vectors(named: &NamedCollection, mut request: json::UpdateVectorsRequest) -> Result<()> {
+fn change_vectors(
+    named: &NamedCollection,
+    mut request: json::UpdateVectorsRequest,
+) -> Result<Option<PointId>> {
     let settings = named.settings();
     let filter = prepared(named, request.update_filter.take())?;
     let mut vectors = request.vectors(&settings.vector_name)?;
@@ -228,10 +246,7 @@ fn change_vectors(named: &NamedCollection, mut request: json::UpdateVectorsReque
     }
     let changes: Vec<VectorChange<'_>> =
         vectors.iter().map(|(id, embedding)| VectorChange { id: *id, embedding }).collect();
-    match named.change_vectors(&changes, filter.as_ref())? {
-        Some(id) => Err(Error::not_found(format!("Not found: No point with id {id} found"))),
-        None => Ok(()),
-    }
+    named.change_vectors(&changes, filter.as_ref())
 }
 
 /// Prepares the filter of a conditional write.

@@ -2,7 +2,7 @@
 //! a collection would refuse are refused here, before they are in the log. `payload_sizes` checks
 //! the changes whose outcome depends on stored payloads.
 
-use api_qdrant::json::{UpdateOperation, UpsertPoint, UpsertRequest};
+use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
 use search::coarse::Metric;
 use search::points::{PayloadChange, PointId, PointSelection};
@@ -73,9 +73,7 @@ pub(super) fn operation(operation: UpdateOperation, settings: &CollectionSetting
             repeatable(&request.keys)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
-        UpdateOperation::UpdateVectors(_) => Err(Error::unimplemented(
-            "a cluster does not change vectors without their points; write the points again",
-        )),
+        UpdateOperation::UpdateVectors(request) => update_vectors(request, settings),
         UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
@@ -145,15 +143,27 @@ fn upsert(mut request: UpsertRequest, settings: &CollectionSettings) -> Result<(
     Ok(())
 }
 
-fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
-    if point.vector.len() != settings.dims {
-        return Err(Error::invalid(format!(
-            "Vector dimension error: expected dim: {}, got {}",
-            settings.dims,
-            point.vector.len()
-        )));
+fn update_vectors(request: UpdateVectorsRequest, settings: &CollectionSettings) -> Result<()> {
+    // The filter may hold for one of the two times that a holder makes the operation.
+    if request.update_filter.is_some() {
+        return Err(Error::unimplemented(
+            "a cluster has no update_filter; use one server, or change the vectors without it",
+        ));
     }
-    length(&point.vector, settings.metric)?;
+    if settings.extra.get(IMAGES).is_some() {
+        return Err(Error::precondition(
+            "the collection is one of images, and the vector of a point belongs to its image; add the image again \
+             with /v1/images. Payloads can be changed here",
+        ));
+    }
+    for (id, values) in request.vectors(&settings.vector_name)? {
+        vector(&values, settings).map_err(|error| error.context(format_args!("point {id}")))?;
+    }
+    Ok(())
+}
+
+fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
+    vector(&point.vector, settings)?;
     let bytes = stored_bytes(point.id, &point.payload)?;
     if bytes > PAYLOAD_BYTES_MAX {
         return Err(Error::too_large(format!(
@@ -161,6 +171,18 @@ fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
         )));
     }
     PayloadChange::Overwrite(point.payload).check()
+}
+
+/// Checks that the collection can store a vector.
+fn vector(values: &[f32], settings: &CollectionSettings) -> Result<()> {
+    if values.len() != settings.dims {
+        return Err(Error::invalid(format!(
+            "Vector dimension error: expected dim: {}, got {}",
+            settings.dims,
+            values.len()
+        )));
+    }
+    length(values, settings.metric)
 }
 
 /// Checks that a vector can be compared.
@@ -212,6 +234,9 @@ mod tests {
         let points = json!({"upsert": {"points": [{"id": 1, "vector": [1, 2]}]}});
         let refused = operation(json::parse(points.to_string().as_bytes()).unwrap(), &settings);
         assert!(refused.unwrap_err().message().contains("/v1/images"));
+        let vectors = json!({"update_vectors": {"points": [{"id": 1, "vector": [1, 2]}]}});
+        let refused = operation(json::parse(vectors.to_string().as_bytes()).unwrap(), &settings);
+        assert!(refused.unwrap_err().message().contains("/v1/images"));
         let delete = json!({"delete": {"points": [1]}});
         operation(json::parse(delete.to_string().as_bytes()).unwrap(), &settings).unwrap();
     }
@@ -223,7 +248,9 @@ mod tests {
             (false, json!({"upsert": {"points": [point], "update_mode": "upsert"}})),
             (true, json!({"upsert": {"points": [point], "update_mode": "insert_only"}})),
             (true, json!({"upsert": {"points": [point], "update_filter": {}}})),
-            (true, json!({"update_vectors": {"points": [point]}})),
+            (false, json!({"update_vectors": {"points": [point]}})),
+            (false, json!({"update_vectors": {"points": [point], "update_filter": null}})),
+            (true, json!({"update_vectors": {"points": [point], "update_filter": {}}})),
         ] {
             let kind = check(Metric::Dot, &body).map_err(|error| error.kind());
             let expected = if refused { Err(ErrorKind::Unimplemented) } else { Ok(()) };
@@ -245,8 +272,17 @@ mod tests {
         }
         assert_eq!(vector(Metric::Cosine, [1e-30, 0.0]), invalid);
         assert_eq!(vector(Metric::Dot, [1e-30, 0.0]), Ok(()));
-        let three = check_point(Metric::Dot, json!({"id": 1, "vector": [1, 2, 3]})).unwrap_err();
-        assert_eq!(three.message(), "point 1: Vector dimension error: expected dim: 2, got 3");
+        for kind in ["upsert", "update_vectors"] {
+            let refused = |vector: Value| {
+                let point = json!({ "id": 1, "vector": vector });
+                check(Metric::Cosine, &json!({ kind: { "points": [point] } })).unwrap_err()
+            };
+            let three = refused(json!([1, 2, 3]));
+            assert_eq!(three.message(), "point 1: Vector dimension error: expected dim: 2, got 3");
+            assert!(refused(json!([1e-30, 0])).message().starts_with("point 1: its vector"));
+        }
+        let none = check(Metric::Dot, &json!({"update_vectors": {"points": []}})).unwrap_err();
+        assert!(json::is_validation(none.message()), "{none}");
     }
 
     #[test]

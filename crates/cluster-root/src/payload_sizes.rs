@@ -114,7 +114,7 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
                 let ids = ids(request.selection()?);
                 add(ids, change(PayloadChange::DeleteKeys(request.keys)));
             }
-            // The check refuses it.
+            // It changes no payload.
             UpdateOperation::UpdateVectors(_) => {}
             UpdateOperation::DeleteVectors(never) => match never {},
         }

@@ -121,6 +121,10 @@ fn points() -> Router<Arc<RootState>> {
         )
         .route(&at("payload/delete"), post(|call: RootCall| call.answer(write::delete_payload)))
         .route(&at("payload/clear"), post(|call: RootCall| call.answer(write::clear_payload)))
+        .route(
+            &at("vectors"),
+            put(|call: RootCall| call.answer(write::update_vectors)).fallback(unsupported),
+        )
         .route(&at("batch"), post(|call: RootCall| call.answer(write::batch)))
 }
 

@@ -130,13 +130,38 @@ pub(super) fn upsert(body: &str, shards: u32, split: &mut ShardOperations) -> Re
             points.entry(shard_of_id(&id, shards)?).or_default().push(text);
         }
     }
+    add_points("upsert", points, split);
+    Ok(())
+}
+
+/// Splits a checked change of vectors, and adds its operations.
+///
+/// # Errors
+/// `InvalidArgument` if the body is not such a change.
+pub(super) fn update_vectors(body: &str, shards: u32, split: &mut ShardOperations) -> Result<()> {
+    #[derive(Deserialize)]
+    struct VectorsText<'a> {
+        #[serde(borrow)]
+        points: Vec<&'a RawValue>,
+    }
+    let body: VectorsText<'_> = read(body)?;
+    let mut points: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for point in body.points {
+        let id = read::<PointText>(point.get())?.id;
+        points.entry(shard_of_id(&id, shards)?).or_default().push(point.get().to_owned());
+    }
+    add_points("update_vectors", points, split);
+    Ok(())
+}
+
+/// Adds operations that have a list of points, each as its text. `kind` is their name in a batch.
+fn add_points(kind: &str, points: BTreeMap<u32, Vec<String>>, split: &mut ShardOperations) {
     for (shard, points) in points {
         let operations = split.entry(shard).or_default();
         for chunk in chunks(&points, OPERATION_BYTES_MAX) {
-            operations.push(format!("{{\"upsert\":{{\"points\":[{}]}}}}", chunk.join(",")));
+            operations.push(format!("{{\"{kind}\":{{\"points\":[{}]}}}}", chunk.join(",")));
         }
     }
-    Ok(())
 }
 
 /// Returns the points of a batch, each as the text of an element of `points`.
@@ -272,6 +297,7 @@ pub(super) fn batch(body: &str, shards: u32, steps: &mut ChangeSteps) -> Result<
         for (kind, body) in operation {
             match kind.as_str() {
                 "upsert" => upsert(body.get(), shards, steps.by_ids())?,
+                "update_vectors" => update_vectors(body.get(), shards, steps.by_ids())?,
                 kind => selection(kind, body.get(), shards, steps)?,
             }
         }

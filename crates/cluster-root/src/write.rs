@@ -45,6 +45,7 @@ enum ChangeKind {
     OverwritePayload,
     DeletePayload,
     ClearPayload,
+    UpdateVectors,
 }
 
 impl ChangeKind {
@@ -57,6 +58,7 @@ impl ChangeKind {
             ChangeKind::OverwritePayload => "overwrite_payload",
             ChangeKind::DeletePayload => "delete_payload",
             ChangeKind::ClearPayload => "clear_payload",
+            ChangeKind::UpdateVectors => "update_vectors",
         }
     }
 
@@ -69,6 +71,7 @@ impl ChangeKind {
             ChangeKind::OverwritePayload => UpdateOperation::OverwritePayload(json::parse(body)?),
             ChangeKind::DeletePayload => UpdateOperation::DeletePayload(json::parse(body)?),
             ChangeKind::ClearPayload => UpdateOperation::ClearPayload(json::parse(body)?),
+            ChangeKind::UpdateVectors => UpdateOperation::UpdateVectors(json::parse(body)?),
         })
     }
 }
@@ -95,6 +98,10 @@ pub(super) async fn delete_payload(context: RootContext, body: Bytes) -> Result<
 
 pub(super) async fn clear_payload(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     change(context, body, ChangeKind::ClearPayload).await
+}
+
+pub(super) async fn update_vectors(context: RootContext, body: Bytes) -> Result<RootAnswer> {
+    change(context, body, ChangeKind::UpdateVectors).await
 }
 
 async fn change(context: RootContext, body: Bytes, kind: ChangeKind) -> Result<RootAnswer> {
@@ -141,6 +148,7 @@ fn split_change(
     let mut steps = ChangeSteps::default();
     match kind {
         ChangeKind::Upsert => split::upsert(text(body)?, shards, steps.by_ids())?,
+        ChangeKind::UpdateVectors => split::update_vectors(text(body)?, shards, steps.by_ids())?,
         kind => split::selection(kind.name(), text(body)?, shards, &mut steps)?,
     }
     Ok(steps.into_list())

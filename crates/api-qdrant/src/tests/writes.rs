@@ -188,6 +188,24 @@ fn new_vectors_survive_a_restart_and_leave_payloads() {
 }
 
 #[test]
+fn new_vectors_of_absent_points_are_no_error_in_a_log() {
+    let bench = Bench::new();
+    three(&bench, "Cosine");
+    let named = bench.registry().get("c").unwrap();
+    let make =
+        |operation: Value| crate::update::apply_operation(&named, operation.to_string().as_bytes());
+    let vectors = json!({"points": [{"id": 7, "vector": [1, 0]}, {"id": 1, "vector": [0, 2]}]});
+    for _ in 0..2 {
+        make(json!({ "update_vectors": vectors })).unwrap();
+        make(json!({"delete": {"points": [2]}})).unwrap();
+        make(json!({"update_vectors": {"points": [{"id": 2, "vector": [0, 1]}]}})).unwrap();
+    }
+    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 2, 7], "with_vector": true}));
+    let expected = json!([{"id": 1, "vector": [0.0, 1.0], "payload": {"n": 1}}]);
+    assert_eq!(got.unwrap(), expected);
+}
+
+#[test]
 fn new_vectors_must_fit_and_none_are_deleted() {
     let bench = Bench::new();
     three(&bench, "Euclid");

@@ -124,8 +124,6 @@ async fn older_routes_answer_with_lists() {
     let recommend = json!({"positive": [[1, 2]], "limit": 2});
     assert_eq!(ids(root.post("points/recommend", &recommend).await.result()), [39, 38]);
     assert_eq!(root.post("points/search", &json!({"vector": [1, 2]})).await.status, 400);
-    let vectors = json!({"points": [{"id": 1, "vector": [1, 2]}]});
-    assert_eq!(root.put("points/vectors", &vectors).await.status, 501);
 }
 
 #[tokio::test]

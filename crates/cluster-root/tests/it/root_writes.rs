@@ -62,6 +62,29 @@ async fn points_go_to_the_owners_of_their_shards() {
 }
 
 #[tokio::test]
+async fn new_vectors_go_to_the_owners_of_their_shards() {
+    let (root, nodes) = two_owners().await;
+    let vector = |id: u64| json!({"id": id, "vector": [id, 1]});
+    let body = json!({"points": (0..20).map(vector).collect::<Vec<_>>()});
+    let answer = root.put("points/vectors?wait=true", &body).await;
+    assert_eq!(answer.result()["status"], "completed");
+    let batch = json!({"operations": [{"update_vectors": body}, {"delete": {"points": []}}]});
+    assert_eq!(root.post("points/batch", &batch).await.result().as_array().unwrap().len(), 2);
+    for (node, shard) in nodes.iter().zip(0..) {
+        let own = (0..20).filter(|id| shard_of(*id) == shard);
+        let points: Vec<Value> = own.map(vector).collect();
+        let writes = node.taken_writes();
+        assert_eq!(writes.len(), 2);
+        for write in writes {
+            assert_eq!(write["operations"], json!([{"update_vectors": {"points": points}}]));
+        }
+    }
+    let conditional = json!({"points": [vector(1)], "update_filter": {}});
+    assert_eq!(root.put("points/vectors", &conditional).await.status, 501);
+    assert!(nodes.iter().all(|node| node.writes.lock().is_empty()));
+}
+
+#[tokio::test]
 async fn reads_carry_the_entries_of_earlier_writes() {
     let (root, nodes) = two_owners().await;
     root.put("points", &first_shards_point()).await.result();
@@ -188,6 +211,7 @@ async fn what_no_holder_can_make_is_not_sent() {
         ("points", json!({"points": [{"id": 1, "vector": {"x": [1, 2]}}]})),
         ("points", json!({"points": [], "batch": {}})),
         ("points/payload", json!({"payload": {}})),
+        ("points/vectors", json!({"points": [{"id": 1, "vector": [1]}]})),
     ] {
         assert_eq!(root.put(path, &body).await.status, 400, "{body}");
     }
