@@ -13,6 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
+from qdrant_comparisons import compare_samples
 from qdrant_points import DIMS, a_filter, assert_alike, everything, points, vectors
 
 COUNT = 200
@@ -312,6 +313,19 @@ def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collectio
     assert all(scores[0][point] == pytest.approx(score, rel=1e-3, abs=1e-4) for point, score in scores[1].items())
 
 
+def test_random_samples_are_of_the_points_that_match(client, collection):
+    compare_samples(client, with_local(client, collection, models.Distance.COSINE), collection, COUNT)
+    random_points = models.SampleQuery(sample=models.Sample.RANDOM)
+    within = models.Prefetch(query=7, limit=12)
+    chosen = client.query_points(collection, random_points, prefetch=within, limit=COUNT, with_payload=True).points
+    nearest = client.query_points(collection, 7, limit=12, with_payload=True).points
+    assert {hit.id: hit.payload for hit in chosen} == {hit.id: hit.payload for hit in nearest}
+    # Each point is in a sample with the chance of one in ten.
+    drawn = [hit.id for _ in range(100) for hit in client.query_points(collection, random_points, limit=20).points]
+    assert len(drawn) == 2000
+    assert len(set(drawn)) > COUNT - 10, "some points are hardly ever drawn"
+
+
 def test_queries_of_several_shards_together_are_refused(client, collection):
     create(client, collection)
     client.upsert(collection, points(1, 5))
@@ -319,7 +333,6 @@ def test_queries_of_several_shards_together_are_refused(client, collection):
     lookup = models.LookupLocation(collection=collection)
     formula = models.FormulaQuery(formula="$score")
     for call, word in (
-        (lambda: client.query_points(collection, models.SampleQuery(sample=models.Sample.RANDOM)), "random samples"),
         (lambda: client.query_points(collection, formula, prefetch=models.Prefetch(query=1)), "formulas"),
         (lambda: client.query_points(collection, 1, lookup_from=lookup), "lookup_from"),
         (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),

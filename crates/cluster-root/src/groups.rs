@@ -42,10 +42,15 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     root_query::check_supported(&request.query)?;
     if matches!(
         request.query.query,
-        Some(VectorQuery::Mmr { .. } | VectorQuery::OrderBy(_) | VectorQuery::Fuse(_))
+        Some(
+            VectorQuery::Mmr { .. }
+                | VectorQuery::OrderBy(_)
+                | VectorQuery::Fuse(_)
+                | VectorQuery::Sample
+        )
     ) {
         return Err(Error::unimplemented(
-            "a cluster makes no groups of a query with mmr, order_by or fusion",
+            "a cluster makes no groups of a query with mmr, order_by, fusion or sample",
         ));
     }
     if request.with_lookup.is_some() {

@@ -48,6 +48,7 @@ mod read_memory;
 mod root_query;
 mod routes;
 mod running_duplicates;
+mod sample;
 mod shard_read;
 mod snapshot_call;
 mod snapshots;

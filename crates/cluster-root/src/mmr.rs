@@ -8,8 +8,8 @@ use base::Result;
 use search::points::PointId;
 use serde_json::value::RawValue;
 
-use super::envelope::{Completeness, RootAnswer};
-use super::merge::{self, HitRange, ShardResults};
+use super::envelope::Completeness;
+use super::merge::{self, HitRange, KeyedPoint, ShardResults};
 use super::parts::{self, MergedHit};
 use super::read::{answers, of_all};
 use super::root_query::{MmrChoice, QueryRun, RootQuery};
@@ -27,24 +27,20 @@ pub(super) struct ScoredHits {
     pub(super) found: Completeness,
 }
 
-/// Answers a query with mmr and without prefetches. `found` is the completeness of the hits of
-/// prefetches that it had.
-///
-/// # Errors
-/// As [`hits`].
-pub(super) async fn answer(
-    run: &QueryRun<'_>,
-    query: &RootQuery,
-    choice: MmrChoice,
-    found: Completeness,
-) -> Result<RootAnswer> {
-    let ScoredHits { hits, found } = hits(run, query, choice, found).await?;
-    let hits = hits.into_iter().map(|scored| scored.hit).collect();
-    parts::answer(run, &query.members, hits, found).await
+impl ScoredHit {
+    /// Creates a hit from the point of a shard.
+    ///
+    /// # Errors
+    /// As [`merge::read`].
+    pub(super) fn of(point: &KeyedPoint<'_>) -> Result<ScoredHit> {
+        let hit = MergedHit { id: point.key.point(), members: merge::read(point.text)? };
+        // A score that is not a number has no JSON.
+        Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
+    }
 }
 
 /// Returns the hits of a query with mmr and without prefetches, in the order in which they were
-/// chosen.
+/// chosen. `found` is the completeness of the hits of prefetches that it had.
 ///
 /// # Errors
 /// `InvalidArgument` for too many candidates; otherwise as [`answers`].
@@ -84,12 +80,7 @@ async fn best_hits(
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         let shards = ShardResults { results: &texts, incomplete: found.partial };
         let merged = merge::merged_hits(shards, order, HitRange { offset: 0, limit: depth })?;
-        let hits = merged.points.iter().map(|point| {
-            let hit = MergedHit { id: point.key.point(), members: merge::read(point.text)? };
-            // A score that is not a number has no JSON.
-            Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
-        });
-        let hits = hits.collect::<Result<Vec<_>>>()?;
+        let hits = merged.points.iter().map(ScoredHit::of).collect::<Result<Vec<_>>>()?;
         Ok(ScoredHits { hits, found: found.or_partial(merged.partial) })
     };
     run.context.compute(bytes, merge).await

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::envelope::Completeness;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
-use super::mmr::{self, ScoredHit};
+use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
 use super::root_query::{QueryRun, RootQuery, without};
 use super::split;
@@ -81,8 +81,7 @@ async fn hits(
         if let Some(fused) = &prefetch.fused {
             let fused = fused.iter().take(prefetch.range().limit);
             list.hits = fused.map(|hit| PointKey::scored(hit.id, hit.score)).collect();
-        } else if let Some(choice) = prefetch.mmr() {
-            let chosen = mmr::hits(run, prefetch, choice, found).await?;
+        } else if let Some(chosen) = run.own_rounds(prefetch, found).await? {
             found = chosen.found;
             let key = |scored: &ScoredHit| PointKey::scored(scored.hit.id, scored.score);
             list.hits = chosen.hits.iter().map(key).collect();
@@ -101,7 +100,7 @@ async fn hits(
     Ok(PrefetchHits { lists, found: read.found })
 }
 
-/// Returns the hits of queries without mmr and fusion, which the shards answer in one read.
+/// Returns the hits of queries without rounds of their own, which the shards answer in one read.
 async fn batch_hits(
     run: &QueryRun<'_>,
     queries: &[&RootQuery],

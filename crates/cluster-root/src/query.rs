@@ -19,11 +19,12 @@ use super::call::RootContext;
 use super::collections;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, HitRange, ShardResults};
-use super::mmr;
+use super::mmr::{self, ScoredHits};
 use super::parts::{self, MergedHit};
 use super::prefetch;
 use super::read::{merged, of_all};
 use super::root_query::{self, QueryRun, RootQuery};
+use super::sample;
 use super::split::{self, RawMembers};
 
 /// Maximum queries of one batch.
@@ -52,7 +53,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     }
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut queries).await?;
-    if queries.iter().any(|query| query.mmr().is_some() || query.fused.is_some()) {
+    if queries.iter().any(RootQuery::has_own_rounds) {
         return run.one_by_one(queries, found).await;
     }
     run.together(queries, found, bytes).await
@@ -65,8 +66,9 @@ impl QueryRun<'_> {
         if let Some(fused) = &query.fused {
             return self.fused(&query, fused, found).await;
         }
-        if let Some(choice) = query.mmr() {
-            return mmr::answer(self, &query, choice, found).await;
+        if let Some(ScoredHits { hits, found }) = self.own_rounds(&query, found).await? {
+            let hits = hits.into_iter().map(|scored| scored.hit).collect();
+            return parts::answer(self, &query.members, hits, found).await;
         }
         let (order, range) = (query.order(self.settings.metric), query.range());
         let vectors = self.point_vectors(&query.ids()).await?;
@@ -77,6 +79,26 @@ impl QueryRun<'_> {
         };
         let answer = merged(self.context, &read, merge).await?;
         Ok(answer.after(found))
+    }
+
+    /// Returns the hits of a query without prefetches that the shards cannot answer in one round,
+    /// by mmr or a random sample; `None` for another query. `found` is the completeness of the hits
+    /// of prefetches that it had.
+    ///
+    /// # Errors
+    /// As [`mmr::hits`] and [`sample::hits`].
+    pub(super) async fn own_rounds(
+        &self,
+        query: &RootQuery,
+        found: Completeness,
+    ) -> Result<Option<ScoredHits>> {
+        if let Some(choice) = query.mmr() {
+            return Box::pin(mmr::hits(self, query, choice, found)).await.map(Some);
+        }
+        if query.is_sample() {
+            return Box::pin(sample::hits(self, query, found)).await.map(Some);
+        }
+        Ok(None)
     }
 
     /// Answers a query with the hits of its fusion.
@@ -116,7 +138,7 @@ impl QueryRun<'_> {
         Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
     }
 
-    /// Answers queries without mmr and fusion in one read. `bytes` are the bytes of the request.
+    /// Answers queries without rounds of their own in one read. `bytes` are the bytes of the request.
     async fn together(
         &self,
         queries: Vec<RootQuery>,

@@ -95,6 +95,16 @@ impl RootQuery {
         }
     }
 
+    /// Returns true if the query is for points chosen at random.
+    pub(super) fn is_sample(&self) -> bool {
+        matches!(self.request.query, Some(VectorQuery::Sample))
+    }
+
+    /// Returns true if the shards cannot answer the query in one round with other queries.
+    pub(super) fn has_own_rounds(&self) -> bool {
+        self.mmr().is_some() || self.is_sample() || self.fused.is_some()
+    }
+
     /// Returns the order of the hits; for mmr, of the candidates.
     pub(super) fn order(&self, metric: Metric) -> HitOrder {
         match &self.request.query {
@@ -246,14 +256,8 @@ impl QueryRun<'_> {
 /// # Errors
 /// `Unimplemented` for a query that needs points of several shards together.
 pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
-    match &request.query {
-        Some(VectorQuery::Sample) => {
-            return Err(Error::unimplemented("query: a cluster has no random samples"));
-        }
-        Some(VectorQuery::Formula(_)) => {
-            return Err(Error::unimplemented("query: a cluster scores no points by formulas"));
-        }
-        _ => {}
+    if matches!(request.query, Some(VectorQuery::Formula(_))) {
+        return Err(Error::unimplemented("query: a cluster scores no points by formulas"));
     }
     if request.lookup_from.is_some() {
         return Err(Error::unimplemented(
@@ -392,11 +396,10 @@ mod tests {
     fn queries_of_several_shards_together_are_refused() {
         let check = |body: Value| check_supported(&read(&body).request);
         assert!(check(json!({"query": 1, "prefetch": {"query": {"nearest": 2}}})).is_ok());
-        let sample = json!({"query": {"sample": "random"}});
         let lookup = json!({"query": 1, "lookup_from": {"collection": "other"}});
-        let inside = json!({"query": 1, "prefetch": [{"query": 2}, sample]});
+        let inside = json!({"query": 1, "prefetch": [{"query": 2}, lookup]});
         let formula = json!({"query": {"formula": "$score"}, "prefetch": {"query": 1}});
-        for body in [sample, inside, lookup, formula] {
+        for body in [inside, lookup, formula] {
             let error = check(body).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
         }

@@ -161,6 +161,34 @@ async fn every_kind_of_read_is_merged() {
 }
 
 #[tokio::test]
+async fn a_sample_has_points_of_all_shards_once() {
+    let (root, nodes) = two_nodes().await;
+    let random = json!({"sample": "random"});
+    let sample =
+        |limit: u64, offset: u64| json!({"query": random, "limit": limit, "offset": offset});
+    let mut all = ids(root.post("points/query", &sample(100, 0)).await.result());
+    all.sort_unstable();
+    assert_eq!(all, (0..40).collect::<Vec<u64>>());
+    let rest = ids(root.post("points/query", &sample(100, 33)).await.result());
+    assert_eq!(rest.len(), 7);
+    nodes.iter().for_each(|node| drop(node.taken_reads()));
+    let prefetch = json!({"query": random, "limit": 6});
+    let fused = json!({"query": {"fusion": "rrf"}, "prefetch": prefetch});
+    let batch = json!({"searches": [sample(5, 0), fused]});
+    let batch = root.post("points/query/batch", &batch).await;
+    let counts = [0, 1].map(|at| ids(&batch.result()[at]).len());
+    assert_eq!(counts, [5, 6]);
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    let mut paths: Vec<&str> = reads.iter().map(|read| read["path"].as_str().unwrap()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["points/count", "points/count", "points/query", "points/query"]);
+    let mut limits = reads.iter().filter_map(|read| read["body"]["limit"].as_u64());
+    assert!(limits.all(|limit| limit <= 6));
+    let groups = json!({"query": random, "group_by": "a"});
+    assert_eq!(root.post("points/query/groups", &groups).await.status, 501);
+}
+
+#[tokio::test]
 async fn distances_are_merged_from_the_smallest() {
     let root = TestRoot::with_collection(2, "Euclid");
     let hit = |id: u32| json!({"id": id, "score": id});
