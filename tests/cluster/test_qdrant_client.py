@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
-from qdrant_comparisons import compare_samples
+from qdrant_comparisons import compare_matrices, compare_samples
 from qdrant_points import DIMS, a_filter, assert_alike, everything, points, vectors
 
 COUNT = 200
@@ -313,6 +313,12 @@ def test_scores_by_several_vectors_are_those_of_the_local_mode(client, collectio
     assert all(scores[0][point] == pytest.approx(score, rel=1e-3, abs=1e-4) for point, score in scores[1].items())
 
 
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
+def test_matrices_are_those_of_the_local_mode(client, collection, distance):
+    compare_matrices(client, with_local(client, collection, distance), collection, COUNT)
+    assert refusal(client.search_matrix_pairs, collection, sample=1).status_code == 422
+
+
 def test_random_samples_are_of_the_points_that_match(client, collection):
     compare_samples(client, with_local(client, collection, models.Distance.COSINE), collection, COUNT)
     random_points = models.SampleQuery(sample=models.Sample.RANDOM)
@@ -337,7 +343,6 @@ def test_queries_of_several_shards_together_are_refused(client, collection):
         (lambda: client.query_points(collection, 1, lookup_from=lookup), "lookup_from"),
         (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),
         (lambda: client.query_points_groups(collection, "n", 1, with_lookup=collection), "with_lookup"),
-        (lambda: client.search_matrix_pairs(collection), "points/search/matrix"),
     ):
         error = refusal(call)
         assert error.status_code == 501 and word in error.content.decode(), error

@@ -28,7 +28,7 @@ pub mod json;
 #[cfg(test)]
 mod limit_tests;
 mod lookup;
-mod matrix;
+pub mod matrix;
 pub mod mmr;
 mod older;
 mod params;
@@ -51,6 +51,7 @@ pub use groups::{GroupValue, group_values};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};
 pub use routes::{OPENAPI, routes, version};
+pub use scores::check_using;
 pub use snapshots::{
     PieceWriter, SnapshotDescription, named_snapshot, snapshot_id, snapshot_response,
     upload_limits, uploaded_pieces,

@@ -1,6 +1,7 @@
 //! Similarities of a random sample of points to each other.
 
 use base::Result;
+use search::coarse::Metric;
 use search::collection::{PointParts, SearchThread};
 use search::points::PointId;
 use search::registry::NamedCollection;
@@ -16,7 +17,7 @@ use crate::scores;
 
 /// Pairs of points with their scores.
 #[derive(Serialize)]
-pub(crate) struct MatrixPairs {
+pub struct MatrixPairs {
     pairs: Vec<MatrixPair>,
     #[serde(skip_serializing_if = "retrieve::is_false")]
     partial: bool,
@@ -32,7 +33,7 @@ struct MatrixPair {
 
 /// Pairs of points as a sparse matrix.
 #[derive(Serialize)]
-pub(crate) struct MatrixOffsets {
+pub struct MatrixOffsets {
     offsets_row: Vec<usize>,
     offsets_col: Vec<usize>,
     scores: Vec<f32>,
@@ -42,7 +43,7 @@ pub(crate) struct MatrixOffsets {
 }
 
 /// Nearest points of each point of a sample.
-struct SampleMatrix {
+pub struct SampleMatrix {
     /// The points, in the order of their ids.
     ids: Vec<PointId>,
     entries: Vec<MatrixEntry>,
@@ -57,9 +58,61 @@ struct MatrixEntry {
 }
 
 /// A point of the sample.
-struct SampledPoint {
-    id: PointId,
-    vector: Vec<f32>,
+pub struct SampledPoint {
+    /// Its id.
+    pub id: PointId,
+    /// Its vector as the collection stores it.
+    pub vector: Vec<f32>,
+}
+
+impl SampleMatrix {
+    /// Compares the points of a sample with each other, and keeps at most `limit` nearest points of
+    /// each. `partial` is true if points may be missing. Calls `check_time` before each point.
+    ///
+    /// # Errors
+    /// The error of `check_time`.
+    pub fn new(
+        metric: Metric,
+        mut points: Vec<SampledPoint>,
+        limit: usize,
+        partial: bool,
+        check_time: impl Fn() -> Result<()>,
+    ) -> Result<SampleMatrix> {
+        points.sort_by_key(|point| point.id);
+        let mut matrix = SampleMatrix { ids: Vec::new(), entries: Vec::new(), partial };
+        // One point has no other one.
+        if points.len() < 2 {
+            return Ok(matrix);
+        }
+        for row in 0..points.len() {
+            check_time()?;
+            matrix.entries.extend(nearest(metric, &points, row, limit));
+        }
+        matrix.ids = points.into_iter().map(|point| point.id).collect();
+        Ok(matrix)
+    }
+
+    /// Returns the pairs of points.
+    pub fn pairs(self) -> MatrixPairs {
+        let pair = |entry: &MatrixEntry| {
+            let (a, b) = (*self.ids.get(entry.row)?, *self.ids.get(entry.column)?);
+            Some(MatrixPair { a, b, score: entry.score })
+        };
+        let pairs = self.entries.iter().filter_map(pair).collect();
+        MatrixPairs { pairs, partial: self.partial }
+    }
+
+    /// Returns the sparse matrix.
+    pub fn offsets(self) -> MatrixOffsets {
+        let SampleMatrix { ids, entries, partial } = self;
+        MatrixOffsets {
+            offsets_row: entries.iter().map(|entry| entry.row).collect(),
+            offsets_col: entries.iter().map(|entry| entry.column).collect(),
+            scores: entries.iter().map(|entry| entry.score).collect(),
+            ids,
+            partial,
+        }
+    }
 }
 
 /// Responds with pairs of points.
@@ -69,12 +122,7 @@ pub(crate) fn pairs(
     context: &CallContext,
     body: &[u8],
 ) -> Result<MatrixPairs> {
-    let SampleMatrix { ids, entries, partial } = matrix(named, thread, context, body)?;
-    let pair = |entry: &MatrixEntry| {
-        let (a, b) = (*ids.get(entry.row)?, *ids.get(entry.column)?);
-        Some(MatrixPair { a, b, score: entry.score })
-    };
-    Ok(MatrixPairs { pairs: entries.iter().filter_map(pair).collect(), partial })
+    matrix(named, thread, context, body).map(SampleMatrix::pairs)
 }
 
 /// Responds with a sparse matrix.
@@ -84,14 +132,7 @@ pub(crate) fn offsets(
     context: &CallContext,
     body: &[u8],
 ) -> Result<MatrixOffsets> {
-    let SampleMatrix { ids, entries, partial } = matrix(named, thread, context, body)?;
-    Ok(MatrixOffsets {
-        offsets_row: entries.iter().map(|entry| entry.row).collect(),
-        offsets_col: entries.iter().map(|entry| entry.column).collect(),
-        scores: entries.iter().map(|entry| entry.score).collect(),
-        ids,
-        partial,
-    })
+    matrix(named, thread, context, body).map(SampleMatrix::offsets)
 }
 
 /// Draws a sample, and compares its points with each other.
@@ -107,22 +148,13 @@ fn matrix(
     run.check_using(request.using.as_deref().unwrap_or_default(), true)?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
     let drawn = run.sampled(sample, filter.as_ref())?;
-    let mut matrix = SampleMatrix { ids: Vec::new(), entries: Vec::new(), partial: drawn.partial };
+    let mut partial = drawn.partial;
     let ids: Vec<u64> = drawn.hits.iter().map(|hit| hit.id).collect();
-    let points = sampled_points(named, &ids, &mut matrix.partial)?;
-    // One point has no other one.
-    if points.len() < 2 {
-        return Ok(matrix);
-    }
-    for row in 0..points.len() {
-        run.check_time()?;
-        matrix.entries.extend(nearest(named, &points, row, limit));
-    }
-    matrix.ids = points.into_iter().map(|point| point.id).collect();
-    Ok(matrix)
+    let points = sampled_points(named, &ids, &mut partial)?;
+    SampleMatrix::new(named.settings().metric, points, limit, partial, || run.check_time())
 }
 
-/// Reads the points of a sample, and sorts them by their ids. Damaged points are left out.
+/// Reads the points of a sample. Damaged points are left out.
 fn sampled_points(
     named: &NamedCollection,
     ids: &[u64],
@@ -143,18 +175,11 @@ fn sampled_points(
             }
         }
     }
-    points.sort_by_key(|point| point.id);
     Ok(points)
 }
 
 /// Returns the nearest other points of the point in place `row`.
-fn nearest(
-    named: &NamedCollection,
-    points: &[SampledPoint],
-    row: usize,
-    limit: usize,
-) -> Vec<MatrixEntry> {
-    let metric = named.settings().metric;
+fn nearest(metric: Metric, points: &[SampledPoint], row: usize, limit: usize) -> Vec<MatrixEntry> {
     let Some(point) = points.get(row) else { return Vec::new() };
     let others = points.iter().enumerate().filter(|(column, _)| *column != row);
     let mut similarities: Vec<(usize, f32)> = others

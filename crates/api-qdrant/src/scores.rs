@@ -38,7 +38,7 @@ pub(crate) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool
 ///
 /// # Errors
 /// `InvalidArgument` for any other name.
-pub(crate) fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
+pub fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
     if using == settings.vector_name {
         return Ok(());
     }

@@ -34,6 +34,7 @@ mod fan_out;
 pub mod fuzzing;
 mod groups;
 mod images;
+mod matrix;
 mod merge;
 mod mmr;
 mod older;

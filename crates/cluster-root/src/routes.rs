@@ -14,7 +14,7 @@ use super::envelope::refuse;
 use super::snapshot_call::SnapshotCall;
 use super::state::RootState;
 use super::{
-    aliases, collection_changes, collections, describe, groups, older, plan, query, read,
+    aliases, collection_changes, collections, describe, groups, matrix, older, plan, query, read,
     snapshots, write,
 };
 
@@ -113,6 +113,14 @@ fn points() -> Router<Arc<RootState>> {
         .route(&at("query"), post(|call: RootCall| call.answer(query::query)))
         .route(&at("query/groups"), post(|call: RootCall| call.answer(groups::query)))
         .route(&at("query/batch"), post(|call: RootCall| call.answer(query::batch)))
+        .route(
+            &at("search/matrix/pairs"),
+            post(|call: RootCall| call.answer(matrix::pairs)).fallback(unsupported),
+        )
+        .route(
+            &at("search/matrix/offsets"),
+            post(|call: RootCall| call.answer(matrix::offsets)).fallback(unsupported),
+        )
         .route(&at("delete"), post(|call: RootCall| call.answer(write::delete)))
         .route(
             &at("payload"),

@@ -189,6 +189,29 @@ async fn a_sample_has_points_of_all_shards_once() {
 }
 
 #[tokio::test]
+async fn a_matrix_compares_points_of_all_shards() {
+    let (root, nodes) = two_nodes().await;
+    let all = json!({"sample": 40, "limit": 2});
+    let found = root.post("points/search/matrix/offsets", &all).await;
+    assert_eq!(found.result()["ids"], json!((0..40).collect::<Vec<u64>>()));
+    assert_eq!(found.result()["offsets_row"].as_array().unwrap().len(), 80);
+    let pairs = root.post("points/search/matrix/pairs", &all).await;
+    // The vector of point n is [n, 1.5], so the point with the largest number is the nearest.
+    let score = 38.0 * 39.0 + 2.25;
+    let last = &pairs.result()["pairs"][78];
+    assert_eq!(last, &json!({"a": 39, "b": 38, "score": score}));
+    let few = root.post("points/search/matrix/pairs", &json!({"sample": 5, "limit": 9})).await;
+    assert_eq!(few.result()["pairs"].as_array().unwrap().len(), 20);
+    let named = root.post("points/search/matrix/pairs", &json!({"using": "x"})).await;
+    assert_eq!(named.status, 400, "{}", named.json);
+    assert_eq!(root.post("points/search/matrix/pairs", &json!({"sample": 1})).await.status, 422);
+    nodes.iter().for_each(|node| root.serve(node.name, &node.address, &[0, 1, 2]));
+    let partial = root.post("points/search/matrix/pairs", &all).await;
+    assert_eq!(partial.result()["partial"], true);
+    assert_eq!(partial.json["coverage"], json!({"shards": 3, "of": 4}));
+}
+
+#[tokio::test]
 async fn distances_are_merged_from_the_smallest() {
     let root = TestRoot::with_collection(2, "Euclid");
     let hit = |id: u32| json!({"id": id, "score": id});
