@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
-from qdrant_comparisons import compare_matrices, compare_samples
+from qdrant_comparisons import compare_formulas, compare_matrices, compare_samples
 from qdrant_points import DIMS, a_filter, assert_alike, everything, points, vectors
 
 COUNT = 200
@@ -319,6 +319,13 @@ def test_matrices_are_those_of_the_local_mode(client, collection, distance):
     assert refusal(client.search_matrix_pairs, collection, sample=1).status_code == 422
 
 
+def test_formulas_answer_as_in_the_local_mode(client, collection):
+    compare_formulas(client, with_local(client, collection, models.Distance.EUCLID), collection, COUNT)
+    absent = models.FormulaQuery(formula="absent")
+    error = refusal(client.query_points, collection, absent, prefetch=models.Prefetch(query=7))
+    assert error.status_code == 400 and "no value for absent" in error.content.decode(), error
+
+
 def test_random_samples_are_of_the_points_that_match(client, collection):
     compare_samples(client, with_local(client, collection, models.Distance.COSINE), collection, COUNT)
     random_points = models.SampleQuery(sample=models.Sample.RANDOM)
@@ -337,9 +344,7 @@ def test_queries_of_several_shards_together_are_refused(client, collection):
     client.upsert(collection, points(1, 5))
     diverse = models.NearestQuery(nearest=1, mmr=models.Mmr())
     lookup = models.LookupLocation(collection=collection)
-    formula = models.FormulaQuery(formula="$score")
     for call, word in (
-        (lambda: client.query_points(collection, formula, prefetch=models.Prefetch(query=1)), "formulas"),
         (lambda: client.query_points(collection, 1, lookup_from=lookup), "lookup_from"),
         (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),
         (lambda: client.query_points_groups(collection, "n", 1, with_lookup=collection), "with_lookup"),

@@ -31,7 +31,8 @@ impl QueryRun<'_> {
         let mut partial = found.iter().any(|found| found.partial);
         let scores: Vec<HashMap<u64, f32>> = found.iter().map(RankedHits::scores).collect();
         let ids = distinct(&found);
-        let parts = PointParts { payload: formula.reads_payload(), ..PointParts::NONE };
+        let parts =
+            PointParts { payload: !formula.payload_members().is_empty(), ..PointParts::NONE };
         let mut hits = Vec::with_capacity(ids.len());
         for ids in ids.chunks(CHUNK) {
             self.check_time()?;

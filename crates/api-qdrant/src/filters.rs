@@ -3,7 +3,7 @@
 use base::{Error, Result};
 use search::filter::{Condition, Filter, Match, MatchValues, TextMatchKind, WordSplit};
 use search::points::{PointId, PointSelection};
-use search::registry::NamedCollection;
+use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Map, Value};
 
 use crate::describe::stored;
@@ -18,15 +18,22 @@ pub fn parse_filter(named: &NamedCollection, filter: &str) -> Result<Filter> {
     prepare(named, json::parse_filter(filter.as_bytes())?)
 }
 
-/// Checks a filter, and prepares its conditions for a collection: on fields with an index for
-/// UUIDs they match every spelling of a UUID, on fields with an index for texts they split texts as
-/// the index says, and conditions on vectors know the collection's vector.
+/// As [`prepare_filter`], for an open collection.
+///
+/// # Errors
+/// As [`prepare_filter`].
+pub(crate) fn prepare(named: &NamedCollection, filter: Filter) -> Result<Filter> {
+    prepare_filter(&named.settings(), filter)
+}
+
+/// Checks a filter, and prepares its conditions for a collection with these settings: on fields
+/// with an index for UUIDs they match every spelling of a UUID, on fields with an index for texts
+/// they split texts as the index says, and conditions on vectors know the collection's vector.
 ///
 /// # Errors
 /// `InvalidArgument` for a filter that is too large or names no field; `Unimplemented` for a text
 /// on a field whose index splits texts in a way that is not supported.
-pub(crate) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Filter> {
-    let settings = named.settings();
+pub fn prepare_filter(settings: &CollectionSettings, mut filter: Filter) -> Result<Filter> {
     let schema = stored(&settings.extra, "payload_schema");
     let fields = CollectionFields { schema, vector_name: &settings.vector_name };
     fields.prepare(&mut filter, "").map_err(|error| error.context("filter"))?;

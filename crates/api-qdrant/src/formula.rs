@@ -126,13 +126,13 @@ pub enum DecayCurve {
 }
 
 /// A point that a formula scores.
-pub(crate) struct FormulaPoint<'a> {
+pub struct FormulaPoint<'a> {
     /// The internal id.
-    pub(crate) id: u64,
-    /// The payload, an object.
-    pub(crate) payload: &'a Value,
+    pub id: u64,
+    /// The payload, an object. It needs the members that [`Formula::payload_members`] names only.
+    pub payload: &'a Value,
     /// The score of each prefetch; `None` if it did not find the point.
-    pub(crate) scores: &'a [Option<f32>],
+    pub scores: &'a [Option<f32>],
 }
 
 impl Formula {
@@ -141,13 +141,8 @@ impl Formula {
     ///
     /// # Errors
     /// The first error of `prepare`.
-    pub(crate) fn prepare(&mut self, prepare: impl Fn(Filter) -> Result<Filter>) -> Result<()> {
+    pub fn prepare(&mut self, prepare: impl Fn(Filter) -> Result<Filter>) -> Result<()> {
         self.expression.prepare(&prepare).map_err(|error| error.context("query.formula"))
-    }
-
-    /// Returns true if the formula reads payloads.
-    pub(crate) fn reads_payload(&self) -> bool {
-        self.expression.reads_payload()
     }
 
     /// Returns the score of a point.
@@ -155,7 +150,7 @@ impl Formula {
     /// # Errors
     /// `InvalidArgument` if the point lacks a value that has no default, or if the value of an
     /// expression is not finite.
-    pub(crate) fn score(&self, point: &FormulaPoint<'_>) -> Result<f32> {
+    pub fn score(&self, point: &FormulaPoint<'_>) -> Result<f32> {
         let value = self.value(&self.expression, point)?;
         // Scores have 32 bits.
         let score = value as f32;
@@ -302,31 +297,6 @@ impl Expression {
             *filter = prepare(std::mem::take(filter))?;
         }
         self.parts_mut().into_iter().try_for_each(|part| part.prepare(prepare))
-    }
-
-    fn reads_payload(&self) -> bool {
-        match self {
-            Expression::Constant(_) | Expression::Score(_) => false,
-            Expression::Payload(_)
-            | Expression::Condition(_)
-            | Expression::GeoDistance { .. }
-            | Expression::Date(_) => true,
-            Expression::Product(list)
-            | Expression::Sum(list)
-            | Expression::Max(list)
-            | Expression::Min(list) => list.iter().any(Expression::reads_payload),
-            Expression::Function(_, of) => of.reads_payload(),
-            Expression::Quotient { left, right, .. } => {
-                left.reads_payload() || right.reads_payload()
-            }
-            Expression::Power { base, exponent } => {
-                base.reads_payload() || exponent.reads_payload()
-            }
-            Expression::Decay(decay) => {
-                let target = decay.target.as_ref();
-                decay.x.reads_payload() || target.is_some_and(Expression::reads_payload)
-            }
-        }
     }
 }
 

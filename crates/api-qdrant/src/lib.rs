@@ -22,6 +22,7 @@ mod describe;
 pub mod examples;
 mod filters;
 pub mod formula;
+mod formula_members;
 pub mod fusion;
 mod groups;
 pub mod json;
@@ -46,7 +47,7 @@ mod update;
 mod vector_input;
 mod write_threads;
 
-pub use filters::parse_filter;
+pub use filters::{parse_filter, prepare_filter};
 pub use groups::{GroupValue, group_values};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};

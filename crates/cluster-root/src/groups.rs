@@ -46,11 +46,12 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
             VectorQuery::Mmr { .. }
                 | VectorQuery::OrderBy(_)
                 | VectorQuery::Fuse(_)
+                | VectorQuery::Formula(_)
                 | VectorQuery::Sample
         )
     ) {
         return Err(Error::unimplemented(
-            "a cluster makes no groups of a query with mmr, order_by, fusion or sample",
+            "a cluster makes no groups of a query with mmr, order_by, fusion, formula or sample",
         ));
     }
     if request.with_lookup.is_some() {

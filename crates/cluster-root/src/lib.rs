@@ -30,6 +30,7 @@ mod describe;
 mod envelope;
 mod extraction_slots;
 mod fan_out;
+mod formula;
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;

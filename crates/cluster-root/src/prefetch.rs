@@ -1,9 +1,10 @@
 //! Prefetches. A round before the query finds their hits, after another one for the prefetches that
-//! they have. Then the query ranks these points only, or fusion joins them. So the limit of a
-//! prefetch counts the points of the collection, and not of a shard.
+//! they have. Then the query ranks these points only, fusion joins them, or a formula scores them.
+//! So the limit of a prefetch counts the points of the collection, and not of a shard.
 
 use std::collections::{BTreeSet, HashMap};
 
+use api_qdrant::formula::Formula;
 use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::VectorQuery;
 use base::{Error, Result};
@@ -13,6 +14,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::envelope::Completeness;
+use super::formula;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
 use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
@@ -25,7 +27,7 @@ const BATCH_MAX: usize = 1024;
 /// Replaces the prefetches of each query by their hits. Returns the completeness of these.
 ///
 /// # Errors
-/// `InvalidArgument` for too many prefetches; otherwise as [`answers`].
+/// `InvalidArgument` for too many prefetches; otherwise as [`answers`] and [`formula::hits`].
 pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
     let mut prefetches = Vec::new();
     // For each prefetch, the index of the query that ranks its hits.
@@ -44,7 +46,7 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
         )));
     }
     let found = Box::pin(resolve(run, &mut prefetches)).await?;
-    let PrefetchHits { lists, found } = hits(run, &prefetches, found).await?;
+    let PrefetchHits { lists, mut found } = hits(run, &prefetches, found).await?;
     let mut by_query: Vec<Vec<MergedKeys>> = queries.iter().map(|_| Vec::new()).collect();
     for (owner, list) in owners.into_iter().zip(lists) {
         if let Some(lists) = by_query.get_mut(owner) {
@@ -52,9 +54,17 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
         }
     }
     for (query, lists) in queries.iter_mut().zip(by_query) {
-        if !lists.is_empty() {
-            query.replace_prefetches(run.settings.metric, &lists)?;
+        if lists.is_empty() {
+            continue;
         }
+        let Some(VectorQuery::Formula(formula)) = &query.request.query else {
+            query.replace_prefetches(run.settings.metric, &lists)?;
+            continue;
+        };
+        let scored = formula::hits(run, Formula::clone(formula), &lists, found);
+        let scored = Box::pin(scored).await?;
+        found = scored.found;
+        query.replace_by_scored(scored.hits);
     }
     Ok(found)
 }
@@ -173,14 +183,21 @@ impl RootQuery {
                     |key: &PointKey| FusionHit::new(by_distance, metric, key.point(), score(key));
                 found.hits.iter().map(hit).collect()
             });
-            let mut joined = fusion.join(&lists.collect::<Vec<_>>());
-            let least = self.request.score_threshold;
-            joined.retain(|hit| least.is_none_or(|least| hit.score >= least));
-            self.fused = Some(joined);
+            let joined = fusion.join(&lists.collect::<Vec<_>>());
+            self.replace_by_scored(joined);
             return Ok(());
         }
         let candidates = found.iter().flat_map(|found| &found.hits).map(PointKey::point).collect();
         self.rank_only(&candidates)
+    }
+
+    /// Replaces the prefetches by their hits with the scores of the query, best first.
+    fn replace_by_scored(&mut self, mut hits: Vec<FusionHit<PointId>>) {
+        self.members.remove("prefetch");
+        self.request.prefetch.clear();
+        let least = self.request.score_threshold;
+        hits.retain(|hit| least.is_none_or(|least| hit.score >= least));
+        self.fused = Some(hits);
     }
 
     /// Makes the query an exact one of `candidates`.

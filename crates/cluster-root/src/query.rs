@@ -101,7 +101,7 @@ impl QueryRun<'_> {
         Ok(None)
     }
 
-    /// Answers a query with the hits of its fusion.
+    /// Answers a query with the hits of its fusion or its formula.
     async fn fused(
         &self,
         query: &RootQuery,

@@ -43,7 +43,7 @@ pub(super) struct RootQuery {
     pub(super) request: QueryRequest,
     /// The request's text, by member.
     pub(super) members: RawMembers,
-    /// Hits of a fusion, best first, once its prefetches were answered.
+    /// Hits of a fusion or a formula, best first, once its prefetches were answered.
     pub(super) fused: Option<Vec<FusionHit<PointId>>>,
 }
 
@@ -256,9 +256,6 @@ impl QueryRun<'_> {
 /// # Errors
 /// `Unimplemented` for a query that needs points of several shards together.
 pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
-    if matches!(request.query, Some(VectorQuery::Formula(_))) {
-        return Err(Error::unimplemented("query: a cluster scores no points by formulas"));
-    }
     if request.lookup_from.is_some() {
         return Err(Error::unimplemented(
             "lookup_from: a cluster reads no vectors from another collection",
@@ -398,8 +395,7 @@ mod tests {
         assert!(check(json!({"query": 1, "prefetch": {"query": {"nearest": 2}}})).is_ok());
         let lookup = json!({"query": 1, "lookup_from": {"collection": "other"}});
         let inside = json!({"query": 1, "prefetch": [{"query": 2}, lookup]});
-        let formula = json!({"query": {"formula": "$score"}, "prefetch": {"query": 1}});
-        for body in [inside, lookup, formula] {
+        for body in [inside, lookup] {
             let error = check(body).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
         }

@@ -10,6 +10,7 @@ mod root_images_stored;
 mod root_images_support;
 mod root_images_writes;
 mod root_keys;
+mod root_queries;
 mod root_reads;
 mod root_snapshots;
 mod root_support;

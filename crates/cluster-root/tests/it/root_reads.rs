@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, set, wait_until};
 
 /// Shards of the collection "c".
-const SHARDS: u32 = 4;
+pub(crate) const SHARDS: u32 = 4;
 
 /// Returns the shard of a point.
 fn shard_of(id: &PointId) -> u32 {
@@ -21,7 +21,7 @@ fn shard_of(id: &PointId) -> u32 {
 }
 
 /// Answers like a collection whose points are the numbers from 0 to 39. The score of point n is n.
-fn numbers(shard: u32, request: &Value) -> Value {
+pub(crate) fn numbers(shard: u32, request: &Value) -> Value {
     let own = (0..40u64).filter(|id| shard_of(&PointId::Number(*id)) == shard);
     let body = &request["body"];
     let limit = body["limit"].as_u64().unwrap_or(10) as usize;
@@ -57,7 +57,7 @@ fn numbers(shard: u32, request: &Value) -> Value {
 }
 
 /// Two nodes that hold all shards, and a root.
-async fn two_nodes() -> (TestRoot, [Arc<FakeNode>; 2]) {
+pub(crate) async fn two_nodes() -> (TestRoot, [Arc<FakeNode>; 2]) {
     let root = TestRoot::with_collection(SHARDS, "Dot");
     let nodes = [FakeNode::start("a", numbers).await, FakeNode::start("b", numbers).await];
     for node in &nodes {
@@ -66,7 +66,7 @@ async fn two_nodes() -> (TestRoot, [Arc<FakeNode>; 2]) {
     (root, nodes)
 }
 
-fn ids(result: &Value) -> Vec<u64> {
+pub(crate) fn ids(result: &Value) -> Vec<u64> {
     let points = result.get("points").unwrap_or(result).as_array().unwrap();
     points.iter().map(|point| point["id"].as_u64().unwrap()).collect()
 }
@@ -158,57 +158,6 @@ async fn every_kind_of_read_is_merged() {
     let described = root.send(Method::GET, "/collections/c", &Value::Null).await;
     assert_eq!(described.result()["points_count"], 40);
     assert_eq!(described.result()["status"], "green");
-}
-
-#[tokio::test]
-async fn a_sample_has_points_of_all_shards_once() {
-    let (root, nodes) = two_nodes().await;
-    let random = json!({"sample": "random"});
-    let sample =
-        |limit: u64, offset: u64| json!({"query": random, "limit": limit, "offset": offset});
-    let mut all = ids(root.post("points/query", &sample(100, 0)).await.result());
-    all.sort_unstable();
-    assert_eq!(all, (0..40).collect::<Vec<u64>>());
-    let rest = ids(root.post("points/query", &sample(100, 33)).await.result());
-    assert_eq!(rest.len(), 7);
-    nodes.iter().for_each(|node| drop(node.taken_reads()));
-    let prefetch = json!({"query": random, "limit": 6});
-    let fused = json!({"query": {"fusion": "rrf"}, "prefetch": prefetch});
-    let batch = json!({"searches": [sample(5, 0), fused]});
-    let batch = root.post("points/query/batch", &batch).await;
-    let counts = [0, 1].map(|at| ids(&batch.result()[at]).len());
-    assert_eq!(counts, [5, 6]);
-    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
-    let mut paths: Vec<&str> = reads.iter().map(|read| read["path"].as_str().unwrap()).collect();
-    paths.sort_unstable();
-    assert_eq!(paths, ["points/count", "points/count", "points/query", "points/query"]);
-    let mut limits = reads.iter().filter_map(|read| read["body"]["limit"].as_u64());
-    assert!(limits.all(|limit| limit <= 6));
-    let groups = json!({"query": random, "group_by": "a"});
-    assert_eq!(root.post("points/query/groups", &groups).await.status, 501);
-}
-
-#[tokio::test]
-async fn a_matrix_compares_points_of_all_shards() {
-    let (root, nodes) = two_nodes().await;
-    let all = json!({"sample": 40, "limit": 2});
-    let found = root.post("points/search/matrix/offsets", &all).await;
-    assert_eq!(found.result()["ids"], json!((0..40).collect::<Vec<u64>>()));
-    assert_eq!(found.result()["offsets_row"].as_array().unwrap().len(), 80);
-    let pairs = root.post("points/search/matrix/pairs", &all).await;
-    // The vector of point n is [n, 1.5], so the point with the largest number is the nearest.
-    let score = 38.0 * 39.0 + 2.25;
-    let last = &pairs.result()["pairs"][78];
-    assert_eq!(last, &json!({"a": 39, "b": 38, "score": score}));
-    let few = root.post("points/search/matrix/pairs", &json!({"sample": 5, "limit": 9})).await;
-    assert_eq!(few.result()["pairs"].as_array().unwrap().len(), 20);
-    let named = root.post("points/search/matrix/pairs", &json!({"using": "x"})).await;
-    assert_eq!(named.status, 400, "{}", named.json);
-    assert_eq!(root.post("points/search/matrix/pairs", &json!({"sample": 1})).await.status, 422);
-    nodes.iter().for_each(|node| root.serve(node.name, &node.address, &[0, 1, 2]));
-    let partial = root.post("points/search/matrix/pairs", &all).await;
-    assert_eq!(partial.result()["partial"], true);
-    assert_eq!(partial.json["coverage"], json!({"shards": 3, "of": 4}));
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ pub type CountRange = ValueLimits<u64>;
 
 impl Filter {
     /// Returns the conditions of the filter itself, not of nested filters.
-    fn conditions(&self) -> impl Iterator<Item = &Condition> {
+    pub fn conditions(&self) -> impl Iterator<Item = &Condition> {
         let min_should = self.min_should.iter().flat_map(|min| &min.conditions);
         self.must.iter().chain(&self.should).chain(&self.must_not).chain(min_should)
     }

@@ -1,0 +1,108 @@
+//! Queries that take several rounds: random samples, matrices, formulas.
+
+use serde_json::{Value, json};
+
+use crate::root_reads::{SHARDS, ids, numbers, two_nodes};
+use crate::root_support::{FakeNode, TestRoot};
+
+#[tokio::test]
+async fn a_sample_has_points_of_all_shards_once() {
+    let (root, nodes) = two_nodes().await;
+    let random = json!({"sample": "random"});
+    let sample =
+        |limit: u64, offset: u64| json!({"query": random, "limit": limit, "offset": offset});
+    let mut all = ids(root.post("points/query", &sample(100, 0)).await.result());
+    all.sort_unstable();
+    assert_eq!(all, (0..40).collect::<Vec<u64>>());
+    let rest = ids(root.post("points/query", &sample(100, 33)).await.result());
+    assert_eq!(rest.len(), 7);
+    nodes.iter().for_each(|node| drop(node.taken_reads()));
+    let prefetch = json!({"query": random, "limit": 6});
+    let fused = json!({"query": {"fusion": "rrf"}, "prefetch": prefetch});
+    let batch = json!({"searches": [sample(5, 0), fused]});
+    let batch = root.post("points/query/batch", &batch).await;
+    let counts = [0usize, 1].map(|at| ids(&batch.result()[at]).len());
+    assert_eq!(counts, [5, 6]);
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    let mut paths: Vec<&str> = reads.iter().map(|read| read["path"].as_str().unwrap()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["points/count", "points/count", "points/query", "points/query"]);
+    let mut limits = reads.iter().filter_map(|read| read["body"]["limit"].as_u64());
+    assert!(limits.all(|limit| limit <= 6));
+    let groups = json!({"query": random, "group_by": "a"});
+    assert_eq!(root.post("points/query/groups", &groups).await.status, 501);
+}
+
+#[tokio::test]
+async fn a_matrix_compares_points_of_all_shards() {
+    let (root, nodes) = two_nodes().await;
+    let all = json!({"sample": 40, "limit": 2});
+    let found = root.post("points/search/matrix/offsets", &all).await;
+    assert_eq!(found.result()["ids"], json!((0..40).collect::<Vec<u64>>()));
+    assert_eq!(found.result()["offsets_row"].as_array().unwrap().len(), 80);
+    let pairs = root.post("points/search/matrix/pairs", &all).await;
+    // The vector of point n is [n, 1.5], so the point with the largest number is the nearest.
+    let score = 38.0 * 39.0 + 2.25;
+    let last = &pairs.result()["pairs"][78];
+    assert_eq!(last, &json!({"a": 39, "b": 38, "score": score}));
+    let few = root.post("points/search/matrix/pairs", &json!({"sample": 5, "limit": 9})).await;
+    assert_eq!(few.result()["pairs"].as_array().unwrap().len(), 20);
+    let named = root.post("points/search/matrix/pairs", &json!({"using": "x"})).await;
+    assert_eq!(named.status, 400, "{}", named.json);
+    assert_eq!(root.post("points/search/matrix/pairs", &json!({"sample": 1})).await.status, 422);
+    nodes.iter().for_each(|node| root.serve(node.name, &node.address, &[0, 1, 2]));
+    let partial = root.post("points/search/matrix/pairs", &all).await;
+    assert_eq!(partial.result()["partial"], true);
+    assert_eq!(partial.json["coverage"], json!({"shards": 3, "of": 4}));
+}
+
+/// Answers as [`numbers`]. The points have payloads, of which a formula reads "a" and "n".
+fn with_payloads(shard: u32, request: &Value) -> Value {
+    let mut found = numbers(shard, request);
+    if request["path"] == "points" {
+        assert_eq!(request["body"]["with_payload"], json!(["\"a\"", "\"n\""]));
+        for point in found.as_array_mut().unwrap() {
+            let id = point["id"].as_u64().unwrap();
+            point["payload"] = json!({"n": id % 10, "a": {"b": id == 33}});
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_formula_scores_the_hits_of_all_shards() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", with_payloads).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    let marked = json!({"key": "a.b", "match": {"value": true}});
+    let formula = json!({"sum": ["$score", {"mult": ["n", -10]}, {"mult": [marked, 100]}]});
+    let prefetch = json!([{"query": [1, 2], "limit": 12}, {"query": [2, 1], "limit": 3}]);
+    let query = json!({
+        "query": {"formula": formula}, "prefetch": prefetch, "limit": 3, "offset": 1,
+    });
+    // The hits are 39 to 28. Their scores are 39 - 90, .., 33 - 30 + 100, .., 30 - 0, 29 - 90, ..
+    let found = root.post("points/query", &query).await;
+    assert_eq!(ids(found.result()), [30, 31, 32]);
+    assert_eq!(found.result()["points"][0]["score"], 30.0);
+    let searches = json!({"searches": [query, {"query": [1, 2], "limit": 1}]});
+    let batch = root.post("points/query/batch", &searches).await;
+    assert_eq!([0usize, 1].map(|at| ids(&batch.result()[at])), [vec![30, 31, 32], vec![39]]);
+    node.taken_reads();
+    let inner = json!({"query": {"formula": formula}, "prefetch": prefetch, "limit": 2});
+    let outer = json!({"query": [3, 4], "prefetch": inner});
+    root.post("points/query", &outer).await.result();
+    let last = node.taken_reads().pop().unwrap();
+    assert_eq!(last["path"], "points/query");
+    let filter = last["body"]["filter"].to_string();
+    assert!(filter.contains("\"has_id\":[30,33]"), "{filter}");
+}
+
+#[tokio::test]
+async fn a_formula_of_scores_reads_no_payloads() {
+    let (root, nodes) = two_nodes().await;
+    let query = json!({"query": {"formula": "$score[1]"}, "prefetch": {"query": [1, 2]}});
+    let found = root.post("points/query", &query).await;
+    assert_eq!(ids(found.result()), (30..40).rev().collect::<Vec<u64>>(), "in their order");
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    assert_eq!((reads.len(), &reads[0]["path"]), (1, &json!("points/query/batch")));
+}
