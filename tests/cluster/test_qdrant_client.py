@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
-from qdrant_comparisons import compare_formulas, compare_matrices, compare_samples
+from qdrant_comparisons import compare_formulas, compare_lookups, compare_matrices, compare_samples
 from qdrant_points import DIMS, a_filter, assert_alike, everything, points, vectors
 
 COUNT = 200
@@ -326,6 +326,10 @@ def test_formulas_answer_as_in_the_local_mode(client, collection):
     assert error.status_code == 400 and "no value for absent" in error.content.decode(), error
 
 
+def test_other_collections_are_looked_up_as_in_the_local_mode(client, collection):
+    compare_lookups(client, with_local(client, collection, models.Distance.COSINE), collection)
+
+
 def test_random_samples_are_of_the_points_that_match(client, collection):
     compare_samples(client, with_local(client, collection, models.Distance.COSINE), collection, COUNT)
     random_points = models.SampleQuery(sample=models.Sample.RANDOM)
@@ -339,15 +343,14 @@ def test_random_samples_are_of_the_points_that_match(client, collection):
     assert len(set(drawn)) > COUNT - 10, "some points are hardly ever drawn"
 
 
-def test_queries_of_several_shards_together_are_refused(client, collection):
+def test_groups_of_hits_that_depend_on_each_other_are_refused(client, collection):
     create(client, collection)
     client.upsert(collection, points(1, 5))
     diverse = models.NearestQuery(nearest=1, mmr=models.Mmr())
-    lookup = models.LookupLocation(collection=collection)
+    random_points = models.SampleQuery(sample=models.Sample.RANDOM)
     for call, word in (
-        (lambda: client.query_points(collection, 1, lookup_from=lookup), "lookup_from"),
         (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),
-        (lambda: client.query_points_groups(collection, "n", 1, with_lookup=collection), "with_lookup"),
+        (lambda: client.query_points_groups(collection, "n", random_points), "groups of a query"),
     ):
         error = refusal(call)
         assert error.status_code == 501 and word in error.content.decode(), error

@@ -67,7 +67,7 @@ impl GroupValue {
     }
 
     /// Returns the point whose id is the value; `None` for a value that is no id.
-    fn point(&self) -> Option<PointId> {
+    pub fn point(&self) -> Option<PointId> {
         match self {
             GroupValue::Whole(value) => PointId::number(u64::try_from(*value).ok()?).ok(),
             GroupValue::Text(text) => PointId::uuid(text).ok(),

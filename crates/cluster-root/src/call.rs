@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster_node::CollectionRecord;
 use http::HeaderMap;
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
@@ -44,6 +45,18 @@ impl RootContext {
     /// Returns true if the request's key may use the collection `name`.
     pub(super) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
+    }
+
+    /// Returns the record of the collection `name`, which the request names besides its own.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the request's key may not use it; as [`RootState::record`].
+    pub(super) fn other_record(&self, name: &str) -> Result<Arc<CollectionRecord>> {
+        if !self.sees(name) {
+            let shown: String = name.chars().take(80).collect();
+            return Err(Error::denied(format!("the key may not use the collection {shown:?}")));
+        }
+        self.state.record(name)
     }
 
     /// Refuses a request that would create a collection which its key may not create.

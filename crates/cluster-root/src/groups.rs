@@ -4,6 +4,9 @@
 //!    collection is among the best of the shard with its best hit. So the root knows the groups.
 //! 2. Each shard returns its best hits of these groups.
 //! 3. The holders of the best hits return the parts of the points that the client wants.
+//!
+//! With `with_lookup`, a last round reads the points of another collection whose ids are the values
+//! of the groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,10 +16,12 @@ use api_qdrant::{GroupValue, group_values};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
+use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::json;
 use serde_json::value::RawValue;
+use transport::Reservation;
 
 use super::call::RootContext;
 use super::collections;
@@ -24,13 +29,15 @@ use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::{self, MergedHit};
 use super::prefetch;
-use super::read::{answers, of_all};
-use super::root_query::{self, QueryRun, RootQuery};
+use super::read::{answers, confirmed_answers, of_all};
+use super::root_query::{QueryRun, RootQuery};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
 /// Members of a request for groups that a plain query does not have.
-const GROUP_MEMBERS: [&str; 3] = ["group_by", "group_size", "with_lookup"];
+const GROUP_MEMBERS: [&str; 2] = ["group_by", "group_size"];
+/// Member of a request that names the other collection.
+const WITH_LOOKUP: &str = "with_lookup";
 
 /// Answers a query with groups of hits, the group with the best hit first.
 pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
@@ -39,7 +46,6 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let request: QueryGroupsRequest = json::parse(&body)?;
     request.check()?;
     request.query.check_prefetches()?;
-    root_query::check_supported(&request.query)?;
     if matches!(
         request.query.query,
         Some(
@@ -54,19 +60,17 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
             "a cluster makes no groups of a query with mmr, order_by, fusion, formula or sample",
         ));
     }
-    if request.with_lookup.is_some() {
-        return Err(Error::unimplemented(
-            "with_lookup: a cluster reads no points of another collection",
-        ));
-    }
-    let mut query = [RootQuery::new(request.query.clone(), split::members(&body)?)];
+    let mut members = split::members(&body)?;
+    let lookup = LookupRead::of(&context, &request, members.remove(WITH_LOOKUP))?;
+    let mut query = [RootQuery::new(request.query.clone(), members)];
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
     let order = query.order(settings.metric);
     let vectors = run.point_vectors(&query.ids()).await?;
     let members = query.for_shards(&vectors)?;
-    let run = GroupsRun { context: &context, record: &record, request: &request, order, members };
+    let (context, record, request) = (&context, &record, &request);
+    let run = GroupsRun { context, record, request, order, members, lookup };
     run.answer(found).await
 }
 
@@ -78,12 +82,44 @@ struct GroupsRun<'a> {
     order: HitOrder,
     /// The query for a shard, by member.
     members: RawMembers,
+    lookup: Option<LookupRead>,
+}
+
+/// Points of another collection that the answer has for the groups.
+struct LookupRead {
+    record: Arc<CollectionRecord>,
+    /// Members of the request for the points, besides their ids.
+    members: RawMembers,
+}
+
+impl LookupRead {
+    /// Returns the points that a request wants. `text` is its member `with_lookup`.
+    ///
+    /// # Errors
+    /// As [`RootContext::other_record`].
+    fn of(
+        context: &RootContext,
+        request: &QueryGroupsRequest,
+        text: Option<Box<RawValue>>,
+    ) -> Result<Option<LookupRead>> {
+        let Some(lookup) = &request.with_lookup else { return Ok(None) };
+        let record = context.other_record(&lookup.collection);
+        let record = record.map_err(|error| error.context(WITH_LOOKUP))?;
+        // Another form is the name of the collection alone.
+        let object = text.filter(|text| text.get().trim_start().starts_with('{'));
+        let members = object.map(|text| merge::read::<RawMembers>(&text)).transpose()?;
+        let mut members = members.unwrap_or_default();
+        members.remove("collection");
+        Ok(Some(LookupRead { record, members }))
+    }
 }
 
 /// A group and its best hits.
 struct MergedGroup {
     value: GroupValue,
     hits: Vec<MergedHit>,
+    /// The point of another collection whose id is the value.
+    lookup: Option<Box<RawValue>>,
 }
 
 /// Result of a round.
@@ -112,17 +148,45 @@ impl GroupsRun<'_> {
             merged_groups(results, values, order, GroupHits { size, field: &field })
         };
         let merged = self.compute(hits, merge).await?;
-        let found = found.or_partial(merged.partial);
+        let mut found = found.or_partial(merged.partial);
         let mut groups = merged.value;
         let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
-        let read = parts::read(self.context, self.record, &self.members, ids);
-        let Some(mut parts) = read.await? else {
-            return whole_answer(&groups, found);
-        };
-        parts::add(groups.iter_mut().flat_map(|group| &mut group.hits), &parts)?;
-        let answer = whole_answer(&groups, found.after(parts.coverage))?;
-        parts.reservation.shrink_to(answer.result.len() as u64);
-        Ok(RootAnswer { reservation: Some(parts.reservation), ..answer })
+        let parts = parts::read(self.context, self.record, &self.members, ids).await?;
+        if let Some(parts) = &parts {
+            parts::add(groups.iter_mut().flat_map(|group| &mut group.hits), parts)?;
+        }
+        let lookups = self.lookups(&groups).await?;
+        if let Some(lookups) = &lookups {
+            add_lookups(&mut groups, lookups)?;
+        }
+        let mut reservation: Option<Reservation> = None;
+        for read in [parts, lookups].into_iter().flatten() {
+            found = found.after(read.coverage);
+            match &mut reservation {
+                Some(all) => all.join(read.reservation),
+                None => reservation = Some(read.reservation),
+            }
+        }
+        let answer = whole_answer(&groups, found)?;
+        if let Some(reservation) = &mut reservation {
+            reservation.shrink_to(answer.result.len() as u64);
+        }
+        Ok(RootAnswer { reservation, ..answer })
+    }
+
+    /// Reads the points of another collection whose ids are the values of groups; `None` if there
+    /// are none.
+    async fn lookups(&self, groups: &[MergedGroup]) -> Result<Option<ShardAnswers>> {
+        let Some(lookup) = &self.lookup else { return Ok(None) };
+        // A value that is no id has no point.
+        let mut ids: Vec<PointId> = groups.iter().filter_map(|group| group.value.point()).collect();
+        if ids.is_empty() {
+            return Ok(None);
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        let read = confirmed_answers(self.context, &lookup.record, lookup.members.clone(), &ids);
+        Box::pin(read).await.map(Some)
     }
 
     async fn read(&self, read: ShardRead) -> Result<ShardAnswers> {
@@ -279,11 +343,30 @@ fn merged_groups(
                 hits.push(MergedHit { id: point.key.point(), members });
             }
         }
-        groups.push(MergedGroup { value, hits });
+        groups.push(MergedGroup { value, hits, lookup: None });
     }
     // All points of a group may have been removed between the rounds.
     groups.retain(|group| !group.hits.is_empty());
     Ok(RoundResult { value: groups, partial })
+}
+
+/// Adds the points of another collection to the groups of their ids.
+///
+/// # Errors
+/// `Internal` for a result that is not the expected JSON.
+fn add_lookups(groups: &mut [MergedGroup], answers: &ShardAnswers) -> Result<()> {
+    let mut points: HashMap<PointId, &RawValue> = HashMap::new();
+    for result in answers.results.values() {
+        let found: Vec<&RawValue> = merge::read(result)?;
+        for point in found {
+            points.insert(merge::keyed(point)?.key.point(), point);
+        }
+    }
+    for group in groups {
+        let point = group.value.point().and_then(|id| points.get(&id).copied());
+        group.lookup = point.map(RawValue::to_owned);
+    }
+    Ok(())
 }
 
 fn whole_answer(groups: &[MergedGroup], found: Completeness) -> Result<RootAnswer> {
@@ -292,6 +375,7 @@ fn whole_answer(groups: &[MergedGroup], found: Completeness) -> Result<RootAnswe
         .map(|group| GroupMembers {
             id: &group.value,
             hits: group.hits.iter().map(|hit| &hit.members).collect(),
+            lookup: group.lookup.as_deref(),
         })
         .collect();
     let answer = RootAnswer::of(&GroupsMembers { groups: list, partial: found.partial })?;
@@ -310,12 +394,12 @@ struct GroupsMembers<'a> {
 struct GroupMembers<'a> {
     id: &'a GroupValue,
     hits: Vec<&'a RawMembers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lookup: Option<&'a RawValue>,
 }
 
 #[cfg(test)]
 mod tests {
-    use search::points::PointId;
-
     use super::*;
 
     fn raw(value: &Value) -> Box<RawValue> {

@@ -35,6 +35,7 @@ mod formula;
 pub mod fuzzing;
 mod groups;
 mod images;
+mod lookup;
 mod matrix;
 mod merge;
 mod mmr;

@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use super::envelope::Completeness;
 use super::formula;
+use super::lookup;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
 use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
@@ -24,11 +25,14 @@ use super::split;
 /// Maximum prefetches of one batch of queries, at one level.
 const BATCH_MAX: usize = 1024;
 
-/// Replaces the prefetches of each query by their hits. Returns the completeness of these.
+/// Replaces the prefetches of each query by their hits, and points of other collections by their
+/// vectors. Returns the completeness of the hits.
 ///
 /// # Errors
-/// `InvalidArgument` for too many prefetches; otherwise as [`answers`] and [`formula::hits`].
+/// `InvalidArgument` for too many prefetches; otherwise as [`answers`], [`formula::hits`] and
+/// [`lookup::resolve`].
 pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
+    Box::pin(lookup::resolve(run, queries)).await?;
     let mut prefetches = Vec::new();
     // For each prefetch, the index of the query that ranks its hits.
     let mut owners = Vec::new();

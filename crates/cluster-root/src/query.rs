@@ -23,7 +23,7 @@ use super::mmr::{self, ScoredHits};
 use super::parts::{self, MergedHit};
 use super::prefetch;
 use super::read::{merged, of_all};
-use super::root_query::{self, QueryRun, RootQuery};
+use super::root_query::{QueryRun, RootQuery};
 use super::sample;
 use super::split::{self, RawMembers};
 
@@ -35,7 +35,6 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let mut query = [RootQuery::read(&body)?];
     query[0].request.check_prefetches()?;
-    root_query::check_supported(&query[0].request)?;
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
@@ -186,8 +185,7 @@ fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
     let texts: SearchesText = serde_json::from_slice(body)
         .map_err(|error| Error::invalid(format!("the request's JSON: {error}")))?;
     for (at, query) in request.searches.iter().enumerate() {
-        let checked = query.check_prefetches().and_then(|()| root_query::check_supported(query));
-        checked.map_err(|error| at_search(error, at))?;
+        query.check_prefetches().map_err(|error| at_search(error, at))?;
     }
     let queries = request.searches.into_iter().zip(texts.searches);
     Ok(queries.map(|(request, members)| RootQuery::new(request, members)).collect())

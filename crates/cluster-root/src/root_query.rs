@@ -128,7 +128,8 @@ impl RootQuery {
         HitRange { offset: self.request.offset(), limit: self.request.limit() }
     }
 
-    /// Returns the ids of the points that the query compares with. These points are no hits.
+    /// Returns the ids of the points that the query compares with. These points are no hits. Points
+    /// of another collection must be replaced before, by [`super::lookup::resolve`].
     pub(super) fn ids(&self) -> Vec<PointId> {
         let id = |input: &VectorInput| match input {
             VectorInput::Id(id) => Some(*id),
@@ -180,7 +181,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
-    fn query_by_vectors(&self, vectors: &PointVectors) -> Result<Option<Box<RawValue>>> {
+    pub(super) fn query_by_vectors(&self, vectors: &PointVectors) -> Result<Option<Box<RawValue>>> {
         let vector = |input: &VectorInput| match input {
             VectorInput::Vector(values) => Ok(values.clone()),
             VectorInput::Id(id) => vectors.get(id).cloned().ok_or_else(|| {
@@ -249,23 +250,6 @@ impl QueryRun<'_> {
         }
         Ok(vectors)
     }
-}
-
-/// Checks that a cluster can answer a query and its prefetches.
-///
-/// # Errors
-/// `Unimplemented` for a query that needs points of several shards together.
-pub(super) fn check_supported(request: &QueryRequest) -> Result<()> {
-    if request.lookup_from.is_some() {
-        return Err(Error::unimplemented(
-            "lookup_from: a cluster reads no vectors from another collection",
-        ));
-    }
-    for (at, prefetch) in request.prefetch.iter().enumerate() {
-        let checked = check_supported(prefetch);
-        checked.map_err(|error| error.context(format_args!("prefetch[{at}]")))?;
-    }
-    Ok(())
 }
 
 /// Returns the text of a query by several vectors.
@@ -387,18 +371,6 @@ mod tests {
         assert_eq!(query["query"], json!({"discover": {"target": [3.0, 4.0], "context": pairs}}));
         let query = shards(&json!({"query": {"context": [pair]}}));
         assert_eq!(query["query"], json!({ "context": pairs }));
-    }
-
-    #[test]
-    fn queries_of_several_shards_together_are_refused() {
-        let check = |body: Value| check_supported(&read(&body).request);
-        assert!(check(json!({"query": 1, "prefetch": {"query": {"nearest": 2}}})).is_ok());
-        let lookup = json!({"query": 1, "lookup_from": {"collection": "other"}});
-        let inside = json!({"query": 1, "prefetch": [{"query": 2}, lookup]});
-        for body in [inside, lookup] {
-            let error = check(body).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unimplemented, "{error}");
-        }
     }
 
     #[test]

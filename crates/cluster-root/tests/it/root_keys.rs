@@ -37,8 +37,8 @@ fn grant(root: &TestRoot) -> KeyGrant {
     policy.authorize(caller, false, &list).unwrap().unwrap()
 }
 
-#[tokio::test]
-async fn keys_see_their_collections() {
+/// Returns a root with the collections "c" and "public".
+fn two_collections() -> TestRoot {
     let root = TestRoot::with_collection(1, "Dot");
     root.view.update(|view| {
         let mut own = view.collections["c"].clone();
@@ -46,6 +46,35 @@ async fn keys_see_their_collections() {
         own.id = "public".to_owned();
         view.collections.insert(own.name.clone(), own);
     });
+    root
+}
+
+#[tokio::test]
+async fn keys_read_no_points_of_another_collection() {
+    let root = two_collections();
+    let grant = grant(&root);
+    let lookup = json!({"query": 1, "lookup_from": {"collection": "c"}});
+    let unknown = json!({"query": 1, "lookup_from": {"collection": "pub-2"}});
+    let inner = json!({"query": [1, 2], "prefetch": lookup});
+    let grouped = json!({"query": [1, 2], "group_by": "a", "with_lookup": "c"});
+    for (path, body, status) in [
+        ("query", &lookup, 403),
+        ("query", &inner, 403),
+        ("query", &unknown, 404),
+        ("query/batch", &json!({"searches": [lookup]}), 403),
+        ("query/groups", &grouped, 403),
+    ] {
+        let path = format!("/collections/public/points/{path}");
+        let mut request = Request::post(path).body(Body::from(body.to_string())).unwrap();
+        request.extensions_mut().insert(grant.clone());
+        let refused = root.send_request(request).await;
+        assert_eq!(refused.status, status, "{body}: {}", refused.json);
+    }
+}
+
+#[tokio::test]
+async fn keys_see_their_collections() {
+    let root = two_collections();
     let grant = grant(&root);
     for (path, list) in [("/collections", "collections"), ("/cluster/v1/view", "collections")] {
         let request = |grant: Option<KeyGrant>| {

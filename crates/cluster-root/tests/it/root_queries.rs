@@ -1,8 +1,12 @@
-//! Queries that take several rounds: random samples, matrices, formulas.
+//! Queries that take several rounds: random samples, matrices, formulas, points of other
+//! collections.
 
+use std::sync::Arc;
+
+use search::points::PointId;
 use serde_json::{Value, json};
 
-use crate::root_reads::{SHARDS, ids, numbers, two_nodes};
+use crate::root_reads::{SHARDS, ids, numbers, shard_of, two_nodes};
 use crate::root_support::{FakeNode, TestRoot};
 
 #[tokio::test]
@@ -105,4 +109,123 @@ async fn a_formula_of_scores_reads_no_payloads() {
     assert_eq!(ids(found.result()), (30..40).rev().collect::<Vec<u64>>(), "in their order");
     let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
     assert_eq!((reads.len(), &reads[0]["path"]), (1, &json!("points/query/batch")));
+}
+
+/// Answers as [`numbers`] for the collection "c", whose groups are the numbers modulo 3. The points
+/// of the collection "other" are the numbers from 2 to 39.
+fn two_collections(shard: u32, request: &Value) -> Value {
+    let body = &request["body"];
+    if request["collection"] == "other-id" {
+        assert_eq!(request["path"], "points");
+        let of = |id: &Value| json!({"id": id, "payload": {"a": 1}, "vector": {"v": [id, 2]}});
+        let ids = body["ids"].as_array().unwrap().iter();
+        let found = ids.filter(|id| (2..40).contains(&id.as_u64().unwrap()));
+        return found.map(of).collect();
+    }
+    let own = |group: u64| {
+        (0..40u64)
+            .rev()
+            .filter(move |id| id % 3 == group && shard_of(&PointId::Number(*id)) == shard)
+            .map(move |id| json!({"id": id, "score": id as f32, "payload": {"group": group}}))
+    };
+    match request["path"].as_str().unwrap() {
+        "points/query/groups" => {
+            assert_eq!(body.get("with_lookup"), None);
+            let group = |group: u64| {
+                let hits: Vec<Value> = own(group).take(1).collect();
+                json!({ "id": group, "hits": hits })
+            };
+            let groups = [0, 1, 2].map(group);
+            json!({ "groups": groups })
+        }
+        "points/query/batch" if body["searches"][0]["with_payload"] == json!(["group"]) => {
+            let answer = |search: &Value| {
+                let group = search["filter"]["must"][0]["match"]["value"].as_u64().unwrap();
+                json!({"points": own(group).take(1).collect::<Vec<_>>()})
+            };
+            body["searches"].as_array().unwrap().iter().map(answer).collect()
+        }
+        _ => numbers(shard, request),
+    }
+}
+
+/// A root with the collections "c" and "other", whose vector has the name "v", and their node.
+async fn with_other() -> (TestRoot, Arc<FakeNode>) {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", two_collections).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    root.view.update(|view| {
+        let mut other = view.collections["c"].clone();
+        other.name = "other".to_owned();
+        other.id = "other-id".to_owned();
+        other.create = json!({"vectors": {"v": {"size": 2, "distance": "Dot"}}});
+        view.collections.insert(other.name.clone(), other);
+        for node in view.nodes.values_mut() {
+            node.serving.insert("other-id".to_owned(), (0..SHARDS).collect());
+        }
+    });
+    (root, node)
+}
+
+#[tokio::test]
+async fn vectors_come_from_another_collection() {
+    let (root, node) = with_other().await;
+    let lookup = json!({"collection": "other", "vector": "v"});
+    let recommend = json!({"recommend": {"positive": [7, [1, 1]], "negative": [8]}});
+    let vectors = json!({"positive": [[7.0, 2.0], [1.0, 1.0]], "negative": [[8.0, 2.0]]});
+    for (asked, sent) in [
+        (json!(7), json!([7.0, 2.0])),
+        (json!({"nearest": 7, "mmr": {}}), json!([7.0, 2.0])),
+        (recommend, json!({ "recommend": vectors })),
+    ] {
+        node.taken_reads();
+        let query = json!({"query": asked, "lookup_from": lookup, "limit": 1});
+        assert_eq!(ids(root.post("points/query", &query).await.result()), [39], "{query}");
+        let reads = node.taken_reads();
+        let read = reads.iter().find(|read| read["path"] == "points/query").unwrap();
+        assert_eq!(read["body"]["query"], sent, "{query}");
+        assert_eq!(read["body"].get("lookup_from"), None);
+        assert_eq!(read["body"].get("filter"), None, "points of another collection are hits");
+    }
+    let inner = json!({"query": 7, "lookup_from": lookup});
+    let own = json!({"query": 7, "lookup_from": {"collection": "c"}});
+    let batch = json!({"searches": [own, {"query": [1, 2], "prefetch": inner}]});
+    root.post("points/query/batch", &batch).await.result();
+    let reads = node.taken_reads();
+    let mut batches = reads.iter().filter(|read| read["path"] == "points/query/batch");
+    let prefetch = &batches.next().unwrap()["body"]["searches"][0];
+    assert_eq!(prefetch["query"], json!([7.0, 2.0]));
+    let search = &batches.next().unwrap()["body"]["searches"][0];
+    assert_eq!(search["query"], json!([7.0, 1.5]));
+    assert_eq!(search["filter"], json!({"must_not": [{"has_id": [7]}]}));
+    for (lookup, id, status) in [
+        (json!({"collection": "none"}), 7, 404),
+        (json!({"collection": "other"}), 7, 400),
+        (lookup, 1, 404),
+    ] {
+        let query = json!({"query": id, "lookup_from": lookup});
+        assert_eq!(root.post("points/query", &query).await.status, status, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn groups_have_points_of_another_collection() {
+    let (root, node) = with_other().await;
+    let mut query = json!({"query": [1, 2], "group_by": "group", "group_size": 1});
+    for (lookup, with_payload) in [
+        (json!("other"), Value::Null),
+        (json!({"collection": "other", "with_payload": ["a"]}), json!(["a"])),
+    ] {
+        query["with_lookup"] = lookup;
+        let found = root.post("points/query/groups", &query).await;
+        let groups = found.result()["groups"].as_array().unwrap();
+        let known: Vec<&Value> = groups.iter().map(|group| &group["id"]).collect();
+        assert_eq!(known, [&json!(0), &json!(2), &json!(1)]);
+        let point = json!({"id": 2, "payload": {"a": 1}, "vector": {"v": [2, 2]}});
+        assert_eq!(groups[1]["lookup"], point);
+        assert!([0, 2].iter().all(|at: &usize| groups[*at].get("lookup").is_none()));
+        let reads = node.taken_reads();
+        let read = reads.iter().find(|read| read["collection"] == "other-id").unwrap();
+        assert_eq!(read["body"]["with_payload"], with_payload);
+    }
 }

@@ -16,7 +16,7 @@ use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, set, wait_un
 pub(crate) const SHARDS: u32 = 4;
 
 /// Returns the shard of a point.
-fn shard_of(id: &PointId) -> u32 {
+pub(crate) fn shard_of(id: &PointId) -> u32 {
     cluster::shard_of(id.to_string().as_bytes(), SHARDS).unwrap().0
 }
 
