@@ -1,0 +1,130 @@
+//! Tests of the catalog.
+
+use std::sync::Arc;
+
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use search::registry::AliasChange;
+use serde_json::Value;
+
+use super::*;
+
+fn record(name: &str) -> CollectionRecord {
+    let (name, id) = (name.to_owned(), format!("id-{name}"));
+    CollectionRecord { name, id, shards: 1, copies: 1, create: Value::Null, images: None }
+}
+
+#[tokio::test]
+async fn a_removed_collection_leaves_no_alias() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let change = |all: &CatalogChanges| {
+        let all = all.with_aliases(std::slice::from_ref(&alias), |name| name == "a")?;
+        all.with_collection("id-a", |it| it.declare("city", Value::Null))
+    };
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    catalog.make_change(&change).await.unwrap();
+    // The view of another root lacks the collection.
+    let other = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    assert!(other.remove_record("a").await.unwrap());
+    assert_eq!(*other.known_changes.lock().changes, CatalogChanges::default());
+
+    // A removal that ends early leaves the alias, and the next one removes it.
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    catalog.make_change(&change).await.unwrap();
+    place.objects().delete(&place.key("collections/a")).await.unwrap();
+    assert!(!other.remove_record("a").await.unwrap());
+    assert!(other.known_changes.lock().changes.aliases.is_empty());
+}
+
+#[tokio::test]
+async fn an_unreadable_record_is_no_removed_collection() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    assert!(catalog.create_record(&record("a")).await.unwrap());
+    let other = CollectionRecord { id: "other".to_owned(), ..record("a") };
+    assert!(!catalog.create_record(&other).await.unwrap());
+    let broken = place.key("collections/b");
+    place.objects().put(&broken, object_store::PutPayload::from_static(b"{")).await.unwrap();
+    let reading = catalog.read(&KnownRecords::new()).await.unwrap();
+    assert_eq!((reading.records.len(), reading.whole), (1, false));
+    assert_eq!(catalog.all_ids().await.unwrap_err().kind(), ErrorKind::DataLoss);
+    place.objects().delete(&broken).await.unwrap();
+    let reading = catalog.read(&reading.records).await.unwrap();
+    assert_eq!((reading.records.len(), reading.whole), (1, true));
+    assert_eq!(catalog.all_ids().await.unwrap(), BTreeSet::from(["id-a".to_owned()]));
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    assert_eq!(catalog.make_change(&change).await.unwrap(), 1);
+    let view = catalog.view.source();
+    assert_eq!(view.current().collection("x").unwrap().id, "id-a");
+    assert!(catalog.remove_record("a").await.unwrap());
+    assert!(view.current().changes.aliases.is_empty());
+    assert!(!catalog.remove_record("a").await.unwrap());
+    assert!(catalog.all_ids().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_alias_of_another_root_is_not_taken_by_a_collection() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    one.create_record(&record("a")).await.unwrap();
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    one.make_change(&change).await.unwrap();
+    let error = other.create_record(&record("x")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
+async fn an_alias_follows_the_collections_of_another_root() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    one.create_record(&record("a")).await.unwrap();
+    one.create_record(&record("x")).await.unwrap();
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    // The view of the other root has the collection "a" only.
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    let error = other.make_change(&change).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    one.remove_record("x").await.unwrap();
+    one.remove_record("a").await.unwrap();
+    let error = other.make_change(&change).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    one.create_record(&record("a")).await.unwrap();
+    other.make_change(&change).await.unwrap();
+}
+
+#[test]
+fn records_beyond_the_limits_are_damaged() {
+    let decode = |name: &str, id: &str, shards: u32, copies: u32| {
+        let record = CollectionRecord {
+            name: name.to_owned(),
+            id: id.to_owned(),
+            shards,
+            copies,
+            ..record("a")
+        };
+        decode_record(&serde_json::to_vec(&record).unwrap()).map_err(|error| error.kind())
+    };
+    assert_eq!(decode("a", "id-a", 1024, 8).unwrap().shards, 1024);
+    for (name, id, shards, copies) in [
+        ("a", "id-a", 0, 1),
+        ("a", "id-a", u32::MAX, 1),
+        ("a", "id-a", 1, 0),
+        ("a", "id-a", 1, 9),
+        ("a/b", "id-a", 1, 1),
+        ("a", "", 1, 1),
+        ("a", "../x", 1, 1),
+    ] {
+        let decoded = decode(name, id, shards, copies);
+        assert_eq!(decoded, Err(ErrorKind::DataLoss), "{name} {id} {shards} {copies}");
+    }
+}
