@@ -80,6 +80,27 @@ impl CatalogChanges {
         Ok(CatalogChanges { aliases, collections: self.collections.clone() })
     }
 
+    /// Returns the document without the changes of aliases from `base` to `made`. Aliases that were
+    /// changed again stay.
+    pub(crate) fn with_aliases_back(
+        &self,
+        base: &CatalogChanges,
+        made: &CatalogChanges,
+    ) -> CatalogChanges {
+        let mut new = self.clone();
+        for alias in base.aliases.keys().chain(made.aliases.keys()) {
+            let (before, after) = (base.aliases.get(alias), made.aliases.get(alias));
+            if before == after || self.aliases.get(alias) != after {
+                continue;
+            }
+            match before {
+                Some(collection) => new.aliases.insert(alias.clone(), collection.clone()),
+                None => new.aliases.remove(alias),
+            };
+        }
+        new
+    }
+
     /// Returns the document after a change of the collection `id`.
     ///
     /// # Errors
@@ -167,6 +188,20 @@ mod tests {
             Ok(())
         });
         assert_eq!(back.unwrap(), changes);
+    }
+
+    #[test]
+    fn aliases_are_taken_back_unless_they_were_changed_again() {
+        let of = |aliases: &[(&str, &str)]| {
+            let aliases = aliases.iter().map(|(one, other)| ((*one).into(), (*other).into()));
+            CatalogChanges { aliases: aliases.collect(), ..CatalogChanges::default() }
+        };
+        let base = of(&[("kept", "a"), ("moved", "a"), ("removed", "a"), ("later", "a")]);
+        let made = of(&[("kept", "a"), ("moved", "b"), ("new", "b"), ("later", "b")]);
+        assert_eq!(made.with_aliases_back(&base, &made), base);
+        let now = of(&[("moved", "b"), ("new", "b"), ("later", "c"), ("other", "c")]);
+        let back = of(&[("moved", "a"), ("removed", "a"), ("later", "c"), ("other", "c")]);
+        assert_eq!(now.with_aliases_back(&base, &made), back);
     }
 
     #[test]

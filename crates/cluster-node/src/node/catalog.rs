@@ -99,36 +99,75 @@ impl StoreCatalog {
     /// Creates a collection. Returns false if there is one of this name.
     ///
     /// # Errors
-    /// The store's error.
+    /// As [`StoreCatalog::check_no_alias`].
     async fn create_record(&self, record: &CollectionRecord) -> Result<bool> {
         if self.view.source().current().collections.len() >= COLLECTIONS_MAX {
             return Err(Error::precondition(format!(
                 "the cluster has {COLLECTIONS_MAX} collections, which is the maximum; remove one first"
             )));
         }
-        // The view may lack an alias that another root made a moment ago, and a collection of its
-        // name would take its place.
+        self.check_no_alias(&record.name).await?;
+        self.put_record(record).await
+    }
+
+    /// Checks that there is no alias of this name. The view may lack an alias that another root
+    /// made a moment ago, and a collection of its name would take its place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an alias; the store's error.
+    async fn check_no_alias(&self, name: &str) -> Result<()> {
         let known = self.known_changes.lock().clone();
         let version = self.log.newest(&known).await?;
-        let is_alias = version.changes.aliases.contains_key(&record.name);
+        let is_alias = version.changes.aliases.contains_key(name);
         self.take_changes(version);
         if is_alias {
             return Err(Error::invalid(format!(
-                "\"{}\" is an alias, so no collection can have this name; use another name",
-                record.name
+                "\"{name}\" is an alias, so no collection can have this name; use another name"
             )));
         }
+        Ok(())
+    }
+
+    /// Creates a record. Returns false if there is one of its name.
+    ///
+    /// # Errors
+    /// As [`StoreCatalog::check_no_alias`]. The record is removed then.
+    async fn put_record(&self, record: &CollectionRecord) -> Result<bool> {
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::internal(format!("a record of a collection: {error}")))?;
         // Its id makes a record unique.
         if !self.objects.create_own(&self.key(&record.name), bytes).await? {
             return Ok(false);
         }
+        // Another root may have made an alias of this name since the first check. One that makes
+        // it from here on sees the record.
+        if let Err(error) = self.check_no_alias(&record.name).await {
+            self.take_record_back(record).await;
+            return Err(error);
+        }
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.view.update(|view| {
             view.collections.insert(record.name.clone(), record.clone());
         });
         Ok(true)
+    }
+
+    /// Removes a record that this root has created, unless it is another one of this name.
+    async fn take_record_back(&self, record: &CollectionRecord) {
+        let name = record.name.as_str();
+        let removed = async {
+            let stored = self.record(&self.key(name)).await?;
+            if stored.is_some_and(|stored| stored.id == record.id) {
+                self.remove_record(name).await?;
+            }
+            Ok::<(), Error>(())
+        };
+        if let Err(error) = removed.await {
+            tracing::warn!(
+                collection = name, %error,
+                "a collection may have the name of an alias; remove one of both"
+            );
+        }
     }
 
     /// Removes a collection. Its data stays in the store. Returns false if there is none. Aliases
@@ -173,7 +212,7 @@ impl StoreCatalog {
     /// Changes aliases, or collections after their creation. Returns the number of the version.
     ///
     /// # Errors
-    /// As [`ChangeLog::change`] and [`StoreCatalog::check_aliases`].
+    /// As [`ChangeLog::change`] and [`StoreCatalog::check_aliases`]. No alias is changed then.
     async fn make_change(
         &self,
         change: &(dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
@@ -183,10 +222,36 @@ impl StoreCatalog {
         if let Ok(changed) = change(&known.changes) {
             self.check_aliases(&known.changes, &changed).await?;
         }
-        let version = self.log.change(&known, change).await?;
+        let base = Mutex::new(CatalogChanges::default());
+        let recorded = |changes: &CatalogChanges| -> Result<CatalogChanges> {
+            let changed = change(changes)?;
+            base.lock().clone_from(changes);
+            Ok(changed)
+        };
+        let version = self.log.change(&known, &recorded).await?;
+        let base = base.into_inner();
+        // Another root may have created or removed a collection since the first check. One that
+        // does it from here on sees the aliases.
+        if let Err(error) = self.check_aliases(&base, &version.changes).await {
+            self.take_aliases_back(&base, version).await;
+            return Err(error);
+        }
         let number = version.number;
         self.take_changes(version);
         Ok(number)
+    }
+
+    /// Undoes a change of aliases from `base` to `made`. Later changes of other roots stay.
+    async fn take_aliases_back(&self, base: &CatalogChanges, made: ChangesVersion) {
+        let back = |changes: &CatalogChanges| -> Result<CatalogChanges> {
+            Ok(changes.with_aliases_back(base, &made.changes))
+        };
+        match self.log.change(&made, &back).await {
+            Ok(version) => self.take_changes(version),
+            Err(error) => {
+                tracing::warn!(%error, "aliases of a refused change stay; remove them");
+            }
+        }
     }
 
     /// Compares new aliases with the records in the store. The view of this root may lack a

@@ -82,6 +82,61 @@ async fn an_alias_of_another_root_is_not_taken_by_a_collection() {
 }
 
 #[tokio::test]
+async fn an_alias_and_a_collection_of_one_name_are_not_both_made() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    one.create_record(&record("a")).await.unwrap();
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    // The collection is made between the first check of the alias and its change.
+    let create = || model_store::block_on(other.create_record(&record("x")));
+    let calls = AtomicU64::new(0);
+    let late = |changes: &CatalogChanges| {
+        if calls.fetch_add(1, Ordering::Relaxed) == 1 {
+            let made = std::thread::scope(|scope| scope.spawn(create).join().unwrap());
+            assert!(made.unwrap());
+        }
+        change(changes)
+    };
+    let error = one.make_change(&late).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(one.known_changes.lock().changes.aliases.is_empty());
+    assert!(one.has_record("x").await.unwrap());
+
+    // The alias is made between the first check of the collection and its record.
+    assert!(other.remove_record("x").await.unwrap());
+    other.check_no_alias("x").await.unwrap();
+    one.make_change(&change).await.unwrap();
+    let error = other.put_record(&record("x")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(!one.has_record("x").await.unwrap());
+    assert!(!other.view.source().current().collections.contains_key("x"));
+    assert_eq!(other.known_changes.lock().changes.aliases["x"], "a");
+}
+
+#[tokio::test]
+async fn an_alias_of_a_removed_collection_is_taken_back() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    one.create_record(&record("a")).await.unwrap();
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let remove = || model_store::block_on(other.remove_record("a"));
+    let calls = AtomicU64::new(0);
+    let late = |changes: &CatalogChanges| {
+        if calls.fetch_add(1, Ordering::Relaxed) == 1 {
+            let removed = std::thread::scope(|scope| scope.spawn(remove).join().unwrap());
+            assert!(removed.unwrap());
+        }
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    let error = one.make_change(&late).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(one.known_changes.lock().changes.aliases.is_empty());
+}
+
+#[tokio::test]
 async fn an_alias_follows_the_collections_of_another_root() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let [one, other] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
