@@ -40,6 +40,7 @@ mod matrix;
 mod merge;
 mod mmr;
 mod older;
+mod own_rounds;
 mod params;
 mod parts;
 mod payload_sizes;

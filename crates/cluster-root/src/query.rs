@@ -19,12 +19,11 @@ use super::call::RootContext;
 use super::collections;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, HitRange, ShardResults};
-use super::mmr::{self, ScoredHits};
+use super::mmr::ScoredHits;
 use super::parts::{self, MergedHit};
 use super::prefetch;
 use super::read::{merged, of_all};
 use super::root_query::{QueryRun, RootQuery};
-use super::sample;
 use super::split::{self, RawMembers};
 
 /// Maximum queries of one batch.
@@ -80,26 +79,6 @@ impl QueryRun<'_> {
         Ok(answer.after(found))
     }
 
-    /// Returns the hits of a query without prefetches that the shards cannot answer in one round,
-    /// by mmr or a random sample; `None` for another query. `found` is the completeness of the hits
-    /// of prefetches that it had.
-    ///
-    /// # Errors
-    /// As [`mmr::hits`] and [`sample::hits`].
-    pub(super) async fn own_rounds(
-        &self,
-        query: &RootQuery,
-        found: Completeness,
-    ) -> Result<Option<ScoredHits>> {
-        if let Some(choice) = query.mmr() {
-            return Box::pin(mmr::hits(self, query, choice, found)).await.map(Some);
-        }
-        if query.is_sample() {
-            return Box::pin(sample::hits(self, query, found)).await.map(Some);
-        }
-        Ok(None)
-    }
-
     /// Answers a query with the hits of its fusion or its formula.
     async fn fused(
         &self,
@@ -137,7 +116,8 @@ impl QueryRun<'_> {
         Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
     }
 
-    /// Answers queries without rounds of their own in one read. `bytes` are the bytes of the request.
+    /// Answers queries without rounds of their own in one read. `bytes` are the bytes of the
+    /// request.
     async fn together(
         &self,
         queries: Vec<RootQuery>,

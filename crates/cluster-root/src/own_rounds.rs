@@ -1,0 +1,30 @@
+//! Queries that the shards cannot answer in one round: with mmr, and for random samples.
+
+use base::Result;
+
+use super::envelope::Completeness;
+use super::mmr::{self, ScoredHits};
+use super::root_query::{QueryRun, RootQuery};
+use super::sample;
+
+impl QueryRun<'_> {
+    /// Returns the hits of a query without prefetches that the shards cannot answer in one round,
+    /// by mmr or a random sample; `None` for another query. `found` is the completeness of the hits
+    /// of prefetches that it had.
+    ///
+    /// # Errors
+    /// As [`mmr::hits`] and [`sample::hits`].
+    pub(super) async fn own_rounds(
+        &self,
+        query: &RootQuery,
+        found: Completeness,
+    ) -> Result<Option<ScoredHits>> {
+        if let Some(choice) = query.mmr() {
+            return Box::pin(mmr::hits(self, query, choice, found)).await.map(Some);
+        }
+        if query.is_sample() {
+            return Box::pin(sample::hits(self, query, found)).await.map(Some);
+        }
+        Ok(None)
+    }
+}
