@@ -135,7 +135,8 @@ $(KUBERNETES)/crds/ready: | $(KUBERNETES)/venv/ready
 test-kubernetes: ## render the Helm chart with helm and check it against the schemas of Kubernetes (compiles helm the first time)
 	@$(MAKE) --no-print-directory -j 1 $(HELM) $(KUBERNETES)/crds/ready
 	$(call say,Helm chart and KServe runtime)
-	$(KUBERNETES)/venv/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_kubernetes.py
+	$(KUBERNETES)/venv/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_kubernetes.py \
+		tests/deployment/test_kubernetes_ports.py
 
 # Crates whose unit tests run under qemu's emulation of arm64.
 ARM64_CRATES := base os kernels memory storage protocol schedule matching search

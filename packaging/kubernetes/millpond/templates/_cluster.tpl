@@ -47,6 +47,9 @@ Returns the enabled groups of a cluster by name, as JSON: those of `cluster.grou
 {{- if .Values.search.enabled }}
 {{- fail "search.enabled has no effect with cluster.enabled; set the volume of a group with the role search" }}
 {{- end }}
+{{- if .Values.tls.secret }}
+{{- fail "tls.secret has no effect with cluster.enabled: the chart sets up no TLS between the nodes" }}
+{{- end }}
 {{- if .Values.cache.existingClaim }}
 {{- fail "cache.existingClaim has no effect with cluster.enabled: each node has a cache of its own" }}
 {{- end }}
@@ -69,6 +72,7 @@ Returns the enabled groups of a cluster by name, as JSON: those of `cluster.grou
 {{- $all := list }}
 {{- range $name, $group := $groups }}
 {{- $all = concat $all $group.roles }}
+{{- include "millpond.checkListeners" (dict "root" $ "args" (concat $.Values.args $group.args)) }}
 {{- $given := index $.Values.cluster.groups $name }}
 {{- if and $given.volume (not $group.volume) }}
 {{- fail (printf "cluster.groups.%s.volume has no effect without the role search; set it to null" $name) }}

@@ -17,6 +17,8 @@ Spec of a pod that runs `millpond serve`. Takes a dictionary:
 */}}
 {{- define "millpond.podSpec" -}}
 {{- $ := .root -}}
+{{/* All ports answer the health endpoints, also if there is an admin port. */}}
+{{- $health := ternary "port: http, scheme: HTTPS" "port: http" (not (empty $.Values.tls.secret)) -}}
 serviceAccountName: {{ include "millpond.serviceAccount" $ }}
 automountServiceAccountToken: false
 {{- with $.Values.imagePullSecrets }}
@@ -31,6 +33,13 @@ containers:
     args:
       - serve
       {{- .arguments | nindent 6 }}
+      {{- if $.Values.tls.secret }}
+      - --tls-cert=/etc/millpond-tls/tls.crt
+      - --tls-key=/etc/millpond-tls/tls.key
+      {{- end }}
+      {{- if $.Values.adminPort }}
+      - --admin-port={{ $.Values.adminPort }}
+      {{- end }}
       {{- range concat $.Values.args .groupArgs }}
       - {{ . | quote }}
       {{- end }}
@@ -58,16 +67,19 @@ containers:
     ports:
       - {name: http, containerPort: 8501}
       - {name: grpc, containerPort: 8500}
+      {{- if $.Values.adminPort }}
+      - {name: admin, containerPort: {{ $.Values.adminPort }}}
+      {{- end }}
     startupProbe:
-      httpGet: {path: {{ .startupPath }}, port: http}
+      httpGet: {path: {{ .startupPath }}, {{ $health }}}
       periodSeconds: 2
       failureThreshold: {{ div $.Values.probes.startupSeconds 2 }}
     readinessProbe:
-      httpGet: {path: {{ $.Values.probes.readinessPath }}, port: http}
+      httpGet: {path: {{ $.Values.probes.readinessPath }}, {{ $health }}}
       periodSeconds: 5
       timeoutSeconds: 3
     livenessProbe:
-      httpGet: {path: /livez, port: http}
+      httpGet: {path: /livez, {{ $health }}}
       periodSeconds: 10
       timeoutSeconds: 5
       failureThreshold: 6
@@ -97,6 +109,10 @@ containers:
       # A directory: a single file would not change with the ConfigMap.
       - {name: settings, mountPath: /etc/millpond, readOnly: true}
       {{- end }}
+      {{- if $.Values.tls.secret }}
+      # A directory, so that the server reads a renewed certificate.
+      - {name: tls, mountPath: /etc/millpond-tls, readOnly: true}
+      {{- end }}
       {{- if .etcdSecret }}
       - {name: etcd, mountPath: /etc/millpond-etcd, readOnly: true}
       {{- end }}
@@ -124,6 +140,10 @@ volumes:
   {{- if $.Values.settings }}
   - name: settings
     configMap: {name: {{ include "millpond.name" $ }}}
+  {{- end }}
+  {{- with $.Values.tls.secret }}
+  - name: tls
+    secret: {secretName: {{ . }}}
   {{- end }}
   {{- with .etcdSecret }}
   - name: etcd

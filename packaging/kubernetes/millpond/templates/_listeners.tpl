@@ -1,0 +1,28 @@
+{{/*
+Fails if the values contradict each other about ports and TLS, or if flags and settings change what probes and Services
+expect. Takes a dictionary: root, args (the flags of a pod).
+*/}}
+{{- define "millpond.checkListeners" -}}
+{{- $ := .root }}
+{{- if has (int $.Values.adminPort) (list 8500 8501) }}
+{{- fail (printf "adminPort %d is the port of HTTP (8501) or gRPC (8500) in the pods; choose another, such as 8502" (int $.Values.adminPort)) }}
+{{- end }}
+{{- $values := dict
+  "tls-cert" "set tls.secret, so that the probes use HTTPS"
+  "tls-key" "set tls.secret, so that the probes use HTTPS"
+  "tls-client-ca" "the probes of Kubernetes show no client certificate, so no pod would be ready; set keysSecret in place of it"
+  "admin-port" "set adminPort, so that a Service and Prometheus know the port"
+  "http-port" "the pods listen on 8501; set service.httpPort for the port of the Service"
+  "grpc-port" "the pods listen on 8500; set service.grpcPort for the port of the Service" }}
+{{- $args := .args }}
+{{- range $flag, $remedy := $values }}
+{{- range $args }}
+{{- if regexMatch (printf "^--%s(=|$)" $flag) . }}
+{{- fail (printf "args: --%s: %s" $flag $remedy) }}
+{{- end }}
+{{- end }}
+{{- if regexMatch (printf "(?m)^[ \\t]*(server[ \\t]*\\.[ \\t]*)?\"?%s\"?[ \\t]*=" $flag) $.Values.settings }}
+{{- fail (printf "settings: %s: %s" $flag $remedy) }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,65 @@
+"""TLS and the admin port in the Helm chart: probes, Services and Prometheus follow them."""
+
+import kubernetes_validate
+import pytest
+from chart import CLUSTER, GROUP_LABEL, VERSION, container, flags, one, refused, render, validate_custom
+
+
+def test_probes_follow_tls_and_the_admin_port():
+    documents = render("--set", "tls.secret=certificate,adminPort=8502")
+    for document in documents:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+    deployment = one(documents, "Deployment")
+    found = flags(deployment)
+    assert (found["--tls-cert"], found["--tls-key"]) == ("/etc/millpond-tls/tls.crt", "/etc/millpond-tls/tls.key")
+    assert found["--admin-port"] == "8502"
+    own = container(deployment)
+    assert {"name": "tls", "mountPath": "/etc/millpond-tls", "readOnly": True} in own["volumeMounts"]
+    assert {"name": "tls", "secret": {"secretName": "certificate"}} in deployment["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "admin", "containerPort": 8502} in own["ports"]
+    # All ports answer the health endpoints.
+    for probe in ("startup", "readiness", "liveness"):
+        assert {"port": "http", "scheme": "HTTPS"}.items() <= own[f"{probe}Probe"]["httpGet"].items()
+    clients, admin = [document for document in documents if document["kind"] == "Service"]
+    assert [port["appProtocol"] for port in clients["spec"]["ports"]] == ["https", "https"]
+    assert (admin["metadata"]["name"], admin["spec"].get("type", "ClusterIP")) == ("release-millpond-admin", "ClusterIP")
+    assert [(port["name"], port["port"], port["targetPort"]) for port in admin["spec"]["ports"]] == [("admin", 8502, "admin")]
+
+
+def test_prometheus_follows_tls_and_the_admin_port():
+    checked = "serviceMonitor.tlsConfig.serverName=mill.example"
+    monitor = one(render("--set", f"serviceMonitor.enabled=true,adminPort=8502,tls.secret=certificate,{checked}"), "ServiceMonitor")
+    validate_custom(monitor)
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("admin", "https")
+    assert endpoint["tlsConfig"] == {"serverName": "mill.example"}
+    (plain,) = one(render("--set", "serviceMonitor.enabled=true"), "ServiceMonitor")["spec"]["endpoints"]
+    assert plain["port"] == "http" and "scheme" not in plain
+    documents = render("--set", f"{CLUSTER},adminPort=8502,serviceMonitor.enabled=true")
+    assert one(documents, "ServiceMonitor")["spec"]["endpoints"][0]["port"] == "admin"
+    for document in documents:
+        if document["kind"] == "Service":
+            ports = [port["name"] for port in document["spec"]["ports"]]
+            # The Service of clients has no component and no admin port.
+            assert ("admin" in ports) == (GROUP_LABEL in document["metadata"]["labels"])
+
+
+WRONG_LISTENERS = {
+    "certificate": (["args={--tls-cert,/models/a.pem}"], "args: --tls-cert: set tls.secret"),
+    "key": (["args={--tls-key=/models/a.pem}"], "args: --tls-key: set tls.secret"),
+    "client certificates": (["args={--tls-client-ca=/models/ca.pem}"], "probes of Kubernetes show no client certificate"),
+    "admin port": (["args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
+    "port": (["args={--http-port=80}"], "args: --http-port: the pods listen on 8501"),
+    "settings": (["settings=[server]\n  admin-port = 8502"], "settings: admin-port: set adminPort"),
+    "dotted key": (["settings=server.tls-cert = 'a'"], "settings: tls-cert: set tls.secret"),
+    "same port": (["adminPort=8501"], "adminPort 8501 is the port of HTTP"),
+    "unchecked": (["tls.secret=a,serviceMonitor.enabled=true"], "needs serviceMonitor.tlsConfig"),
+    "no TLS": (["serviceMonitor.enabled=true,serviceMonitor.tlsConfig.serverName=a"], "tlsConfig has no effect"),
+    "group": ([CLUSTER, "cluster.groups.root.args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
+    "TLS of a cluster": ([CLUSTER, "tls.secret=a"], "tls.secret has no effect with cluster.enabled"),
+}
+
+
+@pytest.mark.parametrize("values,words", WRONG_LISTENERS.values(), ids=WRONG_LISTENERS.keys())
+def test_wrong_ports_and_certificates_are_refused(values, words):
+    assert words in refused(*values)
