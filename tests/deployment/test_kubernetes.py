@@ -134,7 +134,10 @@ def test_no_pause_before_the_end():
 
 def test_no_server_starts_without_the_wanted_keys():
     documents = render("--set", "keysSecret=millpond-keys")
-    variables = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in container(one(documents, "Deployment"))["env"]}
+    entries = container(one(documents, "Deployment"))["env"]
+    # A server whose keys are empty does not start.
+    assert {"name": "MILLPOND_REQUIRE_KEY", "value": "1"} in entries
+    variables = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in entries if "valueFrom" in entry}
     assert variables["MILLPOND_API_KEY"] == {"name": "millpond-keys", "key": "api-key"}
     assert variables["MILLPOND_ADMIN_KEY"] == {"name": "millpond-keys", "key": "admin-key", "optional": True}
 

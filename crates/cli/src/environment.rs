@@ -90,6 +90,8 @@ pub(crate) const PATH: Variable =
     Variable::new("PATH", "search path of millpond-bench if it is not beside this program");
 pub(crate) const RECOGNISERS: Variable =
     Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else see `audio --help`]");
+pub(crate) const REQUIRE_KEY: Variable =
+    Variable::new("MILLPOND_REQUIRE_KEY", "set to anything: `serve` does not start without a key");
 pub(crate) const SPEAKERS: Variable =
     Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
 pub(crate) const TENSORFLOW: Variable =
@@ -111,7 +113,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 39] = [
+pub(crate) const ALL: [&Variable; 40] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -140,6 +142,7 @@ pub(crate) const ALL: [&Variable; 39] = [
     &PATH,
     &PROGRAM,
     &RECOGNISERS,
+    &REQUIRE_KEY,
     &SPEAKERS,
     &TENSORFLOW,
     &URL,

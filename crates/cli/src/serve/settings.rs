@@ -147,6 +147,9 @@ impl ServeSettings {
         settings.search.api_key = settings.search.api_key.take().or(api_key);
         let admin_key = environment::ADMIN_KEY.secret()?;
         settings.server.admin_key = settings.server.admin_key.take().or(admin_key);
+        if environment::REQUIRE_KEY.text().is_some() {
+            settings.check_has_key()?;
+        }
         settings.check_values()?;
         Ok(settings)
     }

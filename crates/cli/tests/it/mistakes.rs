@@ -292,6 +292,28 @@ fn settings_of_a_cluster_without_effect_are_named() {
 }
 
 #[test]
+fn a_required_key_that_is_empty_starts_no_open_server() {
+    let mut serve = command(&["serve", ".", "--http-port", "0", "--grpc-port", "0"]);
+    serve.env("MILLPOND_REQUIRE_KEY", "1");
+    let output = serve.env("MILLPOND_API_KEY", "").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("MILLPOND_API_KEY and MILLPOND_ADMIN_KEY are unset or empty"),
+        "{stderr}"
+    );
+    // The next mistake is found: a key is enough.
+    let wrong = ["serve", ".", "--http-port", "5", "--grpc-port", "5"];
+    let output = command(&wrong)
+        .env("MILLPOND_REQUIRE_KEY", "1")
+        .env("MILLPOND_ADMIN_KEY", "adm1n")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("both 5"), "{stderr}");
+}
+
+#[test]
 fn a_key_that_is_not_text_starts_no_open_server() {
     use std::os::unix::ffi::OsStrExt;
     for variable in ["MILLPOND_API_KEY", "MILLPOND_ADMIN_KEY"] {

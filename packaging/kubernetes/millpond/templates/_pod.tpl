@@ -51,7 +51,8 @@ containers:
       - {name: MILLPOND_CONFIG, value: /etc/millpond/millpond.toml}
       {{- end }}
       {{- if $.Values.keysSecret }}
-      # Required: without the Secret or with another name in it, the server would run without any key.
+      # The pod waits for the Secret and for this name in it. With empty keys, the server does not start.
+      - {name: MILLPOND_REQUIRE_KEY, value: "1"}
       - name: MILLPOND_API_KEY
         valueFrom: {secretKeyRef: {name: {{ $.Values.keysSecret }}, key: api-key}}
       - name: MILLPOND_ADMIN_KEY
