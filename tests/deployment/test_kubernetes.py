@@ -360,6 +360,23 @@ def test_alerts_and_dashboard_are_passed_on_unchanged():
     assert json.loads(dashboard) == json.loads((CHART / "files/dashboard.json").read_text())
 
 
+@pytest.mark.parametrize("values", ["adminPort=0", "adminPort=8502", CLUSTER, f"{CLUSTER},adminPort=8502"])
+def test_alerts_find_the_jobs_of_a_release_with_a_long_name(values):
+    on = f"{values},serviceMonitor.enabled=true,alerts.enabled=true"
+    for release in ("release", "a" * 53, "a" * 44):
+        result = helm("template", release, str(CHART), "--kube-version", VERSION, "--set", on)
+        documents = [document for document in yaml.safe_load_all(result.stdout) if document]
+        (down,) = [rule for group in one(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]
+                   if rule["alert"] == "MillpondDown"]  # fmt: skip
+        jobs = re.fullmatch(r'up\{job=~"(.*)"\} == 0', down["expr"])[1]
+        monitor = one(documents, "ServiceMonitor")["spec"]
+        component = "matchExpressions" in monitor["selector"]
+        scraped = [document["metadata"]["name"] for document in documents if document["kind"] == "Service"
+                   and monitor["endpoints"][0]["port"] in [port["name"] for port in document["spec"]["ports"]]
+                   and (GROUP_LABEL in document["metadata"]["labels"] or not component)]  # fmt: skip
+        assert scraped and all(re.fullmatch(jobs, name) for name in scraped), (jobs, scraped)
+
+
 def test_flags_of_the_manifests_exist():
     # A test of the program keeps this reference up to date.
     known = set(re.findall(r"--[\w-]+", (REPOSITORY / "docs/commands.md").read_text()))

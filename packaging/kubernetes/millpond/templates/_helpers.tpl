@@ -6,6 +6,27 @@
 {{- end -}}
 {{- end -}}
 
+{{/*
+Regular expression of the jobs of Prometheus, which are the names of the Services that the ServiceMonitor selects. A long
+name of a release leaves no room for the name of the chart in them.
+*/}}
+{{- define "millpond.jobs" -}}
+{{- $names := list (include "millpond.name" .) (printf "%s-admin" (include "millpond.name" .)) }}
+{{- if .Values.cluster.enabled }}
+{{- $names = list }}
+{{- range include "millpond.groups" . | fromJson }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- end }}
+{{- $jobs := list ".*millpond.*" }}
+{{- range $names }}
+{{- if not (contains "millpond" .) }}
+{{- $jobs = append $jobs . }}
+{{- end }}
+{{- end }}
+{{- join "|" $jobs }}
+{{- end -}}
+
 {{- define "millpond.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
