@@ -401,7 +401,17 @@ def test_kserve_runtime():
     pod = {"containers": spec["containers"], "volumes": spec["volumes"]}
     kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod}, VERSION, strict=True)
 
-    service = yaml.safe_load((KUBERNETES / "kserve/service.yaml").read_text())
+    # A runtime cannot set the time that Kubernetes waits: the default is 30 s.
+    own = dict(flag.split("=", 1) for flag in spec["containers"][0]["args"] if flag.startswith("--"))
+    grace_s = int(own["--shutdown-grace"].removesuffix("s"))
+    assert grace_s < 30 and "lifecycle" not in spec["containers"][0]
+
+    text = (KUBERNETES / "kserve/service.yaml").read_text()
+    # The lines for clusters without Knative.
+    wait_s = int(re.search(r"# terminationGracePeriodSeconds: (\d+)", text)[1])
+    pause_s = int(re.search(r"# lifecycle: \{preStop: \{sleep: \{seconds: (\d+)\}\}\}", text)[1])
+    assert wait_s > grace_s + pause_s
+    service = yaml.safe_load(text)
     assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
     model = service["spec"]["predictor"]["model"]
     assert set(model) == {"runtime", "modelFormat", "protocolVersion", "storageUri"}
