@@ -13,7 +13,8 @@ Exit codes:
   1  failed: the message says why
   2  usage: wrong arguments or settings file
   3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
-  4  wrong: wrong or lost answers, damaged backups, or `doctor` found that nothing can be served";
+  4  wrong: answers differ or are lost, backups are damaged, a recording is not of the speaker,
+     or `doctor` found that nothing can be served";
 
 /// Exit codes other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub(crate) enum ExitStatus {
     Usage = 2,
     /// The server could not start.
     CannotStart = 3,
-    /// The command ran and found something wrong.
+    /// The command ran, and found a difference or something wrong.
     Wrong = 4,
     /// A later attempt may succeed. Only the server sees this code, of its own child.
     TryAgain = lifecycle::Converter::TRY_AGAIN as isize,
@@ -68,10 +69,6 @@ impl CommandError {
     pub(crate) fn with_exit(mut self, exit: ExitStatus) -> CommandError {
         self.exit = exit;
         self
-    }
-
-    pub(crate) fn exit(&self) -> ExitStatus {
-        self.exit
     }
 
     pub(crate) fn message(&self) -> &str {

@@ -25,7 +25,7 @@ Examples:
   millpond speakers identify unknown.wav
   millpond audio meeting.mp3 --recogniser voiceprint --format rttm
 
-verify ends with 0 when the voice is that speaker's, with 1 when it is not, and with 2 or 3 if that is unknown.")]
+Exit status of verify: 0 if the voice is that speaker's; 4 if it is not; 1, 2 or 3 if that is unknown.")]
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
     action: SpeakersAction,
@@ -115,14 +115,9 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
             ))),
         },
         SpeakersAction::Identify { files } => identify(args, &speakers, files),
-        SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(CommandError::silent(ExitStatus::Failed)),
-            // Scripts read exit code 1 as "no".
-            Err(failure) if failure.exit() == ExitStatus::Failed => {
-                Err(failure.with_exit(ExitStatus::Usage))
-            }
-            Err(failure) => Err(failure),
+        SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file)? {
+            true => Ok(()),
+            false => Err(CommandError::silent(ExitStatus::Wrong)),
         },
     }
 }

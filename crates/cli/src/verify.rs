@@ -29,7 +29,7 @@ and failed requests are counted.
 First each request goes to both servers once, and the answers are compared. Then the servers are measured in turns, so \
 that one load does not disturb the other: each round sends the requests to one server for --duration, then to the other.
 
-Exit status: 0 if all answers agree; 1 if answers differ, if no answers were compared, or if a server cannot be reached.
+Exit status: 0 if all answers agree; 4 if answers differ; 1 if no answers were compared, or if a server cannot be reached.
 
 Example:
   millpond verify --against old-host:8500 --server localhost:8500 --requests requests.tfrecord")]
@@ -78,8 +78,9 @@ pub(crate) struct VerifyArgs {
 /// Compares and measures, and prints the report.
 ///
 /// # Errors
-/// Returns a usage error for wrong numbers; [`ExitStatus::Failed`] if answers differ, a file cannot
-/// be read or a server cannot be reached.
+/// Returns a usage error for wrong numbers; [`ExitStatus::Wrong`] if answers differ;
+/// [`ExitStatus::Failed`] if no answers were compared, a file cannot be read or a server cannot be
+/// reached.
 pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
     let tls = environment::with_ca(&args.tls, &[&args.server, &args.against]);
     let server = endpoint("--server", &args.server, &tls)?
@@ -107,9 +108,10 @@ pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
     if let Some(path) = &args.json {
         write_json(path, &report.json())?;
     }
-    match report.agrees() {
-        true => Ok(()),
-        false => Err(CommandError::silent(ExitStatus::Failed)),
+    match (report.differs(), report.agrees()) {
+        (true, _) => Err(CommandError::silent(ExitStatus::Wrong)),
+        (false, true) => Ok(()),
+        (false, false) => Err(CommandError::silent(ExitStatus::Failed)),
     }
 }
 

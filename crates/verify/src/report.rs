@@ -24,9 +24,13 @@ pub struct ComparisonReport {
 impl ComparisonReport {
     /// Returns true if answers were compared and all agree.
     pub fn agrees(&self) -> bool {
-        self.comparison.compared > 0
-            && self.comparison.differences.is_empty()
-            && self.counts.iter().all(|one| one.faults.wrong == 0)
+        self.comparison.compared > 0 && !self.differs()
+    }
+
+    /// Returns true if answers differ. Both are false if no answers were compared.
+    pub fn differs(&self) -> bool {
+        !self.comparison.differences.is_empty()
+            || self.counts.iter().any(|one| one.faults.wrong > 0)
     }
 
     /// Returns the report with all differences.
