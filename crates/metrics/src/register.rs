@@ -101,7 +101,7 @@ impl Metrics {
         let r = &mut self.registry;
         r.register(
             "request_log",
-            "Sampled requests for the request log: written, dropped because the queue was full, or failed",
+            "Sampled requests for the request log: written, dropped because the queue was full or the record is larger than a file may be, or failed",
             self.request_log.clone(),
         );
         r.register(

@@ -75,20 +75,23 @@ impl LogFiles {
         Ok(LogFiles { dir, bytes_max, format, open: BTreeMap::new(), closed, number: 0 })
     }
 
-    /// Appends a record of `model` with one write, so that a crash leaves whole records.
+    /// Appends a record of `model` with one write, so that a crash leaves whole records. Returns
+    /// false, and changes nothing, if the record is larger than a file may be.
     ///
     /// # Errors
     /// Errors of the file system. The file then ends after the last whole record.
-    pub(super) fn append(&mut self, model: &Arc<str>, record: &[u8]) -> Result<()> {
+    pub(super) fn append(&mut self, model: &Arc<str>, record: &[u8]) -> Result<bool> {
         let mut framed = Vec::with_capacity(record.len() + 16);
         match self.format {
             RequestLogFormat::TfRecord => append(&mut framed, record),
             RequestLogFormat::Json => framed.extend_from_slice(record),
         }
         let length = framed.len() as u64;
-        let full = |open: &OpenFile| {
-            open.records == RECORDS_MAX || open.bytes + length > FILE_BYTES_MAX.min(self.bytes_max)
-        };
+        let file_max = FILE_BYTES_MAX.min(self.bytes_max);
+        if length > file_max {
+            return Ok(false);
+        }
+        let full = |open: &OpenFile| open.records == RECORDS_MAX || open.bytes + length > file_max;
         if self.open.get(model).is_some_and(full) {
             self.close(&model.clone());
         }
@@ -97,7 +100,7 @@ impl LogFiles {
         }
         self.close_idle(model, length);
         self.make_room(length);
-        let Some(open) = self.open.get_mut(model) else { return Ok(()) };
+        let Some(open) = self.open.get_mut(model) else { return Ok(false) };
         open.used = Instant::now();
         if let Err(error) = open.file.write_all(&framed) {
             let whole = open.bytes;
@@ -107,7 +110,7 @@ impl LogFiles {
         }
         open.bytes += length;
         open.records += 1;
-        Ok(())
+        Ok(true)
     }
 
     fn create(&mut self, model: &Arc<str>) -> Result<()> {
@@ -299,6 +302,28 @@ mod tests {
                 .sum();
             assert!(bytes <= 1000, "{bytes}");
         }
+    }
+
+    #[test]
+    fn a_record_larger_than_a_file_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), 1000);
+        assert!(log.append(&"m".into(), &[0; 84]).unwrap());
+        let before = names(dir.path());
+        // 1001 bytes in the file.
+        for model in ["m", "other"] {
+            assert!(!log.append(&model.into(), &[0; 985]).unwrap());
+            assert_eq!(names(dir.path()), before);
+        }
+        assert!(log.append(&"m".into(), &[0; 84]).unwrap());
+        assert_eq!(names(dir.path()), before);
+        assert_eq!(std::fs::metadata(dir.path().join(&before[0])).unwrap().len(), 200);
+
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        let huge = vec![0; FILE_BYTES_MAX as usize];
+        assert!(!log.append(&"m".into(), &huge).unwrap());
+        assert!(names(dir.path()).is_empty());
     }
 
     #[test]

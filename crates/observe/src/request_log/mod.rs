@@ -2,8 +2,8 @@
 //! TFRecord of `PredictionLog`, or lines of JSON.
 //!
 //! A request is sampled at its end. A bounded queue takes it to the thread `request-log`, which
-//! encodes and writes it. If the thread falls behind, records are dropped and counted; no request
-//! waits.
+//! encodes and writes it. If the thread falls behind, or if a record is larger than a file may be,
+//! the record is dropped and counted; no request waits.
 
 mod file;
 
@@ -258,26 +258,45 @@ impl LogWriter {
             let written = self.write(&request);
             self.state.queued_bytes.fetch_sub(request.bytes, Ordering::Relaxed);
             match written {
-                Ok(true) => self.state.count("written"),
-                Ok(false) => {}
+                Ok(Some(outcome)) => self.state.count(outcome),
+                Ok(None) => {}
                 Err(error) => self.failed(&error),
             }
         }
     }
 
-    /// Writes a request. Returns false if the format cannot hold such a request.
-    fn write(&mut self, request: &LoggedRequest) -> Result<bool> {
-        let Some(record) = request.encode(self.format)? else { return Ok(false) };
-        self.files.append(&request.id.model, &record)?;
-        Ok(true)
+    /// Writes a request. Returns its outcome for the metric; `None` if the format cannot hold such
+    /// a request.
+    fn write(&mut self, request: &LoggedRequest) -> Result<Option<&'static str>> {
+        let Some(record) = request.encode(self.format)? else { return Ok(None) };
+        if self.files.append(&request.id.model, &record)? {
+            return Ok(Some("written"));
+        }
+        if self.may_report() {
+            tracing::warn!(
+                model = %request.id.model,
+                bytes = record.len(),
+                "a request is not logged: it is larger than a file of the request log may be; \
+                 millpond_request_log_total counts such requests"
+            );
+        }
+        Ok(Some("dropped"))
     }
 
     fn failed(&mut self, error: &Error) {
         self.state.count("failed");
-        if self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
-            self.reported = Some(Instant::now());
+        if self.may_report() {
             tracing::warn!(%error, "requests cannot be logged; millpond_request_log_total counts them");
         }
+    }
+
+    /// Returns true if the last line about a failure is long enough ago, and takes its place.
+    fn may_report(&mut self) -> bool {
+        let due = self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
+        if due {
+            self.reported = Some(Instant::now());
+        }
+        due
     }
 }
 

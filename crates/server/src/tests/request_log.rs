@@ -143,6 +143,26 @@ fn a_log_in_json_warms_a_version_or_all_of_a_model() {
 }
 
 #[test]
+fn a_record_above_the_limit_is_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(&dir.path().join("models/half/1"), 0.5, 2.0).unwrap();
+    let mut config = loopback::configuration(dir.path(), &dir.path().join("models"));
+    let log = RequestLogConfig::new(dir.path().join("log"));
+    config.data.request_log = Some(RequestLogConfig { rate: 1.0, bytes_max: 4096, ..log });
+    let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
+    let large = format!("{{\"instances\": {:?}}}", vec![1; 5000]);
+    for body in [r#"{"instances": [1]}"#, large.as_str(), r#"{"instances": [2]}"#] {
+        assert_eq!(post(&served, PREDICT, body.as_bytes()).status, 200);
+    }
+    let metrics = served.server.core.metrics.clone();
+    drop(served);
+    let count = |kind| metrics.request_log.get_or_create(&KindLabels { kind }).get();
+    assert_eq!((count("written"), count("dropped"), count("failed")), (2, 1, 0));
+    let [path] = &logged(dir.path())[..] else { panic!("one file") };
+    assert!(std::fs::metadata(path).unwrap().len() <= 4096);
+}
+
+#[test]
 fn a_models_own_rate_wins() {
     let dir = tempfile::tempdir().unwrap();
     affine(&dir.path().join("models/half/1"), 0.5, 2.0).unwrap();
