@@ -315,6 +315,27 @@ def test_a_payload_is_edited(browser, server):
     call(server, "PUT", "notes/points/payload", {"points": [1], "payload": {"city": "Lima", "year": 2001, "draft": False}})
 
 
+def test_an_edited_payload_keeps_the_numbers_that_were_not_edited(browser, server):
+    payload = {"price": 1.0, "parts": [-0.0, 1e22, 2.5, 3], "inner": {"rate": 100.0}, "note": "old"}
+    call(server, "PUT", "notes/points", {"points": [{"id": 2000, "vector": [0, 0, 0, 1], "payload": payload}]})
+    open_vectors(browser, server)
+    add_condition(browser, "must", "", "ids", "2000")
+    click(browser, "#go")
+    wait(lambda: ids(browser) == ["2000"], "the point")
+    click(browser, "[data-point='2000'] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
+    assert '"price": 1.0' in text(browser, "#payload")
+    click(browser, "#edit-start")
+    edited = js(browser, "document.getElementById('edit-text').value").replace("old", "new")
+    change(browser, "#edit-text", edited)
+    js(browser, "document.getElementById('edit').requestSubmit()")
+    wait(lambda: "new" in text(browser, "#payload"), "the new payload is shown")
+    kept = call(server, "GET", "notes/points/2000")["payload"]
+    # The text tells 1.0 from 1, which are equal in Python.
+    assert json.dumps(kept, sort_keys=True) == json.dumps(payload | {"note": "new"}, sort_keys=True)
+    call(server, "POST", "notes/points/delete", {"points": [2000]})
+
+
 def test_numbers_of_64_bits_keep_their_digits(browser, server):
     near, far = 2**53, 2**53 + 1
     points = [{"id": at, "vector": [0, 0, 0, 1], "payload": {"big": at, "note": "old"}} for at in (near, far)]

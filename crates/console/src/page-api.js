@@ -41,6 +41,9 @@ const isLong = (value, source) => typeof value === "number" && !Number.isSafeInt
 // Reads JSON. Such numbers become BigInt.
 export const fromJson = (words) => JSON.parse(words, IS_EXACT && /\d{16}/.test(words) ? (_, value, { source }) => (isLong(value, source) ? BigInt(source) : value) : undefined);
 
+// Reads JSON to show or edit it: `toJson` writes each number as it was, such as 1.0, which JavaScript writes as 1.
+export const asWritten = (words) => JSON.parse(words, IS_EXACT ? (_, value, { source }) => (typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value) : undefined);
+
 // Writes JSON, also of BigInt.
 export const toJson = (value, space) => JSON.stringify(value, IS_EXACT ? (_, part) => (typeof part === "bigint" ? JSON.rawJSON(String(part)) : part) : undefined, space);
 
@@ -49,7 +52,7 @@ export const sendJson = async (method, where, value, stop) =>
   (await request(method, where, { body: JSON.stringify(value), type: "application/json", stop })).json();
 
 // As `getJson` and `sendJson`, for answers with numbers of 64 bits.
-export const getExact = async (where) => fromJson(await (await request("GET", where)).text());
+export const getText = async (where) => (await request("GET", where)).text();
 export const sendExact = async (method, where, value) =>
   fromJson(await (await request(method, where, { body: toJson(value), type: "application/json" })).text());
 

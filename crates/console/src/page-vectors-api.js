@@ -1,6 +1,6 @@
 // Requests of the vector pages to `/collections`.
 
-import { getExact, getJson, request, sendExact, sendJson } from "./page-api.js";
+import { asWritten, fromJson, getJson, getText, request, sendExact, sendJson, toJson } from "./page-api.js";
 
 export const path = (name, rest = "") => `/collections/${encodeURIComponent(name)}${rest}`;
 
@@ -13,8 +13,14 @@ export const scroll = async (name, wanted) => (await sendExact("POST", path(name
 export const query = async (name, wanted) => (await sendExact("POST", path(name, "/points/query"), wanted)).result;
 export const count = async (name, filter) => (await sendExact("POST", path(name, "/points/count"), filter ? { filter } : {})).result;
 export const facet = async (name, wanted) => (await sendExact("POST", path(name, "/facet"), wanted)).result;
-export const point = async (name, id) => (await getExact(path(name, `/points/${encodeURIComponent(id)}`))).result;
-export const setPayload = (name, id, payload) => sendExact("PUT", path(name, "/points/payload"), { points: [id], payload });
+// The numbers of the payload are for `toJson` only.
+export const point = async (name, id) => {
+  const words = await getText(path(name, `/points/${encodeURIComponent(id)}`));
+  return { ...fromJson(words).result, payload: asWritten(words).result.payload };
+};
+// Takes the payload as JSON and sends these words, so that no number changes.
+export const setPayload = (name, id, payload) =>
+  request("PUT", path(name, "/points/payload"), { body: `{"points": [${toJson(id)}], "payload": ${payload}}`, type: "application/json" });
 export const dropPoint = (name, id) => sendExact("POST", path(name, "/points/delete"), { points: [id] });
 
 // Returns the name on the page for images of each collection of images. Without images, none.

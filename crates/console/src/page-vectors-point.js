@@ -1,7 +1,7 @@
 // The dialog of one point: payload, vector, and what can be done with it.
 
 import { dropPoint, point, setPayload } from "./page-vectors-api.js";
-import { fromJson, toJson, words } from "./page-api.js";
+import { toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { ask, copyButton, message } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
@@ -74,9 +74,10 @@ export class PointDetails {
   }
 
   async save() {
+    const edited = $("edit-text").value;
     let payload;
     try {
-      payload = fromJson($("edit-text").value);
+      payload = JSON.parse(edited);
     } catch (error) {
       this.fail(`This is no JSON: ${error.message}`);
       return;
@@ -86,7 +87,7 @@ export class PointDetails {
       return;
     }
     try {
-      await setPayload(this.name, this.point.id, payload);
+      await setPayload(this.name, this.point.id, edited);
     } catch (error) {
       this.fail(words(error));
       return;
