@@ -13,6 +13,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("MILLPOND_PROGRAM", ROOT / "target/debug/millpond")).resolve()
 PACKAGING = ROOT / ".cache/packaging/bin"
+# The uv that makes the environments of the tests (scripts/make_venv.sh).
+UV = ROOT / ".cache/tools/uv/bin/uv"
 START_S = 60
 
 

@@ -1,6 +1,7 @@
 """The wheels, in an empty directory and an empty virtual environment that is never activated."""
 
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -11,7 +12,7 @@ import wave
 from typing import NamedTuple
 
 import pytest
-from conftest import PACKAGING, PROGRAM, ROOT, Installed
+from conftest import PACKAGING, PROGRAM, ROOT, UV, Installed
 
 RATE_HZ = 16_000
 
@@ -28,8 +29,8 @@ class Environment(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> Environment:
-    """Packs the wheels and installs them as `pip install "millpond[recognisers]"` does."""
+def wheel(tmp_path_factory) -> pathlib.Path:
+    """Packs the wheels into one directory; returns that of the program."""
     dist = tmp_path_factory.mktemp("dist")
     subprocess.run([ROOT / "packaging/python/pack.sh", PROGRAM, dist, PACKAGING], check=True, stdout=subprocess.DEVNULL)
     cache = ROOT / ".cache"
@@ -37,12 +38,17 @@ def environment(tmp_path_factory) -> Environment:
             "--wheels", cache / "audio/wheels", "--dist", dist]  # fmt: skip
     subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)
     (wheel,) = dist.glob("millpond-*.whl")
+    return wheel
 
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Environment:
+    """Installs the wheels as `pip install "millpond[recognisers]"` does."""
     started = time.monotonic()
     directory = tmp_path_factory.mktemp("installed") / "environment"
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     pip = [directory / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--find-links", dist, f"{wheel}[recognisers]"], check=True)
+    subprocess.run([*pip, "--find-links", wheel.parent, f"{wheel}[recognisers]"], check=True)
     return Environment(directory, wheel.stat().st_size, time.monotonic() - started)
 
 
@@ -67,6 +73,35 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     ports = ["--http-port", "0", "--grpc-port", "0"]
     text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--rate", "50", *ports)
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
+
+
+def install_command(tool: str, wheel: pathlib.Path, place: pathlib.Path) -> tuple[list, dict[str, str]]:
+    """Returns the command that installs the wheels with `tool` in `place`, and its variables."""
+    wanted = f"millpond[recognisers] @ {wheel.as_uri()}"
+    if tool == "pipx":
+        command = [PACKAGING / "pipx", "install", "--python", sys.executable, f"--pip-args=--find-links {wheel.parent}", wanted]
+        return command, {"PIPX_HOME": str(place / "pipx"), "PIPX_BIN_DIR": str(place / "bin")}
+    command = [UV, "tool", "install", "--python", sys.executable, "--find-links", wheel.parent, wanted]
+    return command, {"UV_TOOL_DIR": str(place / "tools"), "UV_TOOL_BIN_DIR": str(place / "bin"), "UV_CACHE_DIR": str(place / "cache")}
+
+
+@pytest.mark.parametrize("tool", ["pipx", "uv"])
+def test_tools_install_the_program_with_its_libraries(wheel, home, tmp_path, tool):
+    """The program is a link into an environment that is never active, and finds the libraries in it."""
+    command, variables = install_command(tool, wheel, tmp_path)
+    inherited = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    ended = subprocess.run(command, env=inherited | variables, text=True, capture_output=True, timeout=600)
+    assert ended.returncode == 0, (ended.stdout, ended.stderr)
+    program = tmp_path / "bin/millpond"
+    assert program.is_symlink()
+    program = Installed([str(program)], home)
+    listed = [line.split()[0] for line in program.run("audio", "--list").splitlines()[1:]]
+    assert "vad-onnx" in listed
+    program.run("demo", "--export", ".")
+    program.run("publish", "digits.onnx", "--to", "models/digits")
+    server = program.serve("models")
+    assert server.digit(home / "digit.json") == 7
+    server.stop()
 
 
 def test_the_module_starts_the_program_of_its_installation(tmp_path):

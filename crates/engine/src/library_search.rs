@@ -13,6 +13,10 @@ const ANCESTORS_MAX: usize = 16;
 const IN_PREFIX: &str = "lib/millpond";
 /// Directory that a checkout has and an installation does not have.
 const IN_CHECKOUT: &str = "crates";
+/// File in an environment that pipx made.
+const PIPX_FILE: &str = "pipx_metadata.json";
+/// File in an environment that `uv tool` made.
+const UV_TOOL_FILE: &str = "uv-receipt.toml";
 /// Prefixes of system-wide installations.
 const SYSTEM_PREFIXES: [&str; 2] = ["/usr/local", "/usr"];
 /// Names of the directory of Python packages; the second is Debian's.
@@ -104,8 +108,11 @@ impl LibrarySearch {
                 prefix.map(|prefix| prefix.join("bin/python3")).filter(|path| path.exists());
             python.map(|python| format!("`{} -m pip install {package}`", python.display()))
         };
-        let checkout = self.program_prefix.as_deref().filter(|prefix| in_checkout(prefix));
-        pip(self.program_prefix.as_ref())
+        let prefix = self.program_prefix.as_deref();
+        let checkout = prefix.filter(|prefix| in_checkout(prefix));
+        prefix
+            .and_then(|prefix| tool_command(prefix, package))
+            .or_else(|| pip(self.program_prefix.as_ref()))
             .or_else(|| checkout.map(|_| format!("`make {target}`")))
             .or_else(|| pip(self.virtual_env.as_ref()))
             .unwrap_or_else(|| {
@@ -148,6 +155,19 @@ impl LibrarySearch {
         places.extend(self.user_prefix.iter().chain(&self.system_prefixes).map(system));
         places
     }
+}
+
+/// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`;
+/// `None` for another environment.
+fn tool_command(prefix: &Path, package: &str) -> Option<String> {
+    // The directory has the name of the installed tool.
+    let tool = prefix.file_name()?.to_str()?;
+    if prefix.join(PIPX_FILE).is_file() {
+        return Some(format!("`pipx inject {tool} {package}`"));
+    }
+    // Such an environment has no pip.
+    let is_uv = prefix.join(UV_TOOL_FILE).is_file();
+    is_uv.then(|| format!("`uv tool install {tool} --with {package}`"))
 }
 
 /// Lists the directories of Python packages under `prefix`, those of the newest Python first.
@@ -257,6 +277,22 @@ mod tests {
         std::fs::create_dir_all(root.path().join("checkout/crates")).unwrap();
         let built = root.path().join("checkout/target");
         assert_eq!(at(Some(built)), "run `make build`, or give --onnxruntime PATH");
+    }
+
+    #[test]
+    fn the_remedy_names_the_tool_that_made_the_environment() {
+        for (file, wanted) in [
+            (PIPX_FILE, "`pipx inject millpond millpond-torch`"),
+            (UV_TOOL_FILE, "`uv tool install millpond --with millpond-torch`"),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let prefix = root.path().join("millpond");
+            std::fs::create_dir_all(prefix.join("bin")).unwrap();
+            std::fs::write(prefix.join("bin/python3"), b"").unwrap();
+            std::fs::write(prefix.join(file), b"").unwrap();
+            let search = LibrarySearch { program_prefix: Some(prefix), ..LibrarySearch::default() };
+            assert_eq!(search.install_command("millpond-torch", "torch"), wanted);
+        }
     }
 
     #[test]
