@@ -67,7 +67,6 @@ fn add_path(path: &str, members: &mut BTreeSet<String>) {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
     use crate::json::{self, QueryRequest, VectorQuery};
 
     fn members(formula: &Value) -> Vec<String> {
