@@ -12,6 +12,9 @@
 //!   removed entry also looks like the end of the log to a slow reader. Before entries are removed,
 //!   the log's floor is raised above them. A fence and a batch count only if the floor, read after
 //!   the create, is not above their entry.
+//! * If all entries of a newer owner are removed, only the floor has its epoch. An owner that slept
+//!   between its grant and its first read would find no newer fence. So an epoch below that of the
+//!   floor owns nothing.
 
 use std::collections::VecDeque;
 
@@ -35,7 +38,8 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<B> {
     /// The referee made this process the owner. The log is read from `from`, where the largest
-    /// epoch so far is `covered`, as given by the newest list of segments.
+    /// epoch so far is `covered`, as given by the newest list of segments. The writer stays
+    /// without ownership if `covered` is above `epoch`.
     Granted {
         /// Number of this ownership.
         epoch: Epoch,
@@ -189,7 +193,7 @@ impl<B: Clone> LogWriter<B> {
         covered: Epoch,
         actions: &mut Vec<Action<B>>,
     ) {
-        if self.state != WriterState::Idle || epoch <= self.epoch {
+        if self.state != WriterState::Idle || epoch <= self.epoch || epoch < covered {
             return;
         }
         self.epoch = epoch;

@@ -210,6 +210,23 @@ async fn an_owner_below_the_floor_acknowledges_nothing() {
     assert!(store.log().read(EntryNumber(2)).await.unwrap().is_some(), "a removed number");
 }
 
+/// It slept between its grant and its first read. All entries of the newer owner are removed.
+#[tokio::test]
+async fn an_older_epoch_never_owns_a_log_without_entries() {
+    let store = TestStore::in_memory();
+    let log = store.log();
+    let newer = owner(&log, 2).await;
+    write(&newer, "a").await.unwrap();
+    let floor = LogFloor { entry: EntryNumber(2), epoch: Epoch(2) };
+    log.raise_floor(floor).await.unwrap();
+    assert_eq!(log.remove_below(floor.entry).await.unwrap(), 2);
+    let older = ShardWriter::start(log.clone(), Epoch(1), options());
+    assert!(!soon(older.started()).await);
+    soon(older.lost()).await;
+    assert_eq!(log.read(floor.entry).await.unwrap(), None, "the older owner creates no fence");
+    write(&newer, "b").await.unwrap();
+}
+
 #[tokio::test]
 async fn a_create_without_an_answer_is_read() {
     let store = TestStore::in_memory();

@@ -74,6 +74,21 @@ fn a_fence_below_the_floor_owns_nothing() {
     assert_eq!(lost, [Action::Lost]);
 }
 
+/// All entries of a newer owner are removed, so the log itself names no newer owner.
+#[test]
+fn an_epoch_below_that_of_removed_entries_owns_nothing() {
+    let mut writer = Writer::new(WriterId(1));
+    let granted = |epoch, covered| Event::Granted {
+        epoch: Epoch(epoch),
+        from: EntryNumber(9),
+        covered: Epoch(covered),
+    };
+    assert!(handle(&mut writer, granted(2, 3)).is_empty());
+    assert_eq!(writer.state(), WriterState::Idle);
+    let read = handle(&mut writer, granted(4, 3));
+    assert_eq!(read, [Action::Read(request(&read), EntryNumber(9))]);
+}
+
 #[test]
 fn an_unknown_outcome_is_read() {
     let mut writer = owner(1);

@@ -1,8 +1,8 @@
 //! One shard, three writers, a store and a referee in simulated time, with faults from a seed.
 //!
 //! Faults: requests take milliseconds to minutes, answers get lost while the request still arrives,
-//! processes stop for up to two minutes or restart without memory, and some believe for too long
-//! that they own the shard. Time is in milliseconds.
+//! processes stop for up to two minutes or restart without memory, some believe for too long that
+//! they own the shard, and some learn late that they do. Time is in milliseconds.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -76,6 +76,8 @@ struct Store {
 enum Item {
     Arrives(Action<Batch>, Sender),
     Answer(Event<Batch>, Sender),
+    /// A node learns of its ownership.
+    Granted(Epoch, Sender),
     Client,
     Reader,
     Tick(usize),
@@ -155,37 +157,55 @@ impl World {
         while let Some(item) = self.schedule.next() {
             self.happens(item);
         }
-        self.outcome.log = self.whole_log();
+        self.outcome.log = self.whole_log().writes;
         self.outcome
     }
 
     /// Returns all writes that a reader finds: those of the newest list, then of the log.
-    fn whole_log(&self) -> Vec<u64> {
+    fn whole_log(&self) -> List {
         let list = &self.referee.list;
         let mut replay = LogReplay::new(list.through, list.epoch);
-        let mut log = list.writes.clone();
+        let mut writes = list.writes.clone();
         while let Some(entry) = self.store.entries.get(&replay.next()) {
             let counts = replay.take(entry) || self.planted == Some(Planted::OldEntriesCount);
             if let (true, EntryBody::Writes(batch)) = (counts, &entry.body) {
-                log.extend(&batch.writes);
+                writes.extend(&batch.writes);
             }
         }
-        log
+        List { through: replay.next(), epoch: replay.epoch(), writes }
+    }
+
+    /// A reader reads the whole log. Sometimes it publishes a list of all of it, after which the
+    /// log may be removed to its end.
+    fn read(&mut self) {
+        let list = self.whole_log();
+        self.outcome.seen.extend(&list.writes);
+        if self.random.percent(30) {
+            self.publish(Rc::new(list));
+        }
+        if self.schedule.now() < LENGTH {
+            self.at(READ, Item::Reader);
+        }
+    }
+
+    /// Publishes a list if it is newer, and removes the entries that it covers later.
+    fn publish(&mut self, list: Rc<List>) {
+        let through = list.through;
+        if through > self.referee.list.through {
+            self.referee.list = list;
+        }
+        let delay = self.random.below(5_000);
+        self.at(delay, Item::RaiseFloor(through));
     }
 
     fn happens(&mut self, item: Item) {
         match item {
             Item::Client => self.client(),
-            Item::Reader => {
-                let log = self.whole_log();
-                self.outcome.seen.extend(log);
-                if self.schedule.now() < LENGTH {
-                    self.at(READ, Item::Reader);
-                }
-            }
+            Item::Reader => self.read(),
             Item::Tick(node) => self.tick(node),
             Item::Arrives(action, sender) => self.arrives(action, sender),
             Item::Answer(event, sender) => self.answer(event, sender),
+            Item::Granted(epoch, sender) => self.granted(epoch, sender),
             Item::RaiseFloor(through) => {
                 self.store.floor = self.store.floor.max(through);
                 let delay = self.random.below(20_000);
@@ -262,20 +282,32 @@ impl World {
             self.referee.owner = Some(at);
             self.referee.until = self.schedule.now() + LEASE;
             node.owner_until = self.schedule.now() + LEASE + node.overconfidence;
-            let list = self.referee.list.clone();
-            node.writes.clone_from(&list.writes);
-            node.applied = list.through;
             self.outcome.owners += 1;
-            let event = Event::Granted {
-                epoch: self.referee.epoch,
-                from: list.through,
-                covered: list.epoch,
-            };
-            return self.handle(at, event);
+            let late = self.random.percent(10);
+            let delay = self.random.below(if late { 120_000 } else { 40 });
+            let granted = Item::Granted(self.referee.epoch, self.sender(at));
+            return self.at(delay, granted);
         }
         if owns && self.schedule.now() > self.nodes[at].owner_until {
             self.handle(at, Event::Expired);
         }
+    }
+
+    /// A node begins an ownership with the newest list of segments.
+    fn granted(&mut self, epoch: Epoch, sender: Sender) {
+        let node = &mut self.nodes[sender.node];
+        if node.incarnation != sender.incarnation || node.writer.state() != WriterState::Idle {
+            return;
+        }
+        if self.schedule.now() < node.stopped_until {
+            let rest = node.stopped_until - self.schedule.now();
+            return self.at(rest, Item::Granted(epoch, sender));
+        }
+        let list = self.referee.list.clone();
+        node.writes.clone_from(&list.writes);
+        node.applied = list.through;
+        let event = Event::Granted { epoch, from: list.through, covered: list.epoch };
+        self.handle(sender.node, event);
     }
 
     /// An owner writes a list of segments that covers all it applied, as one more entry.
@@ -336,11 +368,7 @@ impl World {
         }
         if let Some(list) = self.lists.remove(&ticket) {
             self.outcome.lists += 1;
-            if list.through > self.referee.list.through {
-                self.referee.list = list.clone();
-            }
-            let delay = self.random.below(5_000);
-            self.at(delay, Item::RaiseFloor(list.through));
+            self.publish(list);
         }
     }
 
