@@ -167,7 +167,8 @@ impl WriterDriver {
             Ok(StoreAnswer::Created(request, outcome)) => self.created(request, outcome),
             Ok(StoreAnswer::Floor(request, floor)) => {
                 self.shared.health.works();
-                self.handle(Event::Floor(request, floor.entry));
+                let LogFloor { entry, epoch } = floor;
+                self.handle(Event::Floor { request, entry, epoch });
             }
             Err(error) => {
                 let shard = self.log.shown();

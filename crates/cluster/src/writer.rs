@@ -12,9 +12,9 @@
 //!   removed entry also looks like the end of the log to a slow reader. Before entries are removed,
 //!   the log's floor is raised above them. A fence and a batch count only if the floor, read after
 //!   the create, is not above their entry.
-//! * If all entries of a newer owner are removed, only the floor has its epoch. An owner that slept
-//!   between its grant and its first read would find no newer fence. So an epoch below that of the
-//!   floor owns nothing.
+//! * If the fence of a newer owner is removed, only the floor has its epoch. An owner that slept
+//!   meanwhile finds no fence: at its first read, or because late entries of older owners lie at
+//!   the removed numbers. So an owner below the epoch of the floor has lost the ownership.
 
 use std::collections::VecDeque;
 
@@ -58,8 +58,16 @@ pub enum Event<B> {
     NotCreated(RequestId),
     /// The entry was read; `None` if it is absent. After a failure, the caller reads again.
     Found(RequestId, Option<LogEntry<B>>),
-    /// The log's floor was read: entries below it may be removed.
-    Floor(RequestId, EntryNumber),
+    /// The log's floor was read: entries below `entry` may be removed, and `epoch` is the largest
+    /// epoch of them.
+    Floor {
+        /// The read.
+        request: RequestId,
+        /// First entry that is not removed.
+        entry: EntryNumber,
+        /// Largest epoch of the entries below.
+        epoch: Epoch,
+    },
 }
 
 /// Action that the caller carries out.
@@ -71,7 +79,8 @@ pub enum Action<B> {
     Create(RequestId, EntryNumber, LogEntry<B>),
     /// Read the log's floor and report [`Event::Floor`]. The read must start after this action.
     ReadFloor(RequestId),
-    /// Apply writes to the unsealed rows, in this order.
+    /// Apply writes, in this order. Those from before the fence may be of removed entries, so
+    /// snapshots need a reader of their own, which compares each position with the floor.
     Apply(EntryNumber, B),
     /// Tell the client that its batch is durable.
     Acknowledge(Ticket),
@@ -104,7 +113,8 @@ struct PendingBatch<B> {
     number: EntryNumber,
     ticket: Ticket,
     writes: B,
-    /// Create or read that will show whether the entry is durable; `None` if it is.
+    /// Create or read that will show whether the entry is durable, or read of the floor before it
+    /// gets another number; `None` if it is durable.
     request: Option<RequestId>,
 }
 
@@ -114,6 +124,18 @@ struct FloorCheck {
     request: RequestId,
     /// Pending batches, from the first, that the floor decides.
     batches: usize,
+}
+
+/// What a read of the floor decides.
+#[derive(Clone, Copy, Debug)]
+enum FloorUse {
+    /// Whether the fence counts.
+    Fence,
+    /// Whether this many pending batches, from the first, count.
+    Batches(usize),
+    /// Whether the pending batch at this position, at whose number is an entry of an older owner,
+    /// gets the next number.
+    OlderEntry(usize),
 }
 
 /// Writer of one shard's log. It does nothing by itself: [`LogWriter::handle`] turns events into
@@ -177,7 +199,7 @@ impl<B: Clone> LogWriter<B> {
             Event::Created(request) => self.created(request, actions),
             Event::NotCreated(request) => self.not_created(request, actions),
             Event::Found(request, entry) => self.found(request, entry, actions),
-            Event::Floor(request, floor) => self.floor(request, floor, actions),
+            Event::Floor { request, entry, epoch } => self.floor(request, entry, epoch, actions),
         }
     }
 
@@ -357,9 +379,14 @@ impl<B: Clone> LogWriter<B> {
                 self.check_floor(actions);
             }
             Some(entry) if entry.epoch > self.epoch => self.lose(actions),
-            // An older owner's entry behind the fence does not count. Only one batch is in flight
-            // in this part of the log.
-            Some(_) => self.create_at_next(at, actions),
+            // An older owner's entry behind the fence does not count, and the batch gets the next
+            // number. If this one is removed, the batch may have counted here before. Only one
+            // batch is in flight in this part of the log.
+            Some(_) => {
+                let request = self.new_request();
+                self.pending[at].request = Some(request);
+                actions.push(Action::ReadFloor(request));
+            }
         }
     }
 
@@ -373,19 +400,46 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    fn floor(&mut self, request: RequestId, floor: EntryNumber, actions: &mut Vec<Action<B>>) {
-        if self.state == WriterState::Checking && request == self.expected {
-            if self.fence < floor {
-                return self.lose(actions);
-            }
-            self.state = WriterState::Owning;
-            return;
+    /// Returns what a read of the floor is for; `None` if no one waits for it.
+    fn floor_use(&self, request: RequestId) -> Option<FloorUse> {
+        if self.state == WriterState::Checking {
+            return (request == self.expected).then_some(FloorUse::Fence);
         }
-        let Some(check) = self.check.take_if(|check| check.request == request) else { return };
-        if self.pending.front().is_some_and(|first| first.number < floor) {
+        match &self.check {
+            Some(check) if check.request == request => Some(FloorUse::Batches(check.batches)),
+            _ => self.waits_for(request).map(FloorUse::OlderEntry),
+        }
+    }
+
+    /// Goes on after a read of the floor. The ownership is lost if the entry that the read is for
+    /// is below the floor, or if a newer owner has written below the floor.
+    fn floor(
+        &mut self,
+        request: RequestId,
+        floor: EntryNumber,
+        newest: Epoch,
+        actions: &mut Vec<Action<B>>,
+    ) {
+        let Some(floor_use) = self.floor_use(request) else { return };
+        let number = match floor_use {
+            FloorUse::Fence => self.fence,
+            FloorUse::Batches(_) => self.pending[0].number,
+            FloorUse::OlderEntry(at) => self.pending[at].number,
+        };
+        if newest > self.epoch || number < floor {
             return self.lose(actions);
         }
-        for batch in self.pending.drain(..check.batches) {
+        match floor_use {
+            FloorUse::Fence => self.state = WriterState::Owning,
+            FloorUse::Batches(batches) => self.acknowledge(batches, actions),
+            FloorUse::OlderEntry(at) => self.create_at_next(at, actions),
+        }
+    }
+
+    /// Acknowledges the first `batches` pending batches, and starts others.
+    fn acknowledge(&mut self, batches: usize, actions: &mut Vec<Action<B>>) {
+        self.check = None;
+        for batch in self.pending.drain(..batches) {
             actions.push(Action::Apply(batch.number, batch.writes));
             actions.push(Action::Acknowledge(batch.ticket));
         }

@@ -125,8 +125,8 @@ pub struct Metrics {
     pub config_reloads: Family<KindLabels, Counter>,
     /// Time of the last change by outcome, in seconds since the epoch.
     pub config_reload_time: Family<KindLabels, SecondsGauge>,
-    /// Sampled requests for the request log: "written", "dropped" (its queue was full, or the record
-    /// is larger than a file may be), "failed".
+    /// Sampled requests for the request log: "written", "dropped" (its queue was full, or the
+    /// record is larger than a file may be), "failed".
     pub request_log: Family<KindLabels, Counter>,
     /// Spans of traces: "exported", "dropped" (a queue was full), "failed" (the collector is away
     /// or refused them).

@@ -32,13 +32,18 @@ fn request(actions: &Actions) -> RequestId {
     }
 }
 
+/// The answer to a read of the floor. All entries below are of the first owner.
+fn floor_read(actions: &Actions, entry: u64) -> Event<&'static str> {
+    Event::Floor { request: request(actions), entry: EntryNumber(entry), epoch: Epoch(1) }
+}
+
 /// A writer that owns an empty log: its fence is entry 0.
 fn owner(epoch: u64) -> Writer {
     let mut writer = Writer::new(WriterId(1));
     let read = handle(&mut writer, granted(epoch));
     let fence = handle(&mut writer, Event::Found(request(&read), None));
     let floor = handle(&mut writer, Event::Created(request(&fence)));
-    assert!(handle(&mut writer, Event::Floor(request(&floor), EntryNumber(0))).is_empty());
+    assert!(handle(&mut writer, floor_read(&floor, 0)).is_empty());
     assert_eq!(writer.state(), WriterState::Owning);
     writer
 }
@@ -50,7 +55,7 @@ fn a_batch_is_acknowledged_after_the_floor_was_read() {
     let wanted = entry(1, 1, EntryBody::Writes("a"));
     assert_eq!(create, [Action::Create(request(&create), EntryNumber(1), wanted)]);
     let floor = handle(&mut writer, Event::Created(request(&create)));
-    let done = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(1)));
+    let done = handle(&mut writer, floor_read(&floor, 1));
     assert_eq!(done, [Action::Apply(EntryNumber(1), "a"), Action::Acknowledge(Ticket(7))]);
 }
 
@@ -59,8 +64,19 @@ fn a_raised_floor_ends_the_ownership() {
     let mut writer = owner(1);
     let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
     let floor = handle(&mut writer, Event::Created(request(&create)));
-    let done = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(2)));
+    let done = handle(&mut writer, floor_read(&floor, 2));
     assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+}
+
+/// The fence of a newer owner is removed, and late entries of older owners lie at the numbers.
+#[test]
+fn a_floor_of_a_newer_epoch_ends_the_ownership() {
+    let mut writer = owner(1);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let floor = handle(&mut writer, Event::Created(request(&create)));
+    let request = request(&floor);
+    let newer = Event::Floor { request, entry: EntryNumber(1), epoch: Epoch(2) };
+    assert_eq!(handle(&mut writer, newer), [Action::Fail(Ticket(7)), Action::Lost]);
 }
 
 /// Entries were removed while a slow owner read them: the absent one is not the end of the log.
@@ -70,7 +86,7 @@ fn a_fence_below_the_floor_owns_nothing() {
     let read = handle(&mut writer, granted(2));
     let fence = handle(&mut writer, Event::Found(request(&read), None));
     let floor = handle(&mut writer, Event::Created(request(&fence)));
-    let lost = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(1)));
+    let lost = handle(&mut writer, floor_read(&floor, 1));
     assert_eq!(lost, [Action::Lost]);
 }
 
@@ -107,9 +123,24 @@ fn entries_of_an_older_owner_are_passed_by() {
     let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
     let read = handle(&mut writer, Event::NotCreated(request(&create)));
     let old = entry(4, 2, EntryBody::Writes("old"));
-    let again = handle(&mut writer, Event::Found(request(&read), Some(old)));
+    let floor = handle(&mut writer, Event::Found(request(&read), Some(old)));
+    assert_eq!(floor, [Action::ReadFloor(request(&floor))]);
+    let again = handle(&mut writer, floor_read(&floor, 0));
     let wanted = entry(5, 1, EntryBody::Writes("a"));
     assert_eq!(again, [Action::Create(request(&again), EntryNumber(2), wanted)]);
+}
+
+/// The batch counted at its first number, which is removed. A late entry of an older owner lies
+/// there.
+#[test]
+fn a_batch_with_a_removed_number_gets_no_other_one() {
+    let mut writer = owner(5);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let old = entry(4, 2, EntryBody::Writes("old"));
+    let floor = handle(&mut writer, Event::Found(request(&read), Some(old)));
+    let done = handle(&mut writer, floor_read(&floor, 2));
+    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
 }
 
 #[test]

@@ -31,13 +31,13 @@ const PAUSE_OF_CLIENTS: u64 = 800;
 /// Time after which a node stops waiting for an answer.
 const TIMEOUT: u64 = 400;
 
-/// Writes; none if the entry publishes a list of segments.
+/// Writes of a client.
 #[derive(Clone, Debug)]
 struct Batch {
     writes: Vec<u64>,
 }
 
-/// A list of segments: all writes before an entry.
+/// A list of segments, which a reader publishes: all writes before an entry.
 #[derive(Clone, Debug, Default)]
 struct List {
     through: EntryNumber,
@@ -53,9 +53,6 @@ struct Node {
     owner_until: u64,
     /// Time by which it believes so for too long.
     overconfidence: u64,
-    /// The rows: of segments, then of the log.
-    writes: Vec<u64>,
-    applied: EntryNumber,
 }
 
 #[derive(Default)]
@@ -69,7 +66,8 @@ struct Referee {
 #[derive(Default)]
 struct Store {
     entries: BTreeMap<EntryNumber, LogEntry<Batch>>,
-    floor: EntryNumber,
+    /// First entry that is not removed, and the largest epoch below.
+    floor: (EntryNumber, Epoch),
 }
 
 /// Something that happens at a time.
@@ -81,7 +79,7 @@ enum Item {
     Client,
     Reader,
     Tick(usize),
-    RaiseFloor(EntryNumber),
+    RaiseFloor(EntryNumber, Epoch),
     Remove(EntryNumber),
 }
 
@@ -105,7 +103,6 @@ struct World {
     store: Store,
     /// Batches of clients by ticket: time sent, and writes.
     sent: BTreeMap<Ticket, (u64, Vec<u64>)>,
-    lists: BTreeMap<Ticket, Rc<List>>,
     numbers: u64,
     outcome: LogOutcome,
 }
@@ -120,7 +117,6 @@ impl World {
             referee: Referee::default(),
             store: Store::default(),
             sent: BTreeMap::new(),
-            lists: BTreeMap::new(),
             numbers: 0,
             outcome: LogOutcome::default(),
         };
@@ -133,8 +129,6 @@ impl World {
                 stopped_until: 0,
                 owner_until: 0,
                 overconfidence,
-                writes: Vec::new(),
-                applied: EntryNumber::default(),
             });
             world.at(node as u64, Item::Tick(node));
         }
@@ -157,17 +151,22 @@ impl World {
         while let Some(item) = self.schedule.next() {
             self.happens(item);
         }
-        self.outcome.log = self.whole_log().writes;
+        self.outcome.log = self.whole_log(self.counts_old_entries()).writes;
         self.outcome
     }
 
+    fn counts_old_entries(&self) -> bool {
+        self.planted == Some(Planted::OldEntriesCount)
+    }
+
     /// Returns all writes that a reader finds: those of the newest list, then of the log.
-    fn whole_log(&self) -> List {
+    /// `counts_old` is a mistake: entries of an older owner behind a fence count.
+    fn whole_log(&self, counts_old: bool) -> List {
         let list = &self.referee.list;
         let mut replay = LogReplay::new(list.through, list.epoch);
         let mut writes = list.writes.clone();
         while let Some(entry) = self.store.entries.get(&replay.next()) {
-            let counts = replay.take(entry) || self.planted == Some(Planted::OldEntriesCount);
+            let counts = replay.take(entry) || counts_old;
             if let (true, EntryBody::Writes(batch)) = (counts, &entry.body) {
                 writes.extend(&batch.writes);
             }
@@ -175,39 +174,31 @@ impl World {
         List { through: replay.next(), epoch: replay.epoch(), writes }
     }
 
-    /// A reader reads the whole log. Sometimes it publishes a list of all of it, after which the
-    /// log may be removed to its end.
-    fn read(&mut self) {
-        let list = self.whole_log();
-        self.outcome.seen.extend(&list.writes);
-        if self.random.percent(30) {
-            self.publish(Rc::new(list));
-        }
-        if self.schedule.now() < LENGTH {
-            self.at(READ, Item::Reader);
-        }
-    }
-
-    /// Publishes a list if it is newer, and removes the entries that it covers later.
-    fn publish(&mut self, list: Rc<List>) {
-        let through = list.through;
-        if through > self.referee.list.through {
-            self.referee.list = list;
-        }
+    /// A reader publishes a list of all of the log, which is removed later.
+    fn publish(&mut self) {
+        let list = self.whole_log(false);
         let delay = self.random.below(5_000);
-        self.at(delay, Item::RaiseFloor(through));
+        self.at(delay, Item::RaiseFloor(list.through, list.epoch));
+        self.outcome.lists += 1;
+        self.referee.list = Rc::new(list);
     }
 
     fn happens(&mut self, item: Item) {
         match item {
             Item::Client => self.client(),
-            Item::Reader => self.read(),
+            Item::Reader => {
+                let list = self.whole_log(self.counts_old_entries());
+                self.outcome.seen.extend(&list.writes);
+                if self.schedule.now() < LENGTH {
+                    self.at(READ, Item::Reader);
+                }
+            }
             Item::Tick(node) => self.tick(node),
             Item::Arrives(action, sender) => self.arrives(action, sender),
             Item::Answer(event, sender) => self.answer(event, sender),
             Item::Granted(epoch, sender) => self.granted(epoch, sender),
-            Item::RaiseFloor(through) => {
-                self.store.floor = self.store.floor.max(through);
+            Item::RaiseFloor(through, epoch) => {
+                self.store.floor = self.store.floor.max((through, epoch));
                 let delay = self.random.below(20_000);
                 self.at(delay, Item::Remove(through));
             }
@@ -240,7 +231,7 @@ impl World {
         Sender { node, incarnation: self.nodes[node].incarnation }
     }
 
-    /// A node looks at its lease, and sometimes stops, restarts or seals.
+    /// A node looks at its lease, and sometimes stops, restarts or publishes a list.
     fn tick(&mut self, node: usize) {
         if self.schedule.now() < LENGTH {
             self.at(TICK, Item::Tick(node));
@@ -254,7 +245,7 @@ impl World {
                 self.nodes[node].stopped_until = self.schedule.now() + stop;
             }
             3..5 => self.restart(node),
-            5..40 => self.seal(node),
+            5..20 => self.publish(),
             _ => self.look_at_lease(node),
         }
     }
@@ -265,7 +256,6 @@ impl World {
         node.writer = LogWriter::new(id);
         node.incarnation += 1;
         node.owner_until = 0;
-        node.writes.clear();
     }
 
     fn look_at_lease(&mut self, at: usize) {
@@ -303,28 +293,9 @@ impl World {
             let rest = node.stopped_until - self.schedule.now();
             return self.at(rest, Item::Granted(epoch, sender));
         }
-        let list = self.referee.list.clone();
-        node.writes.clone_from(&list.writes);
-        node.applied = list.through;
+        let list = &self.referee.list;
         let event = Event::Granted { epoch, from: list.through, covered: list.epoch };
         self.handle(sender.node, event);
-    }
-
-    /// An owner writes a list of segments that covers all it applied, as one more entry.
-    fn seal(&mut self, at: usize) {
-        let node = &self.nodes[at];
-        if node.writer.state() != WriterState::Owning {
-            return;
-        }
-        let list = Rc::new(List {
-            through: node.applied,
-            epoch: node.writer.epoch(),
-            writes: node.writes.clone(),
-        });
-        let ticket = Ticket(self.number());
-        self.lists.insert(ticket, list);
-        let batch = Batch { writes: Vec::new() };
-        self.handle(at, Event::Submitted(ticket, batch));
     }
 
     fn answer(&mut self, event: Event<Batch>, sender: Sender) {
@@ -344,17 +315,11 @@ impl World {
         self.nodes[at].writer.handle(event, &mut actions);
         for action in actions {
             match action {
-                Action::Apply(number, batch) => {
-                    let node = &mut self.nodes[at];
-                    node.writes.extend(batch.writes);
-                    node.applied = number.plus(1);
-                }
+                // Readers apply the log.
+                Action::Apply(..) => {}
                 Action::Acknowledge(ticket) => self.acknowledged(ticket),
                 Action::Fail(_) => self.outcome.failed += 1,
-                Action::Lost => {
-                    self.nodes[at].writes.clear();
-                    self.nodes[at].owner_until = 0;
-                }
+                Action::Lost => self.nodes[at].owner_until = 0,
                 request => self.send(request, self.sender(at)),
             }
         }
@@ -365,10 +330,6 @@ impl World {
             let acknowledged = self.schedule.now();
             let done = |write| AcknowledgedWrite { write, sent, acknowledged };
             self.outcome.acknowledged.extend(writes.into_iter().map(done));
-        }
-        if let Some(list) = self.lists.remove(&ticket) {
-            self.outcome.lists += 1;
-            self.publish(list);
         }
     }
 
@@ -395,10 +356,11 @@ impl World {
         let event = match request {
             Action::Create(id, number, entry) => self.create(id, number, entry),
             Action::Read(id, number) => Event::Found(id, self.store.entries.get(&number).cloned()),
-            Action::ReadFloor(id) if self.planted == Some(Planted::NoFloor) => {
-                Event::Floor(id, EntryNumber::default())
+            Action::ReadFloor(request) => {
+                let hidden = self.planted == Some(Planted::NoFloor);
+                let (entry, epoch) = if hidden { Default::default() } else { self.store.floor };
+                Event::Floor { request, entry, epoch }
             }
-            Action::ReadFloor(id) => Event::Floor(id, self.store.floor),
             _ => return,
         };
         let mut delay = self.random.below(40) + 1;

@@ -182,7 +182,9 @@ impl Fleet {
                 }
             },
             Action::Read(id, number) => Event::Found(id, entries.get(&number).cloned()),
-            Action::ReadFloor(id) => Event::Floor(id, EntryNumber::default()),
+            Action::ReadFloor(request) => {
+                Event::Floor { request, entry: EntryNumber::default(), epoch: Epoch::default() }
+            }
             _ => return,
         };
         let mut delay = self.random.between(1, 40);
