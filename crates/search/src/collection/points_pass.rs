@@ -93,7 +93,7 @@ impl PointsPass {
         self.partial
     }
 
-    /// Returns true if the pass has read payloads of segments.
+    /// Returns true if the pass has read payloads, of segments or of memtables.
     pub(super) fn has_read_payloads(&self) -> bool {
         self.read_payloads
     }
@@ -203,6 +203,7 @@ impl PointsPass {
                 return Ok(());
             }
             self.unflushed += 1;
+            self.read_payloads = true;
             match value_of(&row.payload) {
                 Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
                     visitor.visit_unflushed(row.id, &payload)?;

@@ -114,6 +114,20 @@ fn an_order_without_an_index_pauses_and_is_exact() {
 }
 
 #[test]
+fn an_order_of_new_points_is_read_once() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    // The segments have an index of the field, so only the payloads of the memtable are read.
+    let order = |descending| PointOrder { key: "f1", descending, from: None };
+    let progress = Arc::default();
+    let (pauses, _) = in_slices(&progress, || {
+        collection.ordered(&order(false), None, 300)?;
+        collection.ordered(&order(true), None, 300)
+    });
+    assert_eq!(pauses, 2, "the first order is not read again after the pause of the second one");
+}
+
+#[test]
 fn work_with_too_many_passes_does_not_pause() {
     let passes = KeptPasses::default();
     (0..PASSES_MAX).for_each(|pass| passes.keep(pass));
