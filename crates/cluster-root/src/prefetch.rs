@@ -4,12 +4,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use api_qdrant::check_using;
 use api_qdrant::formula::Formula;
 use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::VectorQuery;
 use base::{Error, Result};
 use search::coarse::Metric;
 use search::points::PointId;
+use search::registry::CollectionSettings;
 use serde_json::json;
 use serde_json::value::RawValue;
 
@@ -29,14 +31,15 @@ const BATCH_MAX: usize = 1024;
 /// vectors. Returns the completeness of the hits.
 ///
 /// # Errors
-/// `InvalidArgument` for too many prefetches; otherwise as [`answers`], [`formula::hits`] and
-/// [`lookup::resolve`].
+/// `InvalidArgument` for too many prefetches and for the name of another vector; otherwise as
+/// [`answers`], [`formula::hits`] and [`lookup::resolve`].
 pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
     Box::pin(lookup::resolve(run, queries)).await?;
     let mut prefetches = Vec::new();
     // For each prefetch, the index of the query that ranks its hits.
     let mut owners = Vec::new();
     for (at, query) in queries.iter().enumerate() {
+        query.check_vector_name(run.settings)?;
         let mut own = query.prefetches()?;
         owners.extend(own.iter().map(|_| at));
         prefetches.append(&mut own);
@@ -150,6 +153,21 @@ async fn batch_hits(
 }
 
 impl RootQuery {
+    /// Checks the vector's name of a fusion or a formula. The root joins or scores the hits of its
+    /// prefetches, so no shard checks the name.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the name of another vector.
+    fn check_vector_name(&self, settings: &CollectionSettings) -> Result<()> {
+        let using = self.request.using.as_str();
+        match &self.request.query {
+            Some(VectorQuery::Fuse(_) | VectorQuery::Formula(_)) if !using.is_empty() => {
+                check_using(settings, using)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the prefetches as queries of the collection. The filter of the query holds for them
     /// too, and they do not find the points that the query names.
     fn prefetches(&self) -> Result<Vec<RootQuery>> {

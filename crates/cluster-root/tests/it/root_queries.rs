@@ -111,6 +111,22 @@ async fn a_formula_of_scores_reads_no_payloads() {
     assert_eq!((reads.len(), &reads[0]["path"]), (1, &json!("points/query/batch")));
 }
 
+#[tokio::test]
+async fn a_fusion_and_a_formula_name_no_other_vector() {
+    let (root, nodes) = two_nodes().await;
+    let prefetch = json!({"query": [1, 2]});
+    for query in [json!({"fusion": "rrf"}), json!({"formula": "$score"})] {
+        let named = json!({"query": query, "prefetch": prefetch, "using": "x"});
+        let within = json!({"query": [1, 2], "prefetch": named});
+        for body in [named, within] {
+            let refused = root.post("points/query", &body).await;
+            assert_eq!(refused.status, 400, "{body}");
+            assert!(refused.error().contains("using"), "{}", refused.error());
+        }
+    }
+    assert!(nodes.iter().all(|node| node.taken_reads().is_empty()));
+}
+
 /// Answers as [`numbers`] for the collection "c", whose groups are the numbers modulo 3. The points
 /// of the collection "other" are the numbers from 2 to 39.
 fn two_collections(shard: u32, request: &Value) -> Value {
