@@ -218,8 +218,15 @@ def test_groups_are_those_of_the_local_mode(client, collection, distance):
             np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
         grouped += len(theirs)
     assert grouped > 50, "the filters let hardly anything through, so that nothing was compared"
-    vector = client.query_points_groups(collection, "deep.k", vectors(np.random.default_rng(1), 1)[0], with_vectors=True)
+    row = vectors(np.random.default_rng(1), 1)[0]
+    vector = client.query_points_groups(collection, "deep.k", row, with_vectors=True)
     assert all(len(hit.vector) == DIMS for group in vector.groups for hit in group.hits)
+    expected = {}
+    for point, _, payload, _ in everything(local, collection):
+        if elements := payload.get("deep", {}).get("list"):
+            expected.setdefault(elements[0]["x"], set()).add(point)
+    first = client.query_points_groups(collection, "deep.list[0].x", row, limit=10, group_size=COUNT).groups
+    assert {group.id: {hit.id for hit in group.hits} for group in first} == expected
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])

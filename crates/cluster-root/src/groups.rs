@@ -28,6 +28,7 @@ use super::collections;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::{self, MergedHit};
+use super::payload_members;
 use super::prefetch;
 use super::read::{answers, confirmed_answers, of_all};
 use super::root_query::{QueryRun, RootQuery};
@@ -220,7 +221,8 @@ impl GroupsRun<'_> {
         let mut members = self.members.clone();
         GROUP_MEMBERS.iter().for_each(|name| drop(members.remove(*name)));
         members.insert("limit".to_owned(), split::raw(&self.request.group_size)?);
-        members.insert("with_payload".to_owned(), split::raw(&[&self.request.group_by])?);
+        let part = payload_members::of_path(&self.request.group_by)?;
+        members.insert("with_payload".to_owned(), part);
         members.remove("with_vector");
         let filter = members.remove("filter");
         let searches = values

@@ -43,6 +43,7 @@ mod older;
 mod own_rounds;
 mod params;
 mod parts;
+mod payload_members;
 mod payload_sizes;
 mod plan;
 mod prefetch;
