@@ -72,6 +72,40 @@ def compare_formulas(client: QdrantClient, local: QdrantClient, collection: str,
         assert list(ours.values()) == sorted(ours.values(), reverse=True), f"{number}: {asked}"
 
 
+def compare_groups(client: QdrantClient, local: QdrantClient, collection: str, count: int) -> None:
+    row, other = vectors(np.random.default_rng(15), 2)
+    cheap = models.Filter(must=[models.FieldCondition(key="price", range=models.Range(lt=1.0))])
+    prefetch = [models.Prefetch(query=row, limit=5), models.Prefetch(query=other, limit=5, filter=cheap)]
+    # Equal values would have no order.
+    ranks = [models.SetPayload(payload={"rank": number * 7 % count}, points=[number]) for number in range(1, count + 1)]
+    for each in (client, local):
+        each.batch_update_points(collection, [models.SetPayloadOperation(set_payload=rank) for rank in ranks])
+    by_rank = models.OrderByQuery(order_by=models.OrderBy(key="rank", direction="desc"))
+    diverse = models.NearestQuery(nearest=row, mmr=models.Mmr(diversity=0.4))
+    few = models.NearestQuery(nearest=row, mmr=models.Mmr(diversity=0.6, candidates_limit=50))
+    score = models.FormulaQuery(formula=models.SumExpression(sum=["$score", "price"]), defaults={"price": -1.0})
+    for query, sources in (
+        (by_rank, None),
+        (diverse, None),
+        (few, None),
+        (models.FusionQuery(fusion="dbsf"), prefetch),
+        (models.RrfQuery(rrf=models.Rrf(k=9, weights=[2.0, 1.0])), prefetch),
+        (score, prefetch),
+        (other, models.Prefetch(query=diverse, limit=count)),
+    ):
+        for key, size, chosen in (("city", 3, None), ("n", 2, models.Filter(must=[FLAG])), ("deep.k", 4, None)):
+            asked = {
+                "query": query, "prefetch": sources, "group_by": key, "group_size": size, "query_filter": chosen,
+                "limit": 6, "with_payload": False,
+            }  # fmt: skip
+            ours, theirs = (each.query_points_groups(collection, **asked).groups for each in (client, local))
+            assert [group.id for group in ours] == [group.id for group in theirs], str(asked)
+            for mine, their in zip(ours, theirs, strict=True):
+                assert [hit.id for hit in mine.hits] == [hit.id for hit in their.hits], f"{asked} {mine.id}"
+                scores = [[hit.score for hit in group.hits] for group in (mine, their)]
+                np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
+
+
 def compare_lookups(client: QdrantClient, local: QdrantClient, collection: str) -> None:
     other = f"{collection}-other"
     try:

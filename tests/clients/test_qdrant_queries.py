@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from collections_server import start
 from qdrant_client import QdrantClient, models
-from qdrant_comparisons import by_id, compare_formulas, compare_lookups, compare_matrices, compare_samples
+from qdrant_comparisons import (
+    by_id,
+    compare_formulas,
+    compare_groups,
+    compare_lookups,
+    compare_matrices,
+    compare_samples,
+)
 from qdrant_points import a_filter, scored, vectors
 from test_qdrant import COUNT, DISTANCES, both, params, refusal
 
@@ -120,37 +127,4 @@ def test_candidates_of_examples_come_from_the_index(client, collection):
 
 
 def test_groups_of_reranked_hits_are_those_of_the_local_mode(client, collection):
-    local = both(client, collection, models.Distance.COSINE)
-    row, other = vectors(np.random.default_rng(15), 2)
-    cheap = models.Filter(must=[models.FieldCondition(key="price", range=models.Range(lt=1.0))])
-    prefetch = [models.Prefetch(query=row, limit=5), models.Prefetch(query=other, limit=5, filter=cheap)]
-    # Equal values would have no order.
-    for each in (client, local):
-        for number in range(1, COUNT + 1):
-            each.set_payload(collection, {"rank": number * 7 % COUNT}, points=[number])
-    by_rank = models.OrderByQuery(order_by=models.OrderBy(key="rank", direction="desc"))
-    diverse = models.NearestQuery(nearest=row, mmr=models.Mmr(diversity=0.4))
-    few = models.NearestQuery(nearest=row, mmr=models.Mmr(diversity=0.6, candidates_limit=50))
-    score = models.FormulaQuery(formula=models.SumExpression(sum=["$score", "price"]), defaults={"price": -1.0})
-    keep = models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=True))])
-    for query, sources in (
-        (by_rank, None),
-        (diverse, None),
-        (few, None),
-        (models.FusionQuery(fusion="dbsf"), prefetch),
-        (models.RrfQuery(rrf=models.Rrf(k=9, weights=[2.0, 1.0])), prefetch),
-        (score, prefetch),
-        (other, models.Prefetch(query=diverse, limit=COUNT)),
-    ):
-        for key, size, chosen in (("city", 3, None), ("n", 2, keep), ("deep.k", 4, None)):
-            asked = {
-                "query": query, "prefetch": sources, "group_by": key, "group_size": size, "query_filter": chosen,
-                "limit": 6, "with_payload": False,
-            }  # fmt: skip
-            ours, theirs = (each.query_points_groups(collection, **asked).groups for each in (client, local))
-            assert [group.id for group in ours] == [group.id for group in theirs], str(asked)
-            for mine, their in zip(ours, theirs, strict=True):
-                assert [hit.id for hit in mine.hits] == [hit.id for hit in their.hits], f"{asked} {mine.id}"
-                np.testing.assert_allclose(
-                    [hit.score for hit in mine.hits], [hit.score for hit in their.hits], rtol=1e-4, atol=1e-5
-                )
+    compare_groups(client, both(client, collection, models.Distance.COSINE), collection, COUNT)

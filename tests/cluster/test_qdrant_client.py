@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "clients"))
-from qdrant_comparisons import compare_formulas, compare_lookups, compare_matrices, compare_samples
+from qdrant_comparisons import compare_formulas, compare_groups, compare_lookups, compare_matrices, compare_samples
 from qdrant_points import DIMS, a_filter, assert_alike, everything, points, vectors
 
 COUNT = 200
@@ -350,17 +350,20 @@ def test_random_samples_are_of_the_points_that_match(client, collection):
     assert len(set(drawn)) > COUNT - 10, "some points are hardly ever drawn"
 
 
-def test_groups_of_hits_that_depend_on_each_other_are_refused(client, collection):
-    create(client, collection)
-    client.upsert(collection, points(1, 5))
-    diverse = models.NearestQuery(nearest=1, mmr=models.Mmr())
-    random_points = models.SampleQuery(sample=models.Sample.RANDOM)
-    for call, word in (
-        (lambda: client.query_points_groups(collection, "n", diverse), "groups of a query"),
-        (lambda: client.query_points_groups(collection, "n", random_points), "groups of a query"),
-    ):
-        error = refusal(call)
-        assert error.status_code == 501 and word in error.content.decode(), error
+def test_groups_of_reranked_hits_are_those_of_the_local_mode(client, collection):
+    local = with_local(client, collection, models.Distance.COSINE)
+    compare_groups(client, local, collection, COUNT)
+    expected = {}
+    for point, _, payload, _ in everything(local, collection):
+        city = payload.get("city")
+        for value in city if isinstance(city, list) else filter(None, [city]):
+            expected.setdefault(value, set()).add(point)
+    asked = {"query": models.SampleQuery(sample=models.Sample.RANDOM), "group_by": "city", "limit": 10}
+    groups = client.query_points_groups(collection, group_size=COUNT, **asked).groups
+    assert {group.id: {hit.id for hit in group.hits} for group in groups} == expected
+    # A group is the first one with the chance of its part of the points.
+    first = [client.query_points_groups(collection, group_size=1, **asked).groups[0].id for _ in range(40)]
+    assert len(set(first)) > 1
 
 
 def rows(client: QdrantClient, name: str) -> list[tuple]:

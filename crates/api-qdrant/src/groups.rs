@@ -90,45 +90,70 @@ pub fn group_values(payload: &Value, path: &str) -> Vec<GroupValue> {
 }
 
 /// Group before its points are read.
-struct RankedGroup {
-    value: GroupValue,
-    hits: Vec<RankedHit>,
+pub struct HitGroup<H> {
+    /// Value that all hits have.
+    pub value: GroupValue,
+    /// The best hits, best first.
+    pub hits: Vec<H>,
     /// True if `hits` has all points of the group.
     complete: bool,
 }
 
 /// Groups in the order of their best hits.
-struct RankedGroups {
+pub struct HitGroups<H> {
     size: usize,
-    groups: Vec<RankedGroup>,
+    groups: Vec<HitGroup<H>>,
     /// Position in `groups` by value.
     positions: HashMap<GroupValue, usize>,
 }
 
-impl RankedGroups {
-    fn new(size: usize) -> RankedGroups {
-        RankedGroups { size, groups: Vec::new(), positions: HashMap::new() }
+impl<H: Copy> HitGroups<H> {
+    /// Creates groups of at most `size` hits each.
+    pub fn new(size: usize) -> HitGroups<H> {
+        HitGroups { size, groups: Vec::new(), positions: HashMap::new() }
+    }
+
+    /// Adds a hit to the groups of its values. It is not better than the hits before it.
+    pub fn push(&mut self, hit: H, values: Vec<GroupValue>) {
+        self.add_hit(hit, values, 0, true);
+    }
+
+    /// Returns true if further hits change none of the first `count` groups.
+    pub fn are_full(&self, count: usize) -> bool {
+        let mut first = self.groups.iter().take(count);
+        self.groups.len() >= count && first.all(|group| group.hits.len() >= self.size)
+    }
+
+    /// Returns the first `count` groups.
+    pub fn into_first(mut self, count: usize) -> Vec<HitGroup<H>> {
+        self.groups.truncate(count);
+        self.groups
     }
 
     /// Adds the hits of one search, best first, with the values of each. Groups of earlier
     /// searches get no hits, since points with a better score may have been excluded. `complete`
     /// is true if the search found every point. Returns true if there is a new group.
-    fn add(&mut self, hits: Vec<(RankedHit, Vec<GroupValue>)>, complete: bool) -> bool {
+    fn add(&mut self, hits: Vec<(H, Vec<GroupValue>)>, complete: bool) -> bool {
         let before = self.groups.len();
         for (hit, values) in hits {
-            for value in values {
-                let next = self.groups.len();
-                let at = *self.positions.entry(value.clone()).or_insert(next);
-                if at == next {
-                    self.groups.push(RankedGroup { value, hits: Vec::new(), complete });
-                }
-                let group = &mut self.groups[at];
-                if at >= before && group.hits.len() < self.size {
-                    group.hits.push(hit);
-                }
-            }
+            self.add_hit(hit, values, before, complete);
         }
         self.groups.len() > before
+    }
+
+    /// Adds a hit to the groups of its values. Groups before the position `first` get no hits.
+    fn add_hit(&mut self, hit: H, values: Vec<GroupValue>, first: usize, complete: bool) {
+        for value in values {
+            let next = self.groups.len();
+            let at = *self.positions.entry(value.clone()).or_insert(next);
+            if at == next {
+                self.groups.push(HitGroup { value, hits: Vec::new(), complete });
+            }
+            let group = &mut self.groups[at];
+            if at >= first && group.hits.len() < self.size {
+                group.hits.push(hit);
+            }
+        }
     }
 
     /// Returns the filter of points with a value that no group has.
@@ -168,7 +193,7 @@ pub(crate) fn query(
     let ranked = search.groups()?;
     let mut budget = ResponseBudget::default();
     let mut response = GroupsResponse { groups: Vec::new(), partial: search.partial };
-    for RankedGroup { value, hits, .. } in ranked {
+    for HitGroup { value, hits, .. } in ranked {
         let hits = RankedHits { hits, partial: false };
         let presented = search.run.present(hits, &projection, &mut budget)?;
         response.partial |= presented.partial;
@@ -224,7 +249,7 @@ fn add_lookups(
 }
 
 /// Returns the number of hits of a search for at most `all` hits.
-fn most_hits(query: Option<&VectorQuery>, all: usize) -> usize {
+pub fn most_hits(query: Option<&VectorQuery>, all: usize) -> usize {
     match query {
         Some(VectorQuery::Mmr { .. }) => all.min(mmr::CANDIDATES_MAX),
         _ => all,
@@ -232,7 +257,7 @@ fn most_hits(query: Option<&VectorQuery>, all: usize) -> usize {
 }
 
 /// Raises the limits of prefetches to `all` hits, so that a large group hides no other one.
-fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
+pub fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
     for prefetch in prefetches {
         let most = most_hits(prefetch.query.as_ref(), all);
         prefetch.limit = Some(prefetch.limit().max(most));
@@ -252,12 +277,12 @@ struct GroupSearch<'a> {
 impl GroupSearch<'_> {
     /// Returns the groups with the best hits, each with its best hits. Searches exclude the values
     /// of known groups until there are enough groups, so that a large group hides no other one.
-    fn groups(&mut self) -> Result<Vec<RankedGroup>> {
+    fn groups(&mut self) -> Result<Vec<HitGroup<RankedHit>>> {
         if self.target.as_ref().is_some_and(VectorQuery::ranks_together) {
             return self.groups_of_one_search();
         }
         let QueryGroupsRequest { group_by, group_size, limit, .. } = self.request;
-        let mut ranked = RankedGroups::new(*group_size);
+        let mut ranked = HitGroups::new(*group_size);
         let mut factor = 1;
         while ranked.groups.len() < *limit {
             let missing = limit - ranked.groups.len();
@@ -286,7 +311,7 @@ impl GroupSearch<'_> {
 
     /// Returns the groups of a query whose hits depend on each other, from one search for as many
     /// hits as a search finds.
-    fn groups_of_one_search(&mut self) -> Result<Vec<RankedGroup>> {
+    fn groups_of_one_search(&mut self) -> Result<Vec<HitGroup<RankedHit>>> {
         let points = usize::try_from(self.run.named.count(None)?.count).unwrap_or(usize::MAX);
         let all = points.clamp(1, CANDIDATES_MAX);
         let mut query = self.request.query.clone();
@@ -296,10 +321,9 @@ impl GroupSearch<'_> {
         let found = self.run.find(self.target.clone(), &query, count, self.filter.clone())?;
         self.partial |= found.partial;
         let hits = self.with_values(found.hits)?;
-        let mut ranked = RankedGroups::new(self.request.group_size);
+        let mut ranked = HitGroups::new(self.request.group_size);
         ranked.add(hits, true);
-        ranked.groups.truncate(self.request.limit);
-        Ok(ranked.groups)
+        Ok(ranked.into_first(self.request.limit))
     }
 
     /// Searches the points of one group.
@@ -343,5 +367,27 @@ impl GroupSearch<'_> {
             }
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_hits_change_no_full_groups() {
+        let text = |value: &str| GroupValue::Text(value.to_owned());
+        let mut groups = HitGroups::new(2);
+        assert!(!groups.are_full(1));
+        for (hit, value) in [(1, "a"), (2, "b"), (3, "a")] {
+            groups.push(hit, vec![text(value)]);
+        }
+        assert!(groups.are_full(1) && !groups.are_full(2));
+        groups.push(4, vec![text("a"), text("b"), text("c")]);
+        assert!(groups.are_full(2) && !groups.are_full(3));
+        let found = groups.into_first(2);
+        let found: Vec<(GroupValue, Vec<i32>)> =
+            found.into_iter().map(|group| (group.value, group.hits)).collect();
+        assert_eq!(found, [(text("a"), vec![1, 3]), (text("b"), vec![2, 4])]);
     }
 }

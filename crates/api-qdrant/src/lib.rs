@@ -48,7 +48,7 @@ mod vector_input;
 mod write_threads;
 
 pub use filters::{parse_filter, prepare_filter};
-pub use groups::{GroupValue, group_values};
+pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};
 pub use routes::{OPENAPI, routes, version};

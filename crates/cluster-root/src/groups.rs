@@ -5,14 +5,16 @@
 //! 2. Each shard returns its best hits of these groups.
 //! 3. The holders of the best hits return the parts of the points that the client wants.
 //!
+//! If no shard knows the order of the hits, `ranked_groups` replaces the first two rounds.
 //! With `with_lookup`, a last round reads the points of another collection whose ids are the values
 //! of the groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use api_qdrant::json::{self, QueryGroupsRequest, VectorQuery};
-use api_qdrant::{GroupValue, group_values};
+use api_qdrant::fusion::FusionHit;
+use api_qdrant::json::{self, QueryGroupsRequest};
+use api_qdrant::{GroupValue, HitGroup, group_values};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
@@ -30,13 +32,14 @@ use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::{self, MergedHit};
 use super::payload_members;
 use super::prefetch;
+use super::ranked_groups::{self, RankedGroups};
 use super::read::{answers, confirmed_answers, of_all};
 use super::root_query::{QueryRun, RootQuery};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
 /// Members of a request for groups that a plain query does not have.
-const GROUP_MEMBERS: [&str; 2] = ["group_by", "group_size"];
+pub(super) const GROUP_MEMBERS: [&str; 2] = ["group_by", "group_size"];
 /// Member of a request that names the other collection.
 const WITH_LOOKUP: &str = "with_lookup";
 
@@ -47,30 +50,27 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let request: QueryGroupsRequest = json::parse(&body)?;
     request.check()?;
     request.query.check_prefetches()?;
-    if matches!(
-        request.query.query,
-        Some(
-            VectorQuery::Mmr { .. }
-                | VectorQuery::OrderBy(_)
-                | VectorQuery::Fuse(_)
-                | VectorQuery::Formula(_)
-                | VectorQuery::Sample
-        )
-    ) {
-        return Err(Error::unimplemented(
-            "a cluster makes no groups of a query with mmr, order_by, fusion, formula or sample",
-        ));
-    }
     let mut members = split::members(&body)?;
     let lookup = LookupRead::of(&context, &request, members.remove(WITH_LOOKUP))?;
     let mut query = [RootQuery::new(request.query.clone(), members)];
+    if query[0].is_grouped_by_root() {
+        query[0].find_all()?;
+    }
     let run = QueryRun { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
     let order = query.order(settings.metric);
+    let (context, record, request) = (&context, &record, &request);
+    if query.is_grouped_by_root() {
+        let members = query.members.clone();
+        let ranked = Box::pin(ranked_groups::groups(&run, query, request, found)).await?;
+        let RankedGroups { groups, found } = ranked;
+        let groups = groups.iter().map(MergedGroup::of).collect::<Result<Vec<_>>>()?;
+        let run = GroupsRun { context, record, request, order, members, lookup };
+        return run.present(groups, found).await;
+    }
     let vectors = run.point_vectors(&query.ids()).await?;
     let members = query.for_shards(&vectors)?;
-    let (context, record, request) = (&context, &record, &request);
     let run = GroupsRun { context, record, request, order, members, lookup };
     run.answer(found).await
 }
@@ -81,7 +81,7 @@ struct GroupsRun<'a> {
     record: &'a Arc<CollectionRecord>,
     request: &'a QueryGroupsRequest,
     order: HitOrder,
-    /// The query for a shard, by member.
+    /// The query for a shard, by member. If the root ranks the hits, the query of the client.
     members: RawMembers,
     lookup: Option<LookupRead>,
 }
@@ -123,6 +123,17 @@ struct MergedGroup {
     lookup: Option<Box<RawValue>>,
 }
 
+impl MergedGroup {
+    /// Creates a group of hits that the root ranked.
+    ///
+    /// # Errors
+    /// As [`MergedHit::of`].
+    fn of(group: &HitGroup<FusionHit<PointId>>) -> Result<MergedGroup> {
+        let hits = group.hits.iter().map(MergedHit::of).collect::<Result<Vec<_>>>()?;
+        Ok(MergedGroup { value: group.value.clone(), hits, lookup: None })
+    }
+}
+
 /// Result of a round.
 struct RoundResult<T> {
     value: T,
@@ -149,8 +160,16 @@ impl GroupsRun<'_> {
             merged_groups(results, values, order, GroupHits { size, field: &field })
         };
         let merged = self.compute(hits, merge).await?;
-        let mut found = found.or_partial(merged.partial);
-        let mut groups = merged.value;
+        self.present(merged.value, found.or_partial(merged.partial)).await
+    }
+
+    /// Answers with groups of hits: reads the parts that the client wants. `found` is the
+    /// completeness of the hits.
+    async fn present(
+        &self,
+        mut groups: Vec<MergedGroup>,
+        mut found: Completeness,
+    ) -> Result<RootAnswer> {
         let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
         let parts = parts::read(self.context, self.record, &self.members, ids).await?;
         if let Some(parts) = &parts {
@@ -425,6 +444,22 @@ mod tests {
         let found = best_values(&texts, HitOrder::LowerScore, 9).unwrap();
         let text = |text: &str| GroupValue::Text(text.to_owned());
         assert_eq!(found.value, [GroupValue::Whole(7), text("b"), text("a")]);
+    }
+
+    #[test]
+    fn the_first_groups_in_the_order_of_a_field() {
+        let group = |id: Value, hit: u64, value: u64| {
+            let hit = json!({ "id": hit, "version": 0, "score": 1.0, "order_value": value });
+            json!({ "id": id, "hits": [hit] })
+        };
+        let one = json!({"groups": [group(json!(7), 1, 9), group(json!("a"), 2, 5)]});
+        let other = json!({"groups": [group(json!("a"), 3, 8), group(json!(7), 4, 6)]});
+        let texts = [raw(&one), raw(&other)];
+        let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
+        let first =
+            |descending| best_values(&texts, HitOrder::Value { descending }, 1).unwrap().value;
+        assert_eq!(first(true), [GroupValue::Whole(7)]);
+        assert_eq!(first(false), [GroupValue::Text("a".into())]);
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod payload_sizes;
 mod plan;
 mod prefetch;
 mod query;
+mod ranked_groups;
 mod read;
 mod read_memory;
 mod root_query;

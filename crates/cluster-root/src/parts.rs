@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api_qdrant::fusion::FusionHit;
 use base::Result;
 use cluster_node::CollectionRecord;
 use search::points::PointId;
@@ -24,6 +25,22 @@ const PARTS: [&str; 2] = ["with_payload", "with_vector"];
 pub(super) struct MergedHit {
     pub(super) id: PointId,
     pub(super) members: RawMembers,
+}
+
+impl MergedHit {
+    /// Creates a hit that the root ranked.
+    ///
+    /// # Errors
+    /// As [`split::raw`].
+    pub(super) fn of(hit: &FusionHit<PointId>) -> Result<MergedHit> {
+        let members = [
+            ("id", split::raw(&hit.id)?),
+            ("version", split::raw(&0)?),
+            ("score", split::raw(&hit.score)?),
+        ];
+        let members = members.map(|(name, value)| (name.to_owned(), value));
+        Ok(MergedHit { id: hit.id, members: members.into() })
+    }
 }
 
 /// JSON of the answer to a query.

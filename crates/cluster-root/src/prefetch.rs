@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use api_qdrant::check_using;
 use api_qdrant::formula::Formula;
 use api_qdrant::fusion::FusionHit;
-use api_qdrant::json::VectorQuery;
+use api_qdrant::json::{QueryRequest, VectorQuery};
+use api_qdrant::{check_using, raise_limits};
 use base::{Error, Result};
 use search::coarse::Metric;
 use search::points::PointId;
@@ -22,7 +22,7 @@ use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults}
 use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
 use super::root_query::{QueryRun, RootQuery, without};
-use super::split;
+use super::split::{self, RawMembers};
 
 /// Maximum prefetches of one batch of queries, at one level.
 const BATCH_MAX: usize = 1024;
@@ -172,10 +172,8 @@ impl RootQuery {
     /// too, and they do not find the points that the query names.
     fn prefetches(&self) -> Result<Vec<RootQuery>> {
         let texts: Vec<&RawValue> = match self.members.get("prefetch") {
-            _ if self.request.prefetch.is_empty() => Vec::new(),
-            Some(list) if list.get().trim_start().starts_with('[') => merge::read(list)?,
-            Some(one) => vec![&**one],
-            None => Vec::new(),
+            Some(list) if !self.request.prefetch.is_empty() => texts(list)?,
+            _ => Vec::new(),
         };
         let filter = self.members.get("filter").map(|filter| &**filter);
         let filter = filter.filter(|filter| filter.get() != "null");
@@ -190,6 +188,18 @@ impl RootQuery {
             Ok(query)
         };
         texts.into_iter().map(prefetch).collect()
+    }
+
+    /// Raises the limits of the prefetches to `all` hits, as one server does for groups.
+    ///
+    /// # Errors
+    /// `Internal` if the text of a prefetch is not an object.
+    pub(super) fn raise_prefetches(&mut self, all: usize) -> Result<()> {
+        raise_limits(&mut self.request.prefetch, all);
+        if let Some(text) = self.members.get_mut("prefetch") {
+            *text = with_limits(text, &self.request.prefetch)?;
+        }
+        Ok(())
     }
 
     /// Replaces the prefetches by their hits.
@@ -231,6 +241,37 @@ impl RootQuery {
         self.members.insert("filter".to_owned(), both);
         Ok(())
     }
+}
+
+/// Returns the texts of one prefetch or of a list of them.
+///
+/// # Errors
+/// As [`merge::read`].
+fn texts(prefetches: &RawValue) -> Result<Vec<&RawValue>> {
+    match prefetches.get().trim_start().starts_with('[') {
+        true => merge::read(prefetches),
+        false => Ok(vec![prefetches]),
+    }
+}
+
+/// Returns the text of prefetches with the limits of `requests`, which were read from it.
+///
+/// # Errors
+/// As [`merge::read`].
+fn with_limits(prefetches: &RawValue, requests: &[QueryRequest]) -> Result<Box<RawValue>> {
+    if requests.is_empty() {
+        return Ok(prefetches.to_owned());
+    }
+    let mut list = Vec::with_capacity(requests.len());
+    for (text, request) in texts(prefetches)?.into_iter().zip(requests) {
+        let mut members: RawMembers = merge::read(text)?;
+        members.insert("limit".to_owned(), split::raw(&request.limit())?);
+        if let Some(inner) = members.get_mut("prefetch") {
+            *inner = with_limits(inner, &request.prefetch)?;
+        }
+        list.push(members);
+    }
+    split::raw(&list)
 }
 
 #[cfg(test)]
@@ -282,6 +323,24 @@ mod tests {
         let [one, three] = [1, 3].map(PointId::Number);
         assert_eq!(fused(Metric::L2, 0.0), [one, three]);
         assert_eq!(fused(Metric::Dot, 0.6), [one]);
+    }
+
+    #[test]
+    fn limits_of_all_prefetches_are_raised() {
+        let mmr = json!({"query": {"nearest": [1], "mmr": {}}, "limit": 2});
+        let one = json!({"query": [2], "prefetch": mmr});
+        let other = json!({"query": [3], "prefetch": null, "limit": 7000});
+        let mut fusion = query(&json!({"query": {"fusion": "rrf"}, "prefetch": [one, other]}));
+        fusion.raise_prefetches(5000).unwrap();
+        let limits = |queries: &[RootQuery]| -> Vec<usize> {
+            queries.iter().map(|query| query.range().limit).collect()
+        };
+        let first = fusion.prefetches().unwrap();
+        assert_eq!(limits(&first), [5000, 7000]);
+        assert_eq!(limits(&first[0].prefetches().unwrap()), [1024], "mmr has a lower maximum");
+        let mut plain = query(&json!({"query": [1], "prefetch": null}));
+        plain.raise_prefetches(5000).unwrap();
+        assert_eq!(plain.members["prefetch"].get(), "null");
     }
 
     #[test]

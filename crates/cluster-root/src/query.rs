@@ -87,15 +87,7 @@ impl QueryRun<'_> {
         found: Completeness,
     ) -> Result<RootAnswer> {
         let HitRange { offset, limit } = query.range();
-        let hits = fused.iter().skip(offset).take(limit).map(|hit| {
-            let members = [
-                ("id", split::raw(&hit.id)?),
-                ("version", split::raw(&0)?),
-                ("score", split::raw(&hit.score)?),
-            ];
-            let members = members.map(|(name, value)| (name.to_owned(), value));
-            Ok(MergedHit { id: hit.id, members: members.into() })
-        });
+        let hits = fused.iter().skip(offset).take(limit).map(MergedHit::of);
         parts::answer(self, &query.members, hits.collect::<Result<_>>()?, found).await
     }
 

@@ -1,4 +1,4 @@
-//! Queries that take several rounds: random samples, matrices, formulas, points of other
+//! Queries that take several rounds: random samples, matrices, formulas, groups, points of other
 //! collections.
 
 use std::sync::Arc;
@@ -33,8 +33,6 @@ async fn a_sample_has_points_of_all_shards_once() {
     assert_eq!(paths, ["points/count", "points/count", "points/query", "points/query"]);
     let mut limits = reads.iter().filter_map(|read| read["body"]["limit"].as_u64());
     assert!(limits.all(|limit| limit <= 6));
-    let groups = json!({"query": random, "group_by": "a"});
-    assert_eq!(root.post("points/query/groups", &groups).await.status, 501);
 }
 
 #[tokio::test]
@@ -125,6 +123,59 @@ async fn a_fusion_and_a_formula_name_no_other_vector() {
         }
     }
     assert!(nodes.iter().all(|node| node.taken_reads().is_empty()));
+}
+
+/// Answers as [`numbers`]. The payloads have the numbers modulo 3.
+fn with_groups(shard: u32, request: &Value) -> Value {
+    let mut found = numbers(shard, request);
+    if request["body"]["with_payload"] == json!(["group"]) {
+        for point in found.as_array_mut().unwrap() {
+            let id = point["id"].as_u64().unwrap();
+            point["payload"] = json!({ "group": id % 3 });
+        }
+    }
+    found
+}
+
+/// Returns the value of each group with the ids of its hits.
+fn groups(result: &Value) -> Vec<(u64, Vec<u64>)> {
+    let group = |group: &Value| (group["id"].as_u64().unwrap(), ids(&group["hits"]));
+    result["groups"].as_array().unwrap().iter().map(group).collect()
+}
+
+#[tokio::test]
+async fn hits_that_depend_on_each_other_are_grouped_by_the_root() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", with_groups).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    let best: [(u64, Vec<u64>); 2] = [(0, vec![39, 36]), (2, vec![38, 35])];
+    let worst: [(u64, Vec<u64>); 2] = [(0, vec![0, 3]), (1, vec![1, 4])];
+    // Without larger limits, the prefetch would find too few points.
+    let inner = json!({"query": [2, 1], "limit": 1});
+    let prefetch = json!({"query": [1, 2], "limit": 2, "prefetch": inner});
+    for (query, sources, expected, most) in [
+        (json!({"fusion": "rrf"}), &prefetch, &best, 16_384),
+        (json!({"formula": {"mult": ["$score", -1]}}), &prefetch, &worst, 16_384),
+        (json!({"nearest": [1, 2], "mmr": {"diversity": 0.0}}), &Value::Null, &best, 1024),
+    ] {
+        let body = json!({
+            "query": query, "prefetch": sources, "group_by": "group", "group_size": 2, "limit": 2,
+        });
+        let found = root.post("points/query/groups", &body).await;
+        assert_eq!(groups(found.result()), *expected, "{query}");
+        assert!(found.result()["groups"][0]["hits"][0].get("payload").is_none());
+        let reads = node.taken_reads();
+        let first = &reads[0]["body"];
+        let first = first["searches"].get(0).unwrap_or(first);
+        assert_eq!(first["limit"], most, "{query}");
+        assert!(reads.iter().all(|read| !read["body"].to_string().contains("group_by")));
+    }
+    let sample = json!({"query": {"sample": "random"}, "group_by": "group", "group_size": 40});
+    let mut found = groups(root.post("points/query/groups", &sample).await.result());
+    found.iter_mut().for_each(|(_, hits)| hits.sort_unstable());
+    found.sort_unstable();
+    let all = |group: u64| -> Vec<u64> { (0..40u64).filter(|id| id % 3 == group).collect() };
+    assert_eq!(found, [(0, all(0)), (1, all(1)), (2, all(2))]);
 }
 
 /// Answers as [`numbers`] for the collection "c", whose groups are the numbers modulo 3. The points
