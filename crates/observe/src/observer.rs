@@ -1,9 +1,9 @@
 //! Counts the events of versions in the metrics, and announces changes of their status.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base::VersionId;
-use inference::{CAUSES, InferenceStats};
+use inference::{CAUSES, InferenceStats, SlowLog};
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, StateChange, SwapReport};
 use metrics::{Metrics, ModelKindLabels, ModelLabels, SwapLabels};
 use tokio::sync::watch;
@@ -17,6 +17,8 @@ pub struct MetricsObserver {
     pub metrics: Arc<Metrics>,
     /// Statistics of versions, which end with a release, and of models.
     pub stats: Arc<InferenceStats>,
+    /// Slow requests. Set once the log has started, which needs the lifecycle.
+    pub slow: OnceLock<Arc<SlowLog>>,
     /// The events for people.
     pub journal: Arc<EventJournal>,
     /// Notified of each report of the status of models.
@@ -74,6 +76,10 @@ impl Observer for MetricsObserver {
             }
             LifecycleEvent::Swapped(report) => self.swapped(report),
             LifecycleEvent::Forgotten { model } => {
+                // First, so that no slow request counts after its series was removed.
+                if let Some(slow) = self.slow.get() {
+                    slow.forget_model(model);
+                }
                 self.metrics.forget_model(model, &CAUSES, &self.engines);
                 self.stats.forget_model(model);
             }
@@ -214,6 +220,7 @@ mod tests {
         let observer = MetricsObserver {
             metrics: metrics.clone(),
             stats: Arc::default(),
+            slow: OnceLock::new(),
             journal: journal.clone(),
             changed: watch::Sender::new(()),
             engines: Vec::new(),

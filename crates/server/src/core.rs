@@ -1,7 +1,7 @@
 //! Composes engines, parameter memory, lifecycle and workers. `run` adds listeners; `local` uses
 //! them inside a program.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
@@ -149,6 +149,7 @@ impl Core {
         let observer = Arc::new(MetricsObserver {
             metrics: metrics.clone(),
             stats: stats.clone(),
+            slow: OnceLock::new(),
             journal: journal.clone(),
             changed,
             engines: engines.iter().map(|engine| engine.name()).collect(),
@@ -161,9 +162,11 @@ impl Core {
             engines,
             store.clone(),
             Arc::new(RecordedRequests),
-            observer,
+            observer.clone(),
         )?;
         let slow = SlowLog::start(metrics.clone(), lifecycle.activity().clone())?;
+        // Fails only if it is set already.
+        let _ = observer.slow.set(slow.clone());
         Ok(Core {
             slow,
             lifecycle,

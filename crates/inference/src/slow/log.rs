@@ -105,11 +105,24 @@ impl SlowLog {
         self.models.load().get(model).cloned().unwrap_or(fresh)
     }
 
+    /// Ends the counts of a model that is removed: slow requests that wait for the thread, and
+    /// answers that are still being sent, count no more. The caller removes the model's series
+    /// afterwards.
+    pub fn forget_model(&self, model: &str) {
+        self.models.rcu(|models| {
+            let mut models = Models::clone(models);
+            models.remove(model);
+            models
+        });
+    }
+
     fn count(&self, model: &Arc<str>, cause: &'static str) {
-        self.metrics
-            .slow_requests
-            .get_or_create(&CauseLabels { model: model.clone(), cause })
-            .inc();
+        let labels = CauseLabels { model: model.clone(), cause };
+        self.metrics.slow_requests.get_or_create(&labels).inc();
+        // The model was removed meanwhile, perhaps with its series before this count.
+        if !self.models.load().contains_key(model) {
+            self.metrics.slow_requests.remove(&labels);
+        }
     }
 }
 
@@ -172,6 +185,10 @@ fn explain_one(log: &SlowLog, samples: &SampleRing, timeline: &RequestTimeline) 
     let Some(id) = timeline.version.clone() else { return };
     let models = log.models.load();
     let Some(typical) = models.get(&id.model).map(|model| model.typical()) else { return };
+    // No request of the model was slow yet: this one belongs to a removed model of the same name.
+    if typical.median.is_zero() {
+        return;
+    }
     let arrived = timeline.first_byte;
     let mut evidence = samples.between(arrived, ended(timeline) + SAMPLE_TIME);
     if let Some(since) = timeline.run.as_ref().and_then(|run| run.wait.busy_since) {
@@ -200,6 +217,7 @@ mod tests {
     use base::{QueueWait, RequestClock, RunRecord};
 
     use super::*;
+    use crate::CAUSES;
 
     /// Requests of the measurement.
     const REQUESTS: u64 = 200_000;
@@ -255,6 +273,39 @@ mod tests {
         assert!(["client_slow_read", "stolen_time", "throttled"].contains(&cause), "{cause}");
         let labels = CauseLabels { model: id.model.clone(), cause };
         assert!(log.metrics.slow_requests.get_or_create(&labels).get() >= 1);
+    }
+
+    #[test]
+    fn a_removed_model_has_no_more_slow_requests() {
+        // Without the thread.
+        let (slow, waiting) = bounded(WAITING_MAX);
+        let log = Arc::new(SlowLog {
+            models: ArcSwap::default(),
+            slow,
+            lost: AtomicU64::new(0),
+            records: RwLock::default(),
+            metrics: Arc::default(),
+        });
+        let id = VersionId { model: "m".into(), version: 3 };
+        for _ in 0..100 {
+            request(&log, &id, Duration::from_millis(1));
+        }
+        log.models.load()[&id.model].update_limit();
+        request(&log, &id, Duration::from_secs(5));
+        let late = waiting.try_iter().last().unwrap();
+        let counted = || log.metrics.encode().contains("millpond_slow_requests_total{");
+        explain_one(&log, &SampleRing::default(), &late);
+        assert!(counted());
+
+        log.forget_model(&id.model);
+        log.metrics.forget_model(&id.model, &CAUSES, &[]);
+        explain_one(&log, &SampleRing::default(), &late);
+        log.count(&id.model, "unknown");
+        // The answer of another late request has been sent, which begins new typical times.
+        request(&log, &id, Duration::from_secs(5));
+        explain_one(&log, &SampleRing::default(), &late);
+        assert!(!counted());
+        assert_eq!(log.list().len(), 1);
     }
 
     #[test]
