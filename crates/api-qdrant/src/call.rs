@@ -11,7 +11,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use metrics::KindLabels;
-use search::collection::{SearchThread, SliceOutcome, SliceProgress, in_slice};
+use search::collection::{SearchThread, SliceOutcome, SliceProgress, in_slice, until};
 use search::registry::{CollectionLookup, NamedCollection, Registry, TaskProgress};
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -241,7 +241,8 @@ impl RestCall {
     }
 
     /// Makes a change as [`RestCall::write`] does, of points that the request may select by a
-    /// filter. Some threads are left to other writes.
+    /// filter. Some threads are left to other writes. If the deadline passes while the points are
+    /// selected, nothing is changed.
     pub(crate) async fn write_selected<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
@@ -277,9 +278,13 @@ impl RestCall {
         let refused_by = state.clone();
         let run = move |admitted: Result<()>| {
             if !sender.is_closed() {
+                let make = || match has_selection {
+                    true => until(deadline, || handler(&registry, &context, &body)),
+                    false => handler(&registry, &context, &body),
+                };
                 let result = admitted
                     .inspect_err(|error| count_refusal(&refused_by, error, "write_queue"))
-                    .and_then(|()| handler(&registry, &context, &body))
+                    .and_then(|()| make())
                     .and_then(|result| encode(&result));
                 // Sending fails if the client is gone; the change is made nevertheless.
                 let _ = sender.send(result);

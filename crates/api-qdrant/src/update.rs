@@ -108,7 +108,8 @@ pub(crate) fn delete_vectors(
     Err(json::no_deleted_vectors())
 }
 
-/// Makes changes in order. If one fails, the changes before it stay.
+/// Makes changes in order. If one fails, the changes before it stay. The deadline counts until the
+/// first one is made.
 pub(crate) fn batch(
     registry: &Registry,
     context: &CallContext,
@@ -127,6 +128,7 @@ pub(crate) fn batch(
             other => apply(&named, other),
         };
         made.map_err(|error| error.context(format_args!("operations[{at}]")))?;
+        search::collection::ignore_deadline();
         done.push(updated(&named));
     }
     Ok(done)

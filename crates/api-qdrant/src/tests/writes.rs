@@ -101,6 +101,25 @@ fn writes_by_filter_leave_threads_to_other_writes() {
 }
 
 #[test]
+fn a_batch_that_has_made_a_change_goes_on_after_its_deadline() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let late = |body: Value| {
+        search::collection::until(Instant::now(), || bench.write(update::batch, "c", &body))
+    };
+    let named = bench.registry().get("c").unwrap();
+    let has = |id: u64| named.get(&search::points::PointId::Number(id)).unwrap().is_some();
+    let filter = json!({"must": [{"key": "n", "match": {"value": 2}}]});
+    let delete = json!({"delete": {"filter": filter}});
+    let error = late(json!({"operations": [delete]})).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(has(2));
+    let first = json!({"delete": {"points": [1]}});
+    late(json!({"operations": [first, delete]})).unwrap();
+    assert!(!has(1) && !has(2));
+}
+
+#[test]
 fn points_of_image_collections_are_not_written() {
     let bench = Bench::new();
     three(&bench, "Euclid");

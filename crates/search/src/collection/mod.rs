@@ -93,8 +93,10 @@ pub use pin::{FileRole, PinnedFile, PinnedFiles, PinnedReader};
 pub(crate) use pin::{is_file_name, publish_copy};
 pub use prints::PrintQuery;
 pub use resources::Resources;
-pub(crate) use scan::keep_long_filters;
-pub use scan::{SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, forget_progress, in_slice, until};
+pub use scan::{
+    SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, forget_progress, ignore_deadline, in_slice, until,
+};
+pub(crate) use scan::{begin_change, keep_long_filters};
 pub use search::{CollectionQuery, QueryHit, QueryHits, SearchThread};
 pub use slice_progress::SliceProgress;
 pub use stall::StallStats;

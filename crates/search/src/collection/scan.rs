@@ -121,6 +121,26 @@ pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {
     limited(limit, Some(Arc::default()), work).0
 }
 
+/// Begins a change of points, which then has no deadline.
+///
+/// # Errors
+/// `DeadlineExceeded` if the deadline of this thread's work has passed. The caller changes nothing
+/// then.
+pub(crate) fn begin_change() -> Result<()> {
+    if LIMIT.get().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        return Err(Error::deadline(
+            "the time was up before the first point was changed, so none was; allow more time",
+        ));
+    }
+    ignore_deadline();
+    Ok(())
+}
+
+/// Lets the work on this thread end after its deadline, because a part of its changes is made.
+pub fn ignore_deadline() {
+    LIMIT.set(WorkLimit { deadline: None, ..LIMIT.get() });
+}
+
 /// Drops the progress of the work on this thread, because a later slice does not repeat the calls
 /// that it belongs to.
 pub fn forget_progress() {
@@ -268,6 +288,21 @@ mod tests {
         assert_eq!(scan.next_row(), ScanStep::Read, "the deadline went with the work");
         assert!(scan.check("").is_ok());
         until(Instant::now() + HOUR, || assert_eq!(PayloadScan::new().next_row(), ScanStep::Read));
+    }
+
+    #[test]
+    fn a_change_that_has_begun_has_no_deadline() {
+        let deadline = || LIMIT.get().deadline;
+        let late = until(Instant::now(), begin_change).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+        until(Instant::now() + HOUR, || {
+            let inner = keep_long_filters(|| begin_change().map(|()| deadline()));
+            assert_eq!(inner, Ok(None));
+            assert!(deadline().is_some(), "another change of the same work has not begun");
+            ignore_deadline();
+            assert_eq!(deadline(), None);
+        });
+        assert_eq!(begin_change(), Ok(()), "work without a deadline");
     }
 
     /// Reads rows until the pass stops; returns how many.

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::NamedCollection;
-use crate::collection::{Applied, Collection, IDS_MAX, IdList, PointParts, keep_long_filters};
+use crate::collection::{
+    Applied, Collection, IDS_MAX, IdList, PointParts, begin_change, keep_long_filters,
+};
 use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
@@ -101,7 +103,8 @@ impl NamedCollection {
     /// # Errors
     /// As [`NamedCollection::upsert`]; `InvalidArgument` for an invalid filter; `Unavailable` while
     /// segments are being opened and `DataLoss` if data cannot be read, because matching points
-    /// would stay. Nothing is deleted then.
+    /// would stay; `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing is
+    /// deleted then. A deadline that passes later does not end the deletion.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
         keep_long_filters(|| self.delete_in_chunks(filter))
     }
@@ -113,6 +116,7 @@ impl NamedCollection {
             let seen = self.generation();
             // Payloads may have to be read for minutes, so other changes go on meanwhile.
             let list = self.all_from(from, filter)?;
+            begin_change()?;
             let applied = {
                 let _changes = self.lock_changes()?;
                 let ids = match self.generation() == seen {
@@ -184,6 +188,7 @@ impl NamedCollection {
         let mut count = 0;
         loop {
             let list = self.all_from(from, filter)?;
+            begin_change()?;
             count += self.change_chunk(&list.ids, None, Some(filter), change)?;
             match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more) {
                 Some(after) => from = after,
@@ -286,6 +291,7 @@ mod tests {
     use super::super::files::CollectionSettings;
     use super::*;
     use crate::coarse::Metric;
+    use crate::collection::until;
     use crate::filter::{Condition, CountRange, Match};
 
     #[test]
@@ -314,6 +320,35 @@ mod tests {
             drop(held);
             assert_eq!(deleting.join().unwrap(), 3);
         });
+    }
+
+    #[test]
+    fn a_late_write_by_filter_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let payload = serde_json::json!({"n": 1}).as_object().cloned().unwrap();
+        let (id, embedding) = (PointId::Number(1), &[1.0, 0.0]);
+        named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
+        named.collection().flush().unwrap();
+        let range = CountRange { gte: Some(1), ..CountRange::default() };
+        let must = vec![Condition::ValuesCount { key: "n".into(), range }];
+        let reading = Filter { must, ..Filter::default() };
+        // The second filter reads no payloads.
+        for filter in [reading, Filter::default()] {
+            let delete = |deadline| until(deadline, || named.delete_where(&filter));
+            assert_eq!(delete(Instant::now()).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+            let selection = PointSelection::Filter(filter.clone());
+            let clear = |deadline| {
+                until(deadline, || named.change_payload(&selection, &PayloadChange::Clear))
+            };
+            assert_eq!(clear(Instant::now()).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+            let point = named.get(&id).unwrap().unwrap();
+            assert_eq!(point.payload, payload);
+        }
+        let filter = Filter::default();
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(until(deadline, || named.delete_where(&filter)), Ok(1));
     }
 
     #[test]
