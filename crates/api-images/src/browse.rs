@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use search::collection::{PointParts, until};
-use search::points::{FetchedPoint, PointId};
+use search::points::{FetchedPoint, PointId, PointSelection};
 use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
@@ -17,10 +17,10 @@ use super::collection::{ImageCollection, OtherVersions, has_images};
 use super::features::{self, BLOCK};
 use super::hits::at;
 use super::point_features::stored_graph;
+use super::removal;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
-use super::store;
 
 /// Maximum images of one page.
 const PAGE_MAX: usize = 1000;
@@ -281,9 +281,9 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
     let runtime = Handle::current();
     let work = move || {
         let delete = || target.writing(&registry, &name)?.delete(&[id]);
-        match store::remove(&own, &runtime, &target, id, delete)? {
-            true => Ok(()),
-            false => Err(no_image(id)),
+        match removal::remove(&own, &runtime, &target, &[id], delete)? {
+            0 => Err(no_image(id)),
+            _ => Ok(()),
         }
     };
     services.pool.run(work).await
@@ -339,6 +339,12 @@ impl api_qdrant::ImageCollections for ImageRemoval {
             }
             drop_collection(&self.0, name).await.map(|()| true)
         })
+    }
+
+    fn delete_points(&self, name: &str, selection: &PointSelection) -> Result<bool> {
+        let named = self.0.registry()?.get(name)?;
+        let Some(target) = ImageCollection::of(&named) else { return Ok(false) };
+        removal::remove_selected(&self.0, &target, name, selection).map(|_| true)
     }
 }
 

@@ -46,6 +46,7 @@ mod progress;
 mod query;
 mod query_features;
 mod rebuild;
+mod removal;
 mod services;
 mod settings;
 mod sharded;

@@ -23,8 +23,8 @@ use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
 use super::progress::{Rebuild, held};
+use super::removal;
 use super::state::ImagesState;
-use super::store;
 
 /// Points of one page.
 const PAGE: usize = 32;
@@ -324,8 +324,7 @@ impl RebuildWork<'_> {
             for (id, there) in ids.into_iter().zip(there) {
                 if matches!(there, Ok(None)) {
                     let delete = || new.named.delete(&[id]);
-                    let removal = store::remove(&job.services, &job.runtime, new, id, delete)?;
-                    removed += u64::from(removal);
+                    removed += removal::remove(&job.services, &job.runtime, new, &[id], delete)?;
                 }
             }
             match page.next {

@@ -4,17 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{ErrorKind, Result};
+use base::Result;
 use bytes::Bytes;
 use search::collection::PointParts;
 use search::points::{FetchedPoint, NewPoint, PointId};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value, json};
-use tokio::runtime::Handle;
 
 use super::bulk::BulkOutcome;
 use super::collection::ImageCollection;
-use super::features::{BLOCK, Features, original_in, original_key, uuid};
+use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
 use super::originals::WrittenOriginal;
 use super::point_features::{check_embedding, check_payload_size};
@@ -224,43 +223,6 @@ pub(crate) fn write_or_wait(
             Ok(written.map(|others| others.into_iter().zip(images).map(outcome).collect()))
         })
     })
-}
-
-/// Removes the point of an image from a version of a collection by `delete`, and its original if no
-/// other version has the image. Returns false if there is no such point.
-///
-/// # Errors
-/// The errors of the collection and of the store of originals.
-pub(crate) fn remove(
-    services: &ImageServices,
-    runtime: &Handle,
-    target: &ImageCollection,
-    id: PointId,
-    delete: impl FnOnce() -> Result<u64>,
-) -> Result<bool> {
-    let registry = services.registry()?;
-    // Until the original is removed, no upload writes the point again.
-    let _claim = services.writes.take(uuid(&id).as_slice());
-    let found = target.named.get_parts(&[id], PointParts::PAYLOAD).into_iter().next();
-    let payload = match found.unwrap_or(Ok(None)) {
-        Ok(Some(point)) => point.payload,
-        Ok(None) => return Ok(false),
-        Err(error) if error.kind() == ErrorKind::DataLoss => {
-            tracing::warn!(%id, %error, "a damaged image is removed; its original stays");
-            Map::new()
-        }
-        Err(error) => return Err(error),
-    };
-    delete()?;
-    let Some(key) = original_key(&payload) else { return Ok(true) };
-    let has = |other: &ImageCollection| {
-        !matches!(other.named.get_parts(&[id], PointParts::NONE).first(), Some(Ok(None)))
-    };
-    if target.siblings(&registry).iter().any(has) || !target.siblings_are_known(&registry) {
-        return Ok(true);
-    }
-    runtime.block_on(services.originals.remove(&original_in(&target.space, key)))?;
-    Ok(true)
 }
 
 /// Repeats `attempt` while its write, the inner result, is refused because of an overload. The

@@ -14,6 +14,7 @@ use metrics::KindLabels;
 use search::collection::{SearchThread, SliceOutcome, SliceProgress, in_slice, until};
 use search::registry::{CollectionLookup, NamedCollection, Registry, TaskProgress};
 use serde::Serialize;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use transport::Reply;
 use transport::access::KeyGrant;
@@ -276,8 +277,11 @@ impl RestCall {
         let deadline = context.deadline;
         let selection = has_selection.then(|| body.clone());
         let refused_by = state.clone();
+        let runtime = Handle::current();
         let run = move |admitted: Result<()>| {
             if !sender.is_closed() {
+                // For requests to the store of original images.
+                let _runtime = runtime.enter();
                 let make = || match has_selection {
                     true => until(deadline, || handler(&registry, &context, &body)),
                     false => handler(&registry, &context, &body),

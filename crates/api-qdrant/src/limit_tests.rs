@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use base::ErrorKind;
 use search::collection::SearchThread;
+use search::points::PointSelection;
 use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
@@ -22,6 +23,10 @@ impl ImageCollections for NoImages {
 
     fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, base::Result<bool>> {
         Box::pin(async { Ok(false) })
+    }
+
+    fn delete_points(&self, _: &str, _: &PointSelection) -> base::Result<bool> {
+        Ok(false)
     }
 }
 

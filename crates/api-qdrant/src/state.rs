@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use backup::BackupService;
 use base::Result;
+use search::points::PointSelection;
 use search::registry::{NamedCollection, Registry};
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermits};
@@ -36,6 +37,17 @@ pub trait ImageCollections: Send + Sync {
     /// Removes a collection of images with its originals. Returns false, and does nothing, if
     /// `name` is not a collection's own name or the collection holds no images.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
+
+    /// Deletes points of the collection `name`, and the originals that no other version of the
+    /// collection has. Returns false, and deletes nothing, if the collection holds no images.
+    ///
+    /// Blocks the thread, which has entered a runtime. The caller must not hold
+    /// [`Registry::writing`]: uploads of the same images are waited for, and they need it.
+    ///
+    /// # Errors
+    /// As [`NamedCollection::delete`] and [`NamedCollection::delete_where`]; the errors of the store
+    /// of originals, after which points are deleted and their originals stay.
+    fn delete_points(&self, name: &str, selection: &PointSelection) -> Result<bool>;
 }
 
 /// The state of the routes.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, header};
 use search::collection::SearchThread;
+use search::points::PointSelection;
 use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
@@ -41,6 +42,10 @@ impl ImageCollections for MarkedImages {
 
     fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, base::Result<bool>> {
         Box::pin(async { Ok(false) })
+    }
+
+    fn delete_points(&self, _: &str, _: &PointSelection) -> base::Result<bool> {
+        Ok(false)
     }
 }
 

@@ -39,7 +39,12 @@ pub(crate) fn delete(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    remove(&named, json::parse(body)?)?;
+    let request = json::parse(body)?;
+    if context.images.holds_images(&named) {
+        drop(named);
+        return remove_images(registry, context, request);
+    }
+    remove(&named, request)?;
     Ok(updated(&named))
 }
 
@@ -115,8 +120,9 @@ pub(crate) fn batch(
     context: &CallContext,
     body: &[u8],
 ) -> Result<Vec<UpdateResponse>> {
-    let named = registry.writing(&context.collection)?;
+    let mut named = registry.writing(&context.collection)?;
     let request: json::UpdateBatch = json::parse(body)?;
+    let holds_images = context.images.holds_images(&named);
     let mut done = Vec::new();
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
@@ -124,6 +130,12 @@ pub(crate) fn batch(
             UpdateOperation::UpdateVectors(request) => replace_vectors(&named, context, request),
             UpdateOperation::OverwritePayload(request) => {
                 request.check_overwrite().and_then(|()| overwrite(&named, request))
+            }
+            UpdateOperation::Delete(request) if holds_images => {
+                drop(named);
+                let removed = remove_images(registry, context, request);
+                named = registry.writing(&context.collection)?;
+                removed.map(drop)
             }
             other => apply(&named, other),
         };
@@ -280,10 +292,32 @@ fn add(named: &NamedCollection, mut request: json::UpsertRequest) -> Result<()> 
 }
 
 fn remove(named: &NamedCollection, request: PointsSelector) -> Result<()> {
-    match filters::prepare_selection(named, request.selection()?)? {
-        PointSelection::Ids(ids) => named.delete(&ids).map(drop),
-        PointSelection::Filter(filter) => named.delete_where(&filter).map(drop),
+    remove_selected(named, &filters::prepare_selection(named, request.selection()?)?)
+}
+
+fn remove_selected(named: &NamedCollection, selection: &PointSelection) -> Result<()> {
+    match selection {
+        PointSelection::Ids(ids) => named.delete(ids).map(drop),
+        PointSelection::Filter(filter) => named.delete_where(filter).map(drop),
     }
+}
+
+/// Removes points of a collection of images with their originals. The caller must not hold
+/// [`Registry::writing`].
+fn remove_images(
+    registry: &Registry,
+    context: &CallContext,
+    request: PointsSelector,
+) -> Result<UpdateResponse> {
+    let name = &context.collection;
+    let named = registry.get(name)?;
+    let selection = filters::prepare_selection(&named, request.selection()?)?;
+    if !context.images.delete_points(name, &selection)? {
+        // The name has become another collection.
+        let named = registry.writing(name)?;
+        remove_selected(&named, &selection)?;
+    }
+    Ok(updated(&named))
 }
 
 fn set(named: &NamedCollection, mut request: SetPayload) -> Result<()> {

@@ -51,6 +51,7 @@ pub use self::named::{NamedCollection, ScrollPage};
 pub use self::options::RegistryOptions;
 pub use self::pool::{PoolTask, SlicedTask, TaskProgress};
 pub use self::restore::RestoringCollection;
+pub use self::write::MatchingPoints;
 
 /// Collection in a listing.
 #[derive(Clone, Debug)]

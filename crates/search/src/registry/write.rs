@@ -18,6 +18,21 @@ use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
 /// get their turn in between.
 pub(super) const CHUNK: usize = 256;
 
+/// Points that matched a filter when they were looked up.
+#[derive(Clone, Debug)]
+pub struct MatchingPoints {
+    ids: Vec<u64>,
+    /// Generation of the collection before the lookup.
+    generation: u64,
+}
+
+impl MatchingPoints {
+    /// Returns their internal ids.
+    pub fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+}
+
 impl NamedCollection {
     /// Adds points or replaces the points of their ids, with one sync of the log. Durable when this
     /// returns. Not a transaction: after an error or a crash some points may have been written and
@@ -106,36 +121,56 @@ impl NamedCollection {
     /// would stay; `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing is
     /// deleted then. A deadline that passes later does not end the deletion.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
-        keep_long_filters(|| self.delete_in_chunks(filter))
+        self.each_matching(filter, |points| Ok(self.delete_matching(points, filter)?.len() as u64))
     }
 
-    fn delete_in_chunks(&self, filter: &Filter) -> Result<u64> {
-        let mut from = 0;
-        let mut count = 0;
-        loop {
-            let seen = self.generation();
-            // Payloads may have to be read for minutes, so other changes go on meanwhile.
-            let list = self.all_from(from, filter)?;
-            begin_change()?;
-            let applied = {
-                let _changes = self.lock_changes()?;
-                let ids = match self.generation() == seen {
-                    true => list.ids.clone(),
-                    false => self.still_matching(&list.ids, filter)?,
-                };
-                let ops: Vec<Op<'_>> = ids.iter().map(|&id| Op::Delete(id)).collect();
-                count += ops.len() as u64;
-                let applied = self.collection().apply(&ops);
-                self.changed();
-                applied?
-            };
-            applied.commit()?;
-            let last = list.ids.last().copied();
-            match last.and_then(|last| last.checked_add(1)).filter(|_| list.more) {
-                Some(after) => from = after,
-                None => return Ok(count),
+    /// Calls `change` with the points that match `filter`, in chunks, and returns the sum of its
+    /// results. Points added meanwhile may be left out.
+    ///
+    /// # Errors
+    /// The errors of `change`; otherwise as [`NamedCollection::delete_where`].
+    pub fn each_matching(
+        &self,
+        filter: &Filter,
+        mut change: impl FnMut(&MatchingPoints) -> Result<u64>,
+    ) -> Result<u64> {
+        keep_long_filters(|| {
+            let mut from = 0;
+            let mut count = 0;
+            loop {
+                let generation = self.generation();
+                // Payloads may have to be read for minutes, so other changes go on meanwhile.
+                let list = self.all_from(from, filter)?;
+                begin_change()?;
+                let last = list.ids.last().copied().filter(|_| list.more);
+                count += change(&MatchingPoints { ids: list.ids, generation })?;
+                match last.and_then(|last| last.checked_add(1)) {
+                    Some(after) => from = after,
+                    None => return Ok(count),
+                }
             }
-        }
+        })
+    }
+
+    /// Deletes the points that still match `filter`, and returns their internal ids. Durable when
+    /// this returns.
+    ///
+    /// # Errors
+    /// As [`NamedCollection::upsert`].
+    pub fn delete_matching(&self, points: &MatchingPoints, filter: &Filter) -> Result<Vec<u64>> {
+        let (applied, ids) = {
+            let _changes = self.lock_changes()?;
+            let ids = match self.generation() == points.generation {
+                true => points.ids.clone(),
+                false => self.still_matching(&points.ids, filter)?,
+            };
+            let ops: Vec<Op<'_>> = ids.iter().map(|&id| Op::Delete(id)).collect();
+            let applied = self.collection().apply(&ops);
+            self.changed();
+            (applied?, ids)
+        };
+        applied.commit()?;
+        Ok(ids)
     }
 
     /// Returns the ids among `ids` whose points match `filter` now. A point that cannot be read
@@ -178,21 +213,10 @@ impl NamedCollection {
                 Ok(count)
             }
             PointSelection::Filter(filter) => {
-                keep_long_filters(|| self.change_in_chunks(filter, change))
-            }
-        }
-    }
-
-    fn change_in_chunks(&self, filter: &Filter, change: &PayloadChange) -> Result<u64> {
-        let mut from = 0;
-        let mut count = 0;
-        loop {
-            let list = self.all_from(from, filter)?;
-            begin_change()?;
-            count += self.change_chunk(&list.ids, None, Some(filter), change)?;
-            match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more) {
-                Some(after) => from = after,
-                None => return Ok(count),
+                let chunk = |points: &MatchingPoints| {
+                    self.change_chunk(points.ids(), None, Some(filter), change)
+                };
+                self.each_matching(filter, chunk)
             }
         }
     }

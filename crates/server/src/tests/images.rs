@@ -275,6 +275,42 @@ fn images_are_put_in_found_read_and_removed() {
 }
 
 #[test]
+fn deletions_by_qdrants_interface_remove_originals() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let put = |seed: u64| {
+        let path = format!("/v1/images/photos?payload=%7B%22seed%22%3A{seed}%7D");
+        served.put(&path, &picture(seed)).good()["id"].clone()
+    };
+    let ids: Vec<Value> = (0..6).map(put).collect();
+    let left = || {
+        let originals = files_below(&dir.path().join("collections/.originals"));
+        (originals.len(), served.count("photos"))
+    };
+    let change = |name: &str, body: &Value| {
+        served.json("POST", &format!("/collections/photos/points/{name}"), body).good();
+    };
+    assert_eq!(left(), (6, 6));
+    let unknown = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
+    change("delete", &json!({ "points": [ids[0], unknown] }));
+    assert_eq!(left(), (5, 5));
+    let seed = |seed: u64| json!({"must": [{"key": "seed", "match": {"value": seed}}]});
+    change("delete", &json!({ "filter": seed(1) }));
+    assert_eq!(left(), (4, 4));
+    let operations = json!([
+        {"set_payload": {"payload": {"seed": 9}, "points": [ids[2]]}},
+        {"delete": {"filter": seed(9)}},
+        {"delete": {"points": [ids[3]]}},
+        {"set_payload": {"payload": {"seed": 9}, "points": [ids[4]]}},
+    ]);
+    change("batch", &json!({ "operations": operations }));
+    assert_eq!(left(), (2, 2));
+    let again = served.put("/v1/images/photos", &picture(0)).good();
+    assert_eq!((&again["status"], left()), (&json!("added"), (3, 3)));
+    served.get(&format!("/v1/images/photos/{}", ids[4].as_str().unwrap())).good_bytes();
+}
+
+#[test]
 fn a_wrong_request_puts_nothing_in() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});

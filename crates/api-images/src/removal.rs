@@ -1,0 +1,168 @@
+//! Removes points of images, and their originals.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+use search::collection::PointParts;
+use search::filter::Filter;
+use search::points::{FetchedPoint, PointId, PointSelection};
+use search::registry::MatchingPoints;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use super::collection::ImageCollection;
+use super::features::{original_in, original_key, uuid};
+use super::services::ImageServices;
+
+/// Points that are removed at once. No upload of their images ends until their originals are
+/// removed.
+const POINTS_AT_ONCE: usize = 256;
+/// Maximum requests of one removal to the store of originals at the same time.
+const REQUESTS_AT_ONCE: usize = 16;
+
+/// Removes points of a version of a collection by `delete`, and the originals of images that no
+/// other version has. Returns the number of points; 0, without a call of `delete`, if none exists.
+///
+/// # Errors
+/// The errors of the collection and of the store of originals.
+pub(crate) fn remove(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    target: &ImageCollection,
+    ids: &[PointId],
+    delete: impl FnOnce() -> Result<u64>,
+) -> Result<u64> {
+    // Until the originals are removed, no upload writes the points again.
+    let _claim = services.writes.take(&uuids(ids));
+    let found = target.named.get_parts(ids, PointParts::PAYLOAD);
+    if found.iter().all(|point| matches!(point, Ok(None))) {
+        return Ok(0);
+    }
+    let images = readable(found)?;
+    let count = delete()?;
+    remove_originals(services, runtime, target, &images)?;
+    Ok(count)
+}
+
+/// Removes the selected points of a version of a collection, which was found as `name`, and the
+/// originals of images that no other version has. Runs on a thread that has entered a runtime.
+///
+/// # Errors
+/// As [`remove`]; the errors of [`ImageCollection::writing`].
+pub(crate) fn remove_selected(
+    services: &Arc<ImageServices>,
+    target: &ImageCollection,
+    name: &str,
+    selection: &PointSelection,
+) -> Result<u64> {
+    let registry = services.registry()?;
+    let runtime = Handle::current();
+    match selection {
+        PointSelection::Ids(ids) => {
+            let mut count = 0;
+            for chunk in ids.chunks(POINTS_AT_ONCE) {
+                let delete = || target.writing(&registry, name)?.delete(chunk);
+                count += remove(services, &runtime, target, chunk, delete)?;
+            }
+            Ok(count)
+        }
+        PointSelection::Filter(filter) => target.named.each_matching(filter, |points| {
+            remove_matching(services, &runtime, target, name, points, filter)
+        }),
+    }
+}
+
+/// Removes points that still match `filter`.
+fn remove_matching(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    target: &ImageCollection,
+    name: &str,
+    points: &MatchingPoints,
+    filter: &Filter,
+) -> Result<u64> {
+    let named = &target.named;
+    let known = named.resolve(points.ids(), PointParts::NONE).into_iter().flatten().flatten();
+    let ids: Vec<PointId> = known.map(|point| point.id).collect();
+    let _claim = services.writes.take(&uuids(&ids));
+    let mut images = readable(named.resolve(points.ids(), PointParts::PAYLOAD))?;
+    let removed = {
+        let registry = services.registry()?;
+        let _writing = target.writing(&registry, name)?;
+        named.delete_matching(points, filter)?
+    };
+    images.retain(|image| removed.contains(&named.internal(&image.id)));
+    remove_originals(services, runtime, target, &images)?;
+    Ok(removed.len() as u64)
+}
+
+fn uuids(ids: &[PointId]) -> Vec<[u8; 16]> {
+    ids.iter().filter_map(uuid).collect()
+}
+
+/// Returns the points that can be read.
+///
+/// # Errors
+/// Returns the first error, except that a point is damaged.
+fn readable(found: Vec<Result<Option<FetchedPoint>>>) -> Result<Vec<FetchedPoint>> {
+    let mut images = Vec::new();
+    for point in found {
+        match point {
+            Ok(point) => images.extend(point),
+            Err(error) if error.kind() == ErrorKind::DataLoss => {
+                tracing::warn!(%error, "a damaged image is removed; its original stays");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(images)
+}
+
+/// Removes the originals of removed images that no version of the collection has. The caller has
+/// claimed the ids of the images.
+fn remove_originals(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    target: &ImageCollection,
+    images: &[FetchedPoint],
+) -> Result<()> {
+    let mut keys = Vec::new();
+    let registry = services.registry()?;
+    let versions = target.siblings(&registry);
+    for image in images {
+        let Some(key) = original_key(&image.payload) else { continue };
+        let has = |version: &ImageCollection| {
+            let found = version.named.get_parts(&[image.id], PointParts::NONE);
+            !matches!(found.first(), Some(Ok(None)))
+        };
+        if !versions.iter().any(has) {
+            keys.push(original_in(&target.space, key));
+        }
+    }
+    if keys.is_empty() || !target.siblings_are_known(&registry) {
+        return Ok(());
+    }
+    runtime.block_on(remove_all(services, keys))
+}
+
+/// Removes originals. If the store refuses one, removes the others nevertheless.
+///
+/// # Errors
+/// The first error of the store.
+async fn remove_all(services: &Arc<ImageServices>, keys: Vec<String>) -> Result<()> {
+    let mut keys = keys.into_iter();
+    let mut running = JoinSet::new();
+    let mut outcome = Ok(());
+    loop {
+        while running.len() < REQUESTS_AT_ONCE {
+            let Some(key) = keys.next() else { break };
+            let services = services.clone();
+            running.spawn(async move { services.originals.remove(&key).await });
+        }
+        let Some(ended) = running.join_next().await else { return outcome };
+        let removed = ended.unwrap_or_else(|error| {
+            Err(Error::internal(format!("the removal of an original ended early: {error}")))
+        });
+        outcome = outcome.and(removed);
+    }
+}
