@@ -322,6 +322,8 @@ def test_an_edited_payload_keeps_the_numbers_that_were_not_edited(browser, serve
     add_condition(browser, "must", "", "ids", "2000")
     click(browser, "#go")
     wait(lambda: ids(browser) == ["2000"], "the point")
+    listed = text(browser, "[data-point='2000'] .payload")
+    assert "price 1.0" in listed and "inner.rate 100.0" in listed, listed
     click(browser, "[data-point='2000'] .open")
     wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
     assert '"price": 1.0' in text(browser, "#payload")

@@ -44,6 +44,9 @@ export const fromJson = (words) => JSON.parse(words, IS_EXACT && /\d{16}/.test(w
 // Reads JSON to show or edit it: `toJson` writes each number as it was, such as 1.0, which JavaScript writes as 1.
 export const asWritten = (words) => JSON.parse(words, IS_EXACT ? (_, value, { source }) => (typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value) : undefined);
 
+// True for a number of `asWritten` that JavaScript would write in another way.
+export const isAsWritten = (value) => IS_EXACT && JSON.isRawJSON(value);
+
 // Writes JSON, also of BigInt.
 export const toJson = (value, space) => JSON.stringify(value, IS_EXACT ? (_, part) => (typeof part === "bigint" ? JSON.rawJSON(String(part)) : part) : undefined, space);
 
@@ -51,10 +54,10 @@ export const getJson = async (where, stop) => (await request("GET", where, { sto
 export const sendJson = async (method, where, value, stop) =>
   (await request(method, where, { body: JSON.stringify(value), type: "application/json", stop })).json();
 
-// As `getJson` and `sendJson`, for answers with numbers of 64 bits.
+// As `getJson` and `sendJson`, for answers with numbers of 64 bits: as text, and read by `fromJson`.
 export const getText = async (where) => (await request("GET", where)).text();
-export const sendExact = async (method, where, value) =>
-  fromJson(await (await request(method, where, { body: toJson(value), type: "application/json" })).text());
+export const sendForText = async (method, where, value) => (await request(method, where, { body: toJson(value), type: "application/json" })).text();
+export const sendExact = async (method, where, value) => fromJson(await sendForText(method, where, value));
 
 // Returns true if this server answers 401 to requests without a key or a session.
 export async function needsKey(where) {

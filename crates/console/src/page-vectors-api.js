@@ -1,6 +1,6 @@
 // Requests of the vector pages to `/collections`.
 
-import { asWritten, fromJson, getJson, getText, request, sendExact, sendJson, toJson } from "./page-api.js";
+import { asWritten, fromJson, getJson, getText, request, sendExact, sendForText, sendJson, toJson } from "./page-api.js";
 
 export const path = (name, rest = "") => `/collections/${encodeURIComponent(name)}${rest}`;
 
@@ -9,8 +9,13 @@ export const describe = async (name) => (await getJson(path(name))).result;
 export const segments = async (name) => (await getJson(path(name, "/segments"))).result;
 export const create = (name, vectors) => sendJson("PUT", path(name), { vectors });
 export const drop = (name) => request("DELETE", path(name));
-export const scroll = async (name, wanted) => (await sendExact("POST", path(name, "/points/scroll"), wanted)).result;
-export const query = async (name, wanted) => (await sendExact("POST", path(name, "/points/query"), wanted)).result;
+// Reads a list of points. The numbers of their payloads are for `toJson` only.
+const listed = (words) => {
+  const { result } = fromJson(words), written = asWritten(words).result.points;
+  return { ...result, points: result.points.map((point, at) => ({ ...point, payload: written[at].payload })) };
+};
+export const scroll = async (name, wanted) => listed(await sendForText("POST", path(name, "/points/scroll"), wanted));
+export const query = async (name, wanted) => listed(await sendForText("POST", path(name, "/points/query"), wanted));
 export const count = async (name, filter) => (await sendExact("POST", path(name, "/points/count"), filter ? { filter } : {})).result;
 export const facet = async (name, wanted) => (await sendExact("POST", path(name, "/facet"), wanted)).result;
 // The numbers of the payload are for `toJson` only.

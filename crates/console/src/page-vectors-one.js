@@ -4,7 +4,7 @@ import { count, facet, query, scroll, vectorOf } from "./page-vectors-api.js";
 import { FilterForm, WrongCondition, pointId } from "./page-vectors-filter.js";
 import { PointDetails } from "./page-vectors-point.js";
 import { shortVector, showHealth } from "./page-vectors-health.js";
-import { toJson, words } from "./page-api.js";
+import { isAsWritten, toJson, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
 import { el, text } from "./page-dom.js";
 
@@ -237,7 +237,7 @@ client.upsert(${JSON.stringify(this.name)}, [models.PointStruct(id=1, vector=${v
 // Returns the fields of a payload as [path, value], those of objects in it by their paths. Names and titles come first.
 function flat(payload) {
   const entries = Object.entries(payload ?? {}).flatMap(([key, value]) => {
-    const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
+    const isObject = value !== null && typeof value === "object" && !Array.isArray(value) && !isAsWritten(value);
     return isObject ? Object.entries(value).map(([name, inner]) => [`${key}.${name}`, inner]) : [[key, value]];
   });
   const isTitle = ([key]) => /(^|\.)(name|title)$/i.test(key);
