@@ -206,8 +206,11 @@ impl Supervisor<'_> {
             if self.shared.closed() {
                 return;
             }
-            // The load that was stopped closes the session.
-            if stop.is_none_or(|stop| !stop.load(Ordering::Relaxed)) {
+            if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                // The load that was stopped closes the session. Its thread may starve until then,
+                // and a new process would load the model beside that of the next try.
+                self.delay = RESTART_DELAY_MAX;
+            } else {
                 let model = &self.message.model;
                 tracing::error!(model, "{reason}; it is started again in {:?}", self.delay);
             }

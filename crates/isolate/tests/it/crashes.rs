@@ -50,7 +50,13 @@ fn a_stopped_load_ends_its_process() {
     let graph = host.graph(&format!("{ECHO}load-delay 60000\n"));
     let stop = Arc::new(AtomicBool::new(false));
     let options = engine::SessionOptions { isolate: true, ..Default::default() };
-    let request = engine::LoadRequest { graph, options, stop: stop.clone(), ..Default::default() };
+    let request = engine::LoadRequest {
+        model: "m".into(),
+        graph,
+        options,
+        stop: stop.clone(),
+        ..Default::default()
+    };
     std::thread::scope(|scope| {
         let load = scope.spawn(|| engine::Engine::load(&host.engine, &request).err());
         let _stop = StopOnDrop(&stop);
@@ -71,7 +77,13 @@ fn a_stopped_warm_up_ends_its_process() {
     let graph = host.graph(&format!("{ECHO}run-delay 60000\n"));
     let stop = Arc::new(AtomicBool::new(false));
     let options = engine::SessionOptions { isolate: true, ..Default::default() };
-    let request = engine::LoadRequest { graph, options, stop: stop.clone(), ..Default::default() };
+    let request = engine::LoadRequest {
+        model: "m".into(),
+        graph,
+        options,
+        stop: stop.clone(),
+        ..Default::default()
+    };
     let session = engine::Engine::load(&host.engine, &request).unwrap();
     let process = host.isolation.processes()[0];
     let begins = std::sync::Barrier::new(2);
@@ -87,8 +99,10 @@ fn a_stopped_warm_up_ends_its_process() {
         assert!(error.message().contains("the load was stopped"), "{error}");
     });
     assert!(!children().contains(&process));
+    // Longer than the delay after which another process would be started.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!((host.isolation.processes().len(), host.restarts()), (0, 0));
     drop(session);
-    assert!(host.isolation.processes().is_empty());
 }
 
 #[test]
