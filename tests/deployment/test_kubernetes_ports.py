@@ -49,6 +49,7 @@ WRONG_LISTENERS = {
     "key": (["args={--tls-key=/models/a.pem}"], "args: --tls-key: set tls.secret"),
     "client certificates": (["args={--tls-client-ca=/models/ca.pem}"], "probes of Kubernetes show no client certificate"),
     "admin port": (["args={--admin-port=8502}"], "args: --admin-port: set adminPort"),
+    "admin host": (["adminPort=8502,args={--admin-host=127.0.0.1}"], "args: --admin-host: leave it out"),
     "port": (["args={--http-port=80}"], "args: --http-port: the pods listen on 8501"),
     "settings": (["settings=[server]\n  admin-port = 8502"], "settings: admin-port: set adminPort"),
     "dotted key": (["settings=server.tls-cert = 'a'"], "settings: tls-cert: set tls.secret"),

@@ -12,6 +12,7 @@ expect. Takes a dictionary: root, args (the flags of a pod).
   "tls-key" "set tls.secret, so that the probes use HTTPS"
   "tls-client-ca" "the probes of Kubernetes show no client certificate, so no pod would be ready; set keysSecret in place of it"
   "admin-port" "set adminPort, so that a Service and Prometheus know the port"
+  "admin-host" "leave it out: the admin port listens on all addresses of the pod, where the Service and Prometheus find it"
   "http-port" "the pods listen on 8501; set service.httpPort for the port of the Service"
   "grpc-port" "the pods listen on 8500; set service.grpcPort for the port of the Service" }}
 {{- $args := .args }}
