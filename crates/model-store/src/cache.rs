@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result};
 use os::sync_directory;
@@ -20,6 +20,11 @@ use crate::listing::number;
 const DIRECTORIES: [&str; 3] = ["models", "staging", "records"];
 /// Directory of copies that are being removed.
 const EVICTED: &str = "evicted";
+/// Longest wait for the lock of a cache. Other servers lock it for a moment to check if it is
+/// unused.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Time between two attempts to lock a cache.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The local copy of one store.
 #[derive(Clone, Debug)]
@@ -83,18 +88,26 @@ impl StoreCache {
     /// Locks the cache until the returned file is closed.
     ///
     /// # Errors
-    /// `FailedPrecondition` if another process has locked it.
+    /// `FailedPrecondition` if another process has locked it for [`LOCK_WAIT_MAX`].
     pub(crate) fn lock(&self) -> Result<File> {
         let path = self.root.join("lock");
         let file = os::private::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(|error| Error::io(&path, &error))?;
-        match file.try_lock() {
-            Err(std::fs::TryLockError::WouldBlock) => Err(Error::precondition(format!(
-                "{}: another server uses this cache; give each its own with --cache-dir",
-                self.root.display()
-            ))),
-            // File systems without locks are used by one server at a time.
-            _ => Ok(file),
+        let until = Instant::now() + LOCK_WAIT_MAX;
+        loop {
+            match file.try_lock() {
+                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    return Err(Error::precondition(format!(
+                        "{}: another server uses this cache; give each its own with --cache-dir",
+                        self.root.display()
+                    )));
+                }
+                // File systems without locks are used by one server at a time.
+                _ => return Ok(file),
+            }
         }
     }
 
@@ -514,5 +527,20 @@ mod tests {
         assert!(cache.lock().unwrap_err().message().contains("--cache-dir"));
         drop(held);
         assert!(cache.lock().is_ok());
+    }
+
+    #[test]
+    fn a_cache_that_another_server_checks_can_be_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = StoreCache::open(&dir.path().join("s/models")).unwrap();
+        drop(cache.lock().unwrap());
+        let checked = cache.lock_unused().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(LOCK_PAUSE);
+                drop(checked);
+            });
+            cache.lock().unwrap();
+        });
     }
 }
