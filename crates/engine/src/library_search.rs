@@ -157,17 +157,21 @@ impl LibrarySearch {
     }
 }
 
-/// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`;
-/// `None` for another environment.
+/// Returns the command, in backticks, that adds `package` to an environment of pipx or `uv tool`,
+/// and what else the user gives; `None` for another environment.
 fn tool_command(prefix: &Path, package: &str) -> Option<String> {
     // The directory has the name of the installed tool.
     let tool = prefix.file_name()?.to_str()?;
     if prefix.join(PIPX_FILE).is_file() {
         return Some(format!("`pipx inject {tool} {package}`"));
     }
-    // Such an environment has no pip.
+    // Such an environment has no pip, and the command replaces all that was installed before.
     let is_uv = prefix.join(UV_TOOL_FILE).is_file();
-    is_uv.then(|| format!("`uv tool install {tool} --with {package}`"))
+    is_uv.then(|| {
+        format!(
+            "`uv tool install {tool} --with {package}`, with the extras that are installed already"
+        )
+    })
 }
 
 /// Lists the directories of Python packages under `prefix`, those of the newest Python first.
@@ -283,7 +287,10 @@ mod tests {
     fn the_remedy_names_the_tool_that_made_the_environment() {
         for (file, wanted) in [
             (PIPX_FILE, "`pipx inject millpond millpond-torch`"),
-            (UV_TOOL_FILE, "`uv tool install millpond --with millpond-torch`"),
+            (
+                UV_TOOL_FILE,
+                "`uv tool install millpond --with millpond-torch`, with the extras that are installed already",
+            ),
         ] {
             let root = tempfile::tempdir().unwrap();
             let prefix = root.path().join("millpond");
