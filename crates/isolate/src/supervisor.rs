@@ -115,18 +115,19 @@ struct FileHashes {
 }
 
 impl FileHashes {
-    /// Reads the files at `rate`, past the page cache. Ends early once `stop` is set.
-    fn of(graph: &Path, rate: Rate, stop: &AtomicBool) -> FileHashes {
+    /// Reads the files at `rate`, past the page cache if `direct` is set. Ends early once `stop` is
+    /// set.
+    fn of(graph: &Path, direct: bool, rate: Rate, stop: &AtomicBool) -> FileHashes {
         let pacer = Pacer::new(rate);
-        let hash = |path: &Path| hash_of(path, &pacer, stop);
+        let hash = |path: &Path| hash_of(path, direct, &pacer, stop);
         let manifest = graph.parent().map(|dir| dir.join(MANIFEST_NAME));
         FileHashes { graph: hash(graph), manifest: manifest.and_then(|path| hash(&path)) }
     }
 }
 
 /// Hashes a file; `None` if it cannot be read, or once `stop` is set.
-fn hash_of(path: &Path, pacer: &Pacer, stop: &AtomicBool) -> Option<blake3::Hash> {
-    let mut file = DirectFile::open(path, true).ok()?;
+fn hash_of(path: &Path, direct: bool, pacer: &Pacer, stop: &AtomicBool) -> Option<blake3::Hash> {
+    let mut file = DirectFile::open(path, direct).ok()?;
     let mut buffer = AlignedBuffer::new(HASH_BYTES);
     let mut hasher = blake3::Hasher::new();
     let mut at = 0;
@@ -157,7 +158,7 @@ pub(crate) struct FirstLoad {
 pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstLoad) {
     let FirstLoad { message, stop, outcome } = load;
     let rate = Rate::per_second(message.memory.read_rate);
-    let content = FileHashes::of(&message.graph, rate, &stop);
+    let content = FileHashes::of(&message.graph, true, rate, &stop);
     match process::open(isolation, &shared.child, &message, &stop) {
         Ok(opened) => {
             let facts = opened.facts.clone();
@@ -267,9 +268,9 @@ impl Supervisor<'_> {
         // Closing the session ends the process, so no flag stops this load.
         let stop = AtomicBool::new(false);
         let mut opened = process::open(self.isolation, &self.shared.child, &self.message, &stop)?;
-        // Compared after the load, so that files which change during it are noticed too. At any
-        // rate, as requests wait.
-        let content = FileHashes::of(&self.message.graph, Rate::unlimited(), &stop);
+        // Compared after the load, so that files which change during it are noticed too. Requests
+        // wait, so this reads at any rate, and from the page cache what the load has left there.
+        let content = FileHashes::of(&self.message.graph, false, Rate::unlimited(), &stop);
         if opened.facts != self.facts || content != self.content {
             opened.process.end(self.isolation, &self.shared.child);
             return Err(Error::precondition(
@@ -290,9 +291,13 @@ mod tests {
         let graph = dir.path().join("graph");
         let bytes = vec![7u8; 2 * HASH_BYTES + 5];
         std::fs::write(&graph, &bytes).unwrap();
-        let of = |stop: bool| FileHashes::of(&graph, Rate::unlimited(), &AtomicBool::new(stop));
         let whole = FileHashes { graph: Some(blake3::hash(&bytes)), manifest: None };
-        assert_eq!(of(false), whole);
-        assert_eq!(of(true), FileHashes { graph: None, manifest: None });
+        for direct in [true, false] {
+            let of = |stop: bool| {
+                FileHashes::of(&graph, direct, Rate::unlimited(), &AtomicBool::new(stop))
+            };
+            assert_eq!(of(false), whole);
+            assert_eq!(of(true), FileHashes { graph: None, manifest: None });
+        }
     }
 }
