@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use super::call::RootContext;
 use super::fan_out::read_shards;
 use super::payload_sizes;
+use super::removed_originals::RemovedOriginals;
 use super::shard_read::{RETRY_AFTER, ReadBody, ReadPriority, ShardRead};
 use super::split::{FilterChange, raw};
 use super::state::RootState;
@@ -105,12 +106,14 @@ impl FilterWrite {
             };
             let page = self.page(offset).await.map_err(partly)?;
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
+            let originals = self.originals(&page.points);
             if !ids.is_empty() {
                 let operation = self.change.of(&ids)?;
                 let points = page.points.into_iter();
                 let payloads = points.map(|point| (point.id, point.payload.unwrap_or_default()));
                 payload_sizes::check_page(&operation, payloads.collect()).map_err(partly)?;
                 entry = write.run(&[operation]).await.map_err(partly)?;
+                originals.remove(&self.state, &self.record).await;
             }
             match page.next_page_offset {
                 Some(next) => offset = Some(next),
@@ -119,10 +122,26 @@ impl FilterWrite {
         }
     }
 
+    fn removes_originals(&self) -> bool {
+        self.change.deletes() && RemovedOriginals::are_removed(&self.state, &self.record)
+    }
+
+    /// Returns the originals to remove with these points.
+    fn originals(&self, points: &[PagePoint]) -> RemovedOriginals {
+        let mut originals = RemovedOriginals::default();
+        for point in points.iter().filter(|_| self.removes_originals()) {
+            if let Some(payload) = &point.payload {
+                originals.add(point.id, payload);
+            }
+        }
+        originals
+    }
+
     /// Reads a page from a holder that has applied the whole log.
     async fn page(&self, offset: Option<PointId>) -> Result<PointsPage> {
         let filter = &*self.change.filter;
-        let (with_payload, with_vector) = (self.change.sets_payload(), false);
+        let with_payload = self.change.sets_payload() || self.removes_originals();
+        let with_vector = false;
         let limit = if with_payload { PAGE_PAYLOADS } else { PAGE_POINTS };
         let body = PageBody { filter, limit, offset, with_payload, with_vector };
         let read = ShardRead {

@@ -51,6 +51,7 @@ mod query;
 mod ranked_groups;
 mod read;
 mod read_memory;
+mod removed_originals;
 mod root_query;
 mod routes;
 mod running_duplicates;

@@ -25,7 +25,7 @@ use super::split::{self, ShardOperations};
 /// Start of the text of an operation that merges members into payloads.
 const SET_PAYLOAD: &str = "{\"set_payload\"";
 /// Points whose payloads are read at the same time: 32 MiB at most.
-const POINTS_AT_ONCE_MAX: usize = 512;
+pub(super) const POINTS_AT_ONCE_MAX: usize = 512;
 
 type Payload = Map<String, Value>;
 
@@ -68,7 +68,9 @@ pub(super) async fn check(
     let ids: Vec<PointId> = steps.keys().copied().collect();
     let steps = Arc::new(steps);
     for ids in ids.chunks(POINTS_AT_ONCE_MAX) {
-        let mut stored = stored(context, record, ids).await?;
+        let mut stored = stored(context, record, ids).await.map_err(|error| {
+            error.context("the payloads to change cannot be read, so their new size is not known")
+        })?;
         let (ids, steps) = (ids.to_vec(), steps.clone());
         let work = move || ids.iter().try_for_each(|id| run(*id, stored.remove(id), &steps[id]));
         context.compute(bytes.max(PAYLOAD_BYTES_MAX), work).await?;
@@ -98,20 +100,22 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
                     add(vec![point.id], PointStep::Write(point.payload));
                 }
             }
-            UpdateOperation::Delete(request) => add(ids(request.selection()?), PointStep::Delete),
+            UpdateOperation::Delete(request) => {
+                add(selected_ids(request.selection()?), PointStep::Delete)
+            }
             UpdateOperation::ClearPayload(request) => {
-                add(ids(request.selection()?), change(PayloadChange::Clear));
+                add(selected_ids(request.selection()?), change(PayloadChange::Clear));
             }
             UpdateOperation::SetPayload(_) => {
                 let (ids, set) = parsed_set(text)?;
                 add(ids, change(set));
             }
             UpdateOperation::OverwritePayload(mut request) => {
-                let ids = ids(request.selection()?);
+                let ids = selected_ids(request.selection()?);
                 add(ids, change(PayloadChange::Overwrite(request.payload)));
             }
             UpdateOperation::DeletePayload(mut request) => {
-                let ids = ids(request.selection()?);
+                let ids = selected_ids(request.selection()?);
                 add(ids, change(PayloadChange::DeleteKeys(request.keys)));
             }
             // It changes no payload.
@@ -123,7 +127,7 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
 }
 
 /// Returns the ids of a selection. Operations of the log have no filters.
-fn ids(selection: PointSelection) -> Vec<PointId> {
+pub(super) fn selected_ids(selection: PointSelection) -> Vec<PointId> {
     match selection {
         PointSelection::Ids(ids) => ids,
         PointSelection::Filter(_) => Vec::new(),
@@ -137,7 +141,7 @@ fn ids(selection: PointSelection) -> Vec<PointId> {
 fn parsed_set(text: &str) -> Result<(Vec<PointId>, PayloadChange)> {
     match json::parse(text.as_bytes())? {
         UpdateOperation::SetPayload(mut request) => {
-            let ids = ids(request.selection()?);
+            let ids = selected_ids(request.selection()?);
             Ok((ids, PayloadChange::Set { payload: request.payload, key: request.key }))
         }
         _ => Err(Error::internal("an operation sets no payload")),
@@ -148,7 +152,7 @@ fn parsed_set(text: &str) -> Result<(Vec<PointId>, PayloadChange)> {
 ///
 /// # Errors
 /// `Unavailable` if a shard does not answer.
-async fn stored(
+pub(super) async fn stored(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     ids: &[PointId],
@@ -157,9 +161,7 @@ async fn stored(
     let mut read = of_ids(context, record, members, ids)?;
     read.strong = true;
     let answers = Box::pin(read_shards(&context.state, &read)).await?;
-    answers.check(1.0).map_err(|error| {
-        error.context("the payloads to change cannot be read, so their new size is not known")
-    })?;
+    answers.check(1.0)?;
     let bytes = answers.results.values().map(|result| result.get().len()).sum();
     let work = move || {
         let mut stored = BTreeMap::new();

@@ -210,6 +210,11 @@ impl FilterChange {
         self.kind == "set_payload"
     }
 
+    /// Returns true if the change deletes points.
+    pub(super) fn deletes(&self) -> bool {
+        self.kind == "delete"
+    }
+
     /// Returns the operation that makes the change for points by their ids.
     ///
     /// # Errors

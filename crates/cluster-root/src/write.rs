@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::call::RootContext;
 use super::envelope::RootAnswer;
+use super::removed_originals::RemovedOriginals;
 use super::split::{self, ChangeStep, ChangeSteps, ShardOperations};
 use super::state::RootState;
 use super::wire::{OwnerReply, timeout_ms, write_node};
@@ -195,12 +196,16 @@ async fn apply_steps(
     for step in steps {
         let made = match step {
             ChangeStep::ByIds(split) => {
-                let fits = payload_sizes::check(context, &record, &split).await;
-                fits.map_err(|error| match entry {
+                let partly = |error: Error| match entry {
                     0 => error,
                     _ => error.context("earlier changes of the batch were made, and then"),
-                })?;
-                deliver(context, &record, split).await?
+                };
+                payload_sizes::check(context, &record, &split).await.map_err(partly)?;
+                let originals = RemovedOriginals::read(context, &record, &split).await;
+                let originals = originals.map_err(partly)?;
+                let made = deliver(context, &record, split).await?;
+                originals.remove(&context.state, &record).await;
+                made
             }
             ChangeStep::ByFilter(change) => by_filter::make(context, &record, change).await?,
         };

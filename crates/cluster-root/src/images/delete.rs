@@ -49,7 +49,7 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
 }
 
 /// Removes the original of a removed point, and the originals of its old uploads.
-async fn delete_originals(
+pub(crate) async fn delete_originals(
     state: &RootState,
     record: &CollectionRecord,
     id: &PointId,

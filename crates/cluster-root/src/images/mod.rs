@@ -43,4 +43,5 @@ mod target;
 mod verify;
 mod views;
 
+pub(crate) use delete::delete_originals;
 pub use routes::image_routes;

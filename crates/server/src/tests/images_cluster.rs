@@ -220,7 +220,8 @@ impl Spread {
         let state = RootState::new(requests, client, self.node.view.source(), catalog);
         let state = state.with_store(name, self.store.clone());
         let state = state.with_images(name, server.images.clone(), true);
-        image_routes().with_state(Arc::new(state))
+        let state = Arc::new(state);
+        cluster_root::routes().with_state(state.clone()).merge(image_routes().with_state(state))
     }
 
     /// Sends a request to the root. Returns the status and the body.
@@ -229,13 +230,17 @@ impl Spread {
     }
 
     fn send_to(&self, root: &Router, method: &str, path: &str, body: Sent<'_>) -> (u16, Bytes) {
+        self.ask(root, method, &format!("/v1/images/spread{path}"), body)
+    }
+
+    fn ask(&self, root: &Router, method: &str, uri: &str, body: Sent<'_>) -> (u16, Bytes) {
         let (media, body) = match body {
             Sent::Nothing => ("", Body::empty()),
             Sent::Image(bytes) => ("image/jpeg", Body::from(bytes.to_vec())),
             Sent::Archive(bytes) => ("application/zip", Body::from(bytes.to_vec())),
             Sent::Json(json) => ("application/json", Body::from(json.to_string())),
         };
-        let request = Request::builder().method(method).uri(format!("/v1/images/spread{path}"));
+        let request = Request::builder().method(method).uri(uri);
         let mut request = request.header("content-type", media).body(body).unwrap();
         request.extensions_mut().insert(transport::Peer::Unix(None));
         self.runtime.block_on(async {
@@ -358,6 +363,39 @@ fn features_and_removed_images_leave_the_shards() {
     assert_eq!(wrong.0, 409);
     let unread = spread.send("PUT", "", Sent::Image(b"no picture"));
     assert_eq!((unread.0, spread.puts("invalid_argument")), (400, 1));
+}
+
+#[test]
+fn points_that_qdrants_interface_deletes_lose_their_originals() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let put = |seed: u64| {
+        let path = format!("?payload=%7B%22seed%22%3A{seed}%7D&shard_number={SHARDS}");
+        spread.good("PUT", &path, Sent::Image(&picture(seed)))["id"].clone()
+    };
+    let ids: Vec<Value> = (0..5).map(put).collect();
+    let left = || {
+        let originals = super::images::files_below(&dir.path().join("collections/.originals"));
+        (originals.len(), spread.good("GET", "", Sent::Nothing)["count"].as_u64().unwrap())
+    };
+    let change = |name: &str, body: &Value| {
+        let uri = format!("/collections/spread/points/{name}");
+        let (status, body) = spread.ask(&spread.root, "POST", &uri, Sent::Json(body));
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+    };
+    assert_eq!(left(), (5, 5));
+    change("delete", &json!({ "points": [ids[0], 7] }));
+    assert_eq!(left(), (4, 4));
+    let seed = |seed: u64| json!({"must": [{"key": "seed", "match": {"value": seed}}]});
+    change("delete", &json!({ "filter": seed(1) }));
+    assert_eq!(left(), (3, 3));
+    let operations = json!([
+        {"delete": {"points": [ids[2]]}},
+        {"set_payload": {"payload": {"seed": 9}, "points": [ids[4]]}},
+        {"delete": {"filter": seed(3)}},
+    ]);
+    change("batch", &json!({ "operations": operations }));
+    assert_eq!(left(), (1, 1));
 }
 
 #[test]
