@@ -118,8 +118,8 @@ impl NamedCollection {
     /// # Errors
     /// As [`NamedCollection::upsert`]; `InvalidArgument` for an invalid filter; `Unavailable` while
     /// segments are being opened and `DataLoss` if data cannot be read, because matching points
-    /// would stay; `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing is
-    /// deleted then. A deadline that passes later does not end the deletion.
+    /// would stay; `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing
+    /// is deleted then. A deadline that passes later does not end the deletion.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
         self.each_matching(filter, |points| Ok(self.delete_matching(points, filter)?.len() as u64))
     }
