@@ -1,7 +1,7 @@
 //! Little-endian numbers in byte slices. Beyond the slice they read as 0, so no parser can panic;
 //! parsers check lengths themselves.
 
-/// The number of `N` bytes at `at`.
+/// Returns the `N` bytes at `at`, or zeros if the slice ends before.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let found = at.checked_add(N).and_then(|end| bytes.get(at..end));
     found.and_then(|found| found.try_into().ok()).unwrap_or([0; N])

@@ -128,7 +128,7 @@ impl Directory {
         Ok(bytes)
     }
 
-    /// As [`Directory::load`], with zeros for pages that the disk cannot read.
+    /// Loads a file as [`Directory::load`] does. Pages that the disk cannot read become zeros.
     pub(crate) fn salvage(&self, name: &str) -> Result<Salvaged> {
         let path = self.file(name)?;
         let fail = |error: io::Error| io_error(&path, &error);
@@ -182,7 +182,7 @@ pub(crate) struct FileWriter {
     bytes: u64,
     /// End of the bytes sent to the disk.
     sent: u64,
-    /// End of the bytes that also left the page cache.
+    /// End of the bytes that were also dropped from the page cache.
     dropped: u64,
     failed: Option<Error>,
 }

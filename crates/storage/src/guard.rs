@@ -65,7 +65,7 @@ impl Guard {
         Guard { place }
     }
 
-    /// Number of lost pages of the mapping.
+    /// Returns the number of lost pages of the mapping.
     pub(crate) fn lost(&self) -> u32 {
         self.place
             .and_then(|place| RANGES.get(place))

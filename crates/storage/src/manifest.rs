@@ -106,7 +106,7 @@ impl Manifest {
         Ok(epoch)
     }
 
-    /// Epoch of the current list; 0 before the first.
+    /// Returns the epoch of the current list; 0 before the first list.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

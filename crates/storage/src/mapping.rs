@@ -58,7 +58,7 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
-    /// Number of pages lost since the file was mapped.
+    /// Returns the number of pages lost since the file was mapped.
     pub(crate) fn lost(&self) -> u32 {
         self.guard.as_ref().map_or(0, Guard::lost)
     }

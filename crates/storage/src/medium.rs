@@ -45,7 +45,7 @@ pub enum ReaderGroup {
 
 /// A flat space of named files. Names are one path component of `[a-z0-9._-]`.
 pub trait Medium: Send + Sync + Debug {
-    /// Technology of the medium.
+    /// Returns the technology of the medium.
     fn kind(&self) -> MediumKind;
 
     /// Creates an empty file.
@@ -79,7 +79,8 @@ pub trait Medium: Send + Sync + Debug {
         Ok(all)
     }
 
-    /// As [`Medium::load`], but lost pages are zeros and listed, so that the others are kept.
+    /// Loads a file as [`Medium::load`] does. Lost pages become zeros and are listed, so that the
+    /// caller can keep the others.
     ///
     /// # Errors
     /// As [`Medium::load`], except for lost pages.
@@ -212,7 +213,7 @@ pub(crate) fn loadable(name: &str, bytes: u64) -> Result<usize> {
 
 /// A file being written.
 pub trait Writer: Send {
-    /// Length in bytes.
+    /// Returns the length of the file in bytes.
     fn bytes(&self) -> u64;
 
     /// Writes at `offset`, which may be up to the end of the file.
@@ -248,10 +249,10 @@ pub trait Writer: Send {
 
 /// A read-only file.
 pub trait Sealed: Send + Sync + Debug {
-    /// A number that no other open file of this process has.
+    /// Returns a number that no other open file of this process has.
     fn id(&self) -> u64;
 
-    /// Length in bytes.
+    /// Returns the length of the file in bytes.
     fn bytes(&self) -> u64;
 
     /// Fills `buffer` from `offset` on the calling thread: for opening a segment, not for queries.

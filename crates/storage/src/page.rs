@@ -104,7 +104,7 @@ impl Packer {
         Ok(())
     }
 
-    /// Number of pages so far, with the current one.
+    /// Returns the number of pages so far, with the current one.
     pub fn pages(&self) -> u64 {
         u64::from(self.page) + u64::from(!self.ends.is_empty())
     }
@@ -181,7 +181,8 @@ impl<'a> RecordPage<'a> {
         Ok(page)
     }
 
-    /// As [`RecordPage::open`] without the checksum: for a page in memory that was opened before.
+    /// Opens a page as [`RecordPage::open`] does, but does not check the checksum. Use it for a page
+    /// in memory that was opened before.
     ///
     /// # Errors
     /// `DataLoss` if the bytes cannot be a page.
@@ -202,17 +203,17 @@ impl<'a> RecordPage<'a> {
         Ok(RecordPage { bytes: &bytes[..run], number, count, pages })
     }
 
-    /// Number of the page, as [`Placed::page`] gave it.
+    /// Returns the number of the page, as in [`Placed::page`].
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub fn count(&self) -> u16 {
         self.count
     }
 
-    /// Number of pages that belong together.
+    /// Returns the number of pages of the record, if it is long; otherwise 1.
     pub fn pages(&self) -> u16 {
         self.pages
     }

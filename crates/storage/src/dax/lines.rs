@@ -13,11 +13,11 @@ pub const WORD_BYTES: usize = 8;
 /// Observes every store, flush and fence in the order the processor does them. Offsets are from the
 /// start of the mapped file. The writer numbers its files.
 pub trait Watch: Send + Sync + Debug {
-    /// `bytes` were stored at `offset`, in no particular order.
+    /// Records that `bytes` were stored at `offset`, in no particular order.
     fn stored(&self, file: u64, offset: u64, bytes: &[u8]);
-    /// The lines that `bytes` bytes at `offset` touch are being flushed.
+    /// Records that the cache lines of `bytes` bytes at `offset` are being flushed.
     fn flushed(&self, file: u64, offset: u64, bytes: usize);
-    /// All earlier flushes are done.
+    /// Records that all earlier flushes of the file are done.
     fn fenced(&self, file: u64);
 }
 
@@ -143,7 +143,8 @@ fn instruction() -> Instruction {
     Instruction::Flush
 }
 
-/// Only the simulated medium calls this: the real one is refused if lines cannot be flushed.
+/// Does nothing. Only the simulated medium calls this: the real medium is refused if this processor
+/// cannot flush lines.
 ///
 /// # Safety
 /// Requires nothing; it is unsafe like its namesake.

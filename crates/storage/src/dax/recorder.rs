@@ -122,7 +122,7 @@ pub fn crash_images(
         .collect()
 }
 
-/// A step of xorshift (Marsaglia 2003).
+/// Returns the next number of xorshift (Marsaglia 2003).
 fn next(random: &mut u64) -> u64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;

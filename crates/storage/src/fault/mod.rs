@@ -113,7 +113,8 @@ impl FaultMedium {
         })
     }
 
-    /// Number of changing operations so far. Crashing at each number up to this tests every moment.
+    /// Returns the number of changing operations so far. A test of every moment crashes at each
+    /// number up to this one.
     pub fn operations(&self) -> u64 {
         self.shared.model().operations
     }

@@ -165,7 +165,7 @@ impl Draw {
     }
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+/// Returns `number` after the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 pub(super) fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -203,9 +203,9 @@ impl Log {
         self.append_frame(payload, None)
     }
 
-    /// As [`append`](Self::append), for a payload that changes the value of `key`. The key is
-    /// written a second time, so that it is most probably still known if the payload is damaged
-    /// ([`Replay::lost_keys`]).
+    /// Appends a payload that changes the value of `key`, as [`append`](Self::append) does. The
+    /// log also holds the key outside the payload, so the key is most probably still known if the
+    /// payload is damaged ([`Replay::lost_keys`]).
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -269,12 +269,12 @@ impl Log {
         self.flush_to(state, number).map(drop)
     }
 
-    /// Length of the log in bytes, with frames that are not written yet.
+    /// Returns the length of the log in bytes, with frames that are not written yet.
     pub fn bytes(&self) -> u64 {
         self.state().bytes
     }
 
-    /// Number of the next payload.
+    /// Returns the number of the next payload.
     pub fn next(&self) -> u64 {
         self.state().next
     }
@@ -291,7 +291,7 @@ impl Log {
         self.state().failed.clone()
     }
 
-    /// Number of flushes since the log was opened.
+    /// Returns the number of flushes since the log was opened.
     pub fn flushes(&self) -> u64 {
         self.state().flushes
     }
