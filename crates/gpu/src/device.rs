@@ -137,7 +137,7 @@ impl Gpu {
         }))
     }
 
-    /// Name of the device.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -166,6 +166,8 @@ impl Gpu {
             .min(free as u64 / 100 * DEVICE_PERCENT_MAX))
     }
 
+    /// Checks that the device has not failed.
+    ///
     /// # Errors
     /// `Unavailable` after the device failed once.
     pub(crate) fn check(&self) -> Result<()> {

@@ -131,7 +131,7 @@ impl Nvrtc {
         )))
     }
 
-    /// Name or path the library was opened by.
+    /// Returns the name or path by which the library was opened.
     pub fn found(&self) -> &str {
         &self.found
     }

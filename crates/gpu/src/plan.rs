@@ -44,7 +44,7 @@ impl Coding {
         (dims * width).div_ceil(PIECE_BYTES)
     }
 
-    /// Name of the kernel for groups of `group` queries.
+    /// Returns the name of the kernel for groups of `group` queries.
     pub fn kernel(self, group: usize) -> String {
         match self {
             Coding::Bytes => format!("rank_bytes_{group}"),

@@ -296,7 +296,7 @@ impl Gpu {
 }
 
 impl DeviceRows {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -452,7 +452,7 @@ impl Drop for DeviceRows {
     }
 }
 
-/// The address of a buffer; 0 if there is none.
+/// Returns the address of a buffer; 0 if there is none.
 fn address<T>(buffer: Option<&CudaSlice<T>>, stream: &CudaStream) -> u64 {
     buffer.map_or(0, |buffer| buffer.device_ptr(stream).0)
 }

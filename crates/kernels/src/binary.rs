@@ -19,14 +19,15 @@ pub fn hamming256_many(
     scalar(one, others, out);
 }
 
-/// The scalar loop, compiled for processors with an instruction that counts bits.
+/// Runs the scalar loop, compiled for processors with an instruction that counts bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "popcnt")]
 fn counted(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
     scalar(one, others, out);
 }
 
-/// Inlined into each variant, so that the compiler uses the instructions that the variant permits.
+/// Writes the Hamming distances from `one` to `others` into `out`. The function is inlined into
+/// each variant, so the compiler uses the instructions that the variant permits.
 #[inline(always)]
 fn scalar(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
     for (other, out) in others.iter().zip(out) {

@@ -131,7 +131,7 @@ impl Panels {
         Panels { values, squares, dims, count }
     }
 
-    /// Number of packed vectors.
+    /// Returns the number of packed vectors.
     pub fn count(&self) -> usize {
         self.count
     }

@@ -12,8 +12,9 @@ pub fn transform(values: &mut [f32]) {
     transform_any(values);
 }
 
-/// The body of every variant: the compiler uses the widest instructions that the caller permits. It
-/// neither reorders nor fuses, so all variants give the same bits.
+/// Transforms `values` in place. Every variant has this body, and the compiler uses the widest
+/// instructions that the variant permits. It neither reorders nor fuses operations, so all variants
+/// give the same bits.
 #[inline(always)]
 fn transform_any(values: &mut [f32]) {
     let length = values.len();

@@ -234,7 +234,8 @@ mod avx512 {
         _mm512_reduce_add_epi32(_mm512_add_epi32(sums[0], sums[1]))
     }
 
-    /// `queries` are four vectors of the length of `row`.
+    /// Returns the dot products of four queries with `row`. `queries` holds the four vectors one
+    /// after the other, each of the length of `row`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
         let dims = row.len();

@@ -169,7 +169,7 @@ struct Codes<'a> {
     first_row: u32,
 }
 
-/// The body of [`scan`], after its checks of sizes.
+/// Scans as [`scan`] does, after its checks of sizes.
 #[inline]
 fn scan_at(
     level: SimdLevel,

@@ -74,12 +74,12 @@ impl SignTable {
         }
     }
 
-    /// Value of one unit of a sum.
+    /// Returns the value of one unit of a sum.
     pub fn step(&self) -> f32 {
         self.step
     }
 
-    /// Value subtracted from a sum at the end: `product = step * sum - total`.
+    /// Returns the value that is subtracted from a sum at the end: `product = step * sum - total`.
     pub fn total(&self) -> f32 {
         self.total
     }
@@ -358,7 +358,8 @@ mod avx2 {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    /// `query` has twice the code's length, a multiple of 64.
+    /// Returns the dot product of the half bytes of `code` with `query`. The length of `query` is
+    /// twice that of `code` and a multiple of 64.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
         let low = _mm256_set1_epi8(15);

@@ -177,7 +177,7 @@ pub(crate) fn same_scale(probe: u8, record: u8, square: f32) -> bool {
     (low..=high).contains(&square)
 }
 
-/// 2^(steps/8).
+/// Returns 2^(steps/8).
 fn power(steps: i32) -> f32 {
     let whole = steps.div_euclid(KINDS_PER_DOUBLING).clamp(-126, 127);
     let part = DOUBLING[steps.rem_euclid(KINDS_PER_DOUBLING) as usize];

@@ -19,7 +19,7 @@ const NEIGHBOURS: usize = 9;
 /// An edge and the vertex it leads to.
 type To = (usize, Edge);
 
-/// The evidence of the best pairing and its pairs.
+/// Returns the evidence of the best pairing, and its pairs.
 pub(crate) fn compare(probe: &Graph, record: &Graph, bits_max: u32) -> (Evidence, Vec<Pair>) {
     let points = |graph: &Graph| -> Vec<Vertex> {
         graph.vertices.iter().take(VERTICES_MAX).copied().map(clamp_position).collect()
@@ -68,7 +68,7 @@ fn pair(probe: usize, record: usize) -> Pair {
     Pair { probe: probe as u8, record: record as u8 }
 }
 
-/// Each vertex's edges to its nearest neighbours.
+/// Returns the edges of each vertex to its nearest neighbours.
 fn edges(vertices: &[Vertex]) -> Vec<Vec<To>> {
     let square = |a: &Vertex, b: &Vertex| {
         let (dx, dy) = (i64::from(a.x) - i64::from(b.x), i64::from(a.y) - i64::from(b.y));

@@ -236,7 +236,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in 0 to 1, 1 excluded.
+    /// Returns a uniform number from 0 to 1, 1 excluded.
     fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 24) as f32
     }

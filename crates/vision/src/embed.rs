@@ -55,8 +55,8 @@ pub struct Preprocess {
 }
 
 impl Default for Preprocess {
-    /// 224 x 224, channels first, red first, ImageNet's mean and deviation (of torchvision's
-    /// models), stretched.
+    /// Returns the input of torchvision's models: 224 x 224, channels first, red first, ImageNet's
+    /// mean and deviation, stretched.
     fn default() -> Self {
         Preprocess {
             width: 224,
@@ -72,7 +72,7 @@ impl Default for Preprocess {
 }
 
 impl Preprocess {
-    /// Number of values of one image's input: 3 * width * height.
+    /// Returns the number of values of one image's input: 3 * width * height.
     pub fn len(&self) -> usize {
         3 * self.width as usize * self.height as usize
     }

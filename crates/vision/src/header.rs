@@ -87,7 +87,8 @@ impl NistImage<'_> {
     }
 }
 
-/// A record's image that is a file is as large as that file says.
+/// Returns the size that a record's image announces. If the image is itself a file, the size is
+/// that in the header of the file.
 fn announced_by_record(image: &NistImage, limits: &Limits) -> Result<Announced> {
     if let Some(format) = image.file_format()? {
         return announced(format, image.data, limits);
@@ -106,8 +107,8 @@ pub fn decode_bytes(bytes: &[u8], limits: &Limits) -> Result<u64> {
     Header::read(bytes, limits).map(|header| header.decode_bytes)
 }
 
-/// PNG, third edition, 11.2.1: IHDR is the first chunk. The decoder expands palettes and
-/// transparency.
+/// Reads the header of a PNG file (third edition, 11.2.1: IHDR is the first chunk). The decoder
+/// expands palettes and transparency.
 fn png(bytes: &[u8]) -> Option<Announced> {
     let (width, height) = (be32(bytes, 16)?, be32(bytes, 20)?);
     let &[depth, colour] = bytes.get(24..)?.first_chunk()?;
@@ -122,8 +123,8 @@ fn png(bytes: &[u8]) -> Option<Announced> {
     Some(Announced { width, height, depth_bytes, beside_bytes: beside })
 }
 
-/// BITMAPCOREHEADER has 16-bit sides, all later headers 32-bit ones; a negative height means rows
-/// from the top.
+/// Reads the header of a BMP file. BITMAPCOREHEADER has sides of 16 bits, all later headers have
+/// sides of 32 bits. A negative height means that the rows begin at the top.
 fn bmp(bytes: &[u8]) -> Option<Announced> {
     let core = le32(bytes, 14)? == 12;
     let (width, height) = if core {

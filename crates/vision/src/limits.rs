@@ -43,7 +43,8 @@ impl Format {
         }
     }
 
-    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp", "wsq", "nist".
+    /// Returns the name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp", "wsq",
+    /// "nist".
     pub fn name(self) -> &'static str {
         match self {
             Format::Jpeg => "jpeg",
@@ -56,7 +57,8 @@ impl Format {
         }
     }
 
-    /// Media type, as in `image/jpeg`. ANSI/NIST-ITL files have none of their own.
+    /// Returns the media type, such as `image/jpeg`. ANSI/NIST-ITL files have no media type of
+    /// their own.
     pub fn media_type(self) -> &'static str {
         match self {
             Format::Jpeg => "image/jpeg",
@@ -83,7 +85,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 64 million pixels, a side of 65,535, 512 MiB.
+    /// Returns 64 million pixels, a side of 65,535 pixels, and 512 MiB.
     fn default() -> Self {
         Limits { pixels_max: 64_000_000, side_max: 65_535, bytes_max: 512 << 20 }
     }
@@ -126,7 +128,10 @@ pub(crate) fn checked<D: ImageDecoder>(
     Ok((image, orientation))
 }
 
-/// Checks an announced size against the limits.
+/// Checks the size in pixels and the decoded bytes that an image announces.
+///
+/// # Errors
+/// `InvalidArgument` for an image without pixels, `TooLarge` if it exceeds a limit.
 pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Result<()> {
     if width == 0 || height == 0 {
         return Err(Error::invalid("this image has no pixels"));

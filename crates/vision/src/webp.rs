@@ -79,14 +79,16 @@ fn u24(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes([a, b, c, 0]))
 }
 
-/// RFC 6386, 9.1: a tag, a start code, two sides of 14 bits.
+/// Returns width and height of a lossy image in pixels. Its header (RFC 6386, 9.1) has a tag, a
+/// start code, and two sides of 14 bits.
 fn lossy(data: &[u8]) -> Option<(u32, u32)> {
     let &[a, b, c, d]: &[u8; 4] = data.get(6..)?.first_chunk()?;
     let side = |low, high| u32::from(u16::from_le_bytes([low, high]) & 0x3fff);
     Some((side(a, b), side(c, d)))
 }
 
-/// RFC 9649, 3.4: a signature, two sides less one of 14 bits.
+/// Returns width and height of a lossless image in pixels. Its header (RFC 9649, 3.4) has a
+/// signature, and two sides of 14 bits, each stored less one.
 fn lossless(data: &[u8]) -> Option<(u32, u32)> {
     let sides = u32::from_le_bytes(*data.get(1..)?.first_chunk()?);
     Some(((sides & 0x3fff) + 1, ((sides >> 14) & 0x3fff) + 1))

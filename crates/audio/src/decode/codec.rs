@@ -26,6 +26,8 @@ pub(super) struct PacketDecoder {
 }
 
 impl PacketDecoder {
+    /// Creates the decoder of a codec.
+    ///
     /// # Errors
     /// `Unimplemented` for an unknown codec, `DataLoss` if its description is damaged.
     pub(super) fn new(parameters: CodecParameters) -> Result<PacketDecoder> {

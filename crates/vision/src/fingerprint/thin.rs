@@ -74,8 +74,8 @@ impl Bits {
     }
 }
 
-/// True for each set of neighbours with which a pixel is removed in the first (0) or second (1)
-/// half of a round.
+/// Returns a table by sets of neighbours: true if a pixel with this set is removed in the first (0)
+/// or second (1) half of a round.
 fn removable_table(half: usize) -> [bool; 256] {
     std::array::from_fn(|bits| {
         let bits = bits as u8;

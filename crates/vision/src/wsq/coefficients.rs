@@ -35,7 +35,7 @@ impl Coefficients {
         }
     }
 
-    /// True if the last coefficient is set.
+    /// Returns true if the last coefficient is set.
     pub(super) fn complete(&self) -> bool {
         self.band == self.bands.len()
     }

@@ -119,7 +119,8 @@ impl FilterBank {
         FilterBank { even: phase(0), odd: phase(1), symmetry }
     }
 
-    /// Most coefficients beyond an end of a line that an output needs.
+    /// Returns the maximum number of coefficients beyond an end of a line that an output value
+    /// needs.
     pub(super) fn reach(&self) -> usize {
         let phases = [&self.even, &self.odd];
         let taps = phases.into_iter().flat_map(|phase| [&phase.low, &phase.high]);

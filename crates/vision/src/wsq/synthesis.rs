@@ -95,7 +95,7 @@ struct Edges {
 }
 
 impl Edges {
-    /// Edges of the low-pass coefficients of `length` pixels.
+    /// Returns the edges of the low-pass coefficients of `length` pixels.
     fn low(symmetry: Symmetry, length: usize) -> Edges {
         let end = length as isize - 1;
         match symmetry {
@@ -104,7 +104,7 @@ impl Edges {
         }
     }
 
-    /// Edges of the high-pass coefficients of `length` pixels.
+    /// Returns the edges of the high-pass coefficients of `length` pixels.
     fn high(symmetry: Symmetry, length: usize) -> Edges {
         let end = length as isize - 1;
         match symmetry {

@@ -38,7 +38,7 @@ pub(super) struct Band {
 }
 
 impl Band {
-    /// Number of coefficients.
+    /// Returns the number of coefficients.
     pub(super) fn area(&self) -> usize {
         self.columns.length * self.rows.length
     }
