@@ -140,7 +140,7 @@ impl NearestCentres {
         NearestCentres { panels: Panels::new(centres, dims), dims }
     }
 
-    /// As [`assign`].
+    /// Assigns points to their nearest centres, as [`assign`] does.
     ///
     /// # Errors
     /// `Cancelled`.

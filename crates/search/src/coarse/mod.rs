@@ -76,7 +76,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// Number of the metric in binary formats.
+    /// Returns the number of the metric in binary formats.
     pub(crate) fn code(self) -> u8 {
         match self {
             Metric::Cosine => 0,

@@ -37,12 +37,12 @@ impl RowSet {
         set
     }
 
-    /// Number of rows, in the set or not.
+    /// Returns the number of rows, in the set or not.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Number of rows in the set.
+    /// Returns the number of rows in the set.
     pub fn count(&self) -> u32 {
         self.count
     }

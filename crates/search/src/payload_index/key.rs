@@ -240,7 +240,7 @@ pub(super) fn decode_number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Returns true if `key` is below `bound`, or has its value and `after` is true.
+/// Returns true if `key` is below `bound`, or if both are equal and `after` is true.
 pub(super) fn is_before(key: KeyRef<'_>, bound: KeyRef<'_>, after: bool) -> bool {
     let order = match (key, bound) {
         // A whole number and a fraction of one value are on the same side.

@@ -95,8 +95,9 @@ struct FileMemory {
 }
 
 impl Media {
-    /// `choice` is for collections in `directory` without a choice of their own. Memory for files
-    /// in DRAM is reserved from `budget` by this call, or when the first collection needs it.
+    /// Creates the media of the collections in `directory`. `choice` is for collections that have
+    /// no choice of their own. Memory for files in DRAM is reserved from `budget` by this call, or
+    /// when the first collection needs it.
     ///
     /// # Errors
     /// `InvalidArgument` if the system has no such NUMA node, `Unimplemented` with a remedy if DAX

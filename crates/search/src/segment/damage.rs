@@ -87,7 +87,7 @@ impl Damaged {
         })
     }
 
-    /// As [`Damaged::read`], for pages that [`Damaged::derived_page`] records.
+    /// Does the same as [`Damaged::read`], for pages that [`Damaged::derived_page`] records.
     pub(super) fn read_derived(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
             base::ErrorKind::DataLoss => self.derived_page(page, error.message()),

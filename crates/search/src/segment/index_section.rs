@@ -101,7 +101,7 @@ impl IndexSection {
         Ok(())
     }
 
-    /// As [`IndexSection::read`], for bytes that are read once.
+    /// Reads bytes that are needed only once, as [`IndexSection::read`] does.
     ///
     /// # Errors
     /// As [`IndexSection::read`].

@@ -106,7 +106,7 @@ impl Rabitq {
         [range(SIGNS, block_bytes(self.rotation.padded())), range(FACTORS_OF_SIGNS, FACTORS_BYTES)]
     }
 
-    /// Scans the lists in `work.probed`. `work.found` is empty.
+    /// Scans the lists in `work.probed`, whose codes are on the medium. `work.found` must be empty.
     ///
     /// # Errors
     /// The error of [`CoarseRequest::codes`].
