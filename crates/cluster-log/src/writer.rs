@@ -43,8 +43,8 @@ impl ShardWriter {
         ShardWriter::start_watched(log, epoch, options, Box::new(|_, _| {}))
     }
 
-    /// As [`ShardWriter::start`]. `on_entry` is called with every entry when it is acknowledged, in
-    /// order.
+    /// Starts a writer as [`ShardWriter::start`] does. The writer calls `on_entry` with every entry
+    /// when the entry is acknowledged, in order.
     pub fn start_watched(
         log: ShardLog,
         epoch: Epoch,

@@ -77,7 +77,7 @@ pub(super) async fn wait_for_holders(
     wait_for_holders_until(context, record, until).await
 }
 
-/// As [`wait_for_holders`], until the time `until`.
+/// Does the same as [`wait_for_holders`], but waits until `until` at most.
 ///
 /// # Errors
 /// As [`wait_for_holders`].

@@ -85,6 +85,8 @@ impl TransferParams {
     }
 }
 
+/// Checks that a request gives no checksum of a snapshot.
+///
 /// # Errors
 /// `Unimplemented` for a checksum.
 pub(super) fn check_checksum(checksum: Option<&str>) -> Result<()> {

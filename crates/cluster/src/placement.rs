@@ -21,9 +21,9 @@ pub struct SearchServer {
     pub weight: u32,
 }
 
-/// Score of one pair. Each unit of weight draws once and the best draw counts. A server of weight w
-/// then wins with the probability of w servers of weight 1. This needs no logarithm, so builds for
-/// different machines agree to the last bit.
+/// Returns the score of a server for a segment. Each unit of weight draws once and the best draw
+/// counts. A server of weight w then wins with the probability of w servers of weight 1. This needs
+/// no logarithm, so builds for different machines agree to the last bit.
 fn score(searcher: &SearchServer, segment: &[u8; 16]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(segment).update(searcher.name.as_bytes());

@@ -185,7 +185,7 @@ impl<B: Clone> LogWriter<B> {
         self.state
     }
 
-    /// Number of the current or last ownership.
+    /// Returns the number of the current or last ownership.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -290,7 +290,7 @@ impl<B: Clone> LogWriter<B> {
         entry.writer == self.id && entry.epoch == self.epoch
     }
 
-    /// Position of the batch that waits for the answer to `request`.
+    /// Returns the position of the batch that waits for the answer to `request`.
     fn waits_for(&self, request: RequestId) -> Option<usize> {
         self.pending.iter().position(|batch| batch.request == Some(request))
     }

@@ -203,6 +203,8 @@ struct MovedPoint<'a> {
 }
 
 impl MovedSettings {
+    /// Returns the settings that a cluster keeps of the settings of a collection.
+    ///
     /// # Errors
     /// `TooLarge` if they do not fit into a record; `Unimplemented` for a text index that splits
     /// texts in a way that a cluster does not have.

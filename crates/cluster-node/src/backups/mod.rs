@@ -620,7 +620,8 @@ struct OwnedCopy {
 }
 
 impl OwnedCopy {
-    /// Copies. If the future is dropped, the thread ends at its next step.
+    /// Copies the backup on a thread of its own. If the future is dropped, the thread ends at its
+    /// next step.
     async fn run(
         self,
         pacer: Arc<Pacer>,

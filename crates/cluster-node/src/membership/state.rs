@@ -160,7 +160,7 @@ impl MemberState {
         }
     }
 
-    /// See [`super::Membership::drain_node`].
+    /// Does the work of [`super::Membership::drain_node`].
     pub(super) async fn drain_node(&self, name: &str) -> Result<()> {
         let unknown = || Error::not_found(format!("there is no node {name:?} in the cluster"));
         check_name("node", name)?;
@@ -177,7 +177,7 @@ impl MemberState {
         self.lease_work.notify_one();
     }
 
-    /// See [`super::Membership::acquire`].
+    /// Does the work of [`super::Membership::acquire`].
     pub(super) async fn acquire(&self, key: &ShardKey) -> Result<Option<Epoch>> {
         let _guard = self.ownership.read().await;
         let lease = {
@@ -234,7 +234,7 @@ impl MemberState {
         });
     }
 
-    /// See [`super::Membership::release`].
+    /// Does the work of [`super::Membership::release`].
     pub(super) async fn release(&self, key: &ShardKey, epoch: Epoch) -> Result<()> {
         let _guard = self.ownership.read().await;
         let released = {

@@ -35,9 +35,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HolderState {
     /// Next entry to apply.
     applied: watch::Sender<EntryNumber>,
-    /// Number of the newest look for the end of the log that requests asked for.
+    /// Number of the newest search for the end of the log that a request has asked for.
     looks_wanted: AtomicU64,
-    /// Number of the newest such look that found the end, with everything before it applied.
+    /// Number of the newest such search that found the end and applied all entries before it.
     looks_done: watch::Sender<u64>,
     /// Wakes the follower before its next poll.
     wake: Notify,

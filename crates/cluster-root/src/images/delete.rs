@@ -59,7 +59,7 @@ pub(crate) async fn delete_originals(
         tracing::warn!(%id, "an original stays, as this node has no store of originals");
         return;
     };
-    // A point of features alone never had one.
+    // A point that was written from features alone has no original.
     let Some(key) = key else { return };
     let space = record.originals_space();
     original(&images.state, &original_in(&space, key)).await;
@@ -69,7 +69,7 @@ pub(crate) async fn delete_originals(
     }
 }
 
-/// Removes an original to which no point refers. A failure is not the client's.
+/// Removes an original to which no point refers. A failure is logged, and the request succeeds.
 pub(super) async fn original(images: &ImagesState, key: &str) {
     if let Err(error) = images.delete_original(key).await {
         tracing::warn!(key, %error, "an original stays without a point");

@@ -131,7 +131,7 @@ impl ClusterJob {
         });
     }
 
-    /// Keeps the outcome.
+    /// Writes the outcome into the last step. A job that another root has taken writes nothing.
     async fn end(&mut self, ended: JobResult<()>) {
         let collection = self.record.name.clone();
         let progress = &mut self.step.progress;
@@ -214,7 +214,10 @@ impl ClusterJob {
         self.pause_until(turn).await
     }
 
-    /// Waits, and creates steps meanwhile.
+    /// Waits until `until`, and creates a step whenever one is due.
+    ///
+    /// # Errors
+    /// `Cancelled` if the job was stopped, and the errors of a step.
     async fn pause_until(&mut self, until: Instant) -> JobResult<()> {
         while Instant::now() < until {
             let wake = until.min(self.written + CHECKPOINT);
