@@ -21,7 +21,7 @@ const TRIAL_BYTES_MAX: usize = 256 << 20;
 pub(crate) struct ForwardArgument {
     /// A kind constant of `api`: a tensor or a scalar type.
     pub(crate) kind: i32,
-    /// True if a request must give it.
+    /// True if a request must have this argument.
     pub(crate) required: bool,
 }
 

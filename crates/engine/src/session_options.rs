@@ -44,7 +44,7 @@ impl TryFrom<String> for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// "cpu", "cuda" (device 0) or "cuda:N".
+    /// Parses "cpu", "cuda" (device 0) or "cuda:N".
     fn from_str(text: &str) -> Result<Device> {
         let number = match text {
             "cpu" => return Ok(Device::Cpu),

@@ -10,7 +10,8 @@ pub(crate) const FRAME_BYTES_MAX: u64 = (2 << 30) - 1;
 /// Bytes that are allocated for a frame before they have arrived.
 const RESERVED_BYTES_MAX: u64 = 64 << 20;
 
-/// Writes `body`, which begins with 8 bytes for the length.
+/// Writes `body` as one frame. The first 8 bytes of `body` are kept free for the length, which this
+/// function fills in.
 pub(crate) fn write(to: &mut impl Write, mut body: Vec<u8>) -> Result<()> {
     let length = body.len() as u64 - LENGTH_BYTES as u64;
     if length > FRAME_BYTES_MAX {

@@ -35,7 +35,8 @@ pub(crate) fn round_up(own: usize, buckets: &[usize]) -> usize {
     buckets.get(buckets.partition_point(|&bucket| bucket < own)).copied().unwrap_or(own)
 }
 
-/// Floats, because a product of sizes from a client may be any number.
+/// Returns the number of elements. It is a float, because a product of sizes from a client may be
+/// any number.
 fn elements(shape: &[usize]) -> f64 {
     shape.iter().map(|&size| size as f64).product()
 }

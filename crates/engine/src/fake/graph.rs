@@ -67,8 +67,10 @@ pub(crate) struct FakeGraph {
 }
 
 impl FakeGraph {
+    /// Parses the text of a graph.
+    ///
     /// # Errors
-    /// `DataLoss` if the text is no graph, `InvalidArgument` if it makes no sense.
+    /// `DataLoss` if the text is not a graph, `InvalidArgument` if the graph contradicts itself.
     pub(crate) fn parse(text: &str) -> Result<FakeGraph> {
         let mut lines = text.lines();
         if lines.next() != Some(MAGIC) {
@@ -139,6 +141,8 @@ impl FakeGraph {
         default.unwrap_or(0)
     }
 
+    /// Checks the bound tensors against the parameters that the graph declares.
+    ///
     /// # Errors
     /// `InvalidArgument` if a parameter is missing or is not as the graph declares it.
     pub(crate) fn check_parameters(&self, bound: &[BoundTensor]) -> Result<()> {

@@ -86,8 +86,8 @@ pub struct RolloutReport {
     pub of_stable: ArmFigures,
     /// Figures of the candidate.
     pub of_candidate: ArmFigures,
-    /// Requests of the candidate that stable answered, because the candidate is slower and had its
-    /// maximum of requests in flight.
+    /// Requests for the candidate that the stable version answered, because the candidate is slower
+    /// and had its maximum of requests in flight.
     pub overflowed: u64,
     /// Share of copies whose answer differs, or the largest distance of the distributions of
     /// outputs; `None` if neither is known.
