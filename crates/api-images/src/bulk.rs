@@ -75,11 +75,11 @@ struct Summary {
     ignored: u64,
 }
 
-/// The ends of a response to a request with many images.
+/// Resources of the response to a request with many images.
 pub(crate) struct BulkResponse {
     pub(crate) permit: UploadPermit,
     pub(crate) writer: ResultWriter,
-    /// Set once the remaining images are not wanted.
+    /// Set to true once the client needs no result of the remaining images.
     pub(crate) stop: Arc<AtomicBool>,
 }
 

@@ -95,7 +95,7 @@ impl BulkResources {
         self.permits.acquire().await.ok_or_else(|| self.refused())
     }
 
-    /// As [`BulkResources::permit`], but does not wait for one.
+    /// Returns a permit as [`BulkResources::permit`] does, but does not wait for one.
     pub(crate) fn permit_now(&self) -> Result<UploadPermit> {
         self.permits.try_acquire().ok_or_else(|| self.refused())
     }

@@ -79,8 +79,10 @@ impl Embedder {
         }
     }
 
+    /// Creates the embedder of a servable.
+    ///
     /// # Errors
-    /// `FailedPrecondition` if its signature does not take images or return vectors.
+    /// `FailedPrecondition` if the signature of the model does not take images or return vectors.
     fn of(servable: Arc<Servable>) -> Result<Embedder> {
         let found = EmbedderShape::of(servable.signature()).ok_or_else(|| {
             Error::precondition(format!(
@@ -129,6 +131,8 @@ impl Embedder {
         vec![self.output.clone()]
     }
 
+    /// Returns the embeddings of `count` images from the outputs of their run.
+    ///
     /// # Errors
     /// `FailedPrecondition` if the outputs are not `count` vectors of finite numbers.
     pub(crate) fn embeddings(

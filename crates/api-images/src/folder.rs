@@ -27,9 +27,11 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
+    /// Starts a walk of the directory `path`.
+    ///
     /// # Errors
     /// `InvalidArgument` if `path` is not an absolute path of a readable directory, `TooLarge` if
-    /// it has too many entries.
+    /// the directory has too many entries.
     pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {

@@ -52,11 +52,11 @@ pub(crate) struct Found {
     took: Duration,
 }
 
-/// Searches, and returns the response as JSON.
+/// Searches the collection, and returns the response as JSON.
 ///
 /// # Errors
-/// Returns the errors of the image, the model and the collection; `InvalidArgument` for numbers out
-/// of range.
+/// The errors of the image, the model and the collection; `InvalidArgument` for numbers out of
+/// range.
 pub(crate) async fn search(
     services: &ImageServices,
     name: &str,

@@ -88,7 +88,7 @@ impl ImagesState {
         self.bulk.permit().await
     }
 
-    /// As [`ImagesState::bulk_permit`], but does not wait for one.
+    /// Returns a permit as [`ImagesState::bulk_permit`] does, but does not wait for one.
     ///
     /// # Errors
     /// As [`BulkResources::permit`].

@@ -35,15 +35,15 @@ pub enum Fusion {
 /// A hit of a prefetch, or of their fusion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FusionHit<I> {
-    /// The point.
+    /// Id of the point.
     pub id: I,
-    /// Its score: higher is better.
+    /// Score of the point. Higher is better.
     pub score: f32,
 }
 
 impl<I> FusionHit<I> {
-    /// Creates a hit from its score as clients see it, which for L2 is a distance if `by_distance`
-    /// is true.
+    /// Creates a hit from the score that clients see. If `by_distance` is true and the metric is L2,
+    /// this score is a distance, and the hit gets its negative.
     pub fn new(by_distance: bool, metric: Metric, id: I, score: f32) -> FusionHit<I> {
         let score = match metric {
             Metric::L2 if by_distance => -score,

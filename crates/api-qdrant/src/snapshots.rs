@@ -383,8 +383,10 @@ async fn answer(begun: Result<(RestoreOutcome, SnapshotParams)>, started: Instan
     }
 }
 
+/// Checks that a request to restore a snapshot has no field without effect.
+///
 /// # Errors
-/// `Unimplemented` for a field without effect.
+/// `Unimplemented` that names the field.
 fn check_unsupported(params: &SnapshotParams, request: &RecoverSnapshot) -> Result<()> {
     let checksum = params.checksum.as_ref().or(request.checksum.as_ref());
     if checksum.is_some() {

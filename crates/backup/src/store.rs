@@ -27,7 +27,7 @@ pub struct StoredCollection {
     pub collection: String,
     /// Number of backups.
     pub backups: usize,
-    /// Newest backup.
+    /// Id of the newest backup, or `None` without backups.
     pub newest: Option<BackupId>,
     /// Bytes of all objects.
     pub stored_bytes: u64,

@@ -121,7 +121,7 @@ impl Page {
         watched.scan(&self.parts.lifecycle.status(), &self.history, end);
     }
 
-    /// Scans, and notifies open pages.
+    /// Reads the state of all versions, and notifies open pages.
     fn tick(&self) {
         self.scan();
         if self.news.receiver_count() > 0 {

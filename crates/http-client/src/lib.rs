@@ -261,7 +261,7 @@ impl HttpClient {
     }
 }
 
-/// Returns true if no connection to the server existed, so that it cannot have the request.
+/// Returns true if no connection to the server existed. The server then cannot have the request.
 pub fn was_not_sent(error: &Error) -> bool {
     let mut source = error.source();
     while let Some(cause) = source {

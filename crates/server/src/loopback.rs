@@ -34,7 +34,7 @@ pub(crate) struct Loopback {
     runtime: Option<tokio::runtime::Runtime>,
 }
 
-/// A configuration for the models below `root`, with its own files in `dir`.
+/// Returns a configuration for the models below `root`, with its own files in `dir`.
 pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
     let models = ModelsConfig {
         models: Vec::new(),

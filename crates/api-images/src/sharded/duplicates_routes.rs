@@ -125,6 +125,8 @@ where
 struct CallerWatch(Arc<AtomicBool>);
 
 impl CallerWatch {
+    /// Checks that the caller is still connected.
+    ///
     /// # Errors
     /// `Cancelled` if the caller has disconnected.
     fn check(&self) -> Result<()> {

@@ -103,11 +103,11 @@ pub enum BackupJobState {
 pub struct BackupJob {
     /// Number since the start of the server, from 1.
     pub number: u64,
-    /// Request.
+    /// Work that the client requested.
     pub request: BackupRequest,
-    /// State.
+    /// Step that the job has reached, with its report at the end.
     pub state: BackupJobState,
-    /// Progress.
+    /// Bytes copied so far, and the flag that stops the job.
     pub progress: Arc<BackupProgress>,
 }
 

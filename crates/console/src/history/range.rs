@@ -88,7 +88,7 @@ pub(crate) struct ModelHistory {
     pub(crate) step: u64,
     /// Seconds of the range.
     pub(crate) span: u64,
-    /// Nothing older is known, in seconds since the server started.
+    /// Time before which no records are kept, in seconds since the server started.
     pub(crate) complete_from: u64,
     pub(crate) all: VersionHistory,
     /// Versions with traffic in the range, newest first.

@@ -142,7 +142,8 @@ impl NamesModels for oip::ModelStatisticsRequest {
         vec![&self.name]
     }
 
-    /// A message without a name asks for the statistics of all models.
+    /// Returns `Read` for a message without a name, because it requests the statistics of all
+    /// models.
     fn role(&self) -> KeyRole {
         if self.name.is_empty() { KeyRole::Read } else { KeyRole::Infer }
     }

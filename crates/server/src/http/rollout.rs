@@ -35,6 +35,8 @@ enum RolloutVerb {
 }
 
 impl RolloutRequest {
+    /// Returns the action that the request asks of the lifecycle.
+    ///
     /// # Errors
     /// `InvalidArgument` for a share without effect.
     fn action(&self) -> Result<RolloutAction> {

@@ -57,7 +57,8 @@ enum TokenAccess {
 }
 
 impl Default for TokenAccess {
-    /// A token without the claim has the rights of the key that signed it, as in Qdrant.
+    /// Returns the access of a token without the claim: the rights of the key that signed the
+    /// token, as in Qdrant.
     fn default() -> TokenAccess {
         TokenAccess::Global("m".to_owned())
     }
