@@ -12,7 +12,7 @@ pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Flushes, and waits as [`settle`] does. Returns the number of segments.
+/// Flushes the collection, and waits as [`settle`] does. Returns the number of segments.
 ///
 /// # Errors
 /// As [`settle`], and the errors of a flush.

@@ -210,7 +210,7 @@ impl HttpClient {
         })
     }
 
-    /// GETs `path` and parses the response.
+    /// Sends GET to `path` and parses the response.
     ///
     /// # Errors
     /// Returns the server's own message, or the reason why it could not be reached.
@@ -218,7 +218,7 @@ impl HttpClient {
         self.call("GET", path, RequestContent::None)?.json()
     }
 
-    /// POSTs JSON to `path` and parses the response. An empty one is null.
+    /// Sends JSON by POST to `path` and parses the response. An empty response is null.
     ///
     /// # Errors
     /// As [`HttpClient::get`].

@@ -52,13 +52,19 @@ fn check_space(dir: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Makes `path` an empty directory.
+/// Makes `path` an empty directory. Removes what was there.
+///
+/// # Errors
+/// The errors of the file system.
 pub fn fresh(path: &Path) -> Result<()> {
     remove(path)?;
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, &e))
 }
 
-/// Removes a directory if it is there.
+/// Removes a directory with its content, if the directory exists.
+///
+/// # Errors
+/// The errors of the file system.
 pub fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, &error)),
@@ -68,6 +74,9 @@ pub fn remove(path: &Path) -> Result<()> {
 
 /// Publishes version `version` of the model at `model_dir` in one step, as hard links to the files
 /// of `cached`.
+///
+/// # Errors
+/// The errors of the file system.
 pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> Result<()> {
     let part = model_dir.join(format!(".part-{version}"));
     fresh(&part)?;
@@ -92,7 +101,7 @@ fn link_files(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of all files below `dir`. Files that disappear meanwhile do not count.
+/// Returns the bytes of all files below `dir`. A file that disappears during the call counts as 0.
 pub fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let bytes = |entry: std::fs::DirEntry| match entry.metadata() {

@@ -156,7 +156,7 @@ pub struct Grpc {
 }
 
 impl Connection {
-    /// Connects. The connection's own task runs on the current runtime.
+    /// Connects to the server. The connection's own task runs on the current runtime.
     ///
     /// # Errors
     /// `Unavailable` if no server answers, or the error of the TLS handshake.

@@ -176,7 +176,7 @@ impl<'m> Journal<'m> {
         Ok(slice)
     }
 
-    /// Removes the file: the search is over.
+    /// Removes the file, because the search has ended.
     pub(super) fn finish(self) {
         if let Some((path, _)) = self.file {
             // A file that remains only causes a message at the next start.

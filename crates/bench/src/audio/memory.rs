@@ -10,7 +10,7 @@ const START_MINUTE: f64 = 10.0;
 const START_SHARE: f64 = 0.1;
 /// Samples within this share of the run around that moment make the mean at the start.
 const AROUND_SHARE: f64 = 0.025;
-/// Share of the run whose samples make the mean at the end.
+/// Last share of a run. The samples in it give the mean memory at the end.
 const END_SHARE: f64 = 0.1;
 
 #[derive(Clone, Debug, Serialize)]

@@ -45,7 +45,7 @@ pub(super) struct FilteredQuery {
     pub(super) condition: RowCondition,
     /// Rows that meet the condition.
     pub(super) allowed: u64,
-    /// The nearest [`HITS`] rows that meet it, by squared distance.
+    /// Nearest [`HITS`] rows that meet the condition, by squared distance.
     pub(super) nearest: Vec<u32>,
 }
 

@@ -75,7 +75,8 @@ pub(super) struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
-    /// `scores` are of all unordered pairs, in order.
+    /// Creates the scores of `impressions`. `scores` has one score for each unordered pair, in the
+    /// order (0, 1), (0, 2), ..., (1, 2).
     pub(super) fn new(impressions: &'a [Impression], scores: &[f32]) -> Scores<'a> {
         let leading =
             |index: usize| index == 0 || !impressions[index].same_finger(&impressions[index - 1]);

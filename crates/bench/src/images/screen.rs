@@ -107,7 +107,8 @@ pub(super) fn screen(image: &Image, random: &mut RandomSequence) -> Result<Image
 struct SquareMap([[f64; 3]; 3]);
 
 impl SquareMap {
-    /// Corners: of (0, 0), (1, 0), (1, 1) and (0, 1).
+    /// Returns the map onto `corners`: the images of (0, 0), (1, 0), (1, 1) and (0, 1), in this
+    /// order.
     fn onto(corners: [(f64, f64); 4]) -> SquareMap {
         let [a, b, c, d] = corners;
         let (dx1, dx2, sx) = (b.0 - c.0, d.0 - c.0, a.0 - b.0 + c.0 - d.0);

@@ -112,7 +112,8 @@ impl Layer {
         )
     }
 
-    /// Only layers that a mask follows have a bias: it would not be zero beyond the edge.
+    /// Returns true if the layer has a bias. Only layers with a mask after them have one, because a
+    /// bias is not zero beyond the edge.
     fn biased(&self) -> bool {
         self.kernel == 3
     }

@@ -72,18 +72,18 @@ impl EngineName {
         (self == EngineName::Torch).then(module::settings)
     }
 
-    /// True if versions share equal parameters.
+    /// Returns true if versions share equal parameters.
     pub(crate) fn shares(self) -> bool {
         self != EngineName::Torch
     }
 
-    /// True if the loader's thread takes all page faults of a load. TensorFlow restores variables
-    /// on threads of its own.
+    /// Returns true if the loader's thread takes all page faults of a load. TensorFlow restores
+    /// variables on threads of its own.
     pub(crate) fn loads_on_one_thread(self) -> bool {
         self != EngineName::Tensorflow
     }
 
-    /// Minimum of the heap arm's p999 over the pool's.
+    /// Returns the least ratio of the heap arm's p999 to the pool's p999.
     pub(crate) fn heap_over_pool_min(self) -> f64 {
         match self {
             EngineName::Onnx | EngineName::Torch => 10.0,

@@ -174,7 +174,7 @@ impl SwapArm {
         }
     }
 
-    /// True for an arm that keeps parameters in the engine's own allocations.
+    /// Returns true for an arm that keeps parameters in the engine's own allocations.
     fn is_naive(self) -> bool {
         matches!(self, SwapArm::Heap | SwapArm::Glibc)
     }

@@ -72,7 +72,7 @@ fn units(seconds: f64) -> u64 {
     (seconds.max(0.0) * UNITS_PER_SECOND) as u64
 }
 
-/// "a.mp3  0:10:00 of 2:00:00, real-time factor 0.0120, 0:01:19 left".
+/// Returns, for example, "a.mp3  0:10:00 of 2:00:00, real-time factor 0.0120, 0:01:19 left".
 fn message(name: &str, seconds: f64, total: Option<f64>, elapsed: Duration) -> String {
     let factor = factor(elapsed.as_secs_f64(), seconds);
     let Some(total) = total else {

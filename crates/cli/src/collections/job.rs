@@ -14,7 +14,7 @@ const LOOK_FIRST: Duration = Duration::from_millis(20);
 /// Longest interval between two looks.
 const LOOK_LAST: Duration = Duration::from_millis(500);
 
-/// POSTs `body` to `path` and waits for the job. Returns its report.
+/// Sends `body` by POST to `path` and waits for the job. Returns its report.
 ///
 /// # Errors
 /// Returns the server's error or the error of the job.

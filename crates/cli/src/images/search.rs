@@ -200,7 +200,7 @@ fn table(results: &[Value], explain: bool) -> String {
     table.to_string()
 }
 
-/// "decode 3.1 ms, embed 20.4 ms, keypoints 9.0 ms, search 1.2 ms".
+/// Returns, for example, "decode 3.1 ms, embed 20.4 ms, keypoints 9.0 ms, search 1.2 ms".
 fn stages(answer: &Value) -> String {
     let stages = answer.get("stages").and_then(Value::as_object);
     let words = stages.into_iter().flatten().filter_map(|(name, value)| {
