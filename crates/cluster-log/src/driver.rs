@@ -12,7 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::codec::Batch;
 use super::options::WriterOptions;
-use super::queue::{QueueLook, QueueSignal, TakenBatch};
+use super::queue::{QueueSignal, QueueStep, TakenBatch};
 use super::read_ahead::ReadAhead;
 use super::retry::Retry;
 use super::shared::{WriterPhase, WriterShared, WriterStatus};
@@ -108,20 +108,20 @@ impl WriterDriver {
         let _end = EndGuard(shared.clone());
         self.begin();
         loop {
-            self.look_at_signal();
-            let look_again = self.submit();
+            self.handle_signal();
+            let wake_at = self.submit();
             if self.ended {
                 return;
             }
             tokio::select! {
                 () = shared.queue.woken() => {}
-                () = sleep_until(look_again) => {}
+                () = sleep_until(wake_at) => {}
                 Some(answer) = self.requests.join_next() => self.answered(answer),
             }
         }
     }
 
-    fn look_at_signal(&mut self) {
+    fn handle_signal(&mut self) {
         match self.shared.queue.signal() {
             QueueSignal::Open => {}
             QueueSignal::Expired => {
@@ -133,12 +133,13 @@ impl WriterDriver {
         }
     }
 
-    /// Gives writes that wait to the writer. Returns the time at which to look again.
+    /// Passes waiting writes to the writer. Returns the time of the next call, or `None` if only an
+    /// event causes it.
     fn submit(&mut self) -> Option<Instant> {
         while !self.ended && self.writer.state() == WriterState::Owning {
-            match self.shared.queue.look(self.batches.len()) {
-                QueueLook::Wait(until) => return until,
-                QueueLook::Take(batch, taken) => {
+            match self.shared.queue.next_step(self.batches.len()) {
+                QueueStep::Wait(until) => return until,
+                QueueStep::Take(batch, taken) => {
                     self.tickets += 1;
                     let ticket = Ticket(self.tickets);
                     self.batches.insert(ticket, taken);

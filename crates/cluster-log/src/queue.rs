@@ -86,8 +86,8 @@ pub(super) struct TakenBatch {
     amount: WriteAmount,
 }
 
-/// Result of a look at the queue.
-pub(super) enum QueueLook {
+/// Next step of the writer with the queue.
+pub(super) enum QueueStep {
     /// Writes for an entry.
     Take(Batch, TakenBatch),
     /// Nothing to do before this time, if there is one, or before the queue or the store wakes the
@@ -178,10 +178,10 @@ impl WriteQueue {
     /// Takes writes for an entry if it is time: the first has waited for others and no entry is in
     /// flight, or there are enough for a full entry. `on_way` is the number of entries without an
     /// answer.
-    pub(super) fn look(&self, on_way: usize) -> QueueLook {
+    pub(super) fn next_step(&self, on_way: usize) -> QueueStep {
         let mut state = self.state.lock();
         let Some((_, first)) = state.waiting.first_key_value() else {
-            return QueueLook::Wait(None);
+            return QueueStep::Wait(None);
         };
         let due = first.arrived + self.options.gather;
         let amount = state.waiting_amount;
@@ -190,7 +190,7 @@ impl WriteQueue {
         if full && on_way < PIPELINE_MAX || on_way == 0 && Instant::now() >= due {
             return state.take(self.options.batch_bytes_max);
         }
-        QueueLook::Wait((on_way == 0).then_some(due))
+        QueueStep::Wait((on_way == 0).then_some(due))
     }
 
     /// Answers writes of an entry and frees their place.
@@ -261,7 +261,7 @@ impl WriteQueue {
 
 impl QueueState {
     /// Takes the first write, and the writes behind it that fit into the same entry.
-    fn take(&mut self, bytes_max: usize) -> QueueLook {
+    fn take(&mut self, bytes_max: usize) -> QueueStep {
         let mut operations = Vec::new();
         let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };
         while let Some(first) = self.waiting.first_entry() {
@@ -280,7 +280,7 @@ impl QueueState {
         self.taken_amount.writes += batch.amount.writes;
         self.taken_amount.operations += batch.amount.operations;
         self.taken_amount.bytes += batch.amount.bytes;
-        QueueLook::Take(Batch::from(operations), batch)
+        QueueStep::Take(Batch::from(operations), batch)
     }
 }
 

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 /// Maximum images of this root in extraction on one node: as many as its queue of bulk work takes.
 const NODE_IMAGES_MAX: usize = 64;
-/// Longest wait for a slot before the nodes are looked at again: a new node notifies no waiter.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Longest wait for a slot before the nodes are checked again. A new node notifies no waiter.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A node that extracts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl ExtractionSlots {
     /// Waits until a slot was freed, or it is time to look at the nodes again.
     pub(super) async fn wait_free(&self) {
         // The caller looks again in either case.
-        let _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
+        let _ = timeout(CHECK_INTERVAL, self.freed.notified()).await;
     }
 
     fn release(&self, name: &str) {

@@ -12,8 +12,8 @@ use super::services::NodeServices;
 use crate::backups::{BackupSchedule, ClusterBackups};
 use crate::types::CollectionRecord;
 
-/// Time between two looks for a collection whose backup is due.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two checks for a collection whose backup is due.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest pause after a backup that has failed.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1800);
 
@@ -44,7 +44,7 @@ pub(super) async fn run(
     let Some(schedule) = backups.schedule() else { return };
     let mut failed = FailedBackups::default();
     loop {
-        tokio::time::sleep(LOOK_INTERVAL.min(schedule.every)).await;
+        tokio::time::sleep(CHECK_INTERVAL.min(schedule.every)).await;
         let view = services.view.current();
         if !catalog.is_whole() || !is_collector(&view, &services.name) {
             continue;

@@ -82,7 +82,7 @@ impl ChangeLog {
                 continue;
             }
             let numbers = self.numbers(0).await?;
-            // Other nodes may have made and removed a version of this number since the look.
+            // Other nodes may have made and removed a version of this number since the read.
             let newest = numbers.iter().copied().max().unwrap_or(number);
             if newest < number.saturating_add(VERSIONS_KEPT) {
                 self.remove_old(newest, numbers).await;
@@ -199,7 +199,7 @@ mod tests {
             };
             model_store::block_on(changes).unwrap();
         };
-        // Other nodes change the document between the look and the create.
+        // Other nodes change the document between the read and the create.
         let slow = |changes: &CatalogChanges| {
             if !overtaken.swap(true, Ordering::Relaxed) {
                 std::thread::scope(|scope| scope.spawn(others).join().unwrap());

@@ -17,10 +17,11 @@ use super::catalog::StoreCatalog;
 use super::services::NodeServices;
 use crate::types::ClusterView;
 
-/// Time between two looks for data without a collection.
-const LOOK_INTERVAL: Duration = Duration::from_secs(600);
-/// Looks in a row that must find a collection without a record, at least an hour together.
-const LOOKS_WITHOUT_RECORD: u32 = 7;
+/// Time between two scans for data without a collection.
+const SCAN_INTERVAL: Duration = Duration::from_secs(600);
+/// Consecutive scans that must find data without a record before it is removed. They take at least
+/// an hour.
+const SCANS_WITHOUT_RECORD: u32 = 7;
 /// Objects that are removed at the same time.
 const REMOVED_AT_ONCE_MAX: usize = 8;
 /// Longest time of a request to the store.
@@ -30,7 +31,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>) {
     let mut orphans = OrphanCounts::default();
     loop {
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(SCAN_INTERVAL).await;
         let view = services.view.current();
         if !catalog.is_whole() || !is_collector(&view, &services.name) {
             orphans = OrphanCounts::default();
@@ -38,7 +39,7 @@ pub(super) async fn run(services: Arc<NodeServices>, catalog: Arc<StoreCatalog>)
         }
         match ids(&services).await {
             Ok(found) => {
-                let expired = orphans.look(&found, &view);
+                let expired = orphans.record_scan(&found, &view);
                 remove_without_record(&services, &catalog, expired).await;
             }
             Err(error) => tracing::debug!(%error, "removed collections are looked for later"),
@@ -72,18 +73,18 @@ pub(super) fn is_collector(view: &ClusterView, name: &str) -> bool {
     writers.next().is_some_and(|first| first.name == name)
 }
 
-/// Looks in a row that found data without a collection, by the id of the collection.
+/// Consecutive scans that found data without a collection, by the id of the collection.
 #[derive(Debug, Default)]
 struct OrphanCounts(BTreeMap<String, u32>);
 
 impl OrphanCounts {
-    /// Counts a look that found data of the collections `ids`. Returns the ids whose data can be
+    /// Counts a scan that found data of the collections `ids`. Returns the ids whose data can be
     /// removed.
-    fn look(&mut self, ids: &BTreeSet<String>, view: &ClusterView) -> Vec<String> {
+    fn record_scan(&mut self, ids: &BTreeSet<String>, view: &ClusterView) -> Vec<String> {
         let orphans = ids.iter().filter(|id| view.by_id(id).is_none());
         let counts = orphans.map(|id| (id.clone(), self.0.get(id).copied().unwrap_or(0) + 1));
         self.0 = counts.collect();
-        let expired = self.0.iter().filter(|count| *count.1 >= LOOKS_WITHOUT_RECORD);
+        let expired = self.0.iter().filter(|count| *count.1 >= SCANS_WITHOUT_RECORD);
         expired.map(|count| count.0.clone()).collect()
     }
 }
@@ -94,7 +95,7 @@ async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
     Ok(objects.directories("data").await?.into_iter().collect())
 }
 
-/// Removes all data of a collection. Data that remains is removed after a later look.
+/// Removes all data of a collection. Data that remains is removed after a later scan.
 async fn remove(services: &NodeServices, id: &str) {
     let place = &services.place;
     let prefix = place.key(&format!("data/{id}"));
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_removed_after_enough_looks_without_a_record() {
+    fn data_is_removed_after_enough_scans_without_a_record() {
         let mut view = ClusterView::default();
         let record = CollectionRecord {
             name: "kept".to_owned(),
@@ -153,13 +154,13 @@ mod tests {
         };
         view.collections.insert("kept".to_owned(), record);
         let mut orphans = OrphanCounts::default();
-        for _ in 1..LOOKS_WITHOUT_RECORD {
-            assert!(orphans.look(&ids(&["1", "2"]), &view).is_empty());
+        for _ in 1..SCANS_WITHOUT_RECORD {
+            assert!(orphans.record_scan(&ids(&["1", "2"]), &view).is_empty());
         }
-        assert_eq!(orphans.look(&ids(&["1", "2"]), &view), ["2"]);
+        assert_eq!(orphans.record_scan(&ids(&["1", "2"]), &view), ["2"]);
         // A record that comes back, or data that is gone, begins a new count.
-        assert!(orphans.look(&ids(&["1"]), &view).is_empty());
-        assert!(orphans.look(&ids(&["1", "2"]), &view).is_empty());
+        assert!(orphans.record_scan(&ids(&["1"]), &view).is_empty());
+        assert!(orphans.record_scan(&ids(&["1", "2"]), &view).is_empty());
     }
 
     #[test]

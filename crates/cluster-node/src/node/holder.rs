@@ -23,8 +23,8 @@ use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
-/// Time that a read waits for the entry that it needs before it has the log read: a writer passes
-/// entries on a moment after it acknowledges them.
+/// Time that a read waits for the entry that it needs before it has the log read. A writer passes an
+/// entry on a moment after it acknowledges the entry.
 const PASSED_WAIT: Duration = Duration::from_millis(10);
 /// First pause after a failure. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -35,10 +35,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HolderState {
     /// Next entry to apply.
     applied: watch::Sender<EntryNumber>,
-    /// Number of the newest search for the end of the log that a request has asked for.
-    looks_wanted: AtomicU64,
-    /// Number of the newest such search that found the end and applied all entries before it.
-    looks_done: watch::Sender<u64>,
+    /// Number of the newest read of the log's end that a request waits for.
+    end_reads_wanted: AtomicU64,
+    /// Number of the newest read that reached the log's end and applied all entries before it.
+    end_reads_done: watch::Sender<u64>,
     /// Wakes the follower before its next poll.
     wake: Notify,
     /// Entries that their writer passed on.
@@ -65,8 +65,8 @@ impl Holder {
     ) -> Holder {
         let state = Arc::new(HolderState {
             applied: watch::Sender::new(EntryNumber::default()),
-            looks_wanted: AtomicU64::new(0),
-            looks_done: watch::Sender::new(0),
+            end_reads_wanted: AtomicU64::new(0),
+            end_reads_done: watch::Sender::new(0),
             wake: Notify::new(),
             offered: OfferedEntries::default(),
             caught_up: AtomicBool::new(false),
@@ -137,21 +137,21 @@ impl HolderState {
         settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
     }
 
-    /// Returns true if requests wait for a look for the end of the log.
-    fn wants_look(&self) -> bool {
-        self.looks_wanted.load(Ordering::Acquire) > *self.looks_done.borrow()
+    /// Returns true if requests wait for a read of the log's end.
+    fn wants_end_read(&self) -> bool {
+        self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
     }
 
-    /// Waits until all that was acknowledged before this call is applied: looks for the end of the
-    /// log.
+    /// Has the log read to its end, and waits until all changes that were acknowledged before this
+    /// call are applied.
     ///
     /// # Errors
     /// `Unavailable` with a retry delay at `deadline`.
     pub(super) async fn wait_end(&self, deadline: Instant) -> Result<()> {
-        let look = self.looks_wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        let end_read = self.end_reads_wanted.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake.notify_one();
-        let mut done = self.looks_done.subscribe();
-        let reached = done.wait_for(|newest| *newest >= look);
+        let mut done = self.end_reads_done.subscribe();
+        let reached = done.wait_for(|newest| *newest >= end_read);
         settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
     }
 }
@@ -220,7 +220,7 @@ impl ShardFollower {
             if progress.named.removed() {
                 return Err(Error::unavailable("the local collection was replaced"));
             }
-            let look = self.state.looks_wanted.load(Ordering::Acquire);
+            let end_read = self.state.end_reads_wanted.load(Ordering::Acquire);
             let NextStep { step, passed } = match self.next_step(&mut follower).await {
                 Ok(step) => step,
                 // The store may be down or refuse a key, or an entry is damaged. Applied entries
@@ -243,13 +243,13 @@ impl ShardFollower {
                     progress.position = follower.position();
                     self.state.applied.send_replace(number.plus(1));
                     self.work_between(&mut progress).await?;
-                    // Entries that are passed on need no look for the end.
-                    if passed && self.state.is_caught_up() && !self.state.wants_look() {
+                    // After an entry that the writer passed on, the log's end need not be read.
+                    if passed && self.state.is_caught_up() && !self.state.wants_end_read() {
                         self.rest(number.plus(1)).await;
                     }
                 }
                 FollowStep::End => {
-                    self.reached_end(look);
+                    self.reached_end(end_read);
                     self.work_between(&mut progress).await?;
                     self.rest(follower.position().next).await;
                 }
@@ -313,10 +313,10 @@ impl ShardFollower {
         Ok(())
     }
 
-    fn reached_end(&self, look: u64) {
-        self.state.looks_done.send_if_modified(|done| {
-            let newer = *done < look;
-            *done = look.max(*done);
+    fn reached_end(&self, end_read: u64) {
+        self.state.end_reads_done.send_if_modified(|done| {
+            let newer = *done < end_read;
+            *done = end_read.max(*done);
             newer
         });
         if !self.state.caught_up.swap(true, Ordering::AcqRel) {

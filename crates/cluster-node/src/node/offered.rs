@@ -66,7 +66,7 @@ impl OfferedEntries {
     /// Waits until `next` is one of the entries.
     pub(super) async fn has(&self, next: EntryNumber) {
         loop {
-            // Created before the look, so that no arrival is missed.
+            // Created before the check, so that no arrival is missed.
             let arrived = self.arrived.notified();
             if self.waiting.lock().entries.contains_key(&next) {
                 return;

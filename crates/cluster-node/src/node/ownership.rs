@@ -20,8 +20,8 @@ use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
 use cluster_log::{ShardLog, ShardWriter, WriterOptions};
 
-/// Time between two looks at the ownership, in addition to looks after a change of the view.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two checks of the ownership. A change of the view causes further checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause before this node tries to own a log again that has refused it.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ impl OwnedShards {
             let current = view.current();
             self.give_up(&current).await;
             self.take(&current).await;
-            let _ = tokio::time::timeout(LOOK_INTERVAL, view.changed()).await;
+            let _ = tokio::time::timeout(CHECK_INTERVAL, view.changed()).await;
         }
     }
 

@@ -16,8 +16,8 @@ use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
 
-/// Time between two looks at the placement, in addition to looks after a change of the view.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two checks of the placement. A change of the view causes further checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time for which a node that starts is not ready because of shards that have not caught
 /// up. A broken shard must not keep it out for ever, since its other shards may be needed.
 const CATCH_UP_MAX: Duration = Duration::from_secs(600);
@@ -97,7 +97,7 @@ impl HeldShards {
             if is_member && searches {
                 self.start_wanted(&current);
                 if is_loaded {
-                    self.first_catch_up.look(&self.behind(&current), Instant::now());
+                    self.first_catch_up.record(&self.behind(&current), Instant::now());
                 }
             }
             // If a record was not read, an absent collection may still exist.
@@ -110,7 +110,7 @@ impl HeldShards {
             tokio::select! {
                 () = view.changed() => {}
                 () = self.services.serving.notified() => {}
-                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
     }
@@ -236,16 +236,16 @@ struct FirstCatchUp(Mutex<CatchUpState>);
 
 #[derive(Default)]
 struct CatchUpState {
-    /// Time of the first look.
+    /// Time of the first check.
     since: Option<Instant>,
-    /// Shards that were behind at the last look.
+    /// Shards that were behind at the last check.
     behind: Vec<ShardKey>,
     is_over: bool,
 }
 
 impl FirstCatchUp {
-    /// Takes the shards that are behind at `now`.
-    fn look(&self, behind: &[ShardKey], now: Instant) {
+    /// Records the shards that are behind at `now`.
+    fn record(&self, behind: &[ShardKey], now: Instant) {
         let mut state = self.0.lock();
         if state.is_over {
             return;
@@ -296,14 +296,14 @@ mod tests {
         let shards = [ShardKey::new("a", 0), ShardKey::new("a", 1)];
         let state = FirstCatchUp::default();
         assert!(state.reason().unwrap().contains("not known yet"));
-        state.look(&shards, start);
+        state.record(&shards, start);
         assert!(state.reason().unwrap().contains("2 shards"), "{:?}", state.reason());
-        state.look(&shards[1..], start);
+        state.record(&shards[1..], start);
         assert!(state.reason().unwrap().contains("a/0001"), "{:?}", state.reason());
-        state.look(&[], start);
+        state.record(&[], start);
         assert_eq!(state.reason(), None);
         // A shard that the node takes later does not make it unready again.
-        state.look(&shards, start);
+        state.record(&shards, start);
         assert_eq!(state.reason(), None);
     }
 
@@ -312,10 +312,10 @@ mod tests {
         let start = Instant::now();
         let state = FirstCatchUp::default();
         let broken = [ShardKey::new("a", 0)];
-        state.look(&broken, start);
-        state.look(&broken, start + CATCH_UP_MAX - Duration::from_secs(1));
+        state.record(&broken, start);
+        state.record(&broken, start + CATCH_UP_MAX - Duration::from_secs(1));
         assert!(state.reason().is_some());
-        state.look(&broken, start + CATCH_UP_MAX);
+        state.record(&broken, start + CATCH_UP_MAX);
         assert_eq!(state.reason(), None);
     }
 }

@@ -204,8 +204,8 @@ impl ImagePut<'_> {
             None => create(self.context, settings, dims, self.new).await?,
         };
         target.check_features(settings, dims)?;
-        // The extraction takes most of the time, and another node may have put the image in
-        // meanwhile. If the look fails, both uploads are logged.
+        // The extraction takes most of the time, and another node may have added the image in this
+        // time. If the lookup fails, both uploads are logged.
         if was_there && let Ok(Some(json)) = self.present(&target, &bytes, false).await {
             return Ok(PutAnswer { json, status: "present", entry: None });
         }
@@ -213,9 +213,9 @@ impl ImagePut<'_> {
         Ok(PutAnswer { json: extracted.added(), status: "added", entry: Some(entry) })
     }
 
-    /// Returns the answer for an image that the collection has with its original. A holder that
-    /// lags may still have an image whose removal was acknowledged, so a second look is strong. The
-    /// first one is too, if `is_strong` is true.
+    /// Returns the answer for an image that the collection has with its original, or `None`. A
+    /// holder that lags may still have an image whose removal was acknowledged. So a second, strong
+    /// lookup confirms the first one. If `is_strong` is true, the first lookup is strong, too.
     async fn present(
         &self,
         target: &ImageTarget,
