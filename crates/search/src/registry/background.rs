@@ -12,7 +12,7 @@ use super::core::RegistryCore;
 use super::named::{BackgroundTask, NamedCollection};
 
 /// Time between checks for work without a notification.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum unflushed bytes of a collection that is flushed because memory is short.
 const RELIEF_BYTES_MIN: u64 = 256 << 10;
 
@@ -68,7 +68,7 @@ fn repeat(
             }
         }
         if !busy && !otherwise(core) {
-            core.resources.wait_past(seen, LOOK_AGAIN);
+            core.resources.wait_past(seen, CHECK_INTERVAL);
         }
     }
 }

@@ -28,7 +28,7 @@ const OFFERS_MAX: usize = 1024;
 /// Maximum length of the queue.
 const QUEUE_MAX: usize = 1 << 20;
 /// Time between checks of a thread for removed collections.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Retry delay for a refused caller.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Maximum paused tasks of a thread. Further ones run until they end.
@@ -336,9 +336,9 @@ impl PoolWorker {
     }
 
     /// Drops readers that removed collections used, also on a thread that is never idle. At most
-    /// once in [`LOOK_AGAIN`].
+    /// once in [`CHECK_INTERVAL`].
     fn drop_outdated(&mut self) {
-        if self.checked_at.elapsed() >= LOOK_AGAIN {
+        if self.checked_at.elapsed() >= CHECK_INTERVAL {
             self.checked_at = Instant::now();
             self.kept.retain(|kept| !kept.is_outdated());
         }
@@ -355,7 +355,7 @@ impl PoolWorker {
             recv(self.jobs) -> job => job.map_or(WorkerEvent::End, WorkerEvent::Job),
             // The board, which this thread holds, has a sender of offers.
             recv(self.offered) -> offer => offer.map_or(WorkerEvent::End, WorkerEvent::Offer),
-            default(LOOK_AGAIN) => WorkerEvent::Nothing,
+            default(CHECK_INTERVAL) => WorkerEvent::Nothing,
         }
     }
 

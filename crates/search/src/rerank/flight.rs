@@ -193,7 +193,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             if !planned.apart {
                 self.take_from_blocks(shared, filler);
             }
-            let sparse = reads.thrift.looks_for(self.fresh.len());
+            let sparse = reads.lookups.pays_for(self.fresh.len());
             let single = self.fresh.len() == 1;
             if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
                 let segments = &self.query.segments;
@@ -204,7 +204,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     found.is_none()
                 });
                 if single {
-                    reads.thrift.learn(self.fresh.is_empty());
+                    reads.lookups.learn(self.fresh.is_empty());
                 }
             }
             // Sorted by page, so the read starts at the first.

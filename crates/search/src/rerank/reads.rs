@@ -19,30 +19,30 @@ pub(super) struct PendingRead {
 
 /// Maximum records of a read that are looked up in the cache.
 const PROBED_MAX: usize = 3;
-/// Cost of a look-up and an insertion, relative to a read. Measured on an EPYC with a virtual disk:
+/// Cost of a lookup and an insertion, relative to a read. Measured on an EPYC with a virtual disk:
 /// 0.6 and 5 microseconds.
-const LOOK_COST: f32 = 0.125;
-/// Look-ups over which the share of hits is averaged.
+const LOOKUP_COST: f32 = 0.125;
+/// Lookups over which the share of hits is averaged.
 const MEMORY: f32 = 1024.0;
 
-/// Decides if cache look-ups pay off. A read is avoided only if all of its records are cached, so
-/// for several records a look-up pays only if hits are frequent. Single records are always looked
-/// up, or the cache would never fill.
+/// Decides if lookups in the cache cost less than they save. A read is avoided only if all of its
+/// records are cached, so lookups for several records pay only if hits are frequent. Single records
+/// are always looked up, or the cache would never fill.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Thrift {
+pub(super) struct CacheLookups {
     /// Recent share of hits among single records.
     hits: f32,
 }
 
-impl Thrift {
-    /// Returns true if `records` of one read should be looked up.
-    pub(super) fn looks_for(self, records: usize) -> bool {
+impl CacheLookups {
+    /// Returns true if the `records` records of one read should be looked up.
+    pub(super) fn pays_for(self, records: usize) -> bool {
         records == 1
             || (records <= PROBED_MAX
-                && self.hits.powi(records as i32) >= LOOK_COST * records as f32)
+                && self.hits.powi(records as i32) >= LOOKUP_COST * records as f32)
     }
 
-    /// Records the result of a look-up of a single record.
+    /// Records the result of a lookup of a single record.
     pub(super) fn learn(&mut self, hit: bool) {
         self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
     }
@@ -53,7 +53,7 @@ impl Thrift {
 pub(super) struct Reads {
     slots: Vec<PendingRead>,
     free: Vec<u32>,
-    pub(super) thrift: Thrift,
+    pub(super) lookups: CacheLookups,
 }
 
 impl Reads {
@@ -125,12 +125,12 @@ mod tests {
 
     #[test]
     fn rare_hits_limit_cache_look_ups() {
-        let mut thrift = Thrift::default();
-        let looks = |thrift: Thrift| [1, 2, 3, 4].map(|records| thrift.looks_for(records));
-        assert_eq!(looks(thrift), [true, false, false, false]);
-        (0..4000).for_each(|at| thrift.learn(at % 5 < 3));
-        assert_eq!(looks(thrift), [true, true, false, false]);
-        (0..4000).for_each(|_| thrift.learn(true));
-        assert_eq!(looks(thrift), [true, true, true, false]);
+        let mut lookups = CacheLookups::default();
+        let pays = |lookups: CacheLookups| [1, 2, 3, 4].map(|records| lookups.pays_for(records));
+        assert_eq!(pays(lookups), [true, false, false, false]);
+        (0..4000).for_each(|at| lookups.learn(at % 5 < 3));
+        assert_eq!(pays(lookups), [true, true, false, false]);
+        (0..4000).for_each(|_| lookups.learn(true));
+        assert_eq!(pays(lookups), [true, true, true, false]);
     }
 }

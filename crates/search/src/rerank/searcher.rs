@@ -151,7 +151,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
                 continue;
             }
             let submitted = self.submit();
-            if submitted || self.is_time_to_look() {
+            if submitted || self.should_collect() {
                 self.reap(0)?;
             }
             let scored = self.score();
@@ -228,9 +228,9 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         submitted
     }
 
-    /// Returns true if completed reads should be collected although none is to be submitted. That
-    /// is a system call.
-    fn is_time_to_look(&self) -> bool {
+    /// Returns true if completed reads should be collected although there is no read to submit. To
+    /// collect them is a system call.
+    fn should_collect(&self) -> bool {
         self.scored >= STEP
             && self.searcher.reader.in_flight() > 0
             && self

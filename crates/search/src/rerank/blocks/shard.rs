@@ -13,9 +13,9 @@ const PICKED: usize = 5;
 const TIMES_OFTEN: u32 = 2;
 /// The block also needs this many more uses than the other one: a few uses are not significant.
 const TIMES_MORE: u32 = 4;
-/// Look-ups of absent blocks per comparison with cached ones. Bounds the cost of a load whose
-/// favourites change all the time.
-const LOOKS_APART: u32 = 32;
+/// Lookups of absent blocks per comparison with cached blocks. Bounds the cost of a load whose most
+/// used blocks change all the time.
+const LOOKUPS_PER_COMPARISON: u32 = 32;
 /// Counters of the sketch per cached block: files may have a hundred times as many blocks.
 const COUNTERS: usize = 256;
 
@@ -25,8 +25,8 @@ pub(super) struct BlockShard {
     held: Vec<(BlockKey, Arc<CachedBlock>)>,
     held_max: usize,
     sketch: FrequencySketch,
-    /// Look-ups of absent blocks since the last comparison.
-    looks: u32,
+    /// Lookups of absent blocks since the last comparison.
+    lookups: u32,
     random: u64,
     filled: u64,
     evicted: u64,
@@ -40,7 +40,7 @@ impl BlockShard {
             held: Vec::with_capacity(held_max),
             held_max,
             sketch: FrequencySketch::new(held_max * COUNTERS),
-            looks: 0,
+            lookups: 0,
             random: 0x9E37_79B9_7F4A_7C15,
             filled: 0,
             evicted: 0,
@@ -68,8 +68,8 @@ impl BlockShard {
     }
 
     fn is_time(&mut self) -> bool {
-        self.looks = (self.looks + 1) % LOOKS_APART;
-        self.looks == 0
+        self.lookups = (self.lookups + 1) % LOOKUPS_PER_COMPARISON;
+        self.lookups == 0
     }
 
     /// Returns the position of a block to evict for a block of this hash.
