@@ -26,8 +26,8 @@ pub(crate) const STALE: Duration = Duration::from_secs(3600);
 const RENEW: Duration = Duration::from_secs(600);
 /// Longest wait of a backup for the end of a removal.
 const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(120);
-/// Time between two looks at the marks.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Time between two reads of the marks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Kind of work that a mark stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl<'a> Mark<'a> {
                 ))
                 .with_retry_after(REMOVAL_WAIT_MAX));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         Ok(())
     }

@@ -154,8 +154,8 @@ fn rebalance(args: &RebalanceArgs) -> CommandResult {
     ))
 }
 
-/// Time between two looks at a node that drains.
-const DRAIN_LOOK: Duration = Duration::from_secs(1);
+/// Time between two checks of a node that drains.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for a node to drain.
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -204,7 +204,7 @@ fn drain(args: &DrainArgs) -> CommandResult {
             )
             .hint("millpond cluster status --shards shows where they should go"));
         }
-        std::thread::sleep(DRAIN_LOOK);
+        std::thread::sleep(DRAIN_CHECK_INTERVAL);
     }
 }
 

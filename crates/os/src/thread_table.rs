@@ -11,7 +11,7 @@ use crate::sched_stat;
 const THREADS_MAX: usize = 256;
 /// Readings at which the name of a thread without a group is checked. A new thread has the name of
 /// its creator until it runs for the first time.
-const LOOKS_MAX: u8 = 10;
+const NAME_CHECKS_MAX: u8 = 10;
 
 /// Threads of this process, and the times at the last reading.
 pub struct ThreadTable<G> {
@@ -22,7 +22,7 @@ pub struct ThreadTable<G> {
 /// A thread that was seen; without a file if it is in no group.
 struct KnownThread<G> {
     group: Option<G>,
-    looks: u8,
+    name_checks: u8,
     file: Option<File>,
     last: SchedTimes,
     seen: bool,
@@ -43,10 +43,10 @@ impl<G: Copy> ThreadTable<G> {
             let known = self.threads.len();
             let thread = self.threads.entry(id).or_insert_with(KnownThread::unnamed);
             thread.seen = true;
-            if thread.group.is_some() || thread.looks >= LOOKS_MAX {
+            if thread.group.is_some() || thread.name_checks >= NAME_CHECKS_MAX {
                 continue;
             }
-            thread.looks += 1;
+            thread.name_checks += 1;
             let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
             thread.group = group_of(name.unwrap_or_default().trim());
             if thread.group.is_some() && known < THREADS_MAX {
@@ -60,7 +60,13 @@ impl<G: Copy> ThreadTable<G> {
 
 impl<G: Copy> KnownThread<G> {
     fn unnamed() -> KnownThread<G> {
-        KnownThread { group: None, looks: 0, file: None, last: SchedTimes::default(), seen: true }
+        KnownThread {
+            group: None,
+            name_checks: 0,
+            file: None,
+            last: SchedTimes::default(),
+            seen: true,
+        }
     }
 
     fn read(&mut self) -> Option<(G, SchedTimes)> {

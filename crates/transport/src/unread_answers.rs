@@ -78,7 +78,7 @@ impl UnreadAnswers {
     /// Returns the longest time as [`UnreadAnswers::oldest`] does. Without an unread answer, the
     /// next answer of a stream wakes the task of `cx`.
     fn oldest_or_wake(&self, cx: &Context<'_>) -> Option<Duration> {
-        // Before the look at the list, so that no answer is missed.
+        // Before the list is read, so that no answer is missed.
         let mut idle = self.idle_check.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(waker) = &mut *idle {
             waker.clone_from(cx.waker());

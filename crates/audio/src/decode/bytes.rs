@@ -117,9 +117,9 @@ impl InputBytes {
         self.seekable
     }
 
-    /// Returns up to `count` bytes at `offset` from the beginning, before any were taken. On a
-    /// stream all bytes up to there are kept.
-    pub(super) fn look(&mut self, offset: u64, count: usize) -> Vec<u8> {
+    /// Returns up to `count` bytes at `offset` from the beginning. Call it before any bytes are
+    /// taken. A stream keeps all bytes up to the end of the returned bytes.
+    pub(super) fn read_at(&mut self, offset: u64, count: usize) -> Vec<u8> {
         if let AudioInput::File(file) = &mut self.rest {
             let mut bytes = Vec::new();
             let read = file
@@ -268,7 +268,7 @@ mod tests {
         io::Write::write_all(&mut file, b"0123456789").unwrap();
         file.rewind().unwrap();
         let mut bytes = InputBytes::new(AudioInput::File(file));
-        assert_eq!(bytes.look(8, 5), b"89");
+        assert_eq!(bytes.read_at(8, 5), b"89");
         bytes.rename(3, *b"abcd");
         let mut bytes = bytes.rewound().unwrap();
         let mut text = String::new();

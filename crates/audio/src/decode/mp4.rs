@@ -25,9 +25,10 @@ const FILE_ATOMS_MAX: usize = 1 << 18;
 const ATOMS_MAX: usize = 4096;
 /// Maximum levels below the table of contents.
 const DEPTH_MAX: usize = 8;
-/// Maximum look-ups in the tables of times: for every packet a reader begins at the first entry.
-/// Enough for an hour and a half of packets that each differ in length from the one before.
-const LOOKS_MAX: u64 = 1 << 36;
+/// Maximum lookups in the tables of times. For every packet a reader begins at the first entry. The
+/// limit permits an hour and a half of packets if each packet has another length than the one
+/// before it.
+const LOOKUPS_MAX: u64 = 1 << 36;
 
 /// Edits of the tracks that a reader sees, in their order.
 pub(super) type Mp4Edits = Vec<Mp4Edit>;
@@ -48,7 +49,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 "the table of contents of this mp4 file does not come at its beginning",
             ));
         }
-        let head = bytes.look(at, 16);
+        let head = bytes.read_at(at, 16);
         let Some((name, header, length)) = atom(&head) else {
             return Ok(edits.unwrap_or_default());
         };
@@ -73,7 +74,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 ));
             }
             b"moof" => {
-                let whole = fragments.admit(&bytes.look(at, MOOF_MAX.min(length) as usize), length);
+                let whole =
+                    fragments.admit(&bytes.read_at(at, MOOF_MAX.min(length) as usize), length);
                 if whole.is_err() && edits.is_some() {
                     // The atoms before it are read as a streamed file that breaks off here.
                     bytes.forward_only();
@@ -99,7 +101,7 @@ fn contents(bytes: &mut InputBytes, at: u64, header: u64, length: u64) -> Result
             "the table of contents of this mp4 file is said to have {length} bytes, which cannot be"
         )));
     }
-    let body = bytes.look(at + header, (length - header) as usize);
+    let body = bytes.read_at(at + header, (length - header) as usize);
     if (body.len() as u64) < length - header {
         return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
     }
@@ -348,7 +350,7 @@ impl TableWalk {
             self.hide(track.name)?;
         }
         let sum = |count: fn(&Mp4Track) -> u64| seen.iter().map(count).fold(0, u64::saturating_add);
-        if sum(|track| track.entries).saturating_mul(sum(|track| track.packets)) > LOOKS_MAX {
+        if sum(|track| track.entries).saturating_mul(sum(|track| track.packets)) > LOOKUPS_MAX {
             return Err(Error::data_loss(
                 "the table of times of this mp4 file is longer than can be read",
             ));

@@ -5,8 +5,8 @@ use base::{Error, Result};
 use super::bytes::InputBytes;
 use super::{aiff, mpeg, wave};
 
-/// Bytes that are read to recognise other files.
-const LOOK: usize = 512;
+/// Bytes that are read to recognise files that are not audio.
+const SNIFFED_BYTES: usize = 512;
 
 /// Known formats of recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
             return Ok(kind);
         }
     }
-    let other = other(bytes.peek(LOOK));
+    let other = other(bytes.peek(SNIFFED_BYTES));
     if other.is_none() && mpeg::find(bytes).is_some() {
         return Ok(FileKind::Mp3);
     }

@@ -18,15 +18,15 @@ use crate::restore::restore;
 use crate::transfer::{BackupContext, BackupProgress};
 use crate::verify::verify;
 
-/// Longest time from the start to the first look for collections whose backup is due.
-const FIRST_LOOK: Duration = Duration::from_secs(600);
+/// Longest time from the start to the first check for collections whose backup is due.
+const FIRST_CHECK_MAX: Duration = Duration::from_secs(600);
 
 impl ServiceShared {
     /// Does the requests and the backups of the schedule until the queue is closed.
     pub(super) fn work(&self, requests: &Receiver<QueuedJob>) {
-        // The first look comes early and goes by the age of backups, since a server may be
-        // restarted more often than backups are due.
-        let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_LOOK));
+        // The first check is early and compares the age of backups, since a server may be restarted
+        // more often than backups are due.
+        let mut due = self.config.every.map(|every| Instant::now() + every.min(FIRST_CHECK_MAX));
         let mut young = self.config.every;
         loop {
             let received = match due {

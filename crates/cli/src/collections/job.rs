@@ -9,10 +9,11 @@ use super::report::text;
 use crate::client::HttpClient;
 use crate::exit::{CommandError, CommandResult};
 
-/// First interval between two looks at a job. Each next interval is longer, up to [`LOOK_LAST`].
-const LOOK_FIRST: Duration = Duration::from_millis(20);
-/// Longest interval between two looks.
-const LOOK_LAST: Duration = Duration::from_millis(500);
+/// First interval between two requests for the state of a job. Each next interval is twice as long,
+/// up to [`POLL_LAST`].
+const POLL_FIRST: Duration = Duration::from_millis(20);
+/// Longest interval between two requests.
+const POLL_LAST: Duration = Duration::from_millis(500);
 
 /// Sends `body` by POST to `path` and waits for the job. Returns its report.
 ///
@@ -37,7 +38,7 @@ pub(super) fn wait(client: &HttpClient, queued: &Value) -> CommandResult<Value> 
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}  {msg}") {
         bar.set_style(style.progress_chars("=> "));
     }
-    let mut interval = LOOK_FIRST;
+    let mut interval = POLL_FIRST;
     loop {
         let job = client.get(&format!("/v1/backups/jobs/{number}"))?;
         let state = text(&job, "state");
@@ -53,7 +54,7 @@ pub(super) fn wait(client: &HttpClient, queued: &Value) -> CommandResult<Value> 
             _ => show(&bar, &job, &state),
         }
         std::thread::sleep(interval);
-        interval = (interval * 2).min(LOOK_LAST);
+        interval = (interval * 2).min(POLL_LAST);
     }
 }
 

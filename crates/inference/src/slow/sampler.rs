@@ -9,7 +9,7 @@ use os::{CoreTimes, CpuQuota, ThreadTable};
 use super::evidence::MachineSample;
 
 /// Samples between two checks for a CPU quota, if none was found.
-const QUOTA_LOOK_EVERY: u32 = 100;
+const QUOTA_CHECK_SAMPLES: u32 = 100;
 
 /// Groups of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl MachineSampler {
     pub(crate) fn sample(&mut self) -> MachineSample {
         self.samples = self.samples.wrapping_add(1);
         let found = !self.quota
-            && self.samples.is_multiple_of(QUOTA_LOOK_EVERY)
+            && self.samples.is_multiple_of(QUOTA_CHECK_SAMPLES)
             && CpuQuota::of_this_process().is_some();
         let now = Reading::new(self.quota || found);
         let last = std::mem::replace(&mut self.last, now);

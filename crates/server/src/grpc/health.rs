@@ -112,7 +112,7 @@ async fn follow(
     let encode = |status| {
         response::encode_streamed(&state.requests, &message(status), state.requests.memory.empty())
     };
-    // Taken before the first look, so that no change is missed.
+    // Taken before the first read of the status, so that no change is missed.
     let mut changes = state.watchers.changes.clone();
     let mut sent = None;
     loop {
