@@ -182,7 +182,7 @@ def test_damaged_and_wrong_files_are_reported(browser, server, tmp_path):
     text = tmp_path / "notes.wav"
     text.write_text("This is no recording.\n" * 100)
     listen(browser, text, until=("failed",))
-    assert "no recording" in js(browser, "document.getElementById('problem').textContent")
+    assert "not a recording" in js(browser, "document.getElementById('problem').textContent")
     cut = tmp_path / "cut.wav"
     cut.write_bytes(CLIP.read_bytes()[:400_000])
     listen(browser, cut, until=("damaged",))

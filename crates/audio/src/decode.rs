@@ -180,7 +180,7 @@ impl Decoder {
                 DecodeStep::Sound { .. } | DecodeStep::End => None,
             });
             let why = first.unwrap_or_else(|| "it ends before any".to_owned());
-            return Err(Error::data_loss(format!("no sound can be had of this recording: {why}")));
+            return Err(Error::data_loss(format!("this recording cannot be decoded: {why}")));
         };
         let silent = edits.get(packets.track()).map(|edit| edit.silent(rate)).unwrap_or_default();
         let mut announced = seconds.map(|seconds| (seconds * f64::from(rate)).round() as u64);
@@ -325,7 +325,8 @@ impl Decoder {
                     self.fault(
                         place,
                         0,
-                        "some samples are no finite numbers; they were taken as silence".to_owned(),
+                        "some samples are not finite numbers; they were treated as silence"
+                            .to_owned(),
                     );
                 }
                 self.heard += (samples.len() / self.format.channels) as u64;
@@ -343,7 +344,7 @@ impl Decoder {
             DecodeStep::End => self.ended = true,
             DecodeStep::Broken(what) => {
                 self.ended = true;
-                self.fault(place, 0, format!("the recording breaks off: {what}"));
+                self.fault(place, 0, format!("the recording ends early: {what}"));
             }
         }
     }
@@ -409,7 +410,7 @@ impl Decoder {
         if self.heard == 0
             && let Some(what) = &self.first_fault
         {
-            return Err(Error::data_loss(format!("no sound can be had of this recording: {what}")));
+            return Err(Error::data_loss(format!("this recording cannot be decoded: {what}")));
         }
         Ok(None)
     }

@@ -31,7 +31,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             b"SSND" => {
                 let Some(layout) = format else {
                     return Err(Error::data_loss(
-                        "this aiff file does not say what its sound is like (no COMM chunk)",
+                        "this aiff file does not describe its audio (no COMM chunk)",
                     ));
                 };
                 // An offset aligns the sound.
@@ -77,7 +77,7 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         (b"ulaw" | b"ULAW", _) => SampleCoding::MuLaw,
         (name, _) => {
             return Err(Error::unimplemented(format!(
-                "this aiff file's sound is coded in a way that is not known here ({:?}, {bits} bits)",
+                "this aiff file's audio has an unsupported encoding ({:?}, {bits} bits)",
                 String::from_utf8_lossy(name)
             )));
         }

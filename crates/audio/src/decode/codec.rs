@@ -130,9 +130,9 @@ fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
         guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
     match made {
         Some(Ok(decoder)) => Ok(decoder),
-        Some(Err(symphonia::core::errors::Error::Unsupported(what))) => {
-            Err(Error::unimplemented(format!("this recording's codec is not known here ({what})")))
-        }
+        Some(Err(symphonia::core::errors::Error::Unsupported(what))) => Err(Error::unimplemented(
+            format!("the codec of this recording is not supported ({what})"),
+        )),
         Some(Err(error)) => {
             Err(Error::data_loss(format!("the description of the codec is damaged: {error}")))
         }

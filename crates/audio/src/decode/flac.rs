@@ -29,7 +29,7 @@ pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
         if head[0] & 0x80 != 0 {
             let Some(description) = description else {
                 return Err(Error::data_loss(
-                    "this flac file does not say what its sound is like (no STREAMINFO)",
+                    "this flac file does not describe its audio (no STREAMINFO)",
                 ));
             };
             let mut front = b"fLaC\x80\0\0\x22".to_vec();

@@ -33,7 +33,7 @@ const LOOKUPS_MAX: u64 = 1 << 36;
 /// Edits of the tracks that a reader sees, in their order.
 pub(super) type Mp4Edits = Vec<Mp4Edit>;
 
-/// Checks an mp4 file's table of contents. Returns the frames of each track that are no sound but
+/// Checks an mp4 file's table of contents. Returns the frames of each track that are not audio but
 /// padding of the encoder.
 ///
 /// # Errors
@@ -90,7 +90,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
         at = next;
     }
     Err(Error::data_loss(format!(
-        "this mp4 file has more than {FILE_ATOMS_MAX} parts, which cannot be"
+        "this mp4 file has more than {FILE_ATOMS_MAX} parts, which is impossible"
     )))
 }
 
@@ -98,7 +98,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
 fn contents(bytes: &mut InputBytes, at: u64, header: u64, length: u64) -> Result<Mp4Edits> {
     if length > MOOV_MAX {
         return Err(Error::data_loss(format!(
-            "the table of contents of this mp4 file is said to have {length} bytes, which cannot be"
+            "the table of contents of this mp4 file has {length} bytes by its header, which is impossible"
         )));
     }
     let body = bytes.read_at(at + header, (length - header) as usize);
@@ -137,9 +137,7 @@ impl FragmentTables {
     fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
         self.0 = self.0.saturating_add(length);
         if length > MOOF_MAX || self.0 > MOOFS_MAX {
-            return Err(Error::data_loss(
-                "the fragments of this mp4 file have tables that cannot be",
-            ));
+            return Err(Error::data_loss("the fragments of this mp4 file have impossible tables"));
         }
         moof.get(..length as usize).map_or(Ok(()), |moof| fragment(moof, 0))
     }
@@ -181,7 +179,7 @@ impl Mp4Watch {
 }
 
 fn wrong() -> Error {
-    Error::data_loss("the table of contents of this mp4 file has lengths that cannot be")
+    Error::data_loss("the table of contents of this mp4 file has impossible lengths")
 }
 
 /// Checks the table of contents of a fragment: the runs of its tracks.
@@ -410,7 +408,7 @@ fn sizes(atom: &[u8]) -> Result<()> {
     if fits(shared) && (shared > 0 || each.all(|size| big(size, 0).is_some_and(fits))) {
         return Ok(());
     }
-    Err(Error::data_loss("the table of packets of this mp4 file has sizes that cannot be"))
+    Err(Error::data_loss("the table of packets of this mp4 file has impossible sizes"))
 }
 
 /// Returns the ticks per second of a header, whose times are long or short.

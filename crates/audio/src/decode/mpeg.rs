@@ -240,7 +240,7 @@ impl Mpeg {
             let start = self.bytes.peek(window);
             if start.is_empty() {
                 // Some programs leave zeros at the end.
-                let what = format!("{passed} bytes at the end are no sound");
+                let what = format!("{passed} bytes at the end are not audio");
                 return if zeros { DecodeStep::End } else { DecodeStep::Lost { frames: 0, what } };
             }
             // After damage, a frame must be followed by another one, or by the end.
@@ -265,7 +265,7 @@ impl Mpeg {
                 let frames = (passed as f64 / self.size).round() as u64;
                 return DecodeStep::Lost {
                     frames: frames * self.header.samples,
-                    what: format!("{passed} bytes are no sound"),
+                    what: format!("{passed} bytes are not audio"),
                 };
             }
         }

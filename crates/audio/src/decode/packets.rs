@@ -67,7 +67,7 @@ impl Packets {
             Some(Ok(reader)) => reader,
             Some(Err(Wrong::Unsupported(what))) => {
                 return Err(Error::unimplemented(format!(
-                    "this kind of recording is not known here ({what})"
+                    "this kind of recording is not supported ({what})"
                 )));
             }
             Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -166,7 +166,7 @@ fn sound(tracks: &[Track]) -> Result<&Track> {
     };
     tracks.iter().find(known).ok_or_else(|| {
         Error::unimplemented(
-            "there is no track of sound in a codec that is known here (flac, mp3, vorbis, aac, alac)",
+            "there is no audio track with a supported codec (flac, mp3, vorbis, aac, alac)",
         )
     })
 }

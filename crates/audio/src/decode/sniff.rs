@@ -46,14 +46,14 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
     let hint = hint.map(|hint| format!(" ({hint:?} by its name)")).unwrap_or_default();
     Err(match other {
         Some((what, true)) => {
-            Error::unimplemented(format!("{what} is not known here{hint}; {KNOWN}"))
+            Error::unimplemented(format!("{what} is not supported{hint}; {KNOWN}"))
         }
         Some((what, false)) => {
-            Error::invalid(format!("this is no recording{hint}: it is {what}; {KNOWN}"))
+            Error::invalid(format!("this is not a recording{hint}: it is {what}; {KNOWN}"))
         }
-        None => Error::invalid(format!(
-            "this is no recording of a kind that is known here{hint}; {KNOWN}"
-        )),
+        None => {
+            Error::invalid(format!("this is not a recording in a supported format{hint}; {KNOWN}"))
+        }
     })
 }
 

@@ -56,7 +56,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             b"data" => {
                 let Some(layout) = format else {
                     return Err(Error::data_loss(
-                        "this wav file does not say what its sound is like (no fmt chunk)",
+                        "this wav file does not describe its audio (no fmt chunk)",
                     ));
                 };
                 let known = match long {
@@ -107,7 +107,7 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         (MU_LAW, _) => SampleCoding::MuLaw,
         _ => {
             return Err(Error::unimplemented(format!(
-                "this wav file's sound is coded in a way that is not known here (code {code}, {bits} bits)"
+                "this wav file's audio has an unsupported encoding (code {code}, {bits} bits)"
             )));
         }
     };

@@ -508,7 +508,7 @@ fn files_without_sound_are_named() {
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", ErrorKind::InvalidArgument, "png"),
         (b"\xff\xd8\xff\xe0\0\x10JFIF\0", ErrorKind::InvalidArgument, "jpeg"),
         (b"\x1a\x45\xdf\xa3\0\0\0", ErrorKind::Unimplemented, "webm"),
-        (&noise, ErrorKind::InvalidArgument, "no recording"),
+        (&noise, ErrorKind::InvalidArgument, "not a recording"),
         (b"RIFF\x24\0\0\0WAVE", ErrorKind::DataLoss, "no data chunk"),
         (&FLAC[..30], ErrorKind::DataLoss, "flac"),
         (&M4A[..200], ErrorKind::DataLoss, "table of contents"),
