@@ -267,7 +267,7 @@ def test_filters_apply_to_images_and_searches(browser, server):
     wait(lambda: names(browser, "#pictures") and all(name.endswith(".jpg") for name in names(browser, "#pictures")), "a field is filtered")
     browser.execute_script("document.getElementById('where').value = 'json'; document.getElementById('where').dispatchEvent(new Event('change'))")
     browser.find_element("id", "value").send_keys("{", Keys.ENTER)
-    wait(lambda: "no JSON" in text(browser, "filter-problem"), "a wrong filter is said to be wrong")
+    wait(lambda: "not JSON" in text(browser, "filter-problem"), "a wrong filter is said to be wrong")
 
 
 def test_pages_and_deleting(browser, server):

@@ -158,7 +158,7 @@ def test_a_fill_has_the_sizes_of_the_fields(browser, server):
     [
         ("class", "[[1, 2], [3]]", "Line 1, column 10"),
         ("class", "[[1, 300]]", "not within 0 and 255"),
-        ("class", "[[1, 1.5]]", "no whole number"),
+        ("class", "[[1, 1.5]]", "not a whole number"),
         ("class", "[1, 2]", "2 nested lists, not 1"),
         ("class", "[[1, 2, 3]]", "dimension 2 must be 2"),
         ("class", "[[1, 2]", "] is missing"),
@@ -367,7 +367,7 @@ def test_what_is_no_image_is_refused_at_the_input(browser, server, tmp_path):
     (tmp_path / "notes.png").write_text("no image")
     open_try(browser, server, "means")
     browser.find_element("css selector", "[data-input=image] input[type=file]").send_keys(str(tmp_path / "notes.png"))
-    wait(lambda: "notes.png is no image" in problem(browser, "image"), "an error at the input")
+    wait(lambda: "notes.png is not an image" in problem(browser, "image"), "an error at the input")
 
 
 def test_audio_is_decoded(browser, server, tmp_path):

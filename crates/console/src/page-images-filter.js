@@ -33,7 +33,7 @@ export class ImageFilter {
     try {
       this.value = wanted($("where").value, $("field").value.trim(), $("value").value.trim());
     } catch (error) {
-      this.fail(error instanceof SyntaxError ? `The filter is no JSON: ${error.message}` : error.message);
+      this.fail(error instanceof SyntaxError ? `The filter is not JSON: ${error.message}` : error.message);
       return;
     }
     this.fail(null);

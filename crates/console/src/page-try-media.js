@@ -43,7 +43,7 @@ export async function decodeImage(file) {
   try {
     return await createImageBitmap(file);
   } catch {
-    throw new Error(`${file.name} is no image that this browser can read.`);
+    throw new Error(`${file.name} is not an image that this browser can read.`);
   }
 }
 
@@ -87,7 +87,7 @@ export async function samples(file, { length }, rate) {
   try {
     decoded = await context.decodeAudioData(await file.arrayBuffer());
   } catch {
-    throw new Error(`${file.name} is no audio that this browser can read.`);
+    throw new Error(`${file.name} is not an audio file that this browser can read.`);
   }
   const count = length > 0 ? length : Math.min(decoded.length, AUDIO_SECONDS_MAX * rate), values = new Float32Array(count);
   for (let channel = 0; channel < decoded.numberOfChannels; channel += 1) {

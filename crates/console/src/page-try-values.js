@@ -110,7 +110,7 @@ class Reader {
     if (first === "[") return this.list(path);
     TOKEN.lastIndex = this.at;
     const token = TOKEN.exec(this.text)?.[0];
-    if (!token) this.fail(first === "]" || first === "," ? `a value is missing before "${first}"` : `this is no JSON; strings need double quotes`);
+    if (!token) this.fail(first === "]" || first === "," ? `a value is missing before "${first}"` : `this is not JSON; strings need double quotes`);
     const problem = wrong(token, this.datatype);
     if (problem) this.fail(problem);
     this.at += token.length;
@@ -129,12 +129,12 @@ function isText(token) {
 function wrong(token, datatype) {
   const isString = token.startsWith('"'), isWord = token === "true" || token === "false";
   if (isString && !isText(token)) return `${token} has an escape that JSON does not have`;
-  if (datatype === "BYTES") return isString ? null : `${token} is no string; write "${token}"`;
+  if (datatype === "BYTES") return isString ? null : `${token} is not a string; write "${token}"`;
   if (datatype === "BOOL") return isWord ? null : `${token} is neither true nor false`;
-  if (isString || isWord || token === "null") return `${token} is no number, and ${datatype} takes numbers`;
+  if (isString || isWord || token === "null") return `${token} is not a number, and ${datatype} takes numbers`;
   const limits = INTEGERS[datatype];
   if (!limits) return null;
-  if (!/^-?\d+$/.test(token)) return `${token} is no whole number, and ${datatype} takes whole numbers`;
+  if (!/^-?\d+$/.test(token)) return `${token} is not a whole number, and ${datatype} takes whole numbers`;
   return BigInt(token) < limits[0] || BigInt(token) > limits[1] ? `${token} is not within ${limits[0]} and ${limits[1]}, the limits of ${datatype}` : null;
 }
 
