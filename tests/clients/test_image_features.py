@@ -273,7 +273,7 @@ WRONG_POINTS = {
     "above float32": (lambda point: point["embedding"].__setitem__(2, 1e39), "points[1].embedding[2]: number out of range"),
     "too long a vector": (lambda point: point.update(embedding=[1e18] * DIMS), "points[1]: the embedding has the leng"),
     "no record": (lambda point: point.pop("record"), "points[1]: missing field `record`"),
-    "no base64": (lambda point: point.update(record="?"), "points[1].record: no base64"),
+    "no base64": (lambda point: point.update(record="?"), "points[1].record: not base64"),
     "empty record": (lambda point: point.update(record=""), "points[1]: record: "),
     "version": (lambda point: point.update(record=encode(version=2)), "points[1]: record: "),
     "flags": (lambda point: point.update(record=encode(flags=3)), "points[1]: record: "),

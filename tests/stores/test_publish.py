@@ -79,9 +79,9 @@ def test_versions_are_compared(s3, tmp_path):
     same = json.loads(run("models", "diff", first, local, "--json").stdout)
     assert same["changed"] == [] and same["graph_equal"], same
     missing = run("models", "diff", first, f"{URL}/m/9", check=False)
-    assert missing.returncode == 1 and "is no published version" in missing.stderr, missing
+    assert missing.returncode == 1 and "is not a published version" in missing.stderr, missing
     nothing = run("models", "diff", str(tmp_path), first, check=False)
-    assert nothing.returncode == 1 and "is no published version" in nothing.stderr, nothing
+    assert nothing.returncode == 1 and "is not a published version" in nothing.stderr, nothing
 
 
 def test_a_publisher_that_died_does_not_block_the_next_number(s3, tmp_path):

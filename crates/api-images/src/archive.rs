@@ -183,7 +183,7 @@ fn check_directory<R: Read + Seek>(reader: R, entries_max: usize, bytes_max: u64
 }
 
 fn no_archive(error: &zip::result::ZipError) -> Error {
-    Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
+    Error::invalid(format!("this is not a zip archive, or the archive is incomplete: {error}"))
 }
 
 fn not_stored(error: &io::Error) -> Error {

@@ -23,6 +23,6 @@ impl Visitor<'_> for Base64Visitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<u8>, E> {
-        STANDARD.decode(text).map_err(|error| E::custom(format_args!("no base64: {error}")))
+        STANDARD.decode(text).map_err(|error| E::custom(format_args!("not base64: {error}")))
     }
 }

@@ -36,7 +36,7 @@ impl Folder {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
             return Err(Error::invalid(format!(
-                "\"{path}\" is no directory of this machine; give its whole path"
+                "\"{path}\" is not a directory of this machine; give an absolute path"
             )));
         }
         let mut folder = Folder { root: root.clone(), waiting: Vec::new() };

@@ -35,7 +35,7 @@ pub(crate) fn checked_threshold(kind: ImageKind, wanted: Option<f32>) -> Result<
     let threshold = wanted.unwrap_or_else(|| accept_score(kind));
     match threshold.is_finite() {
         true => Ok(threshold),
-        false => Err(Error::invalid("threshold= is no finite number of 32 bits")),
+        false => Err(Error::invalid("threshold= is not a finite 32-bit number")),
     }
 }
 

@@ -247,7 +247,7 @@ pub(crate) fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
         )));
     }
     if let Some(at) = embedding.iter().position(|value| !value.is_finite()) {
-        return Err(Error::invalid(format!("embedding[{at}] is no finite number of 32 bits")));
+        return Err(Error::invalid(format!("embedding[{at}] is not a finite 32-bit number")));
     }
     let square: f64 = embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let length = square.sqrt();
@@ -541,7 +541,7 @@ mod tests {
             (r#""id":2,"embedding":[1,"a"]"#, "points[1].embedding[1]: "),
             (r#""id":2,"embedding":[NaN]"#, "points[1].embedding"),
             (r#""id":2,"embedding":[1e999]"#, "points[1].embedding"),
-            (r#""id":2,"embedding":[1],"record":"?""#, "points[1].record: no base64"),
+            (r#""id":2,"embedding":[1],"record":"?""#, "points[1].record: not base64"),
             (r#""id":2,"embedding":[1],"record":null"#, "points[1].record: "),
             (r#""id":2,"payload":[]"#, "points[1].payload: "),
             (r#""id":2,"quality":256"#, "points[1].quality: "),
@@ -583,7 +583,7 @@ mod tests {
             point.embedding.truncate(2);
         });
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            refused(&photos(), "embedding[1] is no finite number", |point| {
+            refused(&photos(), "embedding[1] is not a finite 32-bit number", |point| {
                 point.embedding[1] = value;
             });
         }

@@ -52,7 +52,7 @@ impl PrintJson {
             PrintJson::Record { record } => STANDARD
                 .decode(record)
                 .map(PrintSource::Record)
-                .map_err(|error| Error::invalid(format!("a record is no base64: {error}"))),
+                .map_err(|error| Error::invalid(format!("a record is not base64: {error}"))),
         }
     }
 }
@@ -75,7 +75,7 @@ mod tests {
             matches!(source(r#"{"record": "AQI="}"#), Ok(PrintSource::Record(bytes)) if bytes == [1, 2])
         );
         let error = source(r#"{"record": "?"}"#).err().unwrap();
-        assert!(error.message().contains("no base64"), "{error}");
+        assert!(error.message().contains("not base64"), "{error}");
         for wrong in ["{}", r#"{"id": 7, "file": "AQI="}"#, r#"{"record": 7}"#] {
             assert!(serde_json::from_str::<PrintJson>(wrong).is_err(), "{wrong}");
         }

@@ -72,7 +72,7 @@ pub(crate) fn begin(
     }
     if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {
         return Err(Error::precondition(format!(
-            "\"{name}\" is no alias and cannot be switched; rebuild its alias, or leave out \"switch\""
+            "\"{name}\" is not an alias and cannot be switched; rebuild its alias, or leave out \"switch\""
         )));
     }
     let mut all = state.rebuilds.lock();

@@ -92,7 +92,7 @@ impl FromStr for BackupId {
         let wrong = || {
             let shown: String = text.chars().take(80).collect();
             Error::invalid(format!(
-                "{shown:?} is no id of a backup, such as 20260131T235959123Z-0123abcd"
+                "{shown:?} is not an id of a backup, such as 20260131T235959123Z-0123abcd"
             ))
         };
         let (time, random) = text.split_once('-').ok_or_else(wrong)?;

@@ -51,7 +51,7 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
     }
     let wrong = || {
         Error::invalid(format!(
-            "{location:?} is no location of a snapshot; use file:///PATH, http://HOST/PATH or a URL of a store"
+            "{location:?} is not a location of a snapshot; use file:///PATH, http://HOST/PATH or a URL of a store"
         ))
     };
     let (directory, name) = location.rsplit_once('/').ok_or_else(wrong)?;

@@ -65,7 +65,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         }
     };
     Duration::try_from_secs_f64(value * seconds)
-        .map_err(|_| Error::invalid(format!("\"{text}\" is no usable duration")))
+        .map_err(|_| Error::invalid(format!("\"{text}\" is not a usable duration")))
 }
 
 /// Formats a byte size with three significant digits and a binary unit.

@@ -76,7 +76,7 @@ impl FromStr for WeightedNode {
         let Some((name, weight)) = text.split_once('=') else {
             return Ok(WeightedNode { name: text.to_owned(), weight: 1 });
         };
-        let weight = weight.parse().map_err(|_| format!("{weight:?} is no weight"))?;
+        let weight = weight.parse().map_err(|_| format!("{weight:?} is not a weight"))?;
         Ok(WeightedNode { name: name.to_owned(), weight })
     }
 }

@@ -81,7 +81,7 @@ impl FromStr for Host {
         }
         let wrong = |why: &str| {
             Error::invalid(format!(
-                "\"{text}\" is no IP address and no host name of this machine{why}; use 127.0.0.1, 0.0.0.0, :: or localhost"
+                "\"{text}\" is neither an IP address nor a host name of this machine{why}; use 127.0.0.1, 0.0.0.0, :: or localhost"
             ))
         };
         let found = (text, 0).to_socket_addrs().map_err(|error| wrong(&format!(" ({error})")))?;
@@ -98,7 +98,7 @@ impl FromStr for FileMode {
         let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
         mode.filter(|mode| mode & 0o600 == 0o600).map(FileMode).ok_or_else(|| {
             Error::invalid(format!(
-                "\"{text}\" is no mode of a socket; use 0600 (this user), 0660 (also its group) or 0666 (all users)"
+                "\"{text}\" is not a mode of a socket; use 0600 (this user), 0660 (also its group) or 0666 (all users)"
             ))
         })
     }

@@ -101,7 +101,7 @@ impl FromStr for Roles {
         for name in text.split(',').map(str::trim) {
             if !roles.take(name) {
                 return Err(Error::invalid(format!(
-                    "{name:?} is no role of a cluster's node; use root, search, ingest and extract"
+                    "{name:?} is not a role of a cluster's node; use root, search, ingest and extract"
                 )));
             }
         }

@@ -460,9 +460,8 @@ fn facet_value(value: Value) -> Result<FacetValue> {
     match value {
         Value::Bool(value) => Ok(FacetValue::Bool(value)),
         Value::String(text) => Ok(FacetValue::Text(text)),
-        other => {
-            whole.ok_or_else(|| Error::internal(format!("{other} is no value of a facet's result")))
-        }
+        other => whole
+            .ok_or_else(|| Error::internal(format!("{other} is not a value of a facet's result"))),
     }
 }
 

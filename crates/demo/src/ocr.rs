@@ -92,7 +92,7 @@ pub fn lines(assets: &Path) -> Result<OcrLines> {
         match tensor.shape().last() {
             Some(width) if width % STEP_PX == 0 => Ok(vec![NamedTensor::new(INPUT, tensor)]),
             _ => Err(Error::invalid(format!(
-                "{}: its width after scaling to {HEIGHT_PX} rows is no multiple of {STEP_PX}",
+                "{}: its width after scaling to {HEIGHT_PX} rows is not a multiple of {STEP_PX}",
                 path.display()
             ))),
         }

@@ -72,7 +72,7 @@ pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
 /// # Errors
 /// `DataLoss` if they are no SavedModel, `InvalidArgument` if it has no graph with these tags.
 pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
-    let damaged = |e: prost::DecodeError| Error::data_loss(format!("is no SavedModel: {e}"));
+    let damaged = |e: prost::DecodeError| Error::data_loss(format!("is not a SavedModel: {e}"));
     let saved = SavedModel::decode(bytes).map_err(damaged)?;
     let mut found = Vec::new();
     for bytes in saved.meta_graphs {
@@ -85,7 +85,7 @@ pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
         found.push(format!("{{{}}}", of_graph.join(", ")));
     }
     match found.is_empty() {
-        true => Err(Error::data_loss("is no SavedModel: it has no graph")),
+        true => Err(Error::data_loss("is not a SavedModel: it has no graph")),
         false => Err(Error::invalid(format!(
             "has no graph with exactly the tags {{{}}}, but graphs with {}: name one of these with \
              saved-model-tags in the model's millpond.toml (--saved_model_tags of `millpond tfs`, --tags of \

@@ -135,7 +135,7 @@ impl Session for StreamSession {
             .ok_or_else(|| Error::invalid("a stream's first input counts its items on axis 0"))?;
         let lanes = self.lanes;
         if !rows.is_multiple_of(lanes) {
-            return Err(Error::invalid(format!("{rows} rows are no items of {lanes} rows each")));
+            return Err(Error::invalid(format!("{rows} rows are not items of {lanes} rows each")));
         }
         let count = rows / lanes;
         let mut state = self.state.lock();

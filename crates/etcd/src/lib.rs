@@ -50,7 +50,7 @@ pub fn check_name(thing: &str, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{name:?} is no name of a {thing}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
+        "{name:?} is not a valid name of a {thing}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
          hyphens and underscores"
     )))
 }
@@ -343,7 +343,7 @@ fn endpoint_address(text: &str, uses_tls: bool) -> Result<String> {
     let refused = |reason: &str| {
         Error::invalid(format!("etcd's endpoint {text:?} {reason}; write {wanted}://HOST:PORT"))
     };
-    let uri: Uri = text.parse().map_err(|_| refused("is no address"))?;
+    let uri: Uri = text.parse().map_err(|_| refused("is not an address"))?;
     match uri.scheme_str() {
         Some("https") if !uses_tls => {
             let reason =

@@ -101,7 +101,7 @@ impl KeyValue {
 }
 
 fn decoded(text: &str) -> Result<Vec<u8>> {
-    let unreadable = |error| Error::data_loss(format!("an answer of etcd is no base64 ({error})"));
+    let unreadable = |error| Error::data_loss(format!("an answer of etcd is not base64 ({error})"));
     STANDARD.decode(text).map_err(unreadable)
 }
 

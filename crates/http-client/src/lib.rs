@@ -167,7 +167,7 @@ impl HttpClient {
         let uri = format!("{scheme}://{address}{path}");
         let request = Request::builder().method(method).uri(&uri).body(Full::new(body));
         let mut request = request.map_err(|error| {
-            Error::invalid(format!("{uri:?} is no address ({error}); write HOST:PORT"))
+            Error::invalid(format!("{uri:?} is not an address ({error}); write HOST:PORT"))
         })?;
         *request.headers_mut() = headers;
         if let Some(value) = self.authorization.clone()? {

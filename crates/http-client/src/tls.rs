@@ -103,7 +103,9 @@ impl ClientTls {
         };
         let host = host_of(address);
         let name = ServerName::try_from(host).map_err(|_| {
-            Error::invalid(format!("{host:?} of --cluster-address is no name of a certificate"))
+            Error::invalid(format!(
+                "{host:?} of --cluster-address is not a name that a certificate can have"
+            ))
         })?;
         let subject = format!("the certificate {} of this node", own.cert);
         let refused = |error: rustls::Error, problem: CertificateProblem<'_>| {

@@ -64,8 +64,9 @@ impl FromStr for PolicyText {
 
     /// Parses the form of the server's own settings: "latest", "latest:2", "all", "3,5".
     fn from_str(text: &str) -> Result<PolicyText, String> {
-        let wrong =
-            |_| format!("\"{text}\" is no policy; use latest, latest:N, all, or numbers as in 3,5");
+        let wrong = |_| {
+            format!("\"{text}\" is not a policy; use latest, latest:N, all, or numbers as in 3,5")
+        };
         match text {
             "all" => Ok(PolicyText::All),
             "latest" => Ok(PolicyText::Latest(1)),
@@ -509,7 +510,8 @@ mod tests {
         );
         assert!(error("[warmup]\nruns = 1").contains("unknown key `runs`; the keys are enabled, "));
         assert!(
-            error("policy = \"newest\"").starts_with("line 1: \"newest\" is no policy; use latest")
+            error("policy = \"newest\"")
+                .starts_with("line 1: \"newest\" is not a policy; use latest")
         );
         assert!(error("policy = { newest = 1 }").contains("unknown variant `newest`"));
         assert!(error("policy = \"all\"\nversions = \"all\"").contains("duplicate field"));

@@ -120,7 +120,7 @@ fn header_value(text: &str) -> Result<HeaderValue> {
 }
 
 fn uri(text: &str) -> Result<Uri> {
-    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no address to call")))
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is not an address to call")))
 }
 
 /// Returns a gRPC message with its prefix, to be sent as a body.
@@ -334,7 +334,7 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> 
         frame = pieces.freeze();
     }
     if frame.len() < GRPC_PREFIX_BYTES || frame[0] != 0 {
-        return Err(Error::data_loss("the answer is no uncompressed gRPC message"));
+        return Err(Error::data_loss("the answer is not an uncompressed gRPC message"));
     }
     Ok(RawResponse { body: frame.split_off(GRPC_PREFIX_BYTES) })
 }

@@ -160,7 +160,7 @@ impl TlsClient {
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            Error::invalid(format!("\"{host}\" is no name that a certificate can have"))
+            Error::invalid(format!("\"{host}\" is not a name that a certificate can have"))
         })?;
         Ok(TlsClient { config: Arc::new(config), name, is_identified: args.cert.is_some() })
     }

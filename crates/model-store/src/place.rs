@@ -79,7 +79,10 @@ impl StorePlace {
         let supported =
             ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"];
         if !supported.contains(&parsed.scheme()) {
-            return Err(wrong(&format!("\"{}\" is no kind of store", parsed.scheme())));
+            return Err(wrong(&format!(
+                "\"{}\" is not a supported kind of store",
+                parsed.scheme()
+            )));
         }
         if cfg!(not(feature = "object-storage")) && parsed.scheme() != "file" {
             return Err(Error::precondition(format!(
@@ -183,7 +186,7 @@ impl StorePlace {
             let key = self.key(MANIFEST_NAME);
             let got = self.objects.get(&key).await.map_err(|error| match error {
                 object_store::Error::NotFound { .. } => Error::not_found(format!(
-                    "{}: holds no {MANIFEST_NAME}, so it is no published version; millpond publish makes one",
+                    "{}: holds no {MANIFEST_NAME}, so it is not a published version; millpond publish makes one",
                     self.shown
                 )),
                 error => self.failed(&error),
@@ -323,7 +326,10 @@ mod tests {
         assert_eq!(place.shown(), url.trim_end_matches('/'));
         assert!(place.key("a/1/model.onnx").as_ref().ends_with("/models/a/1/model.onnx"));
         let error = StorePlace::open("ftp://host/models", &[]).unwrap_err();
-        assert!(error.message().contains("\"ftp\" is no kind of store; use s3://"), "{error}");
+        assert!(
+            error.message().contains("\"ftp\" is not a supported kind of store; use s3://"),
+            "{error}"
+        );
     }
 
     #[test]

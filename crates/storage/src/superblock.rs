@@ -97,7 +97,7 @@ impl Superblock {
     /// that this program does not read.
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let Some(page) = bytes.get(..PAGE_BYTES) else {
-            return Err(Error::data_loss(format!("{} bytes are no superblock", bytes.len())));
+            return Err(Error::data_loss(format!("{} bytes are not a superblock", bytes.len())));
         };
         if &page[..8] != MAGIC {
             return Err(Error::data_loss("the file does not start with a segment's superblock"));

@@ -216,7 +216,7 @@ fn read(
 }
 
 fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice>, String> {
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
     // The end of the process may cut the last line short. That measurement is made again.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut lines = whole.lines();

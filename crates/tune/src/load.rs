@@ -312,7 +312,7 @@ impl Shapes {
             let number = |text: &str| {
                 text.trim()
                     .parse()
-                    .map_err(|_| Error::invalid(format!("--dims: \"{text}\" is no size")))
+                    .map_err(|_| Error::invalid(format!("--dims: \"{text}\" is not a size")))
             };
             match text.split_once('=') {
                 None => shapes.other = number(text)?,

@@ -58,7 +58,7 @@ impl TuneSubject {
             .map_err(|e| Error::invalid(format!("cannot tune {}: {e}", dir.display())))?;
         let newest = newest(&real)?.ok_or_else(|| {
             Error::invalid(format!(
-                "cannot tune {}: it is no model, a directory with numbered version directories",
+                "cannot tune {}: it is not a model, which is a directory with numbered version directories",
                 dir.display()
             ))
         })?;

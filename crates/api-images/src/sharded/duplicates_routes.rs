@@ -223,7 +223,7 @@ fn values(bytes: &[u8], dims: usize) -> Result<Vec<f32>> {
     let size = dims.max(1) * size_of::<f32>();
     if !bytes.len().is_multiple_of(size) {
         return Err(Error::invalid(format!(
-            "{} bytes are no embeddings of {dims} values",
+            "{} bytes are not embeddings of {dims} values",
             bytes.len()
         )));
     }
@@ -240,7 +240,7 @@ fn neighbours(
     let settings = named.settings();
     let NeighboursRequest { threshold, embeddings } = request;
     if !threshold.is_finite() {
-        return Err(Error::invalid("\"threshold\" is no finite number of 32 bits"));
+        return Err(Error::invalid("\"threshold\" is not a finite 32-bit number"));
     }
     let values = values(&embeddings, settings.dims)?;
     let mut search = NeighbourSearch::new(named.collection(), settings.metric, threshold)?;
@@ -296,7 +296,7 @@ fn verified(
 ) -> Result<VerifyAnswer> {
     let VerifyRequest { accept, probes } = request;
     if !accept.is_finite() {
-        return Err(Error::invalid("\"accept\" is no finite number of 32 bits"));
+        return Err(Error::invalid("\"accept\" is not a finite 32-bit number"));
     }
     check_count("pairs", probes.iter().map(|probe| probe.ids.len()).sum(), PAIRS_MAX)?;
     let mut answer = VerifyAnswer::default();

@@ -163,7 +163,7 @@ fn plan(
 ) -> Result<SearchPlan> {
     let RankRequest { k, threshold, explain, candidates, prints, filter, .. } = request;
     if !threshold.is_finite() {
-        return Err(Error::invalid("\"threshold\" is no finite number of 32 bits"));
+        return Err(Error::invalid("\"threshold\" is not a finite 32-bit number"));
     }
     let clause = parsed_filter(&target.named, filter.as_ref())?;
     let (limit, source) = match (target.kind, candidates, prints, &clause) {
@@ -209,7 +209,7 @@ fn chosen(candidates: &CoarseCandidates) -> Result<Arc<[ChosenPoint]>> {
         )));
     }
     if let Some(at) = coarse.iter().position(|score| !score.is_finite()) {
-        return Err(Error::invalid(format!("coarse[{at}] is no finite number of 32 bits")));
+        return Err(Error::invalid(format!("coarse[{at}] is not a finite 32-bit number")));
     }
     let points = ids.iter().zip(coarse).map(|(&id, &coarse)| ChosenPoint { id, coarse });
     Ok(points.collect())

@@ -391,7 +391,7 @@ fn wrong_requests_are_refused() {
         (json!({ "k": 1001 }), "k is 1 to 1000"),
         (json!({ "k": -1 }), "expected"),
         (json!({ "threshold": 1e300 }), "number out of range"),
-        (json!({ "record": "?" }), "no base64"),
+        (json!({ "record": "?" }), "not base64"),
         (json!({ "record": "AAAA" }), "record: "),
         (json!({ "record": bare }), "no descriptors"),
         (json!({ "candidates": null }), "with \\\"candidates\\\""),

@@ -26,9 +26,9 @@ fn parse_distance(name: &str) -> Result<Metric> {
         "Dot" => Ok(Metric::Dot),
         "Euclid" => Ok(Metric::L2),
         "Manhattan" => Err(Error::unimplemented(unsupported("distance Manhattan"))),
-        other => {
-            Err(Error::invalid(format!("distance: \"{other}\" is none of Cosine, Dot and Euclid")))
-        }
+        other => Err(Error::invalid(format!(
+            "distance: \"{other}\" is not one of Cosine, Dot and Euclid"
+        ))),
     }
 }
 
@@ -172,7 +172,9 @@ fn not_cold(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
         Some("cold") => Ok(None),
         Some("cached") => Ok(Some(memory)),
         Some("pinned") => Err(out_of_limits(field, "pinned is not possible here")),
-        _ => Err(Error::invalid(format!("{field}: {memory} is none of cold, cached and pinned"))),
+        _ => {
+            Err(Error::invalid(format!("{field}: {memory} is not one of cold, cached and pinned")))
+        }
     }
 }
 

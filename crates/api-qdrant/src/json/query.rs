@@ -546,7 +546,7 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
         (None, _) => Err(A::Error::custom(
-            "an empty object is no query; give nearest, recommend, discover, context, order_by, \
+            "an empty object is not a query; give nearest, recommend, discover, context, order_by, \
              fusion, formula or sample",
         )),
     }

@@ -184,7 +184,7 @@ pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
             unsupported("an image in a vector's place (send images to /v1/images/COLLECTION)")
         }
         Some("object") => unsupported("an object to be embedded"),
-        _ => "an object is no vector; write a list of numbers".to_owned(),
+        _ => "an object is not a vector; write a list of numbers".to_owned(),
     })
 }
 

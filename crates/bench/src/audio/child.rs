@@ -210,7 +210,9 @@ fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
     // A line that begins with a backslash belongs to the label before it.
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('\\'));
     lines
-        .map(|line| label(line).ok_or_else(|| Error::internal(format!("\"{line}\" is no label"))))
+        .map(|line| {
+            label(line).ok_or_else(|| Error::internal(format!("\"{line}\" is not a label")))
+        })
         .collect()
 }
 

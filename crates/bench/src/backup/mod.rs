@@ -105,8 +105,9 @@ struct RunStore {
 
 impl RunStore {
     fn open(directory: &Path, rate: Rate) -> Result<RunStore> {
-        let place =
-            directory.to_str().ok_or_else(|| Error::invalid("the directory is no UTF-8"))?;
+        let place = directory
+            .to_str()
+            .ok_or_else(|| Error::invalid("the path of the directory is not UTF-8"))?;
         let store = BackupStore::open(place, &[])?;
         Ok(RunStore { store, pacer: Pacer::new(rate), progress: BackupProgress::default() })
     }

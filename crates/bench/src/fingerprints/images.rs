@@ -28,7 +28,7 @@ impl std::str::FromStr for Resolution {
             None => (None, text),
         };
         let dots_per_inch =
-            number.parse().map_err(|_| format!("{number:?} is no number of dots per inch"))?;
+            number.parse().map_err(|_| format!("{number:?} is not a number of dots per inch"))?;
         Ok(Resolution { folder, dots_per_inch })
     }
 }

@@ -213,7 +213,7 @@ fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
 
 /// Reads the response head. Returns the status, and true if the body is chunked.
 fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
-    let wrong = || std::io::Error::new(ErrorKind::InvalidData, "the answer is no HTTP");
+    let wrong = || std::io::Error::new(ErrorKind::InvalidData, "the answer is not HTTP");
     loop {
         let first = read_line(reader)?;
         let status: u16 =

@@ -139,7 +139,7 @@ fn shown(lines: &str) -> CommandResult<String> {
     let mut number = 0;
     for line in lines.lines() {
         let line: Value = serde_json::from_str(line)
-            .map_err(|error| CommandError::failed(format!("a line is no JSON: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("a line is not JSON: {error}")))?;
         if let Some(summary) = line.get("summary") {
             let count = |key: &str| summary.get(key).and_then(Value::as_u64).unwrap_or(0);
             out.push_str(&format!("{} groups, {} images\n", count("groups"), count("images")));

@@ -54,7 +54,7 @@ fn manifest(version: &Path) -> CommandResult<StoredManifest> {
     }
     let artifact = Artifact::open(version).map_err(|error| match error.kind() {
         ErrorKind::NotFound => CommandError::failed(format!(
-            "{} is no published version: {}",
+            "{} is not a published version: {}",
             version.display(),
             error.message()
         ))

@@ -108,7 +108,7 @@ fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Samplin
         ("traceidratio", Some(text)) => {
             let name = "OTEL_TRACES_SAMPLER_ARG";
             let rate = text.parse().map_err(|_| {
-                CommandError::usage(format!("{name} is {text}, which is no number"))
+                CommandError::usage(format!("{name} is {text}, which is not a number"))
             })?;
             part(name, rate)?
         }

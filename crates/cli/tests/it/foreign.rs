@@ -156,7 +156,11 @@ fn serve_names_the_format_of_what_it_cannot_serve() {
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
-    check_error(&["serve", "ftp://h/m"], 2, "ftp://h/m: \"ftp\" is no kind of store; use s3://");
+    check_error(
+        &["serve", "ftp://h/m"],
+        2,
+        "ftp://h/m: \"ftp\" is not a supported kind of store; use s3://",
+    );
     let single = write(dir.path(), "net.pkl", b"\x80\x04");
     check_error(&["serve", &single], 2, "net.pkl: it is a pickled Python object\nhint: ");
 }

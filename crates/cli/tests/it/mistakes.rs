@@ -256,7 +256,7 @@ fn settings_of_a_cluster_without_effect_are_named() {
         (etcd.to_vec(), "--cluster-etcd has no effect without --cluster-store"),
         (vec!["--cluster-weight", "2"], "--cluster-weight has no effect"),
         (store.to_vec(), "--cluster-store needs --cluster-etcd"),
-        ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is no role"),
+        ([&both[..], &["--cluster-roles", "boss"]].concat(), "\"boss\" is not a role"),
         ([&both[..], &["--cluster-weight", "65"]].concat(), "--cluster-weight"),
         ([&both[..], &["--collections-dir", "none"]].concat(), "which is none"),
         ([&both[..], &["--admin-key", "k"]].concat(), "--admin-key needs --api-key KEY"),

@@ -37,7 +37,11 @@ fn a_store_is_served_and_followed_and_survives_its_loss() {
 
 #[test]
 fn a_url_without_a_store_is_refused() {
-    check_error(&["serve", "ftp://host/models"], 2, "\"ftp\" is no kind of store; use s3://");
+    check_error(
+        &["serve", "ftp://host/models"],
+        2,
+        "\"ftp\" is not a supported kind of store; use s3://",
+    );
 }
 
 #[test]
@@ -58,7 +62,11 @@ fn versions_are_published_to_a_store_and_compared() {
         2,
         "\"3\" is a version's number and no model's name",
     );
-    check_error(&["publish", model, "--to", "ftp://host/m"], 2, "\"ftp\" is no kind of store");
+    check_error(
+        &["publish", model, "--to", "ftp://host/m"],
+        2,
+        "\"ftp\" is not a supported kind of store",
+    );
 
     let local = format!("{}/store/half_plus_two/1", dir.path().display());
     let diff = run(&["models", "diff", &local, &format!("{url}/2"), "--json"]);
@@ -66,6 +74,6 @@ fn versions_are_published_to_a_store_and_compared() {
     let found: serde_json::Value = serde_json::from_str(&diff.stdout).unwrap();
     assert_eq!((&found["graph_equal"], &found["changed"]), (&false.into(), &serde_json::json!([])));
     assert!(found["fetch"]["bytes"].as_u64().unwrap() > 100, "graph and manifest: {found}");
-    check_error(&["models", "diff", &local, &url], 1, "it is no published version");
-    check_error(&["models", "diff", "nowhere", &local], 1, "nowhere is no published version");
+    check_error(&["models", "diff", &local, &url], 1, "it is not a published version");
+    check_error(&["models", "diff", "nowhere", &local], 1, "nowhere is not a published version");
 }

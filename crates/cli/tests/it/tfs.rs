@@ -135,7 +135,10 @@ fn wrong_starts_say_what_to_do() {
     wrong(&["--model_base_path=/m", &ssl], "server_cert: no certificate in PEM form");
     wrong(&["--model_base_path=/m", "--use_alts_credentials"], "ALTS is not supported");
     wrong(&["--model_base_path=/m", "--port=0"], "at least one of --port and --grpc_socket_path");
-    wrong(&["--model_base_path=ftp://host/m"], "\"ftp\" is no kind of store; use s3://");
+    wrong(
+        &["--model_base_path=ftp://host/m"],
+        "\"ftp\" is not a supported kind of store; use s3://",
+    );
     wrong(&["--model_base_path=/m", "--prot=1"], "unknown argument: --prot");
     wrong(&["--model_base_path=/m", "--", "--config", "x"], "not from after --");
 }

@@ -278,7 +278,7 @@ impl MovedSettings {
         let FetchedPoint { id, embedding, record, payload } = point;
         if !record.is_empty() {
             return Err(Error::precondition(format!(
-                "point {id} has a record besides its vector, and the collection is none of images; a cluster cannot \
+                "point {id} has a record besides its vector, and the collection does not hold images; a cluster cannot \
                  have it"
             )));
         }

@@ -268,5 +268,5 @@ fn registered_address(entry: &EtcdEntry) -> Option<String> {
 
 fn encoded(info: &NodeInfo) -> Result<Vec<u8>> {
     serde_json::to_vec(info)
-        .map_err(|error| Error::internal(format!("a node's description is no JSON ({error})")))
+        .map_err(|error| Error::internal(format!("a node's description is not JSON ({error})")))
 }

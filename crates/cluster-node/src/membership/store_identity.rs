@@ -122,7 +122,7 @@ fn decode(key: &Key, bytes: &[u8]) -> Result<String> {
         return Ok(text.to_owned());
     }
     Err(Error::data_loss(format!(
-        "object {key}: its content is no identity of a store; write the id into it that the key \
+        "object {key}: its content is not the id of a store; write into it the id that the key \
          of the cluster's store in etcd has"
     )))
 }

@@ -108,7 +108,7 @@ fn local_request(
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let path = format!("/v1/images/{}/{rest}{query}", key.local_name());
     parts.uri = Uri::try_from(path)
-        .map_err(|error| Error::invalid(format!("{rest:?} is no path: {error}")))?;
+        .map_err(|error| Error::invalid(format!("{rest:?} is not a path: {error}")))?;
     // The path parameters of this route differ from the parameters of the local one.
     parts.extensions = http::Extensions::new();
     Ok(http::Request::from_parts(parts, body))

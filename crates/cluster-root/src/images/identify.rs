@@ -70,7 +70,7 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
     )?;
     let threshold = threshold.unwrap_or_else(|| accept_score(ImageKind::Fingerprint));
     if !threshold.is_finite() {
-        return Err(Error::invalid("threshold= is no finite number of 32 bits"));
+        return Err(Error::invalid("threshold= is not a finite 32-bit number"));
     }
     let filter = filter.as_deref().map(parsed_filter).transpose()?;
     Ok(RoundsPlan { k: FINGER_HITS_MAX, threshold, candidates, explain: false, filter, view: None })

@@ -114,7 +114,7 @@ fn plan(parameters: RootSearchParams, kind: ImageKind) -> Result<RoundsPlan> {
     check_search_limits(kind, k, candidates.unwrap_or(1))?;
     let threshold = threshold.unwrap_or_else(|| accept_score(kind));
     if !threshold.is_finite() {
-        return Err(Error::invalid("threshold= is no finite number of 32 bits"));
+        return Err(Error::invalid("threshold= is not a finite 32-bit number"));
     }
     let explain = query_flag("explain", explain.as_deref())?;
     let filter = filter.as_deref().map(parsed_filter).transpose()?;

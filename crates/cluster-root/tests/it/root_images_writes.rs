@@ -220,7 +220,7 @@ async fn requests_that_a_cluster_does_not_offer_are_refused() {
         request.body(Body::from("{}")).unwrap()
     };
     for (request, status, word) in [
-        (put("application/zip", ""), 400, "no zip archive"),
+        (put("application/zip", ""), 400, "not a zip archive"),
         // This request shows no client of this machine.
         (put("application/json", ""), 403, "folders"),
         (put("text/plain", ""), 400, "application/zip"),

@@ -129,7 +129,7 @@ impl Walker {
         if length > bytes_max {
             return Err(self.damaged(
                 range.start,
-                format_args!("{length} bytes where at most {bytes_max} make sense"),
+                format_args!("{length} bytes, but at most {bytes_max} are possible"),
             ));
         }
         let mut bytes = Vec::with_capacity(length as usize);

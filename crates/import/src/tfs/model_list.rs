@@ -297,7 +297,7 @@ mod tests {
         };
         let error = list("a", "ftp://host/a").unwrap_err();
         assert!(
-            error.message().starts_with("model a: ftp://host/a: \"ftp\" is no kind"),
+            error.message().starts_with("model a: ftp://host/a: \"ftp\" is not a supported kind"),
             "{error}"
         );
         let models = list("a", "s3://bucket/models/a");

@@ -114,7 +114,7 @@ impl TryFrom<toml::Value> for LimitText {
             toml::Value::Float(limit) => Ok(LimitText::At(limit)),
             toml::Value::Integer(limit) => Ok(LimitText::At(limit as f64)),
             toml::Value::String(text) if text == "off" => Ok(LimitText::Off),
-            other => Err(format!("{other} is no limit; use a number or \"off\"")),
+            other => Err(format!("{other} is not a limit; use a number or \"off\"")),
         }
     }
 }

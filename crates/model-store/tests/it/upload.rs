@@ -46,7 +46,7 @@ fn numbers_follow_the_highest() {
     let root = StorePlace::open(&format!("file://{}", store.display()), &[]).unwrap();
     assert_eq!(root.content().unwrap().models, ["m".to_owned()].into());
     let error = place.manifest().unwrap_err();
-    assert!(error.message().contains("it is no published version"), "{error}");
+    assert!(error.message().contains("it is not a published version"), "{error}");
 }
 
 /// A SavedModel has vocabularies in `assets`.

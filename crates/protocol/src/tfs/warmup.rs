@@ -124,7 +124,7 @@ fn answered(record: Bytes) -> Result<AnsweredRecord> {
     let Some(LogType::PredictLog(PredictLog { request: Some(mut request), response })) =
         log.log_type
     else {
-        return Err(Error::invalid("it is no Predict request; only those can be compared"));
+        return Err(Error::invalid("it is not a Predict request; only those can be compared"));
     };
     let response = response.ok_or_else(|| Error::invalid("it has no response to compare with"))?;
     let signature = request.model_spec.take().unwrap_or_default().signature_name;

@@ -84,7 +84,7 @@ impl LoggedOp {
     pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
         let odd = || {
             Error::data_loss(format!(
-                "{} bytes of the log are no change to a collection",
+                "{} bytes of the log are not a change to a collection",
                 bytes.len()
             ))
         };

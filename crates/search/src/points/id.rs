@@ -31,7 +31,7 @@ pub fn uuid_hash(uuid: &[u8; 16]) -> u64 {
 
 fn malformed(text: &str) -> Error {
     let shown: String = text.chars().take(64).collect();
-    Error::invalid(format!("\"{shown}\" is no point id; use a whole number or a UUID"))
+    Error::invalid(format!("\"{shown}\" is not a point id; use a whole number or a UUID"))
 }
 
 impl PointId {

@@ -57,7 +57,7 @@ impl FromStr for MediumChoice {
     fn from_str(name: &str) -> Result<MediumChoice> {
         use MediumChoice::{Auto, Dax, Dram, Mmap, Nvme};
         [Auto, Nvme, Dram, Mmap, Dax].into_iter().find(|choice| choice.name() == name).ok_or_else(
-            || Error::invalid(format!("\"{name}\" is none of auto, nvme, dram, mmap and dax")),
+            || Error::invalid(format!("\"{name}\" is not one of auto, nvme, dram, mmap and dax")),
         )
     }
 }

@@ -81,7 +81,7 @@ impl RestoringCollection {
     /// file of the name; otherwise the error of the medium.
     pub fn create(&self, file: &str) -> Result<Box<dyn Writer>> {
         if !is_file_name(file) {
-            return Err(Error::invalid(format!("{file:?} is no name of a collection's file")));
+            return Err(Error::invalid(format!("{file:?} is not the name of a collection's file")));
         }
         self.medium.create(file)
     }

@@ -121,7 +121,7 @@ impl CorsPolicy {
 fn origin(text: &str) -> Result<String> {
     let wrong = |why: &str| {
         Error::invalid(format!(
-            "\"{text}\" is no origin: {why}; give scheme, host and port only, as in https://app.example or \
+            "\"{text}\" is not an origin: {why}; give scheme, host and port only, as in https://app.example or \
              http://localhost:3000"
         ))
     };

@@ -77,7 +77,7 @@ pub(super) fn tagged(record: &[u8]) -> Result<Option<NistImage<'_>>> {
         data: &[],
     };
     let (mut unit, mut resolution, mut depth) = (0, None, 8);
-    let wrong = |name: &str| damaged(&format!("the field 14.{name} is no number"));
+    let wrong = |name: &str| damaged(&format!("the field 14.{name} is not a number"));
     for field in fields(record) {
         let value = field.value;
         match field.number {

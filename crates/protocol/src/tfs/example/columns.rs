@@ -143,8 +143,9 @@ fn fixed(dtype: DType, value: &FeatureValue) -> Result<FixedElement> {
         element.length = bytes.len();
         element.bytes[..bytes.len()].copy_from_slice(bytes);
     };
-    let range =
-        |value: &dyn std::fmt::Display| Error::invalid(format!("{value} is no {dtype} value"));
+    let range = |value: &dyn std::fmt::Display| {
+        Error::invalid(format!("{value} is not a valid {dtype} value"))
+    };
     match value {
         FeatureValue::Whole(whole) => {
             macro_rules! narrow {

@@ -122,11 +122,11 @@ fn values_must_fit_the_input() {
     };
     assert_eq!(
         refused(Whole(300), DType::U8),
-        "example 0, feature \"x\": int64 values: 300 is no uint8 value"
+        "example 0, feature \"x\": int64 values: 300 is not a valid uint8 value"
     );
     assert!(refused(Real(1.0), DType::I64).contains("float values: the model's input takes int64"));
     assert!(refused(text("a"), DType::F32).contains("bytes values"));
-    assert!(refused(Whole(2), DType::Bool).contains("2 is no bool value"));
+    assert!(refused(Whole(2), DType::Bool).contains("2 is not a valid bool value"));
     assert!(refused(Whole(1), DType::String).contains("takes string"));
     assert!(refused(Whole(1), DType::Complex64).contains("use Predict"));
     let uneven = vec![example(&[("x", &[Whole(1)])]), example(&[("x", &[Whole(1), Whole(2)])])];
