@@ -113,9 +113,12 @@ impl SearchQueue {
             all.scales.extend_from_slice(&follower.batch.scales);
         }
         joined(all.count - own.count);
-        let found = run(&all).and_then(|keys| match keys.len() == all.count * all.k {
-            true => Ok(keys),
-            false => Err(Error::internal("a search returned another number of keys")),
+        let found = run(&all).and_then(|keys| {
+            if keys.len() == all.count * all.k {
+                Ok(keys)
+            } else {
+                Err(Error::internal("a search returned another number of keys"))
+            }
         });
         let mut rest = match &found {
             Ok(keys) => &keys[own.count * own.k..],

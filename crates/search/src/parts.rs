@@ -63,9 +63,10 @@ impl SharedParts {
         while helpers.running > 0 {
             self.left.wait(&mut helpers);
         }
-        match helpers.panicked {
-            true => Err(Error::internal("a thread that did a part of this query panicked")),
-            false => Ok(()),
+        if helpers.panicked {
+            Err(Error::internal("a thread that did a part of this query panicked"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -29,9 +29,10 @@ impl BuildThreads<'_> {
     /// # Errors
     /// `Cancelled`.
     pub(super) fn check(&self) -> Result<()> {
-        match (self.should_continue)() {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Cancelled, "the index is no longer wanted")),
+        if (self.should_continue)() {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::Cancelled, "the index is no longer wanted"))
         }
     }
 

@@ -113,16 +113,15 @@ pub(super) fn rank(
         LIMITED.fetch_add(count as u64, Ordering::Relaxed);
         return false;
     }
-    let found = match kept > gpu::K_MAX {
-        true => {
-            let search = |query: &Queries, k: usize, words: &[u64]| {
-                PASSES.fetch_add(1, Ordering::Relaxed);
-                let mut found = rows.search(query, k, Some(words))?;
-                Ok(found.pop().unwrap_or_default())
-            };
-            in_passes(queries, rows.dims(), rows.rows(), kept, words, search)
-        }
-        false => rows.search(queries, kept, words),
+    let found = if kept > gpu::K_MAX {
+        let search = |query: &Queries, k: usize, words: &[u64]| {
+            PASSES.fetch_add(1, Ordering::Relaxed);
+            let mut found = rows.search(query, k, Some(words))?;
+            Ok(found.pop().unwrap_or_default())
+        };
+        in_passes(queries, rows.dims(), rows.rows(), kept, words, search)
+    } else {
+        rows.search(queries, kept, words)
     };
     match found {
         Ok(found) => {

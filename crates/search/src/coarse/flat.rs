@@ -123,9 +123,10 @@ impl FlatCodes {
     /// Creates codes of `rows` zero vectors, as bytes if they are many.
     fn zeros(rows: usize, dims: usize) -> FlatCodes {
         let values = rows * dims;
-        match values > BFLOAT_BYTES_MAX / 2 {
-            true => FlatCodes::Bytes { codes: vec![0; values], scales: vec![0.0; rows] },
-            false => FlatCodes::Bfloat(vec![bf16::ZERO; values]),
+        if values > BFLOAT_BYTES_MAX / 2 {
+            FlatCodes::Bytes { codes: vec![0; values], scales: vec![0.0; rows] }
+        } else {
+            FlatCodes::Bfloat(vec![bf16::ZERO; values])
         }
     }
 

@@ -56,11 +56,10 @@ pub mod section {
     /// `DataLoss` if the section has another length.
     pub fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
         let values = words(bytes, count)?.map(f32::from_bits).collect::<Vec<f32>>();
-        match values.iter().any(|value| value.is_nan()) {
-            true => Err(Error::data_loss(
-                "a section of a coarse index holds a value that is not a number",
-            )),
-            false => Ok(values),
+        if values.iter().any(|value| value.is_nan()) {
+            Err(Error::data_loss("a section of a coarse index holds a value that is not a number"))
+        } else {
+            Ok(values)
         }
     }
 

@@ -495,13 +495,12 @@ impl IvfPq {
         let ivf = &mut scratch.ivf;
         self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
         ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
-        match self.on_medium {
-            true => self.rank_on_medium(&ivf.byte_query, &scratch.rows, ask, &mut ivf.top)?,
-            false => {
-                self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
-                    ivf.top.push(cost, row);
-                });
-            }
+        if self.on_medium {
+            self.rank_on_medium(&ivf.byte_query, &scratch.rows, ask, &mut ivf.top)?;
+        } else {
+            self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
+                ivf.top.push(cost, row);
+            });
         }
         let Some(exact) = exact else {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));

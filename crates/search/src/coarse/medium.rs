@@ -59,13 +59,14 @@ pub(super) fn reader(codes: Option<&dyn ReadCodes>) -> Result<&dyn ReadCodes> {
 /// # Errors
 /// `DataLoss` if it is another one.
 pub(super) fn check_bytes(bytes_of: SectionBytes<'_>, kind: u32, expected: usize) -> Result<()> {
-    match bytes_of(kind)? == expected as u64 {
-        true => Ok(()),
-        false => Err(Error::data_loss(format!(
+    if bytes_of(kind)? == expected as u64 {
+        Ok(())
+    } else {
+        Err(Error::data_loss(format!(
             "section {kind:#x} of the coarse index has {} bytes, {expected} were expected; build the \
              segment again",
             bytes_of(kind)?
-        ))),
+        )))
     }
 }
 

@@ -177,9 +177,10 @@ impl ByteVectors {
     /// Returns the cost of a row with these codes, one for each dimension.
     #[inline]
     pub(crate) fn cost_of(&self, query: &ByteQuery, codes: &[u8]) -> f32 {
-        match query.dot {
-            true => query.offset + float::dot_bytes(&query.values, codes),
-            false => float::l2_bytes(&query.values, &self.step, codes),
+        if query.dot {
+            query.offset + float::dot_bytes(&query.values, codes)
+        } else {
+            float::l2_bytes(&query.values, &self.step, codes)
         }
     }
 

@@ -67,9 +67,10 @@ impl Collection {
         for (_, _, view) in self.state().open() {
             let allow = view.allowed().map(|allowed| &**allowed);
             for field in view.segment.indexed_fields() {
-                let points = match field.unindexed.is_empty() {
-                    true => view.segment.present(&field.path, allow)?.unwrap_or(0),
-                    false => 0,
+                let points = if field.unindexed.is_empty() {
+                    view.segment.present(&field.path, allow)?.unwrap_or(0)
+                } else {
+                    0
                 };
                 let sum = sums.entry(field.path).or_default();
                 sum.points += points;

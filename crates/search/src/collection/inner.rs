@@ -181,11 +181,10 @@ impl Collection {
         if deadline.is_some() && !self.stall.has_waiting() {
             self.pacer.wait(bytes);
         }
-        match self.may_flush(deadline) {
-            true => Ok(()),
-            false => {
-                Err(Error::cancelled("the collection is being closed, or another thread seals"))
-            }
+        if self.may_flush(deadline) {
+            Ok(())
+        } else {
+            Err(Error::cancelled("the collection is being closed, or another thread seals"))
         }
     }
 
@@ -204,11 +203,10 @@ impl Collection {
         if urgency == Urgency::Paced {
             self.pacer.wait(bytes);
         }
-        match self.may_merge(urgency) {
-            true => Ok(()),
-            false => {
-                Err(Error::cancelled("the collection is being closed, or another thread merges"))
-            }
+        if self.may_merge(urgency) {
+            Ok(())
+        } else {
+            Err(Error::cancelled("the collection is being closed, or another thread merges"))
         }
     }
 
@@ -219,9 +217,10 @@ impl Collection {
     }
 
     pub(super) fn check_open(&self) -> Result<()> {
-        match self.stop.load(Ordering::Relaxed) {
-            true => Err(Error::cancelled("the collection is being closed")),
-            false => Ok(()),
+        if self.stop.load(Ordering::Relaxed) {
+            Err(Error::cancelled("the collection is being closed"))
+        } else {
+            Ok(())
         }
     }
 

@@ -160,9 +160,10 @@ impl Collection {
         // A condition that excludes a few ids is seldom used again, but the other conditions may
         // be.
         let (rest, excluded) = clause.without_ids();
-        let mut filter = match rest.is_empty() {
-            true => RowSet::all(view.segment.rows()),
-            false => self.selected(&rest, view, partial)?,
+        let mut filter = if rest.is_empty() {
+            RowSet::all(view.segment.rows())
+        } else {
+            self.selected(&rest, view, partial)?
         };
         for row in excluded.iter().filter_map(|&id| view.segment.ids().find(id)) {
             filter.remove(row);

@@ -362,9 +362,10 @@ fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]
         }
         (Some(_), false) => format!("{length} bytes at {offset} are damaged"),
     };
-    let changes = match lost.is_empty() {
-        true => "changes may be lost".to_owned(),
-        false => format!("changes {} to before {} are lost", lost.start, lost.end),
+    let changes = if lost.is_empty() {
+        "changes may be lost".to_owned()
+    } else {
+        format!("changes {} to before {} are lost", lost.start, lost.end)
     };
     let whose = match keys {
         None => UNKNOWN.to_owned(),

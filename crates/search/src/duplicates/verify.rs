@@ -30,9 +30,10 @@ impl PairVerifier {
     /// # Errors
     /// `DataLoss` for a damaged record.
     pub fn new(record: &[u8], accept: f32) -> Result<PairVerifier> {
-        let probe = match record.is_empty() {
-            true => None,
-            false => Some(Probe::new(&Graph::decode(record)?, MatchOptions::default())),
+        let probe = if record.is_empty() {
+            None
+        } else {
+            Some(Probe::new(&Graph::decode(record)?, MatchOptions::default()))
         };
         Ok(PairVerifier { probe, accept })
     }

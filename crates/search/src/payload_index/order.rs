@@ -74,9 +74,10 @@ impl OrderRange {
     pub(crate) fn new(descending: bool, from: Option<OrderKey>) -> OrderRange {
         let lowest = OrderKey::Number(NumberKey::float(f64::NEG_INFINITY));
         let highest = OrderKey::Date(i64::MAX);
-        match descending {
-            false => OrderRange { low: from.unwrap_or(lowest), high: highest, descending },
-            true => OrderRange { low: lowest, high: from.unwrap_or(highest), descending },
+        if descending {
+            OrderRange { low: lowest, high: from.unwrap_or(highest), descending }
+        } else {
+            OrderRange { low: from.unwrap_or(lowest), high: highest, descending }
         }
     }
 

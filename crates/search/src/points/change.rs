@@ -60,11 +60,14 @@ impl PayloadChange {
     /// # Errors
     /// `InvalidArgument` for the reserved key and for malformed paths.
     pub fn check(&self) -> Result<()> {
-        let reserved = |name: &str| match name == RESERVED_KEY {
-            true => Err(Error::invalid(format!(
-                "the payload's key \"{RESERVED_KEY}\" is Millpond's own; use another one"
-            ))),
-            false => Ok(()),
+        let reserved = |name: &str| {
+            if name == RESERVED_KEY {
+                Err(Error::invalid(format!(
+                    "the payload's key \"{RESERVED_KEY}\" is Millpond's own; use another one"
+                )))
+            } else {
+                Ok(())
+            }
         };
         let first = |path: &str| match steps(path)?.first() {
             Some(Step::Name(name)) => reserved(name),

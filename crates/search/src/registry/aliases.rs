@@ -85,12 +85,13 @@ pub fn changed_aliases(
     let missing = |alias: &str| Error::not_found(format!("there is no alias \"{alias}\""));
     let free = |alias: &str| {
         files::check_name(alias)?;
-        match is_collection(alias) {
-            true => Err(Error::new(
+        if is_collection(alias) {
+            Err(Error::new(
                 ErrorKind::AlreadyExists,
                 format!("\"{alias}\" is a collection, so it cannot be an alias; use another name"),
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     };
     for change in changes {

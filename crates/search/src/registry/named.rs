@@ -340,9 +340,10 @@ impl NamedCollection {
     }
 
     fn check_there(&self) -> Result<()> {
-        match self.removed() {
-            true => Err(Error::not_found(format!("collection \"{}\" was removed", self.name))),
-            false => Ok(()),
+        if self.removed() {
+            Err(Error::not_found(format!("collection \"{}\" was removed", self.name)))
+        } else {
+            Ok(())
         }
     }
 

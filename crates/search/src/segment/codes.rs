@@ -190,9 +190,10 @@ impl<'a> CodeReader<'a> {
         }
         let start = (section.offset + range.start) as usize;
         let place = start..start + range.bytes;
-        let content = match range.floats {
-            true => file.get(place).and_then(floats),
-            false => Some(CodeContent::Mapped(self.file.clone(), place)),
+        let content = if range.floats {
+            file.get(place).and_then(floats)
+        } else {
+            Some(CodeContent::Mapped(self.file.clone(), place))
         };
         Ok(content.map(|content| Arc::new(CodeBlock::new(content, None))))
     }

@@ -468,9 +468,10 @@ fn open_index(
 ) -> Result<Box<dyn Coarse>> {
     let load = |kind: u32| contents.load(file, kind).map(Cow::Owned);
     let bytes_of = |kind: u32| contents.section(kind).map(|section| section.bytes);
-    let index = match on_medium {
-        true => coarse::open_on_medium(&load, &bytes_of)?,
-        false => coarse::open_with(&load)?,
+    let index = if on_medium {
+        coarse::open_on_medium(&load, &bytes_of)?
+    } else {
+        coarse::open_with(&load)?
     };
     if index.rows() != rows || index.dims() != settings.dims || index.metric() != settings.metric {
         return Err(Error::data_loss("the coarse index belongs to another segment"));

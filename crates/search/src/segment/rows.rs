@@ -199,9 +199,10 @@ impl RowMap {
 
     /// Returns the rows whose records start in the run that holds `page`.
     pub(crate) fn rows_of_page(&self, page: u32) -> std::ops::Range<u32> {
-        let run = match self.first_pages.is_empty() {
-            true => page as usize,
-            false => self.first_pages.partition_point(|&first| first <= page).wrapping_sub(1),
+        let run = if self.first_pages.is_empty() {
+            page as usize
+        } else {
+            self.first_pages.partition_point(|&first| first <= page).wrapping_sub(1)
         };
         if page >= self.pages || run >= self.first_rows.len() {
             return 0..0;

@@ -88,12 +88,13 @@ fn mix_halves(values: &mut [f32]) {
 /// # Errors
 /// `InvalidArgument`.
 pub(super) fn check_dims(dims: usize) -> Result<()> {
-    match dims == 0 || padded(dims) > rabitq::DIMS_MAX {
-        true => Err(base::Error::invalid(format!(
+    if dims == 0 || padded(dims) > rabitq::DIMS_MAX {
+        Err(base::Error::invalid(format!(
             "one-bit codes have 1 to {} dimensions, not {dims}",
             rabitq::DIMS_MAX
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 

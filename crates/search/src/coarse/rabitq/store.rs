@@ -154,17 +154,19 @@ fn check_starts(starts: &[u32], rows: usize) -> Result<usize> {
 }
 
 fn sized(bytes: Vec<u8>, length: usize) -> Result<Vec<u8>> {
-    match bytes.len() == length {
-        true => Ok(bytes),
-        false => Err(wrong("codes of another size than its header says")),
+    if bytes.len() == length {
+        Ok(bytes)
+    } else {
+        Err(wrong("codes of another size than its header says"))
     }
 }
 
 fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
     let values = section::floats(bytes, count)?;
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(values),
-        false => Err(wrong("a value that is not a finite number")),
+    if values.iter().all(|value| value.is_finite()) {
+        Ok(values)
+    } else {
+        Err(wrong("a value that is not a finite number"))
     }
 }
 
