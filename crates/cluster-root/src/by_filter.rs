@@ -100,9 +100,12 @@ impl FilterWrite {
         let mut offset = None;
         loop {
             let made = entry > 0;
-            let partly = |error: Error| match made {
-                true => error.context("some of the points are changed already; send it again"),
-                false => error,
+            let partly = |error: Error| {
+                if made {
+                    error.context("some of the points are changed already; send it again")
+                } else {
+                    error
+                }
             };
             let page = self.page(offset).await.map_err(partly)?;
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();

@@ -45,10 +45,11 @@ struct NodePlan {
 
 /// Returns the plan for nodes that come and go: shards before and after, and their moves.
 pub(super) async fn plan(context: RootContext, body: Bytes) -> Result<RootAnswer> {
-    let request: PlanRequest = match body.is_empty() {
-        true => PlanRequest::default(),
-        false => serde_json::from_slice(&body)
-            .map_err(|error| Error::invalid(format!("the plan: {error}")))?,
+    let request: PlanRequest = if body.is_empty() {
+        PlanRequest::default()
+    } else {
+        serde_json::from_slice(&body)
+            .map_err(|error| Error::invalid(format!("the plan: {error}")))?
     };
     let now = context.state.view.current();
     let then = changed(&now, &request)?;

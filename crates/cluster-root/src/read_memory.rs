@@ -36,12 +36,11 @@ impl ReadMemoryState {
     fn reserve(&mut self) -> Result<()> {
         let wanted = if self.taken > FREE_BYTES_MAX { self.taken } else { 0 };
         let held = self.reservation.bytes();
-        match wanted > held {
-            true => self.reservation.grow(wanted - held),
-            false => {
-                self.reservation.shrink_to(wanted);
-                Ok(())
-            }
+        if wanted > held {
+            self.reservation.grow(wanted - held)
+        } else {
+            self.reservation.shrink_to(wanted);
+            Ok(())
         }
     }
 }
@@ -76,17 +75,16 @@ impl ReadMemory {
     fn take(&self, bytes: u64) -> Result<()> {
         let mut state = self.state.lock();
         state.taken += bytes;
-        let taken = match state.taken > READ_BYTES_MAX {
-            true => {
-                let kind = "read_bytes_max";
-                self.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
-                Err(Error::too_large(format!(
-                    "the answers of the shards have more than {} MiB together; ask for less in one request, with a smaller \
+        let taken = if state.taken > READ_BYTES_MAX {
+            let kind = "read_bytes_max";
+            self.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
+            Err(Error::too_large(format!(
+                "the answers of the shards have more than {} MiB together; ask for less in one request, with a smaller \
                      limit or without vectors",
-                    READ_BYTES_MAX >> 20
-                )))
-            }
-            false => state.reserve(),
+                READ_BYTES_MAX >> 20
+            )))
+        } else {
+            state.reserve()
         };
         if let Err(error) = &taken {
             state.taken -= bytes;

@@ -254,10 +254,7 @@ async fn publish(
             tracing::warn!(collection = record.name, %error, "settings of no collection stay");
         }
     }
-    match created? {
-        true => Ok(()),
-        false => Err(taken(&record.name)),
-    }
+    if created? { Ok(()) } else { Err(taken(&record.name)) }
 }
 
 /// Sets the changes that a collection has besides its record.

@@ -316,12 +316,15 @@ impl Etcd {
         headers.extend(token.map(|token| (AUTHORIZATION, token)));
         let request = HttpRequest { method: Method::POST, path, headers, body };
         let answer = self.client.send(address, request, REQUEST_TIMEOUT).await;
-        let answer = answer.map_err(|error| match !self.client.uses_tls() && was_cut(&error) {
-            true => Error::unavailable(format!(
-                "{}; if etcd uses TLS, write https:// in --cluster-etcd",
-                error.message()
-            )),
-            false => error,
+        let answer = answer.map_err(|error| {
+            if !self.client.uses_tls() && was_cut(&error) {
+                Error::unavailable(format!(
+                    "{}; if etcd uses TLS, write https:// in --cluster-etcd",
+                    error.message()
+                ))
+            } else {
+                error
+            }
         })?;
         if answer.status != 200 {
             return Err(wire::refusal(address, answer.status, &answer.body));

@@ -92,12 +92,13 @@ pub(super) fn reading_pause(waiting: &[WaitingVersion], times: &FleetTimes) -> D
 /// Returns the state of a version that wants to load while requests to etcd have failed for
 /// `silent`, the last one with `error`.
 pub(super) fn without_etcd(silent: Duration, silence_max: Duration, error: &Error) -> TurnState {
-    match silent >= silence_max {
-        true => TurnState::Granted,
-        false => TurnState::Waiting(format!(
+    if silent >= silence_max {
+        TurnState::Granted
+    } else {
+        TurnState::Waiting(format!(
             "{error}; without an answer, it is loaded without a turn {} s after the first request",
             silence_max.as_secs()
-        )),
+        ))
     }
 }
 

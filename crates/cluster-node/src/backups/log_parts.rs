@@ -83,9 +83,10 @@ fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
 /// # Errors
 /// `DataLoss` if it is not as its description says.
 pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batch>>> {
-    match blake3::hash(bytes).to_hex().as_str() == part.blake3 {
-        true => of_bytes(bytes, part.entries),
-        false => Err(Error::data_loss("a part of the log does not match its checksum")),
+    if blake3::hash(bytes).to_hex().as_str() == part.blake3 {
+        of_bytes(bytes, part.entries)
+    } else {
+        Err(Error::data_loss("a part of the log does not match its checksum"))
     }
 }
 
@@ -105,10 +106,7 @@ pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>
         entries.push(decode_entry(&bytes.slice(at..end))?);
         at = end;
     }
-    match entries.len() as u64 == count {
-        true => Ok(entries),
-        false => Err(damaged()),
-    }
+    if entries.len() as u64 == count { Ok(entries) } else { Err(damaged()) }
 }
 
 /// Writes the entries of a part to a log that no node knows yet, several at the same time. Returns

@@ -207,9 +207,10 @@ impl ClusterBackups {
         let missing = || Error::not_found(format!("there is no backup {id} of {collection:?}"));
         let bytes = self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?;
         let set = BackupSet::decode(&bytes.ok_or_else(missing)?)?;
-        match set.id == *id {
-            true => Ok(set),
-            false => Err(Error::data_loss(format!("backup {id}: it is that of {}", set.id))),
+        if set.id == *id {
+            Ok(set)
+        } else {
+            Err(Error::data_loss(format!("backup {id}: it is that of {}", set.id)))
         }
     }
 
@@ -472,13 +473,14 @@ impl ClusterBackups {
     async fn read_part(&self, key: &Key, part: &LogPart) -> Result<Bytes> {
         let missing = || Error::data_loss(format!("object {key}: it is missing"));
         let bytes = self.objects.read(key, PART_BYTES_MAX).await?.ok_or_else(missing)?;
-        match bytes.len() as u64 == part.bytes {
-            true => Ok(bytes),
-            false => Err(Error::data_loss(format!(
+        if bytes.len() as u64 == part.bytes {
+            Ok(bytes)
+        } else {
+            Err(Error::data_loss(format!(
                 "object {key}: it has {} bytes, and the description says {}",
                 bytes.len(),
                 part.bytes
-            ))),
+            )))
         }
     }
 
@@ -559,12 +561,13 @@ impl ClusterBackups {
 
     /// Creates an object.
     async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<()> {
-        match self.objects.create_own(key, bytes).await? {
-            true => Ok(()),
-            false => Err(Error::new(
+        if self.objects.create_own(key, bytes).await? {
+            Ok(())
+        } else {
+            Err(Error::new(
                 ErrorKind::AlreadyExists,
                 format!("object {key} is in the store of backups already; try again"),
-            )),
+            ))
         }
     }
 }

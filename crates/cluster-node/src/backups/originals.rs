@@ -172,12 +172,13 @@ impl ClusterBackups {
     async fn parts_of(&self, record: &CollectionRecord) -> Result<Vec<String>> {
         let objects = SmallObjects::new(self.cluster.place().clone(), REQUEST_TIMEOUT);
         let names = objects.directories(&format!("data/{}", record.originals_space())).await?;
-        match names.len() <= PARTS_MAX {
-            true => Ok(names),
-            false => Err(Error::data_loss(format!(
+        if names.len() <= PARTS_MAX {
+            Ok(names)
+        } else {
+            Err(Error::data_loss(format!(
                 "the originals of the collection have {} directories, and at most {PARTS_MAX} are known",
                 names.len()
-            ))),
+            )))
         }
     }
 

@@ -181,9 +181,10 @@ async fn read_shard(
         state.wait_applied(EntryNumber(*entry), until).await?;
     }
     // A root that asks for many shards, or many roots together, wait here and are not refused.
-    let turns = match request.path.starts_with(BACKGROUND_PATHS) {
-        true => &node.background_reads,
-        false => &node.reads,
+    let turns = if request.path.starts_with(BACKGROUND_PATHS) {
+        &node.background_reads
+    } else {
+        &node.reads
     };
     let turn = turns.acquire();
     let _turn = tokio::time::timeout_at(until.into(), turn)

@@ -157,10 +157,11 @@ impl HolderState {
 }
 
 fn settled(reached: bool) -> Result<()> {
-    match reached {
-        true => Ok(()),
-        false => Err(Error::unavailable("the shard did not reach the end of its log in time")
-            .with_retry_after(PAUSE_MIN)),
+    if reached {
+        Ok(())
+    } else {
+        Err(Error::unavailable("the shard did not reach the end of its log in time")
+            .with_retry_after(PAUSE_MIN))
     }
 }
 

@@ -172,10 +172,8 @@ impl HeldShards {
             let mut held = self.held.lock();
             for (key, shard) in held.iter_mut() {
                 let wanted = view.wanted_holders(key, shard.holder.record.copies);
-                let need = match is_certain {
-                    true => self.need(view, key, &wanted),
-                    false => CopyNeed::Unknown,
-                };
+                let need =
+                    if is_certain { self.need(view, key, &wanted) } else { CopyNeed::Unknown };
                 if shard.unneeded.look(need, &wanted, now) {
                     ended.push(key.clone());
                 }

@@ -39,9 +39,10 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     target.check_prints()?;
     let most = parameters.k.unwrap_or(HITS_DEFAULT);
     let plan = plan(parameters)?;
-    let files = match call.media() == "application/json" {
-        true => call.json::<FingersRequest>().await?.files()?,
-        false => vec![call.bytes().await?],
+    let files = if call.media() == "application/json" {
+        call.json::<FingersRequest>().await?.files()?
+    } else {
+        vec![call.bytes().await?]
     };
     let persons = FoundPersons::new(files.len(), plan.threshold)?;
     let _admitted = call.admit()?;

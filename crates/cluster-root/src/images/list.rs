@@ -32,10 +32,7 @@ pub(super) async fn collections(call: ImageCall) -> Result<Reply> {
     let is_passed_on = pass_on::is_passed_on(&call.head);
     let context = Arc::new(call.context);
     let embedding = embedding(&context, is_passed_on).await;
-    let collections = match is_passed_on {
-        true => Vec::new(),
-        false => described(&context).await?,
-    };
+    let collections = if is_passed_on { Vec::new() } else { described(&context).await? };
     let list = json!({ "collections": collections, "embedding": embedding });
     Ok(Reply::json(list.to_string()))
 }

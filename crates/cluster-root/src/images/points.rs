@@ -67,9 +67,10 @@ pub(super) async fn find(
     id: PointId,
     wish: PointWish,
 ) -> Result<Option<LocatedPoint>> {
-    let text: &[u8] = match wish.payload {
-        true => br#"{"with_payload":true,"with_vector":false}"#,
-        false => br#"{"with_payload":false,"with_vector":false}"#,
+    let text: &[u8] = if wish.payload {
+        br#"{"with_payload":true,"with_vector":false}"#
+    } else {
+        br#"{"with_payload":false,"with_vector":false}"#
     };
     let members = split::members(text)?;
     let answers = match wish.consistency {

@@ -134,9 +134,12 @@ async fn images_wait_for_a_node_that_extracts() {
 async fn a_refused_image_fails_alone() {
     let (root, nodes) = two_nodes(ImageKind::Photo).await;
     for node in &nodes {
-        node.answer_passed(|request| match request.target.contains("name=2.jpg") {
-            true => reply(400, &json!({"error": "no picture"})),
-            false => reply(200, &json!({"id": 1, "status": "present"})),
+        node.answer_passed(|request| {
+            if request.target.contains("name=2.jpg") {
+                reply(400, &json!({"error": "no picture"}))
+            } else {
+                reply(200, &json!({"id": 1, "status": "present"}))
+            }
         });
     }
     let (lines, summary) = lines(&put(&root, "c", folder(4).path()).await);

@@ -90,9 +90,12 @@ async fn an_image_that_a_holder_lacks_is_looked_up() {
     let is_first = Arc::new(AtomicBool::new(true));
     for node in &nodes {
         let is_first = is_first.clone();
-        node.answer_passed(move |_| match is_first.swap(false, Ordering::Relaxed) {
-            true => reply(404, &json!({"error": "there is no image 7"})),
-            false => jpeg(),
+        node.answer_passed(move |_| {
+            if is_first.swap(false, Ordering::Relaxed) {
+                reply(404, &json!({"error": "there is no image 7"}))
+            } else {
+                jpeg()
+            }
         });
     }
     assert_eq!(get(&root, "/c/7").await.status, 200);

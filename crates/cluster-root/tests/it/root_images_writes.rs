@@ -73,9 +73,10 @@ async fn features_are_written_while_holders_are_missing() {
     let rest: Vec<u32> = (0..SHARDS).filter(|shard| *shard != lost).collect();
     nodes.iter().for_each(|node| root.serve(node.name, &node.address, &rest));
     let answer = put_features(&root, "", &points([39, 40])).await;
-    let expected = match shard_of(40) == lost {
-        true => json!({"added": 0, "replaced": 0, "unknown": 2}),
-        false => json!({"added": 1, "replaced": 0, "unknown": 1}),
+    let expected = if shard_of(40) == lost {
+        json!({"added": 0, "replaced": 0, "unknown": 2})
+    } else {
+        json!({"added": 1, "replaced": 0, "unknown": 1})
     };
     assert_eq!(answer.json, expected);
     assert!(written(&nodes)[&u64::from(lost)].contains(&39));

@@ -225,9 +225,10 @@ impl World {
     fn client(&mut self) {
         self.number += 1;
         let number = self.number;
-        let shards: Vec<u32> = match self.random.percent(80) {
-            true => (0..SHARDS).collect(),
-            false => vec![self.random.below(u64::from(SHARDS)) as u32],
+        let shards: Vec<u32> = if self.random.percent(80) {
+            (0..SHARDS).collect()
+        } else {
+            vec![self.random.below(u64::from(SHARDS)) as u32]
         };
         let query = Query {
             fan_out: ReadFanOut::new(number, &shards),

@@ -391,10 +391,7 @@ impl ClusterJob {
     }
 
     async fn checkpoint_if_due(&mut self) -> JobResult<()> {
-        match self.written.elapsed() >= CHECKPOINT {
-            true => self.checkpoint().await,
-            false => Ok(()),
-        }
+        if self.written.elapsed() >= CHECKPOINT { self.checkpoint().await } else { Ok(()) }
     }
 
     /// Creates the next step. Waits while the store does not answer.

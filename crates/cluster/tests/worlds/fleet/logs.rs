@@ -174,13 +174,14 @@ impl Fleet {
     pub(super) fn store(&mut self, address: WriterAddress, shard: u32, request: Action<Write>) {
         let entries = &mut self.logs[shard as usize].entries;
         let event = match request {
-            Action::Create(id, number, entry) => match entries.contains_key(&number) {
-                true => Event::NotCreated(id),
-                false => {
+            Action::Create(id, number, entry) => {
+                if entries.contains_key(&number) {
+                    Event::NotCreated(id)
+                } else {
                     entries.insert(number, entry);
                     Event::Created(id)
                 }
-            },
+            }
             Action::Read(id, number) => Event::Found(id, entries.get(&number).cloned()),
             Action::ReadFloor(request) => {
                 Event::Floor { request, entry: EntryNumber::default(), epoch: Epoch::default() }

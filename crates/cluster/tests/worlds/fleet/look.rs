@@ -53,9 +53,10 @@ impl Fleet {
             };
             let serves =
                 |name: &str| self.planted == Some(Planted::DropsUnannounced) || announces(name);
-            let need = match is_certain {
-                true => CopyNeed::of(NAMES[sender.node], &names, serves),
-                false => CopyNeed::Unknown,
+            let need = if is_certain {
+                CopyNeed::of(NAMES[sender.node], &names, serves)
+            } else {
+                CopyNeed::Unknown
             };
             if copy.unneeded.look(need, &names, instant) {
                 process.held.remove(&shard);

@@ -162,10 +162,13 @@ fn registered(process: &mut Process, asked: u64, request: EtcdRequest, answer: O
         (
             EtcdRequest::Register(_, record) | EtcdRequest::Put(_, record),
             Some(EtcdAnswer::Done(is_written)),
-        ) => match is_written {
-            true => process.written = Some(record),
-            false => process.is_lease_doubtful = true,
-        },
+        ) => {
+            if is_written {
+                process.written = Some(record);
+            } else {
+                process.is_lease_doubtful = true;
+            }
+        }
         (EtcdRequest::Disown(shard, _), Some(_)) => drop(process.orphans.remove(&shard)),
         _ => {}
     }
