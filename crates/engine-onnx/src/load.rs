@@ -43,10 +43,7 @@ pub(crate) fn open(runtime: &'static Runtime, request: &LoadRequest) -> Result<O
     let create = move || create_session(runtime, &path, &options);
     // The session's threads inherit the priority of the thread that creates it, and a load thread
     // may have idle priority.
-    let session = match threads {
-        true => os::background::at_ordinary_priority(create)?,
-        false => create(),
-    };
+    let session = if threads { os::background::at_ordinary_priority(create)? } else { create() };
     let session = session.map_err(|e| e.context(request.graph.display()))?;
     Ok(OpenedSession { session, values, parameters: request.parameters.clone() })
 }

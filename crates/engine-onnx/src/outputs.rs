@@ -78,9 +78,10 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) 
         return Err(Error::internal("ONNX Runtime gave an answer without memory"));
     }
     let owned = OnnxOutput { value, data: slice_from_raw_parts(data.cast_const().cast(), bytes) };
-    let bytes = match borrowed.holds(data as usize) {
-        true => Bytes::copy_from_slice(owned.as_ref()),
-        false => Bytes::from_owner(owned),
+    let bytes = if borrowed.holds(data as usize) {
+        Bytes::copy_from_slice(owned.as_ref())
+    } else {
+        Bytes::from_owner(owned)
     };
     Tensor::from_bytes(dtype, shape, bytes)
 }

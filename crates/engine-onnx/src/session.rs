@@ -178,12 +178,13 @@ impl OnnxFeeds {
                 .map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
         }
         // The library reports this only for some operators, in its own words.
-        match required < known.required {
-            true => Err(Error::invalid(format!(
+        if required < known.required {
+            Err(Error::invalid(format!(
                 "the model takes {} inputs, got {required}",
                 known.required
-            ))),
-            false => Ok(feeds),
+            )))
+        } else {
+            Ok(feeds)
         }
     }
 

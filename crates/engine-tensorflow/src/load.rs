@@ -29,9 +29,12 @@ pub(crate) fn load(
     library: &'static TensorFlowLibrary,
     request: &LoadRequest,
 ) -> Result<Box<dyn Session>> {
-    let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
-        true => error,
-        false => error.context(request.graph.display()),
+    let name = |error: Error| {
+        if error.message().contains(&*request.graph.to_string_lossy()) {
+            error
+        } else {
+            error.context(request.graph.display())
+        }
     };
     if request.options.signature != SignatureFile::default() {
         return Err(name(Error::invalid(
@@ -66,20 +69,19 @@ fn open(
         metadata.insert(CHANGED_KEY.to_owned(), changed.join(", "));
     }
     let copies_outputs = graph.has_reference_variables(&reached);
-    let model = match request.parameters.is_empty() {
-        true => OpenedModel::load(library, dir, &request.options)?,
-        false => {
-            let checkpoint = checkpoint(meta, dir);
-            // The checkpoint or the initialisation gives the other variables their values.
-            let lacks = |variable: &Variable| {
-                checkpoint.is_none()
-                    && element::from_tensorflow(variable.dtype)
-                        .is_some_and(|dtype| dtype.bits().is_some())
-                    && !initialises(&variable.name)
-            };
-            let pairs = matched(&variables, &request.parameters, lacks)?;
-            bound(library, meta, &pairs, checkpoint, request)?
-        }
+    let model = if request.parameters.is_empty() {
+        OpenedModel::load(library, dir, &request.options)?
+    } else {
+        let checkpoint = checkpoint(meta, dir);
+        // The checkpoint or the initialisation gives the other variables their values.
+        let lacks = |variable: &Variable| {
+            checkpoint.is_none()
+                && element::from_tensorflow(variable.dtype)
+                    .is_some_and(|dtype| dtype.bits().is_some())
+                && !initialises(&variable.name)
+        };
+        let pairs = matched(&variables, &request.parameters, lacks)?;
+        bound(library, meta, &pairs, checkpoint, request)?
     };
     let mut regions: Vec<(usize, usize)> = request
         .parameters
@@ -119,9 +121,10 @@ fn bound(
     let mut feeds = Feeds::default();
     let mut assignments = Vec::with_capacity(pairs.len());
     for (number, (variable, parameter)) in pairs.iter().enumerate() {
-        let tensor = match variable.assigned {
-            true => TfTensor::copy_of_parameter(library, parameter)?,
-            false => TfTensor::of_parameter(library, parameter)?,
+        let tensor = if variable.assigned {
+            TfTensor::copy_of_parameter(library, parameter)?
+        } else {
+            TfTensor::of_parameter(library, parameter)?
         };
         let place = format!("millpond/value_{number}");
         model.add("Placeholder", &place, &[], Some(variable.dtype))?;

@@ -84,15 +84,16 @@ pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
         }
         found.push(format!("{{{}}}", of_graph.join(", ")));
     }
-    match found.is_empty() {
-        true => Err(Error::data_loss("is not a SavedModel: it has no graph")),
-        false => Err(Error::invalid(format!(
+    if found.is_empty() {
+        Err(Error::data_loss("is not a SavedModel: it has no graph"))
+    } else {
+        Err(Error::invalid(format!(
             "has no graph with exactly the tags {{{}}}, but graphs with {}: name one of these with \
              saved-model-tags in the model's millpond.toml (--saved_model_tags of `millpond tfs`, --tags of \
              `millpond publish`), or export the model for serving",
             tags.0.join(", "),
             found.join(", ")
-        ))),
+        )))
     }
 }
 

@@ -169,9 +169,10 @@ impl OpenedModel {
         // SAFETY: the graph is alive, the name NUL-terminated.
         let found =
             unsafe { (self.library.call.TF_GraphOperationByName)(self.graph, c_name.as_ptr()) };
-        match found.is_null() {
-            true => Err(Error::invalid(format!("the graph has no operation \"{name}\""))),
-            false => Ok(found),
+        if found.is_null() {
+            Err(Error::invalid(format!("the graph has no operation \"{name}\"")))
+        } else {
+            Ok(found)
         }
     }
 
@@ -350,10 +351,7 @@ impl ConfiguredOptions {
             model.session = make(&model, &self)?;
             Ok(model)
         };
-        match threads {
-            true => os::background::at_ordinary_priority(open)?,
-            false => open(),
-        }
+        if threads { os::background::at_ordinary_priority(open)? } else { open() }
     }
 }
 

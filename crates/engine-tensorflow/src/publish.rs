@@ -35,9 +35,10 @@ const NAMES: LayoutNames = LayoutNames { engine: NAME, graph: model_file::NAME }
 
 /// Returns true if `source` is a SavedModel, or a version that was published from one.
 pub fn is_source(source: &Path) -> bool {
-    match source.is_dir() {
-        true => source.join(model_file::NAME).exists(),
-        false => source.ends_with(model_file::NAME),
+    if source.is_dir() {
+        source.join(model_file::NAME).exists()
+    } else {
+        source.ends_with(model_file::NAME)
     }
 }
 
@@ -82,9 +83,10 @@ pub fn convert_into(
     progress: &mut dyn FnMut(PublishProgress),
 ) -> Result<LayoutManifest> {
     let SavedModelGraph { source, tags } = graph;
-    let source = match source.ends_with(model_file::NAME) && source.is_file() {
-        true => source.parent().map(Path::to_owned).unwrap_or_default(),
-        false => source.to_owned(),
+    let source = if source.ends_with(model_file::NAME) && source.is_file() {
+        source.parent().map(Path::to_owned).unwrap_or_default()
+    } else {
+        source.to_owned()
     };
     let mut writer = LayoutWriter::create(dir, NAMES, options)?;
     let mut meter =
@@ -151,12 +153,11 @@ fn copy_published(
     let path = artifact.graph();
     let graph = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
     let manifest = writer.finish(&graph)?;
-    match manifest.graph.blake3 == artifact.manifest.graph.blake3 {
-        true => Ok(manifest),
-        false => {
-            let _ = std::fs::remove_file(dir.join(MANIFEST_NAME));
-            Err(Error::data_loss(format!("{}: its hash is not the manifest's", path.display())))
-        }
+    if manifest.graph.blake3 == artifact.manifest.graph.blake3 {
+        Ok(manifest)
+    } else {
+        let _ = std::fs::remove_file(dir.join(MANIFEST_NAME));
+        Err(Error::data_loss(format!("{}: its hash is not the manifest's", path.display())))
     }
 }
 
@@ -343,9 +344,10 @@ fn references(model: &OpenedModel, names: &[(String, String)]) -> Result<Vec<Sou
 }
 
 fn prepare(model: &OpenedModel, fetches: &[RawOutput]) -> Result<Vec<TfTensor>> {
-    match fetches.is_empty() {
-        true => Ok(Vec::new()),
-        false => Ok(model.prepare(&Feeds::default(), fetches, &[])?.into_vec()),
+    if fetches.is_empty() {
+        Ok(Vec::new())
+    } else {
+        Ok(model.prepare(&Feeds::default(), fetches, &[])?.into_vec())
     }
 }
 

@@ -216,9 +216,8 @@ fn assignment(old: &NodeDef, handle: &str) -> NodeDef {
 /// Returns a lookup in a variable's value in the place of one in the variable. TensorFlow copies a
 /// variable over memory that is not its own at the first lookup.
 fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
-    let output = |node: &str, output: &str| match in_function {
-        true => format!("{node}:{output}:0"),
-        false => node.to_owned(),
+    let output = |node: &str, output: &str| {
+        if in_function { format!("{node}:{output}:0") } else { node.to_owned() }
     };
     let controls = old.input.iter().filter(|input| input.starts_with('^'));
     let (read, axis) = (format!("{}{READ}", old.name), format!("{}{AXIS}", old.name));
@@ -274,13 +273,12 @@ fn functions(graph: &Graph, gathers: &HashSet<Gather>) -> Result<Bytes> {
         let Some(chosen) = changed.get(name.as_str()) else { continue };
         let nodes = std::mem::take(&mut function.node_def);
         for (at, node) in nodes.into_iter().enumerate() {
-            match chosen.contains(&at) {
-                true => {
-                    let old = NodeDef::decode(node).map_err(damaged)?;
-                    let new = lookup(&old, true);
-                    function.node_def.extend(new.iter().map(|it| Bytes::from(it.encode_to_vec())));
-                }
-                false => function.node_def.push(node),
+            if chosen.contains(&at) {
+                let old = NodeDef::decode(node).map_err(damaged)?;
+                let new = lookup(&old, true);
+                function.node_def.extend(new.iter().map(|it| Bytes::from(it.encode_to_vec())));
+            } else {
+                function.node_def.push(node);
             }
         }
         *bytes = Bytes::from(function.encode_to_vec());

@@ -122,9 +122,10 @@ impl Session for TfSession {
             feeds.iter().map(|feed| feed.as_ptr()).collect();
         let run = RawRun { places: &plan.places, values: &values, fetches: &fetches, targets: &[] };
         // TensorFlow refuses a run without a fetch: all outputs are inputs.
-        let results = match fetches.is_empty() {
-            true => SmallVec::new(),
-            false => self.model.run(run, fault::of_run)?,
+        let results = if fetches.is_empty() {
+            SmallVec::new()
+        } else {
+            self.model.run(run, fault::of_run)?
         };
         let mut tensors: SmallVec<[Option<Tensor>; FEW]> =
             SmallVec::from_elem(None, plan.fetches.len());

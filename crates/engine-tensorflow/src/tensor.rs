@@ -85,9 +85,10 @@ impl TfTensor {
         library: &'static TensorFlowLibrary,
         raw: *mut RawTensor,
     ) -> Result<TfTensor> {
-        match raw.is_null() {
-            true => Err(Error::internal("TensorFlow gave no tensor")),
-            false => Ok(TfTensor { library, raw }),
+        if raw.is_null() {
+            Err(Error::internal("TensorFlow gave no tensor"))
+        } else {
+            Ok(TfTensor { library, raw })
         }
     }
 
@@ -271,10 +272,8 @@ impl TfTensor {
         }
         let copy = copy(data.addr());
         let output = TfOutput { data: slice_from_raw_parts(data.cast(), length), _tensor: self };
-        let bytes = match copy {
-            true => Bytes::copy_from_slice(output.as_ref()),
-            false => Bytes::from_owner(output),
-        };
+        let bytes =
+            if copy { Bytes::copy_from_slice(output.as_ref()) } else { Bytes::from_owner(output) };
         Tensor::from_bytes(dtype, shape, bytes)
     }
 

@@ -102,9 +102,12 @@ impl ModuleBuilder {
         let count =
             parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let count = count.ok_or_else(|| Error::invalid("has more elements than fit memory"))?;
-        let fits = |given: usize| match given == count {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("takes {count} elements, got {given}"))),
+        let fits = |given: usize| {
+            if given == count {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!("takes {count} elements, got {given}")))
+            }
         };
         let (name, buffer) = (&parameter.name, i32::from(parameter.buffer));
         match parameter.data {

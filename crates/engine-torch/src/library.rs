@@ -135,10 +135,7 @@ impl Engine for TorchEngine {
     }
 
     fn arena_bytes(&self, graph: &Path) -> Result<usize> {
-        match load::is_package(graph) {
-            true => Ok(0),
-            false => archive::parameter_bytes(graph),
-        }
+        if load::is_package(graph) { Ok(0) } else { archive::parameter_bytes(graph) }
     }
 
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {

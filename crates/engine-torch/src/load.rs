@@ -29,9 +29,12 @@ pub(crate) fn load(
     library: &'static ShimLibrary,
     request: &LoadRequest,
 ) -> Result<Box<dyn Session>> {
-    let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
-        true => error,
-        false => error.context(request.graph.display()),
+    let name = |error: Error| {
+        if error.message().contains(&*request.graph.to_string_lossy()) {
+            error
+        } else {
+            error.context(request.graph.display())
+        }
     };
     if !(1..=THREADS_MAX).contains(&request.options.intra_op_threads) {
         let count = request.options.intra_op_threads;
@@ -45,12 +48,10 @@ pub(crate) fn load(
             "inter-op-threads has no effect: LibTorch runs the operators of a run one after the other"
         );
     }
-    let (module, memory) = match is_package(&request.graph) {
-        true => (
-            package(library, &request.graph, &request.options).map_err(name)?,
-            ParameterMemory::Heap,
-        ),
-        false => script(library, request).map_err(name)?,
+    let (module, memory) = if is_package(&request.graph) {
+        (package(library, &request.graph, &request.options).map_err(name)?, ParameterMemory::Heap)
+    } else {
+        script(library, request).map_err(name)?
     };
     Ok(Box::new(TorchSession::new(module, memory, &request.options).map_err(name)?))
 }
@@ -132,9 +133,10 @@ fn script(
 /// Recognises a damaged archive by LibTorch's name for the reader.
 fn unusable(error: Error) -> Error {
     let message = error.message();
-    match error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {
-        true => Error::data_loss(message.to_owned()),
-        false => error,
+    if error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {
+        Error::data_loss(message.to_owned())
+    } else {
+        error
     }
 }
 

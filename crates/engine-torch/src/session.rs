@@ -131,9 +131,10 @@ impl TorchModel {
 
     /// Runs once from the state as loaded.
     fn answer(&self, inputs: &[NamedTensor]) -> Result<(RunResults, TorchFeeds)> {
-        match self.stateful {
-            true => self.answer_of(&self.module.fork()?, inputs),
-            false => self.answer_of(&self.module, inputs),
+        if self.stateful {
+            self.answer_of(&self.module.fork()?, inputs)
+        } else {
+            self.answer_of(&self.module, inputs)
         }
     }
 

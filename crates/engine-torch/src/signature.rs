@@ -60,9 +60,10 @@ pub(crate) fn plan(
     file: &SignatureFile,
     package: bool,
 ) -> Result<ForwardPlan> {
-    let (specs, places) = match package {
-        true => declared_inputs(file)?,
-        false => inputs(&description.arguments, file).map_err(|e| takes(e, description))?,
+    let (specs, places) = if package {
+        declared_inputs(file)?
+    } else {
+        inputs(&description.arguments, file).map_err(|e| takes(e, description))?
     };
     let inputs = specs
         .iter()
@@ -70,9 +71,10 @@ pub(crate) fn plan(
         .collect::<HashMap<String, usize>>();
     let mut signature =
         Signature { inputs: specs.into_iter().map(|(spec, _)| spec).collect(), outputs: vec![] };
-    let (outputs, provisional) = match file.outputs.is_empty() {
-        false => (declared_outputs(description, file, &mut signature)?, false),
-        true => (typed_outputs(description, &mut signature), true),
+    let (outputs, provisional) = if file.outputs.is_empty() {
+        (typed_outputs(description, &mut signature), true)
+    } else {
+        (declared_outputs(description, file, &mut signature)?, false)
     };
     Ok(ForwardPlan { signature, places, inputs, outputs, provisional })
 }

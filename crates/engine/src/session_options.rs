@@ -99,11 +99,12 @@ impl SessionOptions {
     /// # Errors
     /// `InvalidArgument` if tags are set.
     pub fn check_no_graph_tags(&self) -> Result<()> {
-        match self.graph_tags.is_empty() {
-            true => Ok(()),
-            false => Err(Error::invalid(
+        if self.graph_tags.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::invalid(
                 "saved-model-tags selects a graph of a SavedModel, and this model is none: remove it",
-            )),
+            ))
         }
     }
 }

@@ -62,9 +62,10 @@ impl StreamSession {
                 )));
             }
         }
-        let runner = match servable.stateful() {
-            true => Runner::Own { session: servable.fork_session()?, _origin: servable.clone() },
-            false => Runner::Shared(servable.clone()),
+        let runner = if servable.stateful() {
+            Runner::Own { session: servable.fork_session()?, _origin: servable.clone() }
+        } else {
+            Runner::Shared(servable.clone())
         };
         let state = carried.into_iter().map(|carry| (carry.clone(), carry.initial)).collect();
         Ok(StreamSession { runner, lanes: lanes.max(1), state: Mutex::new(state) })

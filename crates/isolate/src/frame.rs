@@ -67,9 +67,10 @@ mod tests {
 
     impl Read for Interrupted<'_> {
         fn read(&mut self, into: &mut [u8]) -> Result<usize> {
-            match std::mem::replace(&mut self.was_read, true) {
-                false => Err(ErrorKind::Interrupted.into()),
-                true => self.stream.read(into),
+            if std::mem::replace(&mut self.was_read, true) {
+                self.stream.read(into)
+            } else {
+                Err(ErrorKind::Interrupted.into())
             }
         }
     }

@@ -27,10 +27,7 @@ pub fn copy_requests(source: &Path, to: &Path) -> Result<()> {
 /// # Errors
 /// I/O errors; `InvalidArgument` for directories nested too deep.
 pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
-    match from.is_dir() {
-        true => copy_level(from, to, 0),
-        false => Ok(()),
-    }
+    if from.is_dir() { copy_level(from, to, 0) } else { Ok(()) }
 }
 
 fn copy_level(from: &Path, to: &Path, depth: usize) -> Result<()> {

@@ -27,9 +27,10 @@ fn spec(name: &str) -> TensorSpec {
 impl Summing {
     fn new(inside: bool) -> Summing {
         let names = |all: &[&str]| all.iter().map(|name| spec(name)).collect();
-        let (inputs, outputs) = match inside {
-            true => (names(&["x"]), names(&["sum"])),
-            false => (names(&["x", "before"]), names(&["sum", "after"])),
+        let (inputs, outputs) = if inside {
+            (names(&["x"]), names(&["sum"]))
+        } else {
+            (names(&["x", "before"]), names(&["sum", "after"]))
         };
         let inside = inside.then(AtomicI64::default);
         Summing { signature: Signature { inputs, outputs }, metadata: BTreeMap::new(), inside }
