@@ -80,10 +80,8 @@ impl AudioModel for ServedModel {
             let (job, pending) = self.job(inputs.clone());
             let is_last = Instant::now() >= give_up;
             // Only a run that is given up counts as refused.
-            let submitted = match is_last {
-                true => self.scheduler.submit(job),
-                false => self.scheduler.try_submit(job),
-            };
+            let submitted =
+                if is_last { self.scheduler.submit(job) } else { self.scheduler.try_submit(job) };
             match submitted {
                 Ok(()) => return Ok(pending),
                 Err(error) if error.kind() == ErrorKind::ResourceExhausted && !is_last => {

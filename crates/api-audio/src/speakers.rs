@@ -111,11 +111,10 @@ pub(crate) async fn forget(
         let known = speaker.clone();
         // Writing the file would block a connection thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
-        match removed
-            .map_err(|error| Error::internal(format!("the file of speakers: {error}")))??
-        {
-            true => Ok(Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string())),
-            false => Err(unknown(&name, &speaker)),
+        if removed.map_err(|error| Error::internal(format!("the file of speakers: {error}")))?? {
+            Ok(Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string()))
+        } else {
+            Err(unknown(&name, &speaker))
         }
     };
     let caller = Caller { peer: Some(peer), headers: &headers };

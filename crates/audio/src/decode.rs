@@ -330,9 +330,10 @@ impl Decoder {
                     );
                 }
                 self.heard += (samples.len() / self.format.channels) as u64;
-                match self.waiting.is_empty() {
-                    true => self.waiting = samples,
-                    false => self.waiting.append(&mut samples),
+                if self.waiting.is_empty() {
+                    self.waiting = samples;
+                } else {
+                    self.waiting.append(&mut samples);
                 }
             }
             DecodeStep::Lost { frames, what } => {
@@ -449,9 +450,10 @@ mod tests {
 
     impl BlockReader for Lost {
         fn next(&mut self, _: &mut Vec<f32>) -> DecodeStep {
-            match std::mem::replace(&mut self.0, true) {
-                true => DecodeStep::End,
-                false => DecodeStep::Lost { frames: 16000, what: "a frame is damaged".to_owned() },
+            if std::mem::replace(&mut self.0, true) {
+                DecodeStep::End
+            } else {
+                DecodeStep::Lost { frames: 16000, what: "a frame is damaged".to_owned() }
             }
         }
     }

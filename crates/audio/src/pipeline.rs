@@ -246,9 +246,10 @@ fn drive(
 /// # Errors
 /// `Cancelled`.
 fn check_stop(stop: &AtomicBool) -> Result<()> {
-    match stop.load(Ordering::Relaxed) {
-        true => Err(Error::cancelled("stopped before the end of the recording")),
-        false => Ok(()),
+    if stop.load(Ordering::Relaxed) {
+        Err(Error::cancelled("stopped before the end of the recording"))
+    } else {
+        Ok(())
     }
 }
 

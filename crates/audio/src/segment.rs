@@ -97,9 +97,10 @@ impl Windows {
     pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
         let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
         // Rows of the window before, if windows overlap.
-        let had = match self.next == 0 || self.is_trimmed {
-            true => 0,
-            false => self.spec.window.saturating_sub(self.spec.hop),
+        let had = if self.next == 0 || self.is_trimmed {
+            0
+        } else {
+            self.spec.window.saturating_sub(self.spec.hop)
         };
         if real <= had {
             return Ok(());

@@ -310,9 +310,10 @@ fn escaped(text: &str) -> String {
 
 /// Returns a field of RFC 4180.
 fn quoted(text: &str) -> String {
-    match text.contains(['"', ',', '\r', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
+    if text.contains(['"', ',', '\r', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
     }
 }
 
@@ -324,8 +325,9 @@ fn one_line(text: &str) -> String {
 /// Replaces spaces, for a field that spaces delimit.
 fn field(text: &str) -> String {
     let blank = |letter: char| letter.is_whitespace() || letter.is_control();
-    match text.is_empty() {
-        true => "<NA>".to_owned(),
-        false => text.chars().map(|letter| if blank(letter) { '_' } else { letter }).collect(),
+    if text.is_empty() {
+        "<NA>".to_owned()
+    } else {
+        text.chars().map(|letter| if blank(letter) { '_' } else { letter }).collect()
     }
 }

@@ -57,9 +57,10 @@ impl CutPlan {
             if fit.items.is_some_and(|items| items > 1) {
                 return Err(refuse("a model with a state must take one window at a time"));
             }
-            let lanes = match fit.items.is_none() && fit.carried.is_empty() {
-                true => (pieces.lanes as u64).min(pieces_max).max(1) as usize,
-                false => 1,
+            let lanes = if fit.items.is_none() && fit.carried.is_empty() {
+                (pieces.lanes as u64).min(pieces_max).max(1) as usize
+            } else {
+                1
             };
             recogniser.may_wait(whole * lanes)?;
             let short = lanes == 1;

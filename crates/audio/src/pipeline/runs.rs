@@ -308,9 +308,10 @@ impl ModelRuns {
         let stream = match &group.model {
             Some(stream) => stream.clone(),
             None => {
-                let stream = match plan.stream {
-                    true => model.stream(fit.carried.clone(), plan.lanes)?,
-                    false => model.clone(),
+                let stream = if plan.stream {
+                    model.stream(fit.carried.clone(), plan.lanes)?
+                } else {
+                    model.clone()
                 };
                 if !plan.stream {
                     let initial = fit.carried.iter();

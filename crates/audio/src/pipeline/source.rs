@@ -62,10 +62,7 @@ impl WindowSource {
             each(window, WindowInfo { real: window.real, level })
         };
         windows.push(&step.rows, &mut with_facts)?;
-        match step.last {
-            true => windows.finish(&mut with_facts),
-            false => Ok(()),
-        }
+        if step.last { windows.finish(&mut with_facts) } else { Ok(()) }
     }
 
     /// Returns the samples so far, at the recogniser's rate.
