@@ -36,9 +36,10 @@ impl ShadowRequest {
         let rollout: &RolloutPart = call.rollout.as_ref()?;
         let candidate = rollout.shadow.as_ref()?;
         let name = call.servable.signature_name();
-        let candidate = match candidate.signature_name() == name {
-            true => candidate.clone(),
-            false => candidate.with_signature(name).ok()?,
+        let candidate = if candidate.signature_name() == name {
+            candidate.clone()
+        } else {
+            candidate.with_signature(name).ok()?
         };
         Some(ShadowRequest {
             candidate,

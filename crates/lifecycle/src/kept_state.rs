@@ -63,9 +63,12 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
 
 /// Reads the file. A file that does not exist has no state.
 fn read<T: DeserializeOwned>(file: &Path) -> std::io::Result<BTreeMap<PathBuf, T>> {
-    let text = std::fs::metadata(file).and_then(|meta| match meta.len() > FILE_BYTES_MAX {
-        true => Err(std::io::Error::other("the file is too large")),
-        false => std::fs::read_to_string(file),
+    let text = std::fs::metadata(file).and_then(|meta| {
+        if meta.len() > FILE_BYTES_MAX {
+            Err(std::io::Error::other("the file is too large"))
+        } else {
+            std::fs::read_to_string(file)
+        }
     });
     match text {
         Ok(text) => toml::from_str(&text).map_err(std::io::Error::other),

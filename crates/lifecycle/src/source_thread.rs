@@ -111,9 +111,10 @@ pub(crate) fn prefault(
     for bytes in wanted {
         let pool = pool.clone();
         let work = move |attempt: &Attempt| prefault_to(&pool, bytes, &attempt.stop);
-        let backed = match settled.get() {
-            true => runner.run("faulting the pool in", stop, work),
-            false => work(&Attempt::ordinary(stop.clone())),
+        let backed = if settled.get() {
+            runner.run("faulting the pool in", stop, work)
+        } else {
+            work(&Attempt::ordinary(stop.clone()))
         };
         match backed {
             Ok(()) => {}

@@ -330,9 +330,10 @@ impl Described {
                 "key",
                 "runtime",
             ];
-            match open.contains(&name.as_str()) {
-                true => format!("`{name}`"),
-                false => format!("`{name}`: {}", values.join(", ")),
+            if open.contains(&name.as_str()) {
+                format!("`{name}`")
+            } else {
+                format!("`{name}`: {}", values.join(", "))
             }
         };
         let labels: Vec<String> = self.labels.iter_mut().map(label).collect();

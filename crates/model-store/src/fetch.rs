@@ -124,9 +124,10 @@ impl VersionFetch<'_> {
                     journal.remove();
                 }
                 // The rest of an earlier fetch can be damaged here, and not in the store.
-                match error.kind() == ErrorKind::DataLoss && !journal.done.is_empty() {
-                    true => Err(Error::unavailable(error.message())),
-                    false => Err(error),
+                if error.kind() == ErrorKind::DataLoss && !journal.done.is_empty() {
+                    Err(Error::unavailable(error.message()))
+                } else {
+                    Err(error)
                 }
             }
         }
@@ -241,9 +242,10 @@ impl VersionFetch<'_> {
                 Some(cached) => self.copy(cached, local, range, &tensor.blake3).await,
                 None => false,
             };
-            match copied {
-                true => bytes.reused += tensor.bytes,
-                false => missing.push(tensor),
+            if copied {
+                bytes.reused += tensor.bytes;
+            } else {
+                missing.push(tensor);
             }
         }
         self.ranges(file, local, &ranges_of(&missing), journal, bytes).await?;
@@ -382,15 +384,16 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
         Error::unavailable(format!("{}: {}: no answer in time", place.shown(), file.path))
     })?;
     let content = content.map_err(|error| place.failed(&error))?;
-    match content.len() as u64 == range.end - range.start {
-        true => Ok(content),
-        false => Err(Error::unavailable(format!(
+    if content.len() as u64 == range.end - range.start {
+        Ok(content)
+    } else {
+        Err(Error::unavailable(format!(
             "{}: {}: {} bytes instead of {}",
             place.shown(),
             file.path,
             content.len(),
             range.end - range.start
-        ))),
+        )))
     }
 }
 

@@ -76,9 +76,10 @@ impl RemoteVersion {
             return RemoteKind::Published;
         }
         // Weights without a manifest are a published version that is still being uploaded.
-        match !has(WEIGHTS_NAME) && FOREIGN_FILES.into_iter().any(has) {
-            true => RemoteKind::Foreign,
-            false => RemoteKind::Unfinished,
+        if !has(WEIGHTS_NAME) && FOREIGN_FILES.into_iter().any(has) {
+            RemoteKind::Foreign
+        } else {
+            RemoteKind::Unfinished
         }
     }
 }

@@ -36,9 +36,10 @@ pub(crate) fn estimate(
     let mut ranges = ranges_of(&missing);
     let mut reused_bytes: u64 = reused.iter().map(|tensor| tensor.bytes).sum();
     let graph = &wanted.graph;
-    match graph.blake3.is_some() && graph.blake3 == cached.graph.blake3 {
-        true => reused_bytes += graph.bytes,
-        false => ranges.push(0..graph.bytes),
+    if graph.blake3.is_some() && graph.blake3 == cached.graph.blake3 {
+        reused_bytes += graph.bytes;
+    } else {
+        ranges.push(0..graph.bytes);
     }
     FetchEstimate {
         bytes: ranges.iter().map(|range| range.end - range.start).sum::<u64>() + manifest_bytes,

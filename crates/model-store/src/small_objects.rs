@@ -79,10 +79,7 @@ impl SmallObjects {
     pub async fn read(&self, key: &Key, bytes_max: u64) -> Result<Option<Bytes>> {
         let read = async {
             let got = self.place.objects().get(key).await?;
-            match got.meta.size <= bytes_max {
-                true => got.bytes().await.map(Some),
-                false => Ok(None),
-            }
+            if got.meta.size <= bytes_max { got.bytes().await.map(Some) } else { Ok(None) }
         };
         match self.within(read).await? {
             Ok(Some(bytes)) => Ok(Some(bytes)),

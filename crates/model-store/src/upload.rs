@@ -105,9 +105,10 @@ fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) ->
         let name = name.to_str().ok_or_else(|| wrong("a name is not UTF-8; rename the file"))?;
         let path = entry.path();
         let meta = std::fs::metadata(&path).map_err(|error| Error::io(&path, &error))?;
-        match meta.is_dir() {
-            true => add_files(&path, &format!("{before}{name}/"), depth + 1, files)?,
-            false => files.push(format!("{before}{name}")),
+        if meta.is_dir() {
+            add_files(&path, &format!("{before}{name}/"), depth + 1, files)?
+        } else {
+            files.push(format!("{before}{name}"))
         }
     }
     Ok(())

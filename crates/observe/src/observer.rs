@@ -109,13 +109,12 @@ impl MetricsObserver {
         let labels = ModelLabels { model: model.clone() };
         let rollouts = &self.metrics.rollouts;
         rollouts.running.get_or_create(&labels).set(0);
-        match promoted {
-            true => rollouts.promotions.get_or_create(&labels).inc(),
-            false => {
-                let labels = ModelKindLabels { model: model.clone(), kind: reason };
-                rollouts.rollbacks.get_or_create(&labels).inc()
-            }
-        };
+        if promoted {
+            rollouts.promotions.get_or_create(&labels).inc();
+        } else {
+            let labels = ModelKindLabels { model: model.clone(), kind: reason };
+            rollouts.rollbacks.get_or_create(&labels).inc();
+        }
     }
 
     fn swapped(&self, report: &SwapReport) {

@@ -38,9 +38,10 @@ pub(crate) fn made(name: &str, dtype: DType, shape: &[usize], received: usize) -
     if dtype.bits().is_none() {
         return Err(Error::unimplemented(format!("{dtype} cannot be padded")));
     }
-    let elements = match shape.contains(&0) {
-        true => Some(0),
-        false => shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)),
+    let elements = if shape.contains(&0) {
+        Some(0)
+    } else {
+        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
     };
     let most = MADE_BYTES_MAX.max(received.saturating_mul(GROWTH_MAX));
     elements.and_then(|elements| dtype.bytes_for(elements)).filter(|&bytes| bytes <= most).ok_or_else(|| {

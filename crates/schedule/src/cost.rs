@@ -120,9 +120,10 @@ impl Step {
 
     /// Returns true if a shape may try the size. `begun` is true if it has tried already.
     fn worth_a_try(&self, begun: bool) -> bool {
-        match self.shapes < SHAPES_TO_TEACH {
-            true => begun || self.begun < 2 * SHAPES_TO_TEACH,
-            false => self.ratio < 1.0 - GAIN_MIN,
+        if self.shapes < SHAPES_TO_TEACH {
+            begun || self.begun < 2 * SHAPES_TO_TEACH
+        } else {
+            self.ratio < 1.0 - GAIN_MIN
         }
     }
 }

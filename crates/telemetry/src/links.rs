@@ -69,9 +69,10 @@ impl BatchIndex {
 fn limited(links: impl Iterator<Item = SpanLink>, max: usize) -> SpanLinks {
     let mut all = SpanLinks::default();
     for link in links {
-        match all.links.len() < max {
-            true => all.links.push(link),
-            false => all.dropped += 1,
+        if all.links.len() < max {
+            all.links.push(link);
+        } else {
+            all.dropped += 1;
         }
     }
     all

@@ -77,10 +77,13 @@ impl RatesWithMax {
     /// Decides as far as possible without the model.
     pub(crate) fn candidate(&self, trace: TraceId, parent: Option<&TraceContext>) -> Candidate {
         match parent {
-            Some(parent) if self.rates.parent_based => match parent.sampled {
-                true => Candidate::Yes,
-                false => Candidate::No,
-            },
+            Some(parent) if self.rates.parent_based => {
+                if parent.sampled {
+                    Candidate::Yes
+                } else {
+                    Candidate::No
+                }
+            }
             _ if trace.fraction() < self.max => Candidate::ByRate,
             _ => Candidate::No,
         }

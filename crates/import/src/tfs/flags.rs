@@ -259,11 +259,10 @@ fn check(flag: &Flag, value: &str) -> Result<(), ImportError> {
         Float => (value.parse::<f64>().is_ok_and(f64::is_finite), "a number"),
         Bool | Text => (true, ""),
     };
-    match right {
-        true => Ok(()),
-        false => {
-            Err(ImportError::usage(format!("--{} is \"{value}\"; it must be {wanted}", flag.name)))
-        }
+    if right {
+        Ok(())
+    } else {
+        Err(ImportError::usage(format!("--{} is \"{value}\"; it must be {wanted}", flag.name)))
     }
 }
 

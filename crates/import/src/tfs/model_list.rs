@@ -129,11 +129,12 @@ impl ModelListRules {
             return Ok(BasePath { dir, store: Some(path.as_str().into()) });
         }
         let dir = PathBuf::from(local);
-        match dir.is_absolute() {
-            true => Ok(BasePath { dir, store: None }),
-            false => Err(Error::invalid(format!(
+        if dir.is_absolute() {
+            Ok(BasePath { dir, store: None })
+        } else {
+            Err(Error::invalid(format!(
                 "Expected model {name} to have an absolute path or URI; got base_path()={path}"
-            ))),
+            )))
         }
     }
 

@@ -60,9 +60,10 @@ impl Repository {
         if dirs.is_empty() {
             let shown = repository.display();
             let error = ImportError::usage(format!("no directory in {shown} has a {CONFIG_FILE}"));
-            return Err(match repository.join(CONFIG_FILE).is_file() {
-                true => error.hint(format!("{shown} is a model: give the directory above it")),
-                false => error.hint("give the directory that Triton gets as --model-repository"),
+            return Err(if repository.join(CONFIG_FILE).is_file() {
+                error.hint(format!("{shown} is a model: give the directory above it"))
+            } else {
+                error.hint("give the directory that Triton gets as --model-repository")
             });
         }
         let mut models = Vec::new();

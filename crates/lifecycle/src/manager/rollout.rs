@@ -377,13 +377,10 @@ impl Model {
         let figures = record.figures();
         record.candidate = Some(candidate);
         let promoted = state == RolloutState::Promoted;
-        match promoted {
-            true => {
-                tracing::info!(model = %self.name, candidate, reason = message, "rollout ended: promoted")
-            }
-            false => {
-                tracing::warn!(model = %self.name, candidate, kind, reason = message, "rollout ended: withdrawn")
-            }
+        if promoted {
+            tracing::info!(model = %self.name, candidate, reason = message, "rollout ended: promoted")
+        } else {
+            tracing::warn!(model = %self.name, candidate, kind, reason = message, "rollout ended: withdrawn")
         }
         record.end(RolloutHistory {
             stable: record.stable,
@@ -461,11 +458,12 @@ impl Model {
             view.withdrawn = true;
             view.held = true;
         }
-        match self.choice(&views).aspired.is_empty() {
-            false => Ok(stable),
-            true => Err(Error::precondition(format!(
+        if self.choice(&views).aspired.is_empty() {
+            Err(Error::precondition(format!(
                 "model \"{name}\" has no other version on disk that its policy allows, so version {stable} stays"
-            ))),
+            )))
+        } else {
+            Ok(stable)
         }
     }
 

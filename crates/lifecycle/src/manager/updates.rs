@@ -33,9 +33,10 @@ impl Model {
 
     /// Returns the versions that should serve, also versions that wait for their turn.
     pub(super) fn wanted(&self, views: &[View]) -> BTreeSet<u64> {
-        match self.down || self.removed {
-            true => BTreeSet::new(),
-            false => chosen_without_waits(&self.config.policy, views),
+        if self.down || self.removed {
+            BTreeSet::new()
+        } else {
+            chosen_without_waits(&self.config.policy, views)
         }
     }
 

@@ -188,9 +188,8 @@ impl Classified {
 fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let sizes = files.iter().map(|file| (file.path.as_path(), file.bytes));
-    let no_version = |reason: String| match settled {
-        true => VersionContents::Unusable(reason),
-        false => VersionContents::Settling(reason),
+    let no_version = |reason: String| {
+        if settled { VersionContents::Unusable(reason) } else { VersionContents::Settling(reason) }
     };
     if let Some(pointer) = engine::foreign::pointer_in(dir, sizes) {
         return Classified::of_all(no_version(pointer), settled);
