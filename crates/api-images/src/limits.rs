@@ -33,9 +33,10 @@ pub fn accept_score(kind: ImageKind) -> f32 {
 /// `InvalidArgument` for a number that is not finite.
 pub(crate) fn checked_threshold(kind: ImageKind, wanted: Option<f32>) -> Result<f32> {
     let threshold = wanted.unwrap_or_else(|| accept_score(kind));
-    match threshold.is_finite() {
-        true => Ok(threshold),
-        false => Err(Error::invalid("threshold= is not a finite 32-bit number")),
+    if threshold.is_finite() {
+        Ok(threshold)
+    } else {
+        Err(Error::invalid("threshold= is not a finite 32-bit number"))
     }
 }
 

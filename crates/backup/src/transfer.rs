@@ -60,9 +60,10 @@ impl BackupProgress {
     /// # Errors
     /// `Cancelled` after [`BackupProgress::stop`].
     pub(crate) fn check(&self) -> Result<()> {
-        match self.stop.load(Ordering::Relaxed) {
-            true => Err(Error::cancelled("the server is shutting down")),
-            false => Ok(()),
+        if self.stop.load(Ordering::Relaxed) {
+            Err(Error::cancelled("the server is shutting down"))
+        } else {
+            Ok(())
         }
     }
 
@@ -233,9 +234,10 @@ impl BackupContext<'_> {
             Some(path) => self.receive_local(file, &path, &mut each).await,
             None => self.receive(file, &key, &mut each).await,
         };
-        match received?.to_hex().as_str() == file.blake3 {
-            true => Ok(()),
-            false => Err(wrong(file, "it does not match its checksum")),
+        if received?.to_hex().as_str() == file.blake3 {
+            Ok(())
+        } else {
+            Err(wrong(file, "it does not match its checksum"))
         }
     }
 
@@ -306,10 +308,9 @@ fn wrong(file: &BackupFile, why: &str) -> Error {
 }
 
 fn check_length(file: &BackupFile, found: u64) -> Result<()> {
-    match found == file.bytes {
-        true => Ok(()),
-        false => {
-            Err(wrong(file, &format!("it has {found} bytes, and the list says {}", file.bytes)))
-        }
+    if found == file.bytes {
+        Ok(())
+    } else {
+        Err(wrong(file, &format!("it has {found} bytes, and the list says {}", file.bytes)))
     }
 }

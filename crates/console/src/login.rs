@@ -140,11 +140,12 @@ fn check_length(headers: &HeaderMap) -> base::Result<()> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok());
     let length: Option<usize> = length.and_then(|text| text.parse().ok());
     let plain = !headers.contains_key(header::CONTENT_ENCODING);
-    match length.is_some_and(|length| length <= FORM_BYTES_MAX) && plain {
-        true => Ok(()),
-        false => Err(Error::too_large(format!(
+    if length.is_some_and(|length| length <= FORM_BYTES_MAX) && plain {
+        Ok(())
+    } else {
+        Err(Error::too_large(format!(
             "a login sends its length, at most {FORM_BYTES_MAX} bytes, without compression"
-        ))),
+        )))
     }
 }
 

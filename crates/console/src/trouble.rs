@@ -105,10 +105,8 @@ pub(crate) fn errors(minute: &TrafficRecord) -> Option<(TroubleLevel, String)> {
     failures.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let names: Vec<String> =
         failures.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    let level = match share >= ERROR_SHARE_FAILING {
-        true => TroubleLevel::Failing,
-        false => TroubleLevel::Warning,
-    };
+    let level =
+        if share >= ERROR_SHARE_FAILING { TroubleLevel::Failing } else { TroubleLevel::Warning };
     let percent = share * 100.0;
     let text = format!(
         "{percent:.1} % of requests failed in the last minute: {} of {requests} ({})",

@@ -227,12 +227,15 @@ impl HttpClient {
         let mut body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
         let mut parts: Vec<Bytes> = Vec::new();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-                true => Error::too_large(format!(
-                    "{address} answers with more than {} MiB; ask for less in one request",
-                    ANSWER_BYTES_MAX >> 20
-                )),
-                false => self.connection_error(address, &*error),
+            let frame = frame.map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    Error::too_large(format!(
+                        "{address} answers with more than {} MiB; ask for less in one request",
+                        ANSWER_BYTES_MAX >> 20
+                    ))
+                } else {
+                    self.connection_error(address, &*error)
+                }
             })?;
             if let Ok(part) = frame.into_data() {
                 room.take(part.len() as u64)?;

@@ -86,13 +86,15 @@ impl ClusterServing {
         })
         .await?;
         let state = root_state(&node, server, cluster.roles, place);
-        let points = match cluster.roles.root {
-            true => root::routes().with_state(state.clone()),
-            false => refused("/collections", not_a_root),
+        let points = if cluster.roles.root {
+            root::routes().with_state(state.clone())
+        } else {
+            refused("/collections", not_a_root)
         };
-        let images = match cluster.roles.root || cluster.roles.extract {
-            true => root::image_routes().with_state(state),
-            false => refused("/v1/images", takes_no_images),
+        let images = if cluster.roles.root || cluster.roles.extract {
+            root::image_routes().with_state(state)
+        } else {
+            refused("/v1/images", takes_no_images)
         };
         Ok(Some(ClusterServing { node, clients: points.merge(images), tls }))
     }

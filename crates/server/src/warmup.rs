@@ -123,11 +123,10 @@ fn example_calls(
     let mut reserved = 0u64;
     let reserve = &mut |bytes: u64| {
         reserved = reserved.saturating_add(bytes);
-        match reserved <= FILE_BYTES_MAX {
-            true => Ok(()),
-            false => {
-                Err(Error::too_large(format!("its inputs take more than {FILE_BYTES_MAX} bytes")))
-            }
+        if reserved <= FILE_BYTES_MAX {
+            Ok(())
+        } else {
+            Err(Error::too_large(format!("its inputs take more than {FILE_BYTES_MAX} bytes")))
         }
     };
     let plans = plan_tasks(servable, tasks, false)?;

@@ -26,9 +26,10 @@ const ACCEPT_QUEUE_MAX: i32 = 4096;
 /// `Unavailable`, with the address and a remedy.
 pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
-    let listener = match host == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-        true => bind_every_address(port),
-        false => std::net::TcpListener::bind(address),
+    let listener = if host == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        bind_every_address(port)
+    } else {
+        std::net::TcpListener::bind(address)
     };
     let listener = listener.map_err(|e| {
         let remedy = match e.kind() {

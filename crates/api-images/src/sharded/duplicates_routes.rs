@@ -130,9 +130,10 @@ impl CallerWatch {
     /// # Errors
     /// `Cancelled` if the caller has disconnected.
     fn check(&self) -> Result<()> {
-        match self.0.load(Ordering::Relaxed) {
-            true => Err(Error::cancelled("the root has disconnected")),
-            false => Ok(()),
+        if self.0.load(Ordering::Relaxed) {
+            Err(Error::cancelled("the root has disconnected"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -175,11 +175,10 @@ impl Messages {
                 let frame = reservation.attach(split_message(&mut self.buffer, length));
                 return message(requests, self.coding, frame).await.map(Some);
             }
-            let frame = match self.buffer.is_empty() {
-                true => poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await,
-                false => {
-                    poll_fn(|cx| body_reader::poll_within(&mut self.body, &mut timeout, cx)).await?
-                }
+            let frame = if self.buffer.is_empty() {
+                poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await
+            } else {
+                poll_fn(|cx| body_reader::poll_within(&mut self.body, &mut timeout, cx)).await?
             };
             let Some(frame) = frame else {
                 let cut = Error::invalid("the stream ends in the middle of a message");

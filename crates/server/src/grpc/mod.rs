@@ -273,8 +273,9 @@ fn refuse(error: &Error) -> ResponseFuture {
 /// Returns the error for the path of a method that this server does not have.
 fn unknown_method(path: &str) -> Error {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
-    Error::unimplemented(match protocol::reflection::is_service(service) {
-        true => format!("{service}/{method} is not offered"),
-        false => format!("there is no gRPC service \"{service}\" here"),
+    Error::unimplemented(if protocol::reflection::is_service(service) {
+        format!("{service}/{method} is not offered")
+    } else {
+        format!("there is no gRPC service \"{service}\" here")
     })
 }

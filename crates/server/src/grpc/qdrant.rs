@@ -93,9 +93,10 @@ async fn run(
 ) -> std::result::Result<Response, CallFailure> {
     let (head, body) = request.into_parts();
     let call = QdrantCall::of(head.uri.path())?;
-    let conflict = match head.uri.path() == CREATE {
-        true => ErrorKind::AlreadyExists,
-        false => ErrorKind::FailedPrecondition,
+    let conflict = if head.uri.path() == CREATE {
+        ErrorKind::AlreadyExists
+    } else {
+        ErrorKind::FailedPrecondition
     };
     let coding = messages::coding(&head.headers)?;
     let limit = if call.large { requests.limits.body_bytes_max } else { SMALL_BYTES_MAX };

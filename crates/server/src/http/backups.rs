@@ -101,9 +101,10 @@ async fn administer(
         let response = next.run(request).await;
         let status = response.status();
         answered = Some(response);
-        match status.is_success() {
-            true => Ok(()),
-            false => Err(Error::precondition(format!("the request was answered with {status}"))),
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(Error::precondition(format!("the request was answered with {status}")))
         }
     };
     let outcome = access.admin(call, work).await;
@@ -300,8 +301,9 @@ async fn clone(
 
 /// Checks that the request's key may use a collection that the path does not name.
 fn check_seen(grant: Option<&KeyGrant>, name: &str) -> Result<()> {
-    match grant.is_none_or(|grant| grant.sees_collection(name)) {
-        true => Ok(()),
-        false => Err(Error::denied(format!("the key may not use the collection {name:?}"))),
+    if grant.is_none_or(|grant| grant.sees_collection(name)) {
+        Ok(())
+    } else {
+        Err(Error::denied(format!("the key may not use the collection {name:?}")))
     }
 }

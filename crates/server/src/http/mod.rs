@@ -171,9 +171,10 @@ fn operators(server: &Server) -> Router {
         .merge(log::routes(server))
         .merge(slow::routes(server))
         .merge(trace::routes().with_state(server.models.clone()));
-    match server.http_options.tfs_metrics.is_some() {
-        true => routes.route(TFS_METRICS, get(tfs_exposition).with_state(server.exporter.clone())),
-        false => routes,
+    if server.http_options.tfs_metrics.is_some() {
+        routes.route(TFS_METRICS, get(tfs_exposition).with_state(server.exporter.clone()))
+    } else {
+        routes
     }
 }
 

@@ -26,9 +26,10 @@ pub(super) fn callers(surface: Surface, routes: Router) -> Router {
     routes.route_layer(middleware::from_fn(move |request: Request, next: Next| async move {
         let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
         let admin = is_admin_call(request.method(), route);
-        match admin || is_front_page(route, request.headers()) {
-            true => moved(request.uri().path(), port),
-            false => next.run(request).await,
+        if admin || is_front_page(route, request.headers()) {
+            moved(request.uri().path(), port)
+        } else {
+            next.run(request).await
         }
     }))
 }

@@ -123,9 +123,12 @@ async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) ->
     let removes = request.operations.iter().any(|text| text.get().starts_with("{\"delete\""));
     for operation in request.operations {
         let (named, text) = (named.clone(), operation.get().to_owned());
-        let apply = move || match api_images::is_image_operation(text.as_bytes()) {
-            true => api_images::apply_image_operation(&named, text.as_bytes()),
-            false => api_qdrant::apply_operation(&named, text.as_bytes()),
+        let apply = move || {
+            if api_images::is_image_operation(text.as_bytes()) {
+                api_images::apply_image_operation(&named, text.as_bytes())
+            } else {
+                api_qdrant::apply_operation(&named, text.as_bytes())
+            }
         };
         // A holder makes some operations twice after a restart.
         let twice = move || apply().and_then(|()| apply());

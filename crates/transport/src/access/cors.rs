@@ -70,9 +70,10 @@ impl CorsPolicy {
         routes.layer(middleware::from_fn(move |request: Request, next: Next| {
             let policy = policy.clone();
             async move {
-                match covers(request.uri().path()) {
-                    true => policy.answer(request, next).await,
-                    false => next.run(request).await,
+                if covers(request.uri().path()) {
+                    policy.answer(request, next).await
+                } else {
+                    next.run(request).await
                 }
             }
         }))
@@ -82,10 +83,8 @@ impl CorsPolicy {
         let preflight =
             request.method() == Method::OPTIONS && request.headers().contains_key(header::ORIGIN);
         let allowed = self.allowed(request.headers());
-        let mut response = match preflight {
-            true => StatusCode::OK.into_response(),
-            false => next.run(request).await,
-        };
+        let mut response =
+            if preflight { StatusCode::OK.into_response() } else { next.run(request).await };
         let headers = response.headers_mut();
         if matches!(self, CorsPolicy::Listed(_)) {
             // A cache must not give the answer for one origin to another.
@@ -93,13 +92,14 @@ impl CorsPolicy {
         }
         let Some(allowed) = allowed else { return response };
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-        let texts: &[(HeaderName, &'static str)] = match preflight {
-            true => &[
+        let texts: &[(HeaderName, &'static str)] = if preflight {
+            &[
                 (header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
                 (header::ACCESS_CONTROL_ALLOW_HEADERS, REQUEST_HEADERS),
                 (header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS),
-            ],
-            false => &[(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS)],
+            ]
+        } else {
+            &[(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS)]
         };
         for (name, text) in texts {
             headers.insert(name.clone(), HeaderValue::from_static(text));

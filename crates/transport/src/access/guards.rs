@@ -36,9 +36,10 @@ impl AccessPolicy {
     {
         let policy = self.clone();
         routes.route_layer(middleware::from_fn(move |request: Request, next: Next| {
-            let checked = match request.method().is_safe() {
-                true => Ok(()),
-                false => policy.check_page(change, request.headers()),
+            let checked = if request.method().is_safe() {
+                Ok(())
+            } else {
+                policy.check_page(change, request.headers())
             };
             run_if(checked, request, next)
         }))

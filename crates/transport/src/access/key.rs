@@ -146,11 +146,10 @@ impl KeyGrant {
     /// # Errors
     /// `PermissionDenied` if the key may not use it.
     pub fn check_model(&self, model: &str) -> Result<()> {
-        match self.sees_model(model) {
-            true => Ok(()),
-            false => {
-                Err(Error::denied(format!("key \"{}\" may not use model {model}", self.0.name)))
-            }
+        if self.sees_model(model) {
+            Ok(())
+        } else {
+            Err(Error::denied(format!("key \"{}\" may not use model {model}", self.0.name)))
         }
     }
 

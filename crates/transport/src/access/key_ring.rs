@@ -152,9 +152,10 @@ impl KeyRing {
     /// `PermissionDenied` if it is not a key; the errors of `Sessions::open`.
     pub fn open_session(&self, text: &str) -> Result<SessionId> {
         let hash = *blake3::hash(text.as_bytes()).as_bytes();
-        match self.keys.load().contains_key(&hash) {
-            true => self.sessions.open(hash),
-            false => Err(Error::denied("this is not a key of this server")),
+        if self.keys.load().contains_key(&hash) {
+            self.sessions.open(hash)
+        } else {
+            Err(Error::denied("this is not a key of this server"))
         }
     }
 

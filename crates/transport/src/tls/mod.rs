@@ -67,10 +67,10 @@ impl PemSource {
         let text = self.read()?;
         let found: std::result::Result<Vec<_>, PemError> =
             CertificateDer::pem_slice_iter(&text).collect();
-        let found = found.and_then(|found| match found.is_empty() {
-            true => Err(PemError::NoItemsFound),
-            false => Ok(found),
-        });
+        let found = match found {
+            Ok(found) if found.is_empty() => Err(PemError::NoItemsFound),
+            found => found,
+        };
         found.map_err(|error| self.unreadable(error, "certificate"))
     }
 

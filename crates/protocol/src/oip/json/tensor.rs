@@ -124,10 +124,8 @@ impl TensorMembers {
         let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));
         let dtype = dtype_of(&name, &self.datatype.ok_or_else(|| lacks("datatype"))?)?;
         let shape = wire::shape(&name, self.shape.ok_or_else(|| lacks("shape"))?.into_iter())?;
-        let decoded = |tensor: Tensor| match self.base64 {
-            true => decode_base64(&name, &tensor),
-            false => Ok(tensor),
-        };
+        let decoded =
+            |tensor: Tensor| if self.base64 { decode_base64(&name, &tensor) } else { Ok(tensor) };
         let source = match (self.data, self.binary_size) {
             (Some(_), Some(_)) => {
                 return Err(Error::invalid(format!(

@@ -64,9 +64,10 @@ impl Examples {
     /// Returns the message with these examples.
     pub fn into_message(self) -> Input {
         let Examples { list: examples, context } = self;
-        let kind = match context.is_empty() {
-            true => Kind::ExampleList(ExampleList { examples }),
-            false => Kind::ExampleListWithContext(ExampleListWithContext { examples, context }),
+        let kind = if context.is_empty() {
+            Kind::ExampleList(ExampleList { examples })
+        } else {
+            Kind::ExampleListWithContext(ExampleListWithContext { examples, context })
         };
         Input { kind: Some(kind) }
     }
@@ -294,10 +295,7 @@ fn shape(spec: &TensorSpec, count: usize, size: usize) -> Result<Shape> {
     let dims =
         inner.iter().map(|dim| known(dim).unwrap_or_else(|| std::mem::replace(&mut free, 1)));
     let shape: Shape = std::iter::once(count).chain(dims).collect();
-    match shape[1..].iter().product::<usize>() == size {
-        true => Ok(shape),
-        false => Err(unfit()),
-    }
+    if shape[1..].iter().product::<usize>() == size { Ok(shape) } else { Err(unfit()) }
 }
 
 #[cfg(test)]
