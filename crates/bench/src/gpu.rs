@@ -190,13 +190,10 @@ impl GpuBenchArgs {
     }
 
     fn options(&self) -> GpuOptions {
-        match self.pinned {
-            true => GpuOptions {
-                device_bytes_max: 0,
-                pinned_bytes_max: u64::MAX,
-                ..GpuOptions::default()
-            },
-            false => GpuOptions::default(),
+        if self.pinned {
+            GpuOptions { device_bytes_max: 0, pinned_bytes_max: u64::MAX, ..GpuOptions::default() }
+        } else {
+            GpuOptions::default()
         }
     }
 

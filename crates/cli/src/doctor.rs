@@ -58,9 +58,10 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     } else {
         print(&doctor::text(&checks))?;
     }
-    match doctor::is_impossible(&checks) {
-        true => Err(CommandError::silent(ExitStatus::Wrong)),
-        false => Ok(()),
+    if doctor::is_impossible(&checks) {
+        Err(CommandError::silent(ExitStatus::Wrong))
+    } else {
+        Ok(())
     }
 }
 

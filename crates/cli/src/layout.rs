@@ -65,12 +65,13 @@ pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     if is_root {
         return in_root(dir, &inside);
     }
-    match inside.iter().any(|inside| is_version(&inside.name)) {
-        true => Vec::new(),
-        false => wrong_versions(dir, &inside).map_or_else(
+    if inside.iter().any(|inside| is_version(&inside.name)) {
+        Vec::new()
+    } else {
+        wrong_versions(dir, &inside).map_or_else(
             || vec![format!("{shown} has no version yet: a directory 1, 2, 3...")],
             |one| vec![one],
-        ),
+        )
     }
 }
 

@@ -126,12 +126,11 @@ fn write(args: &PublishArgs, model: &Path, version: Option<u64>) -> CommandResul
     let bar = progress_bar();
     let mut progress =
         |progress: PublishProgress| show(&bar, progress.bytes_done, progress.bytes_total);
-    let published = match tensorflow::is_source(&args.source) {
-        true => {
-            let engine = tensorflow_engine(args.tensorflow.as_ref());
-            tensorflow::publish(&engine, &options, &args.tags, &mut progress)
-        }
-        false => onnx::publish(&options, &mut progress),
+    let published = if tensorflow::is_source(&args.source) {
+        let engine = tensorflow_engine(args.tensorflow.as_ref());
+        tensorflow::publish(&engine, &options, &args.tags, &mut progress)
+    } else {
+        onnx::publish(&options, &mut progress)
     };
     bar.finish_and_clear();
     Ok(published?)
@@ -146,31 +145,34 @@ fn announce(version: u64, published: &Published) {
 
 /// Refuses tags for a model that has no graphs to select from.
 fn check_no_tags(tags: &[String]) -> CommandResult {
-    match tags.is_empty() {
-        true => Ok(()),
-        false => Err(CommandError::usage(
+    if tags.is_empty() {
+        Ok(())
+    } else {
+        Err(CommandError::usage(
             "--tags selects a graph of a SavedModel, and IN is none: leave it out",
-        )),
+        ))
     }
 }
 
 /// Refuses a version's own directory.
 fn check_number(to: &Path, name: &str) -> CommandResult {
-    match layout::is_version(name) {
-        true => Err(CommandError::usage(format!(
+    if layout::is_version(name) {
+        Err(CommandError::usage(format!(
             "--to {}: \"{name}\" is a version's number and no model's name",
             to.display()
         ))
-        .hint(format!("give the model's directory, and the number with --version {name}"))),
-        false => Ok(()),
+        .hint(format!("give the model's directory, and the number with --version {name}")))
+    } else {
+        Ok(())
     }
 }
 
 /// Refuses a root, in which a new version would change the meaning of its content.
 fn check_place(to: &Path) -> CommandResult {
-    match layout::is_model(to) {
-        true => Ok(()),
-        false => check_models(&to.display().to_string(), &layout::models_in(to)),
+    if layout::is_model(to) {
+        Ok(())
+    } else {
+        check_models(&to.display().to_string(), &layout::models_in(to))
     }
 }
 
@@ -207,13 +209,12 @@ fn check_format(source: &Path, to: &Path) -> CommandResult {
 /// code tells it whether to retry.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
-    let converted = match tensorflow::is_source(&args.source) {
-        true => {
-            let engine = tensorflow_engine(args.tensorflow.as_ref());
-            let graph = SavedModelGraph { source: &args.source, tags: &args.tags };
-            tensorflow::convert_into(&engine, graph, &args.dest, options, &mut |_| {})
-        }
-        false => onnx::convert_into(&args.source, &args.dest, options, &mut |_| {}),
+    let converted = if tensorflow::is_source(&args.source) {
+        let engine = tensorflow_engine(args.tensorflow.as_ref());
+        let graph = SavedModelGraph { source: &args.source, tags: &args.tags };
+        tensorflow::convert_into(&engine, graph, &args.dest, options, &mut |_| {})
+    } else {
+        onnx::convert_into(&args.source, &args.dest, options, &mut |_| {})
     };
     converted.map(drop).map_err(|error: Error| {
         // The reader may have exited, or the disk of a redirected standard error may be full:

@@ -316,12 +316,11 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> 
             return Err(Error::unavailable("answer: it is too long"));
         }
         // Most have one piece, which need not be copied.
-        match frame.is_empty() && pieces.is_empty() {
-            true => frame = piece,
-            false => {
-                pieces.extend_from_slice(&std::mem::take(&mut frame));
-                pieces.extend_from_slice(&piece);
-            }
+        if frame.is_empty() && pieces.is_empty() {
+            frame = piece;
+        } else {
+            pieces.extend_from_slice(&std::mem::take(&mut frame));
+            pieces.extend_from_slice(&piece);
         }
     }
     match body.trailers().await.map_err(broken)? {

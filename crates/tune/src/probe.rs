@@ -191,9 +191,10 @@ impl Prober<'_, '_> {
                 }
                 read.push((point, self.climb(stage, point, clients, time, steps)?));
             }
-            let after = match self.over() {
-                true => before,
-                false => self.slice(&name, 1 + index, reference.0, reference.1, time)?.qps,
+            let after = if self.over() {
+                before
+            } else {
+                self.slice(&name, 1 + index, reference.0, reference.1, time)?.qps
             };
             blocks.push(ProbeBlock { read, references: [before, after] });
             before = after;

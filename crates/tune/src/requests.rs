@@ -171,11 +171,10 @@ pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
         };
         requests.extend(read.map_err(|e| e.context(path.display()))?);
     }
-    match requests.is_empty() {
-        true => Err(Error::invalid(
-            "--requests: no request in the files was answered when it was logged",
-        )),
-        false => Ok(requests),
+    if requests.is_empty() {
+        Err(Error::invalid("--requests: no request in the files was answered when it was logged"))
+    } else {
+        Ok(requests)
     }
 }
 

@@ -91,9 +91,12 @@ impl ScoredPoint {
             b.within
                 .cmp(&a.within)
                 .then(infeasible(a).cmp(&infeasible(b)))
-                .then_with(|| match a.within {
-                    true => b.best.qps.total_cmp(&a.best.qps),
-                    false => a.best.p99_ms.total_cmp(&b.best.p99_ms),
+                .then_with(|| {
+                    if a.within {
+                        b.best.qps.total_cmp(&a.best.qps)
+                    } else {
+                        a.best.p99_ms.total_cmp(&b.best.p99_ms)
+                    }
                 })
                 .then(a.point.cmp(&b.point))
         });

@@ -61,16 +61,15 @@ impl TunePoint {
 impl fmt::Display for TunePoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = if self.threads == 1 { "run" } else { "runs" };
-        match self.merged {
-            false => write!(f, "sync, {} {runs}", self.threads)?,
-            true => {
-                let delay = self.delay_us as f64 / 1e3;
-                write!(
-                    f,
-                    "async, {} {runs}, batch {}, max-queue-delay {delay} ms",
-                    self.threads, self.max_batch
-                )?;
-            }
+        if self.merged {
+            let delay = self.delay_us as f64 / 1e3;
+            write!(
+                f,
+                "async, {} {runs}, batch {}, max-queue-delay {delay} ms",
+                self.threads, self.max_batch
+            )?;
+        } else {
+            write!(f, "sync, {} {runs}", self.threads)?;
         }
         if self.intra_op > 1 { write!(f, ", {} threads a run", self.intra_op) } else { Ok(()) }
     }

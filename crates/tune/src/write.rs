@@ -226,9 +226,10 @@ pub(super) fn difference(before: &str, after: &str) -> String {
     let mut common = vec![vec![0usize; new.len() + 1]; old.len() + 1];
     for i in (0..old.len()).rev() {
         for j in (0..new.len()).rev() {
-            common[i][j] = match old[i] == new[j] {
-                true => common[i + 1][j + 1] + 1,
-                false => common[i + 1][j].max(common[i][j + 1]),
+            common[i][j] = if old[i] == new[j] {
+                common[i + 1][j + 1] + 1
+            } else {
+                common[i + 1][j].max(common[i][j + 1])
             };
         }
     }

@@ -92,18 +92,20 @@ impl Records {
                 .map_err(|error| error.context(format_args!("record {number}")))?;
             number += 1;
             self.check_room()?;
-            match record.answered() {
-                true => self.calls.push(RecordedCall::of_record(record, model)),
-                false => self.skipped += 1,
+            if record.answered() {
+                self.calls.push(RecordedCall::of_record(record, model));
+            } else {
+                self.skipped += 1;
             }
         }
         Ok(())
     }
 
     fn check_room(&self) -> Result<()> {
-        match self.calls.len() < REQUESTS_MAX {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("more than {REQUESTS_MAX} requests"))),
+        if self.calls.len() < REQUESTS_MAX {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!("more than {REQUESTS_MAX} requests")))
         }
     }
 }

@@ -34,12 +34,10 @@ const FILE: &str = "recording.wav";
 /// `NotFound` with the remedy.
 pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf> {
     if let Some(dir) = given.or(env.audio_data.as_deref()) {
-        return match dir.is_dir() {
-            true => Ok(dir.to_owned()),
-            false => Err(Error::not_found(format!(
-                "{}: there is no such directory of clips",
-                dir.display()
-            ))),
+        return if dir.is_dir() {
+            Ok(dir.to_owned())
+        } else {
+            Err(Error::not_found(format!("{}: there is no such directory of clips", dir.display())))
         };
     }
     env.in_checkout(USUAL_DIR).ok_or_else(|| {
@@ -70,11 +68,10 @@ fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     scan(dir, 0, &mut found)?;
     found.sort();
     found.truncate(CLIPS_MAX);
-    match found.is_empty() {
-        true => {
-            Err(Error::not_found(format!("{}: no clip ({})", dir.display(), EXTENSIONS.join(", "))))
-        }
-        false => Ok(found),
+    if found.is_empty() {
+        Err(Error::not_found(format!("{}: no clip ({})", dir.display(), EXTENSIONS.join(", "))))
+    } else {
+        Ok(found)
     }
 }
 

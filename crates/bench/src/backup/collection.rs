@@ -32,9 +32,10 @@ pub(super) fn open(directory: &Path) -> Result<Arc<Registry>> {
         cache_bytes: 256 << 20,
         ..RegistryOptions::new(directory)
     })?;
-    match registry.wait_open(OPEN_WAIT_MAX) {
-        true => Ok(registry),
-        false => Err(Error::deadline("the collection takes too long to open")),
+    if registry.wait_open(OPEN_WAIT_MAX) {
+        Ok(registry)
+    } else {
+        Err(Error::deadline("the collection takes too long to open"))
     }
 }
 

@@ -94,9 +94,10 @@ fn window(
     }
     drop(sender);
     let latencies: Vec<f64> = answers.iter().collect::<Result<_>>()?;
-    match latencies.len() as u64 == count {
-        true => Ok(latencies),
-        false => Err(Error::internal("searches ended without an answer")),
+    if latencies.len() as u64 == count {
+        Ok(latencies)
+    } else {
+        Err(Error::internal("searches ended without an answer"))
     }
 }
 

@@ -138,9 +138,10 @@ impl BenchReport for BackupBenchReport {
         if self.usable < self.kills {
             return Err(Error::data_loss("a kill left a damaged backup or collection"));
         }
-        match self.restored_points >= self.rows && self.same_answers == QUERIES {
-            true => Ok(()),
-            false => Err(Error::data_loss("the restored collection differs from the original")),
+        if self.restored_points >= self.rows && self.same_answers == QUERIES {
+            Ok(())
+        } else {
+            Err(Error::data_loss("the restored collection differs from the original"))
         }
     }
 }

@@ -200,9 +200,6 @@ impl BenchReport for FilterReport {
     }
 
     fn verdict(&self) -> Result<()> {
-        match self.count_exact {
-            true => Ok(()),
-            false => Err(Error::internal("a count was not exact")),
-        }
+        if self.count_exact { Ok(()) } else { Err(Error::internal("a count was not exact")) }
     }
 }

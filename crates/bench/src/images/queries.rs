@@ -215,9 +215,10 @@ impl Pipeline<'_> {
         let compared = hits.len();
         let start = Instant::now();
         let accepted = hits.iter().any(|hit| hit.similarity.accepted(ACCEPT));
-        let viewed = match self.views && !accepted {
-            true => self.search_views(index, thread, &image, &embedding)?,
-            false => FoundView::default(),
+        let viewed = if self.views && !accepted {
+            self.search_views(index, thread, &image, &embedding)?
+        } else {
+            FoundView::default()
         };
         if self.views && !accepted {
             times.views = ms_since(start);
@@ -263,9 +264,10 @@ impl Pipeline<'_> {
             for view in step {
                 let shown = view.image(image);
                 let graph = keypoints(&shown.gray(), &view.options());
-                let own = match view.has_embedding_of_photograph() {
-                    true => None,
-                    false => Some(self.embedder.embed(&shown)?),
+                let own = if view.has_embedding_of_photograph() {
+                    None
+                } else {
+                    Some(self.embedder.embed(&shown)?)
                 };
                 let embedding = own.as_deref().unwrap_or(embedding);
                 let candidates = view.candidates(self.candidates);

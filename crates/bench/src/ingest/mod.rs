@@ -78,13 +78,13 @@ pub struct IngestArgs {
 
 impl IngestArgs {
     fn check(&self) -> Result<()> {
-        let within =
-            |what: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
-                true => Ok(()),
-                false => {
-                    Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}")))
-                }
-            };
+        let within = |what: &str, value: u64, least: u64, most: u64| {
+            if (least..=most).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}")))
+            }
+        };
         within("pictures", self.pictures, 10, IMAGES_MAX)?;
         within("rounds", self.rounds.into(), 1, ROUNDS_MAX.into())?;
         within("seconds", self.seconds, 1, SECONDS_MAX)?;

@@ -214,9 +214,10 @@ impl Pulses<'_> {
         stream.write_all(rest).map_err(lost)?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).map_err(lost)?;
-        match answer.starts_with(b"HTTP/1.1 200") {
-            true => Ok(()),
-            false => Err(Error::internal("the slow client got no answer")),
+        if answer.starts_with(b"HTTP/1.1 200") {
+            Ok(())
+        } else {
+            Err(Error::internal("the slow client got no answer"))
         }
     }
 

@@ -108,11 +108,12 @@ impl Drop for BenchStore {
 
 /// Checks that `contents` is a version whose files can arrive one by one.
 pub(super) fn check_published(contents: &Path) -> Result<()> {
-    match contents.join(MANIFEST_NAME).exists() {
-        true => Ok(()),
-        false => Err(Error::invalid(
+    if contents.join(MANIFEST_NAME).exists() {
+        Ok(())
+    } else {
+        Err(Error::invalid(
             "--store needs versions with a manifest: use --engine onnx or tensorflow",
-        )),
+        ))
     }
 }
 

@@ -132,9 +132,10 @@ impl BenchReport for CollectionReport {
 /// As [`measure`].
 pub(super) fn run(args: &VectorsArgs, memory_bytes: u64, parent: &Path) -> Result<()> {
     let watch = NoiseWatch::start();
-    let name = match args.keep {
-        true => format!("{}x{}", args.rows, args.dims),
-        false => std::process::id().to_string(),
+    let name = if args.keep {
+        format!("{}x{}", args.rows, args.dims)
+    } else {
+        std::process::id().to_string()
     };
     let directory = parent.join(format!("millpond-bench-vectors-{name}"));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -293,9 +294,10 @@ fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
         merging: Merging { fan_in: plan.merge_segments, ..Merging::default() },
         ..RegistryOptions::new(plan.directory)
     })?;
-    match registry.wait_open(SETTLE_MAX) {
-        true => Ok(registry),
-        false => Err(Error::deadline("the collection does not open")),
+    if registry.wait_open(SETTLE_MAX) {
+        Ok(registry)
+    } else {
+        Err(Error::deadline("the collection does not open"))
     }
 }
 

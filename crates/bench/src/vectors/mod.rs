@@ -145,11 +145,10 @@ impl VectorsArgs {
                 search::coarse::DIMS_MAX
             )));
         }
-        match times && (1..=256).contains(&self.threads) {
-            true => Ok(()),
-            false => {
-                Err(Error::invalid("--seconds must be above 0 and at most 60, --threads 1 to 256"))
-            }
+        if times && (1..=256).contains(&self.threads) {
+            Ok(())
+        } else {
+            Err(Error::invalid("--seconds must be above 0 and at most 60, --threads 1 to 256"))
         }
     }
 }

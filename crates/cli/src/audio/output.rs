@@ -167,10 +167,7 @@ impl LabelOutput {
             .out
             .take()
             .ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
-        let written = match self.begun {
-            false => out.get_ref().out.clear(),
-            true => Ok(()),
-        };
+        let written = if self.begun { Ok(()) } else { out.get_ref().out.clear() };
         let between = if self.begun { "," } else { "[" };
         let written = written
             .and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });

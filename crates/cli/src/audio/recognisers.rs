@@ -105,13 +105,14 @@ impl RecogniserDirArgs {
 /// else the package where an engine's library would be.
 fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<PathBuf> {
     if let Some(dir) = given {
-        return match dir.is_dir() {
-            true => Ok(dir),
-            false => Err(CommandError::failed(format!(
+        return if dir.is_dir() {
+            Ok(dir)
+        } else {
+            Err(CommandError::failed(format!(
                 "--recognisers {}: there is no such directory",
                 dir.display()
             ))
-            .hint(remedy(search))),
+            .hint(remedy(search)))
         };
     }
     let above = search.start_dirs.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));

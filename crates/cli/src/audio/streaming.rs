@@ -74,9 +74,10 @@ impl StreamingClient {
     pub(crate) fn with_key(self, key: Option<String>) -> CommandResult<StreamingClient> {
         let is_sendable =
             |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-        match key.as_ref().is_none_or(is_sendable) {
-            true => Ok(StreamingClient { key, ..self }),
-            false => Err(CommandError::usage("the API key has characters that no header can hold")),
+        if key.as_ref().is_none_or(is_sendable) {
+            Ok(StreamingClient { key, ..self })
+        } else {
+            Err(CommandError::usage("the API key has characters that no header can hold"))
         }
     }
 

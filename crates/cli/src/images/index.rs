@@ -94,15 +94,16 @@ fn json_object(text: &str) -> Result<String, String> {
 /// Checks a collection's name by the server's rules, which leave room for a version number.
 fn collection_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    match (1..=COLLECTION_BYTES_MAX).contains(&text.len())
+    if (1..=COLLECTION_BYTES_MAX).contains(&text.len())
         && !text.starts_with('.')
         && text.chars().all(allowed)
     {
-        true => Ok(text.to_owned()),
-        false => Err(format!(
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
             "a collection's name has 1 to {COLLECTION_BYTES_MAX} of A-Z, a-z, 0-9, \".\", \"_\" and \"-\", and begins \
              with no dot"
-        )),
+        ))
     }
 }
 

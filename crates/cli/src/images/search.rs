@@ -143,11 +143,10 @@ fn id_value(id: &str) -> Value {
 fn coverage(answer: &Value) -> Option<String> {
     let number = |key: &str| answer.get(key).and_then(Value::as_u64);
     let (compared, of) = (number("compared")?, number("of")?);
-    let partial = match answer.get("partial") == Some(&json!(true)) {
-        true => {
-            "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
-        }
-        false => "",
+    let partial = if answer.get("partial") == Some(&json!(true)) {
+        "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
+    } else {
+        ""
     };
     Some(format!("compared {compared} of {of}{partial}"))
 }
@@ -171,9 +170,10 @@ fn table(results: &[Value], explain: bool) -> String {
             .and_then(Value::as_f64)
             .map_or("-".to_owned(), |number| format!("{number:.digits$}"))
     };
-    let mut table = match explain {
-        true => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
-        false => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
+    let mut table = if explain {
+        TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"])
+    } else {
+        TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"])
     };
     for (rank, result) in results.iter().enumerate() {
         let accepted = match result.get("view").and_then(|view| view.get("kind")?.as_str()) {

@@ -39,10 +39,7 @@ pub(super) fn run(args: &DiffArgs) -> CommandResult {
     let before = manifest(&args.before)?;
     let after = manifest(&args.after)?;
     let diff = ManifestDiff::new(&before.layout, &after);
-    match args.json {
-        true => print(&pretty(&to_json(&diff))),
-        false => print(&to_text(&diff)),
-    }
+    if args.json { print(&pretty(&to_json(&diff))) } else { print(&to_text(&diff)) }
 }
 
 /// Reads the manifest of a version's directory or URL.

@@ -46,9 +46,10 @@ fn unknown_key(place: &str, rest: &str) -> CommandError {
     let meant = nearest(unknown, known.iter().copied());
     let meant = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
     let failure = CommandError::usage(format!("{place}: unknown key `{unknown}`{meant}"));
-    match known.is_empty() {
-        true => failure,
-        false => failure.hint(format!("the keys are {}", known.join(", "))),
+    if known.is_empty() {
+        failure
+    } else {
+        failure.hint(format!("the keys are {}", known.join(", ")))
     }
 }
 

@@ -77,18 +77,22 @@ fn address(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<Optio
             "traces are sent by OTLP over HTTP, for which collectors mostly listen on port 4318",
         ));
     }
-    Ok(Some(match complete {
-        true => url.to_owned(),
-        false => format!("{}{TRACES_PATH}", url.trim_end_matches('/')),
+    Ok(Some(if complete {
+        url.to_owned()
+    } else {
+        format!("{}{TRACES_PATH}", url.trim_end_matches('/'))
     }))
 }
 
 fn rates(options: &ServerOptions, otel: &OtelVariables) -> CommandResult<SamplingRates> {
-    let part = |name: &str, rate: f64| match (0.0..=1.0).contains(&rate) {
-        true => Ok(rate),
-        false => Err(CommandError::usage(format!(
-            "{name} is {rate}; it must be 0 to 1, the part of the requests"
-        ))),
+    let part = |name: &str, rate: f64| {
+        if (0.0..=1.0).contains(&rate) {
+            Ok(rate)
+        } else {
+            Err(CommandError::usage(format!(
+                "{name} is {rate}; it must be 0 to 1, the part of the requests"
+            )))
+        }
     };
     let rates =
         |rate, parent_based| SamplingRates { rate, parent_based, ..SamplingRates::default() };
@@ -156,9 +160,10 @@ fn pairs(name: &str, text: Option<&str>) -> CommandResult<Vec<(String, String)>>
         Ok((key.trim().to_owned(), value))
     };
     let pairs = parts.map(pair).collect::<CommandResult<Vec<_>>>()?;
-    match pairs.len() <= ATTRIBUTES_MAX {
-        true => Ok(pairs),
-        false => Err(CommandError::usage(format!("{name} has more than {ATTRIBUTES_MAX} pairs"))),
+    if pairs.len() <= ATTRIBUTES_MAX {
+        Ok(pairs)
+    } else {
+        Err(CommandError::usage(format!("{name} has more than {ATTRIBUTES_MAX} pairs")))
     }
 }
 

@@ -69,9 +69,10 @@ impl ServeSettings {
             turns = Some(TurnSettings {
                 concurrency,
                 fleet: fleet.unwrap_or_else(|| FLEET.to_owned()),
-                etcd: match own {
-                    true => options.update_etcd.clone(),
-                    false => self.cluster.cluster_etcd.clone(),
+                etcd: if own {
+                    options.update_etcd.clone()
+                } else {
+                    self.cluster.cluster_etcd.clone()
                 },
                 etcd_tls: cluster.filter(|_| !own).and_then(|cluster| cluster.etcd_tls.clone()),
                 etcd_user: etcd_user(

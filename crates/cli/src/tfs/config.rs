@@ -90,12 +90,14 @@ fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     }
     let Some(path) = flags.text("ssl_config_file") else { return Ok(()) };
     let ssl: pb::SslConfig = text::read(Path::new(path)).map_err(|error| wrong(&error))?;
-    let required = |name: &'static str, text: String| match text.is_empty() {
-        true => Err(CommandError::usage(format!("--ssl_config_file {path}: {name} is missing"))
-            .hint(
+    let required = |name: &'static str, text: String| {
+        if text.is_empty() {
+            Err(CommandError::usage(format!("--ssl_config_file {path}: {name} is missing")).hint(
                 "give the PEM text itself, as in server_cert: \"-----BEGIN CERTIFICATE-----...\"",
-            )),
-        false => Ok(PemSource::Text(name, Secret(text))),
+            ))
+        } else {
+            Ok(PemSource::Text(name, Secret(text)))
+        }
     };
     let listeners = &mut setup.config.listeners;
     if listeners.tls.is_some() {
@@ -104,9 +106,10 @@ fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     listeners.tls = Some(TlsFiles {
         cert: required("server_cert", ssl.server_cert)?,
         key: required("server_key", ssl.server_key)?,
-        client_ca: match ssl.client_verify {
-            true => Some(required("custom_ca", ssl.custom_ca)?),
-            false => None,
+        client_ca: if ssl.client_verify {
+            Some(required("custom_ca", ssl.custom_ca)?)
+        } else {
+            None
         },
     });
     listeners.plain_http = true;

@@ -54,9 +54,10 @@ pub(super) fn nested(tensor: &Tensor) -> Result<Value> {
     for &size in tensor.shape().iter().skip(1).rev() {
         values = values.chunks(size.max(1)).map(|chunk| Value::from(chunk.to_vec())).collect();
     }
-    match tensor.shape().is_empty() {
-        true => values.pop().ok_or_else(|| Error::internal("a scalar without a value")),
-        false => Ok(Value::from(values)),
+    if tensor.shape().is_empty() {
+        values.pop().ok_or_else(|| Error::internal("a scalar without a value"))
+    } else {
+        Ok(Value::from(values))
     }
 }
 

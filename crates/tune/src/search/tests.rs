@@ -15,9 +15,10 @@ const CORES: usize = 4;
 fn truth(point: &TunePoint, clients: usize) -> (f64, f64) {
     let runs = point.threads.min(clients) as f64;
     let speed = (point.intra_op as f64).powf(0.6);
-    let batch = match point.merged {
-        true => (clients as f64 / point.threads as f64).clamp(1.0, point.max_batch as f64),
-        false => 1.0,
+    let batch = if point.merged {
+        (clients as f64 / point.threads as f64).clamp(1.0, point.max_batch as f64)
+    } else {
+        1.0
     };
     let run_ms = (0.9 + 0.1 * batch) / speed;
     // A batch that lingers and is not filled loses the linger.

@@ -80,13 +80,12 @@ async fn serve(
         }
     });
     // A client that disconnects ends its connection with an error, which does not matter here.
-    let _ = match grpc {
-        true => {
-            hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                .serve_connection(io, service)
-                .await
-        }
-        false => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
+    let _ = if grpc {
+        hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(io, service)
+            .await
+    } else {
+        hyper::server::conn::http1::Builder::new().serve_connection(io, service).await
     };
 }
 
@@ -111,9 +110,10 @@ async fn http_door(
         return Response::new(full(metadata));
     }
     let _ = request.into_body().collect().await;
-    match take(manner, taken).await {
-        true => Response::new(full(r#"{"outputs":[]}"#)),
-        false => Response::builder().status(503).body(full("too busy")).unwrap(),
+    if take(manner, taken).await {
+        Response::new(full(r#"{"outputs":[]}"#))
+    } else {
+        Response::builder().status(503).body(full("too busy")).unwrap()
     }
 }
 
@@ -133,9 +133,10 @@ async fn grpc_door(
     }
     let inference = ModelInferRequest::decode(body.slice(5..)).unwrap();
     assert_eq!(inference.raw_input_contents[0].len(), 3 * 4 * 4, "three rows of four singles");
-    match take(manner, taken).await {
-        true => grpc_answer(&ModelInferResponse::default().encode_to_vec(), "0"),
-        false => grpc_answer(&[], "8"),
+    if take(manner, taken).await {
+        grpc_answer(&ModelInferResponse::default().encode_to_vec(), "0")
+    } else {
+        grpc_answer(&[], "8")
     }
 }
 
