@@ -141,7 +141,8 @@ impl Nvrtc {
     /// # Errors
     /// `Internal` if the library does not return its version.
     pub fn version(&self) -> Result<(i32, i32)> {
-        let (mut major, mut minor) = (0, 0);
+        let mut major = 0;
+        let mut minor = 0;
         // SAFETY: the signature is the one in NVRTC's documentation.
         let version = unsafe {
             self.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(c"nvrtcVersion")

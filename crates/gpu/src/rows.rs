@@ -150,7 +150,8 @@ impl Rows<'_> {
         let width = self.coding().row_pieces(self.dims) * PIECE_BYTES;
         out.clear();
         for row in range {
-            let (start, values) = (out.len(), row * self.dims..(row + 1) * self.dims);
+            let start = out.len();
+            let values = row * self.dims..(row + 1) * self.dims;
             match self.codes {
                 Codes::Bytes { codes, .. } => {
                     out.extend(codes[values].iter().map(|code| *code as u8))
@@ -257,7 +258,8 @@ impl Gpu {
         // SAFETY: every byte is written below before a kernel is started.
         let kept = unsafe { self.stream.alloc::<u8>(bytes as usize) };
         let mut kept = kept.map_err(|error| self.failed(error))?;
-        let (step, mut staging) = ((STAGING_BYTES / width).max(1), Vec::new());
+        let step = (STAGING_BYTES / width).max(1);
+        let mut staging = Vec::new();
         for start in (0..count).step_by(step) {
             let end = count.min(start + step);
             rows.widened(start..end, &mut staging);
@@ -285,7 +287,8 @@ impl Gpu {
         let kept = unsafe { self.context.alloc_pinned_with_flags::<u8>(bytes as usize, flags) };
         let mut kept = kept.map_err(|error| self.failed(error))?;
         let width = rows.coding().row_pieces(rows.dims) * PIECE_BYTES;
-        let (step, mut staging) = ((STAGING_BYTES / width).max(1), Vec::new());
+        let step = (STAGING_BYTES / width).max(1);
+        let mut staging = Vec::new();
         let out = kept.as_mut_slice().map_err(|error| self.failed(error))?;
         for (at, out) in out.chunks_mut(step * width).enumerate() {
             rows.widened(at * step..count.min((at + 1) * step), &mut staging);
@@ -377,7 +380,8 @@ impl DeviceRows {
         let (lists, best) = unsafe {
             (stream.alloc::<u64>(count * plan.parts * k), stream.alloc::<u64>(count * k))
         };
-        let (lists, best) = (lists.map_err(failed)?, best.map_err(failed)?);
+        let lists = lists.map_err(failed)?;
+        let best = best.map_err(failed)?;
         // Declared after the buffers, so it is dropped before them.
         let _synchronized = SynchronizeOnDrop(stream);
         let shape = Shape {
@@ -400,7 +404,8 @@ impl DeviceRows {
         // that the kernel computes from the same shape and the same division (tested against each
         // other), and live until `_synchronized`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
-        let (lists_each, kept) = (plan.parts as u32, k as u32);
+        let lists_each = plan.parts as u32;
+        let kept = k as u32;
         let mut launch = stream.launch_builder(&gpu.merge);
         launch.arg(&lists).arg(&lists_each).arg(&kept).arg(&best);
         // SAFETY: as above, for merge_lists: `lists` has `lists_each` lists of `kept` keys a
@@ -438,7 +443,8 @@ impl std::fmt::Debug for DeviceRows {
 
 impl Drop for DeviceRows {
     fn drop(&mut self) {
-        let (device, pinned) = (&self.gpu.device_bytes, &self.gpu.pinned_bytes);
+        let device = &self.gpu.device_bytes;
+        let pinned = &self.gpu.pinned_bytes;
         let taken = if matches!(self.codes, DeviceCodes::Pinned(_)) { pinned } else { device };
         taken.fetch_sub(self.bytes, Ordering::Relaxed);
         // The codes are freed in the context of this thread, which may never have searched. Without

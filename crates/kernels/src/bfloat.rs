@@ -52,7 +52,8 @@ fn dot_block_at(level: SimdLevel, queries: &[f32], rows: &[bf16], dims: usize, o
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"
     );
-    let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
+    let query_count = queries.len() / dims;
+    let row_count = rows.len() / dims;
     assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
     let whole = query_count - query_count % QUERIES_PER_PASS;
     for start in (0..whole).step_by(QUERIES_PER_PASS) {

@@ -368,7 +368,8 @@ mod wide {
     ) {
         let two = _mm256_set1_ps(2.0);
         let cost = |at: usize| {
-            let (products, squares) = (&products[at..at + LANES], &squares[at..at + LANES]);
+            let products = &products[at..at + LANES];
+            let squares = &squares[at..at + LANES];
             // SAFETY: both slices hold a register's values.
             unsafe {
                 let products = _mm256_loadu_ps(products.as_ptr());
@@ -383,7 +384,8 @@ mod wide {
         let so_far = _mm256_set1_ps(best.1);
         // NaN is not less.
         let less = |cost| _mm256_cmp_ps::<_CMP_LT_OQ>(cost, so_far);
-        let (low_less, high_less) = (less(low), less(high));
+        let low_less = less(low);
+        let high_less = less(high);
         if where_both(low_less, high_less) == 0 {
             return;
         }

@@ -59,7 +59,8 @@ pub const NO_NEIGHBOUR: u32 = u32::MAX;
 #[must_use]
 pub fn nearest(first: usize, x: &[i32], y: &[i32]) -> [[u32; TOGETHER]; NEAREST] {
     assert!(x.len() == y.len() && x.len() <= 256, "at most 256 points, with both coordinates");
-    let (own_x, own_y) = (block(first, x), block(first, y));
+    let own_x = block(first, x);
+    let own_y = block(first, y);
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::avx2() {
         // SAFETY: the processor has AVX2.

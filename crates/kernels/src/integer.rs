@@ -57,7 +57,8 @@ fn dot_block_at(level: SimdLevel, queries: &[i8], rows: &[i8], dims: usize, out:
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"
     );
-    let (query_count, row_count) = (queries.len() / dims, rows.len() / dims);
+    let query_count = queries.len() / dims;
+    let row_count = rows.len() / dims;
     assert_eq!(out.len(), query_count * row_count, "products do not fill the output");
     let mut start = 0;
     while start < query_count {
@@ -242,7 +243,8 @@ mod avx512 {
         let mut sums = [_mm512_setzero_si512(); QUERIES_PER_PASS];
         for at in (0..dims).step_by(LANES) {
             let code = load(row, at);
-            let (size, negative) = (_mm512_abs_epi8(code), _mm512_movepi8_mask(code));
+            let size = _mm512_abs_epi8(code);
+            let negative = _mm512_movepi8_mask(code);
             for (query, sum) in sums.iter_mut().enumerate() {
                 let other = load(&queries[query * dims..(query + 1) * dims], at);
                 *sum = add(*sum, size, negative, other);

@@ -237,7 +237,8 @@ mod wide {
             let mut width = 0.0;
             for costs in pair.chunks_exact_mut(VALUES) {
                 let (mut low, mut high) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-                let (book, values) = (books.next().unwrap_or(&[]), query.next().unwrap_or(&[]));
+                let book = books.next().unwrap_or(&[]);
+                let values = query.next().unwrap_or(&[]);
                 for (value, column) in values.iter().zip(book.as_chunks::<VALUES>().0) {
                     let value = _mm256_set1_ps(factor * value);
                     // SAFETY: a column has 16 values, two registers.

@@ -285,8 +285,10 @@ mod avx2 {
         gate: &BoundGate,
         bounds: &mut [f32; BLOCK],
     ) -> u32 {
-        let (step, total) = (_mm256_set1_ps(table.step), _mm256_set1_ps(table.total));
-        let (offset, radius) = (_mm256_set1_ps(gate.offset), _mm256_set1_ps(gate.radius));
+        let step = _mm256_set1_ps(table.step);
+        let total = _mm256_set1_ps(table.total);
+        let offset = _mm256_set1_ps(gate.offset);
+        let radius = _mm256_set1_ps(gate.radius);
         let limit = _mm256_set1_ps(gate.limit);
         let mut passed = 0;
         // SAFETY: the caller's promise.

@@ -113,7 +113,8 @@ impl Pairing {
     /// Compares the edges of a new pair. An edge to two free vertices proposes a pair, an edge to
     /// two partners supports it.
     fn compare_edges(&mut self, i: u8, j: u8, probe: GraphSide<'_>, record: GraphSide<'_>) {
-        let (star, other) = (&probe.stars[usize::from(i)], &record.stars[usize::from(j)]);
+        let star = &probe.stars[usize::from(i)];
+        let other = &record.stars[usize::from(j)];
         for (lane, edge) in star.edges().enumerate() {
             for other_lane in set_lanes(other.similar(edge)) {
                 let (k, l) = (star.to[lane], other.to[other_lane]);

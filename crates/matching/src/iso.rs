@@ -36,7 +36,8 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let _equipment = input.number(2)?;
     let (width, height) = (input.number(2)?, input.number(2)?);
     let resolution = input.resolution()?;
-    let (views, _reserved) = (input.number(1)?, input.number(1)?);
+    let views = input.number(1)?;
+    let _reserved = input.number(1)?;
     let mut graphs = Vec::new();
     for _ in 0..views {
         let _position_impression_quality = input.take(3)?;

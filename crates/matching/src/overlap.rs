@@ -60,7 +60,8 @@ impl Placement {
     fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<Placement> {
         let count = pairs.len() as i64;
         let (mut p, mut r) = ([0_i64; 2], [0_i64; 2]);
-        let (mut along, mut across) = (0_i64, 0_i64);
+        let mut along = 0_i64;
+        let mut across = 0_i64;
         for pair in pairs {
             let (a, b) =
                 (probe.get(usize::from(pair.probe))?, record.get(usize::from(pair.record))?);

@@ -74,7 +74,9 @@ impl Pose {
             from = (from.0 + f32::from(probe.x) * share, from.1 + f32::from(probe.y) * share);
             to = (to.0 + f32::from(record.x) * share, to.1 + f32::from(record.y) * share);
         }
-        let (mut square, mut re, mut im) = (0.0, 0.0, 0.0);
+        let mut square = 0.0;
+        let mut re = 0.0;
+        let mut im = 0.0;
         for PointPair { probe, record } in of() {
             let (px, py) = (f32::from(probe.x) - from.0, f32::from(probe.y) - from.1);
             let (rx, ry) = (f32::from(record.x) - to.0, f32::from(record.y) - to.1);

@@ -24,7 +24,8 @@ pub(crate) fn compare(probe: &Graph, record: &Graph, bits_max: u32) -> (Evidence
     let points = |graph: &Graph| -> Vec<Vertex> {
         graph.vertices.iter().take(VERTICES_MAX).copied().map(clamp_position).collect()
     };
-    let (own, other) = (points(probe), points(record));
+    let own = points(probe);
+    let other = points(record);
     if probe.described() && record.described() {
         return described(probe, record, &own, &other, bits_max);
     }
@@ -32,7 +33,8 @@ pub(crate) fn compare(probe: &Graph, record: &Graph, bits_max: u32) -> (Evidence
 }
 
 fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
-    let (own, other) = (edges(probe), edges(record));
+    let own = edges(probe);
+    let other = edges(record);
     let mut roots = Vec::new();
     for (j, theirs) in other.iter().enumerate() {
         for (i, ours) in own.iter().enumerate() {
@@ -48,7 +50,8 @@ fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
     roots.sort_by_key(|&(votes, ..)| std::cmp::Reverse(votes));
     roots.truncate(ROOTS_MAX);
     let outlines = (Outline::around(probe), Outline::around(record));
-    let (mut best, mut pairs) = (Evidence::default(), Vec::new());
+    let mut best = Evidence::default();
+    let mut pairs = Vec::new();
     for (_, i, j) in roots {
         if pairs.contains(&pair(i, j)) {
             continue;
@@ -108,7 +111,8 @@ fn grow(
         to_angle(probe.0[i].direction).wrapping_sub(to_angle(record.0[j].direction))
     };
     let about = turned(root.0, root.1);
-    let (mut evidence, mut pairs) = (Evidence::default(), Vec::<Pair>::new());
+    let mut evidence = Evidence::default();
+    let mut pairs = Vec::<Pair>::new();
     // Error of the edge, pair, errors of length and angles.
     let mut waiting = vec![(0, root.0, root.1, 0, 0)];
     while let Some(first) = (0..waiting.len()).min_by_key(|&at| waiting[at]) {
@@ -181,7 +185,8 @@ fn described(
     roots.truncate(PHOTO_ROOTS_MAX);
     let point_pairs: Vec<_> =
         points.iter().zip(&others).map(|(&probe, &record)| PointPair { probe, record }).collect();
-    let (mut best, mut pairs) = (Evidence { described: true, ..Evidence::default() }, Vec::new());
+    let mut best = Evidence { described: true, ..Evidence::default() };
+    let mut pairs = Vec::new();
     for (_, root, to) in roots {
         if !pairs.contains(&tentative[root].pair) {
             let mut agreed = Vec::new();
@@ -208,7 +213,8 @@ fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<Tentative> {
             .map(|(a, b)| (a ^ b).count_ones())
             .sum()
     };
-    let (probes, records) = (probe.descriptors.len().min(256), record.descriptors.len().min(256));
+    let probes = probe.descriptors.len().min(256);
+    let records = record.descriptors.len().min(256);
     let mut out = Vec::new();
     for j in 0..records {
         let Some(i) = (0..probes).min_by_key(|&i| bits(i, j)) else { continue };

@@ -23,7 +23,8 @@ impl Star {
 
     /// Returns the edge in `lane`.
     pub(crate) fn edge(&self, lane: usize) -> Edge {
-        let (edges, place) = (&self.edges[lane / EDGES], lane % EDGES);
+        let edges = &self.edges[lane / EDGES];
+        let place = lane % EDGES;
         Edge { length: edges.length[place], start: edges.start[place], end: edges.end[place] }
     }
 
@@ -42,7 +43,8 @@ impl Star {
 
     fn push(&mut self, to: u8, edge: Edge) {
         let lane = usize::from(self.count);
-        let (edges, place) = (&mut self.edges[lane / EDGES], lane % EDGES);
+        let edges = &mut self.edges[lane / EDGES];
+        let place = lane % EDGES;
         edges.length[place] = edge.length;
         edges.start[place] = edge.start;
         edges.end[place] = edge.end;

@@ -29,7 +29,8 @@ pub fn fingerprint(seed: u64) -> Graph {
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
     for _ in 0..count {
         if let Some((x, y)) = free_place(&mut random, &graph.vertices, RIDGE_PERIOD, |random| {
-            let (angle, radius) = (random.unit() * std::f32::consts::TAU, random.unit().sqrt());
+            let angle = random.unit() * std::f32::consts::TAU;
+            let radius = random.unit().sqrt();
             (150.0 + 100.0 * radius * angle.cos(), 200.0 + 140.0 * radius * angle.sin())
         }) {
             // A minutia points along its ridge, one way or the other.
@@ -59,7 +60,8 @@ pub fn impression(seed: u64) -> Graph {
     for _ in 0..count {
         let apart = if random.below(4) == 0 { CLOSE } else { RIDGE_PERIOD + 1.0 };
         let place = free_place(&mut random, &graph.vertices, apart, |random| {
-            let (angle, radius) = (random.unit() * std::f32::consts::TAU, random.unit().sqrt());
+            let angle = random.unit() * std::f32::consts::TAU;
+            let radius = random.unit().sqrt();
             (150.0 + half.0 * radius * angle.cos(), 200.0 + half.1 * radius * angle.sin())
         });
         let Some((x, y)) = place else { continue };
@@ -102,7 +104,9 @@ pub fn distorted(graph: &Graph, seed: u64) -> Graph {
     let poor = random.unit();
     let (width, height) = (f32::from(graph.width), f32::from(graph.height));
     let shift = (0.12 * width * random.normal(), 0.12 * height * random.normal());
-    let (jitter, turning, losses) = (0.4 + 1.6 * poor, 0.006 + 0.014 * poor, 0.05 + 0.35 * poor);
+    let jitter = 0.4 + 1.6 * poor;
+    let turning = 0.006 + 0.014 * poor;
+    let losses = 0.05 + 0.35 * poor;
     let bend = (0.00008 * random.normal(), 0.00008 * random.normal());
     let mut out = Graph { width: graph.width, height: graph.height, ..Graph::default() };
     for (index, from) in graph.vertices.iter().enumerate() {

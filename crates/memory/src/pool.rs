@@ -215,7 +215,8 @@ impl SlotPool {
 
     fn shortage(&self, shortage: Shortage, bytes: usize, used: usize) -> Error {
         let wanted = format_bytes(bytes as u64);
-        let (used, max) = (format_bytes(bytes_of(used)), format_bytes(bytes_of(self.slots_max)));
+        let used = format_bytes(bytes_of(used));
+        let max = format_bytes(bytes_of(self.slots_max));
         Error::exhausted(match shortage {
             Shortage::Budget | Shortage::Busy => format!(
                 "{wanted} of parameters do not fit: {used} of the pool's {max} are in use; unload something or give \

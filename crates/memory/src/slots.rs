@@ -156,7 +156,8 @@ impl SlotMap {
     /// among equals.
     fn cheapest(&self, count: usize) -> Option<Range<usize>> {
         let mut best: Option<(usize, usize)> = None;
-        let (mut length, mut cost) = (0, 0);
+        let mut length = 0;
+        let mut cost = 0;
         for (end, &slot) in self.slots.iter().enumerate() {
             match slot {
                 Slot::Used | Slot::Prefaulting | Slot::Releasing => {

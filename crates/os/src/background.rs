@@ -245,7 +245,8 @@ impl BackgroundRunner {
             None => IdleThread::start(&self.name, self.doing)?,
         };
         let (send, outcome) = bounded(1);
-        let (work, attempt) = (work.clone(), attempt.clone());
+        let work = work.clone();
+        let attempt = attempt.clone();
         // If the runner waits no longer, the outcome is dropped here.
         let task = Box::new(move || drop(send.send(work(&attempt))));
         idle.tasks

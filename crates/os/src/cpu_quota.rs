@@ -55,7 +55,8 @@ impl CpuQuota {
     }
 
     fn version_1(group: &Path) -> Option<CpuQuota> {
-        let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
+        let quota = read(group, "cpu.cfs_quota_us")?;
+        let period = read(group, "cpu.cfs_period_us")?;
         let throttled = Duration::from_nanos(stat(group, "throttled_time"));
         Some(CpuQuota { cores: cores(&quota, &period)?, throttled })
     }

@@ -114,7 +114,8 @@ fn parse_usage(stat: &str, units: &UsageUnits) -> Option<ProcessUsage> {
     // The tail begins with field 3 (proc_pid_stat(5)).
     let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    let (user, system) = (field(14)?, field(15)?);
+    let user = field(14)?;
+    let system = field(15)?;
     Some(ProcessUsage {
         cpu_seconds: (user + system) as f64 / units.ticks_per_second,
         start_time: units.boot_time + field(22)? as f64 / units.ticks_per_second,

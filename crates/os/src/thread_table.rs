@@ -70,7 +70,8 @@ impl<G: Copy> KnownThread<G> {
     }
 
     fn read(&mut self) -> Option<(G, SchedTimes)> {
-        let (group, file) = (self.group?, self.file.as_ref()?);
+        let group = self.group?;
+        let file = self.file.as_ref()?;
         let mut buffer = [0; 96];
         let length = file.read_at(&mut buffer, 0).ok()?;
         let now = sched_stat::parse(std::str::from_utf8(buffer.get(..length)?).ok()?)?;

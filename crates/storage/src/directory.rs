@@ -211,7 +211,8 @@ impl FileWriter {
         if end < self.sent + WRITE_BACK_BYTES {
             return Ok(());
         }
-        let (waited, started) = (self.sent - self.dropped, end - self.sent);
+        let waited = self.sent - self.dropped;
+        let started = end - self.sent;
         let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE
             | libc::SYNC_FILE_RANGE_WAIT_AFTER;

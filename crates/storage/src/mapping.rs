@@ -71,7 +71,8 @@ impl Mapping {
         );
         // The kernel refuses a start within one of its pages, which may be larger than ours.
         let within = start % os::process::page_bytes();
-        let (first, length) = (start - within, bytes + within);
+        let first = start - within;
+        let length = bytes + within;
         // SAFETY: within our own mapping, which is shared with the file, so no bytes are lost.
         unsafe {
             libc::madvise(self.start.as_ptr().add(first).cast(), length, libc::MADV_DONTNEED)

@@ -191,7 +191,9 @@ impl<'a> RecordPage<'a> {
         if bytes.len() < PAGE_BYTES {
             return Err(short());
         }
-        let (number, count, pages) = (u32_at(bytes, 4), u16_at(bytes, 8), u16_at(bytes, 10));
+        let number = u32_at(bytes, 4);
+        let count = u16_at(bytes, 8);
+        let pages = u16_at(bytes, 10);
         let run = usize::from(pages) * PAGE_BYTES;
         let shaped = count > 0 && (pages == 1 || (pages > 1 && count == 1));
         if !shaped || bytes.len() < run {

@@ -46,7 +46,8 @@ pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<Graph>> {
     let _vendor_and_sensor = input.take(6)?;
     let (width, height) = (input.number(2)?, input.number(2)?);
     let resolution = input.resolution()?;
-    let (views, _zero) = (input.number(1)?, input.number(1)?);
+    let views = input.number(1)?;
+    let _zero = input.number(1)?;
     let mut graphs = Vec::new();
     for _ in 0..views {
         let _position_impression_quality = input.take(3)?;
@@ -64,7 +65,8 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<Graph>> {
     let length = input.number(4)?;
     input.check_length(length)?;
     let _vendor_and_sensor = input.take(7)?;
-    let (views, _zero) = (input.number(1)?, input.number(1)?);
+    let views = input.number(1)?;
+    let _zero = input.number(1)?;
     let mut graphs = Vec::new();
     for _ in 0..views {
         let _position_impression_quality = input.take(8)?;

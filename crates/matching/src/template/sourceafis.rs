@@ -55,7 +55,8 @@ impl<'a> Cbor<'a> {
 
     fn head(&mut self) -> Result<Head> {
         let first = self.take(1)?[0];
-        let (major, minor) = (first >> 5, first & 31);
+        let major = first >> 5;
+        let minor = first & 31;
         let number = match minor {
             0..24 => Some(u64::from(minor)),
             24..28 => {

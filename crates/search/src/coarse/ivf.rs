@@ -250,7 +250,8 @@ impl IvfPq {
     pub(crate) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<IvfPq> {
         let mut index = IvfPq::open_without_codes(header, find)?;
         let shape = index.books.shape();
-        let (blocks, dims) = (index.blocks(), index.dims);
+        let blocks = index.blocks();
+        let dims = index.dims;
         index.codes = PqCodes::open(find(CODES)?.into_owned(), &find(TERMS)?, blocks, shape)?;
         let bytes = find(BYTE_CODES)?.into_owned();
         index.bytes = ByteVectors::open(&find(BYTE_SCALE)?, bytes, header.rows, dims)?;

@@ -56,8 +56,10 @@ impl FilteredProbes {
         let expected = (self.lists as f64 * FAR_LISTS) as usize;
         let nearest = (self.lists / NEAREST_PART).max(1);
         let share = f64::from(allow.count()) / f64::from(allow.rows().max(1));
-        let (mut goal, mut looked) = (self.rows, 0);
-        let (mut seen, mut seen_of) = (0, 0);
+        let mut goal = self.rows;
+        let mut looked = 0;
+        let mut seen = 0;
+        let mut seen_of = 0;
         near.retain(|(_, cluster)| {
             if seen >= goal {
                 return false;

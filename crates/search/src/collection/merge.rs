@@ -363,7 +363,8 @@ impl Collection {
     /// Returns the rows of the largest segment that a merge may write with `bytes` of memory. More
     /// rows need more bytes, so this is a binary search.
     fn rows_max(&self, bytes: u64) -> u32 {
-        let (mut fits, mut beyond) = (0_u32, u32::MAX);
+        let mut fits = 0_u32;
+        let mut beyond = u32::MAX;
         while fits + 1 < beyond {
             let middle = fits + (beyond - fits) / 2;
             if self.merge_bytes(u64::from(middle)) <= bytes {

@@ -121,7 +121,8 @@ impl JobRun<'_> {
                 return Err(Error::not_found("the collection was removed"));
             }
             let began = Instant::now();
-            let (position, progress) = (self.position.clone(), self.progress.clone());
+            let position = self.position.clone();
+            let progress = self.progress.clone();
             let step = self.step(step_points(&options))?;
             let Some(WalkStep { points, unreadable, ended }) = step else { return Ok(false) };
             self.pacer.wait(points.len() as u64);
@@ -189,7 +190,8 @@ impl JobRun<'_> {
 
     fn checkpoint(&mut self) -> Result<()> {
         self.pairs.sync()?;
-        let (progress, position) = (self.progress.clone(), self.position.clone());
+        let progress = self.progress.clone();
+        let position = self.position.clone();
         self.store.put_state(&StoredJob { progress, position })
     }
 

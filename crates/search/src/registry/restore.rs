@@ -56,7 +56,8 @@ impl RestoringCollection {
             .map_err(|error| Error::io(&directory, &error))
             .and_then(|()| core.media.open(settings.medium, layout, &directory.join(&points)));
         let medium = made.inspect_err(|_| remove_directory(directory.clone()))?;
-        let (core, name) = (core.clone(), name.to_owned());
+        let core = core.clone();
+        let name = name.to_owned();
         Ok(RestoringCollection {
             core,
             name,

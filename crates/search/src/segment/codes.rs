@@ -78,11 +78,14 @@ impl SegmentCodes {
             let checks = contents.checks_of(section)?;
             let words = if in_place { checks.len().div_ceil(64) } else { 0 };
             let sound = (0..words).map(|_| AtomicU64::new(0)).collect();
-            let (kind, offset, bytes) = (section.kind, section.offset, section.bytes);
+            let kind = section.kind;
+            let offset = section.offset;
+            let bytes = section.bytes;
             Ok(CodeSection { kind, offset, bytes, checks, sound })
         });
         let sections = sections.collect::<Result<_>>()?;
-        let (cache, damaged) = (cache.clone(), damaged.clone());
+        let cache = cache.clone();
+        let damaged = damaged.clone();
         Ok(SegmentCodes { file: file.id(), sections, cache, damaged })
     }
 
@@ -156,7 +159,8 @@ impl<'a> CodeReader<'a> {
         deadline: Option<Instant>,
     ) -> CodeReader<'a> {
         let reader = reader.map(RefCell::new);
-        let (lost, late) = (Cell::new(0), Cell::new(false));
+        let lost = Cell::new(0);
+        let late = Cell::new(false);
         CodeReader { codes, file, reader, deadline, lost, late }
     }
 

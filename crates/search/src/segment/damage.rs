@@ -41,7 +41,8 @@ pub(super) struct Damaged {
 
 impl Damaged {
     pub(super) fn new(file: &str) -> Arc<Damaged> {
-        let (pages, loses_data) = (Mutex::default(), AtomicBool::new(false));
+        let pages = Mutex::default();
+        let loses_data = AtomicBool::new(false);
         Arc::new(Damaged { file: file.to_owned(), pages, loses_data })
     }
 

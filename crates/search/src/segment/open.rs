@@ -148,8 +148,11 @@ impl Segment {
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
         let payload_index = match contents.section(kind::PAYLOAD_INDEX) {
             Ok(section) => {
-                let (contents, file, damaged) = (&contents, &*file, &damaged);
-                let (cache, others_bytes) = (&options.cache, plan.bytes);
+                let contents = &contents;
+                let file = &*file;
+                let damaged = &damaged;
+                let cache = &options.cache;
+                let others_bytes = plan.bytes;
                 OpenPayloadIndex { contents, section, file, damaged, cache, others_bytes }
                     .open(&mut held)?
             }

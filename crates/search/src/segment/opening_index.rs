@@ -50,7 +50,8 @@ impl OpenPayloadIndex<'_> {
     fn try_open(&self, held: &mut BudgetReservation) -> Result<PayloadIndex> {
         let OpenPayloadIndex { contents, section, file, .. } = *self;
         let checks = contents.checks_of(section)?;
-        let (damaged, cache) = (self.damaged.clone(), self.cache.clone());
+        let damaged = self.damaged.clone();
+        let cache = self.cache.clone();
         let index = IndexSection::new(file, section, checks, damaged, cache);
         let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
         let needed = self.others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();

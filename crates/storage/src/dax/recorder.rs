@@ -164,7 +164,8 @@ fn store(lines: &mut BTreeMap<usize, LineStates>, offset: usize, bytes: &[u8]) {
         let line = lines
             .entry(number)
             .or_insert_with(|| LineStates { states: vec![[0; LINE_BYTES]], flushed: None });
-        let (before, first) = (line.now(), number * LINE_BYTES);
+        let before = line.now();
+        let first = number * LINE_BYTES;
         let mut after = before;
         let (from, to) = (offset.max(first), end.min(first + LINE_BYTES));
         after[from - first..to - first].copy_from_slice(&bytes[from - offset..to - offset]);

@@ -179,7 +179,8 @@ impl Medium for FaultMedium {
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
         alive(&self.shared.model())?;
         let inner = self.shared.inner.open(name)?;
-        let (id, name) = (names::next_id(), name.to_owned());
+        let id = names::next_id();
+        let name = name.to_owned();
         Ok(Arc::new(FaultSealed { id, inner, name, shared: self.shared.clone() }))
     }
 
@@ -205,7 +206,8 @@ impl Medium for FaultMedium {
     }
 
     fn space(&self) -> Result<Option<Space>> {
-        let (total, model) = (self.shared.space(), self.shared.model());
+        let total = self.shared.space();
+        let model = self.shared.model();
         let free = total.saturating_sub(model.live_bytes());
         Ok((total < u64::MAX).then_some(Space { free, total, files_free: None }))
     }
@@ -339,7 +341,8 @@ impl Sealed for FaultSealed {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         alive(&self.shared.model())?;
         self.inner.read_at(offset, buffer)?;
-        let (size, end) = (PAGE_BYTES as u64, offset + buffer.len() as u64);
+        let size = PAGE_BYTES as u64;
+        let end = offset + buffer.len() as u64;
         for page in offset / size..end.div_ceil(size) {
             // The buffer's part of this page, and the part of that in the page's second half.
             let within = |at: u64| (at.clamp(offset, end) - offset) as usize;

@@ -67,7 +67,8 @@ pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
     let mut replay = replay_bytes(found, mark.next);
     let end = replay.torn_tail.unwrap_or(found.bytes.len() as u64);
     if replay.next < mark.next {
-        let (bytes, lost) = (mark.bytes.saturating_sub(end), replay.next..mark.next);
+        let bytes = mark.bytes.saturating_sub(end);
+        let lost = replay.next..mark.next;
         replay.damaged.push(Damage { offset: end, bytes, lost });
         (replay.next, replay.torn_tail, replay.cut) = (mark.next, None, true);
     }
@@ -78,7 +79,8 @@ pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
 
 fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
     let log = &found.bytes[..];
-    let (next, unreadable) = (frame::first(log).unwrap_or(1).max(1), found.lost.len());
+    let next = frame::first(log).unwrap_or(1).max(1);
+    let unreadable = found.lost.len();
     let mut replay = Replay { next, unreadable, ..Replay::default() };
     if log.is_empty() {
         return replay;
@@ -116,7 +118,8 @@ fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
 /// Collects all whole frames, and the gaps between them. Returns the number before which all was
 /// durable.
 fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec<Damage>) -> u64 {
-    let (mut at, mut durable) = (HEADER_BYTES.min(log.len()), 0);
+    let mut at = HEADER_BYTES.min(log.len());
+    let mut durable = 0;
     while at < log.len() {
         let least = if numbers_known { replay.next } else { 0 };
         let Some((found, head, payload)) = next_whole(log, at, least) else {

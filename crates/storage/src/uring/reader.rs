@@ -145,7 +145,9 @@ impl UringReader {
     fn reap(&mut self) -> Result<()> {
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
         let mut again = Vec::new();
-        let (slots, ready, flying) = (&mut self.slots, &mut self.ready, &mut self.flying);
+        let slots = &mut self.slots;
+        let ready = &mut self.ready;
+        let flying = &mut self.flying;
         ring.reap(|user_data, result| {
             *flying -= 1;
             // The slot's index, set at submission.
@@ -187,7 +189,8 @@ impl UringReader {
 
     /// Forgets files without other holders, so that their disk space is freed.
     fn sweep(&mut self) {
-        let (registered, ring) = (&mut self.registered, &self.ring);
+        let registered = &mut self.registered;
+        let ring = &self.ring;
         self.files.sweep(|place| {
             if let (Some(known), Some((_, ring))) = (registered.get_mut(place), ring)
                 && std::mem::take(known)

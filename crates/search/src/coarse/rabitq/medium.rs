@@ -124,7 +124,8 @@ impl Rabitq {
         let row_bytes = nibble_bytes(self.rotation.padded()) + ROW_FACTORS_BYTES;
         let block_bytes = block_bytes(self.rotation.padded()) + FACTORS_BYTES + row_bytes * BLOCK;
         let (mut wanted, mut found) = (Vec::new(), Vec::new());
-        let (mut start, mut count) = (0, PARTS_FIRST);
+        let mut start = 0;
+        let mut count = PARTS_FIRST;
         while start < parts.len() {
             let now = batch(&parts, start, count, block_bytes);
             wanted.clear();
