@@ -234,7 +234,9 @@ impl WriterDriver {
     /// Passes the acknowledged entry on.
     fn pass_on(&mut self, number: EntryNumber) {
         if let Some(batch) = self.applied.take() {
-            let (epoch, writer, body) = (self.epoch, self.id, EntryBody::Writes(batch));
+            let epoch = self.epoch;
+            let writer = self.id;
+            let body = EntryBody::Writes(batch);
             (self.on_entry)(number, LogEntry { epoch, writer, body });
         }
     }
@@ -261,7 +263,8 @@ impl WriterDriver {
 
     /// Reads the floor, from which the log is read.
     fn begin(&mut self) {
-        let (log, mut retry) = (self.log.clone(), self.retry());
+        let log = self.log.clone();
+        let mut retry = self.retry();
         self.requests.spawn(async move {
             loop {
                 match log.floor().await {
@@ -273,7 +276,8 @@ impl WriterDriver {
     }
 
     fn read_floor(&mut self, request: RequestId) {
-        let (log, mut retry) = (self.log.clone(), self.retry());
+        let log = self.log.clone();
+        let mut retry = self.retry();
         self.requests.spawn(async move {
             loop {
                 match log.floor().await {
@@ -288,7 +292,8 @@ impl WriterDriver {
         if self.writer.state() == WriterState::Reading {
             return self.replay(request, number);
         }
-        let (log, mut retry) = (self.log.clone(), self.retry());
+        let log = self.log.clone();
+        let mut retry = self.retry();
         self.requests.spawn(async move {
             loop {
                 match log.read(number).await {
@@ -306,7 +311,8 @@ impl WriterDriver {
         if let Some(entry) = self.entries.pop_front() {
             return Some(Event::Found(request, Some(entry)));
         }
-        let (log, mut retry) = (self.log.clone(), self.retry());
+        let log = self.log.clone();
+        let mut retry = self.retry();
         let mut ahead = self.ahead.clone();
         self.requests.spawn(async move {
             loop {
@@ -323,7 +329,8 @@ impl WriterDriver {
         if matches!(entry.body, EntryBody::Fence) {
             self.next = number.plus(1);
         }
-        let (log, health) = (self.log.clone(), self.shared.health.clone());
+        let log = self.log.clone();
+        let health = self.shared.health.clone();
         let pause = self.options.pauses().after(self.create_failures.saturating_add(1));
         self.requests.spawn(async move {
             let outcome = log.create(number, &entry).await;

@@ -265,7 +265,8 @@ impl QueueState {
         let mut operations = Vec::new();
         let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };
         while let Some(first) = self.waiting.first_entry() {
-            let (bytes, count) = (first.get().bytes, first.get().operations.len());
+            let bytes = first.get().bytes;
+            let count = first.get().operations.len();
             let fits = batch.amount.bytes + bytes <= bytes_max
                 && batch.amount.operations + count <= ENTRY_OPERATIONS_MAX;
             if batch.amount.writes > 0 && !fits {

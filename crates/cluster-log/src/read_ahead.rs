@@ -55,7 +55,8 @@ impl ReadAhead {
 async fn read_run(log: &ShardLog, from: EntryNumber, count: usize) -> Result<Vec<LogEntry<Batch>>> {
     let mut reads = JoinSet::new();
     for at in 0..count {
-        let (log, number) = (log.clone(), from.plus(at as u64));
+        let log = log.clone();
+        let number = from.plus(at as u64);
         reads.spawn(async move { (at, log.read(number).await) });
     }
     let mut answers: Vec<Result<Option<LogEntry<Batch>>>> = vec![Ok(None); count];

@@ -185,7 +185,8 @@ pub(super) async fn remove_named(context: &RootContext) -> Result<bool> {
     let name = &context.collection;
     check_name(name)?;
     let id = context.state.view.current().collections.get(name).map(|record| record.id.clone());
-    let (catalog, owned) = (context.state.catalog.clone(), name.clone());
+    let catalog = context.state.catalog.clone();
+    let owned = name.clone();
     // A removal has several steps. It goes on if the client disconnects.
     let removal = tokio::spawn(async move { catalog.remove(&owned).await });
     let ended = |error| Error::internal(format!("the removal of a collection ended: {error}"));

@@ -171,7 +171,8 @@ impl<'a> ReadRun<'a> {
             let body = self.body(&call.shards)?;
             self.state.count(kind(self.read.priority, call.reason));
             let left = self.read.deadline.saturating_duration_since(Instant::now());
-            let (client, requests) = (self.state.client.clone(), self.state.requests.clone());
+            let client = self.state.client.clone();
+            let requests = self.state.requests.clone();
             let memory = self.memory.answer();
             let read = read_node(client, requests, address, body, left, memory);
             let handle = self.running.spawn(read);

@@ -83,7 +83,8 @@ impl RunningDuplicates {
             progress: Mutex::default(),
         });
         jobs.insert(collection.to_owned(), control.clone());
-        let (collection, running) = (collection.to_owned(), self.clone());
+        let collection = collection.to_owned();
+        let running = self.clone();
         Some(RegisteredJob { control, collection, running })
     }
 

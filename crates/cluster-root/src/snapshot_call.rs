@@ -130,7 +130,8 @@ impl SnapshotCall {
         self,
         handler: impl FnOnce(SnapshotCall) -> F,
     ) -> Reply {
-        let (state, started) = (self.context.state.clone(), self.started);
+        let state = self.context.state.clone();
+        let started = self.started;
         let result = Box::pin(handler(self)).await;
         reply(result, &state.requests, started.elapsed())
     }

@@ -270,7 +270,8 @@ impl<B: Clone> LogWriter<B> {
         let request = self.new_request();
         let batch = &mut self.pending[at];
         batch.request = Some(request);
-        let (number, body) = (batch.number, EntryBody::Writes(batch.writes.clone()));
+        let number = batch.number;
+        let body = EntryBody::Writes(batch.writes.clone());
         actions.push(Action::Create(request, number, self.entry(body)));
     }
 

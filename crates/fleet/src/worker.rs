@@ -53,7 +53,8 @@ impl FleetWorker {
         metrics: UpdateMetrics,
         shared: Arc<SharedFleet>,
     ) -> FleetWorker {
-        let (slots, silent) = (BTreeMap::new(), BTreeMap::new());
+        let slots = BTreeMap::new();
+        let silent = BTreeMap::new();
         FleetWorker { etcd, keys, rules, times, metrics, shared, slots, silent, logged: None }
     }
 

@@ -157,7 +157,8 @@ impl HttpClient {
     /// # Errors
     /// As [`HttpClient::post`].
     pub async fn get(&self, address: &str, path: &str, timeout: Duration) -> Result<HttpAnswer> {
-        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let headers = HeaderMap::new();
+        let body = Bytes::new();
         self.send(address, HttpRequest { method: Method::GET, path, headers, body }, timeout).await
     }
 

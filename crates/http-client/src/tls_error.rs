@@ -69,7 +69,8 @@ pub(super) fn certificate_problem(
     use CertificateError::*;
     let rustls::Error::InvalidCertificate(reason) = error else { return None };
     let CertificateProblem { subject, host, files } = problem;
-    let (peer, ca) = (files.peer, &files.ca);
+    let peer = files.peer;
+    let ca = &files.ca;
     Some(match reason {
         // The second one is of an issuer with the name of another one.
         UnknownIssuer | BadSignature => format!(

@@ -141,9 +141,12 @@ impl ClusterBackups {
         shard: &ShardOfSet<'_>,
         staged: &StagedCollection,
     ) -> Result<Arc<NamedCollection>> {
-        let (store, pacer) = (self.shards.clone(), self.pacer.clone());
-        let (registry, name) = (staged.registry().clone(), staged.name().to_owned());
-        let (collection, id) = (shard.key.local_name(), shard.id.clone());
+        let store = self.shards.clone();
+        let pacer = self.pacer.clone();
+        let registry = staged.registry().clone();
+        let name = staged.name().to_owned();
+        let collection = shard.key.local_name();
+        let id = shard.id.clone();
         let progress = Arc::new(BackupProgress::default());
         let _stop = StopOnDrop(progress.clone());
         at_low_priority("restoring a snapshot", move || {
@@ -174,7 +177,8 @@ impl ClusterBackups {
         }
         let mut next: Option<PointId> = None;
         loop {
-            let (source, target) = (from.clone(), to.clone());
+            let source = from.clone();
+            let target = to.clone();
             let page = at_low_priority("copying a snapshot", move || {
                 copy_page(&source, &target, next.as_ref())
             });

@@ -142,7 +142,8 @@ impl ClusterBackups {
         let written = Box::pin(self.write_points(named, target));
         let written = tokio::time::timeout(RESTORE_TIME_MAX, written).await;
         let imported = written.map_err(|_| restore_too_long())??;
-        let (collection, points) = (&target.name, imported.points);
+        let collection = &target.name;
+        let points = imported.points;
         tracing::info!(collection, backup = %report.backup, points, "a snapshot was uploaded");
         Ok(imported)
     }
@@ -159,7 +160,9 @@ impl ClusterBackups {
         let mut points = 0;
         let mut from: Option<PointId> = None;
         loop {
-            let (source, settings, shards) = (named.clone(), moved.clone(), record.shards);
+            let source = named.clone();
+            let settings = moved.clone();
+            let shards = record.shards;
             let page = at_low_priority("reading a snapshot", move || {
                 settings.read_page(&source, from.as_ref(), shards)
             });

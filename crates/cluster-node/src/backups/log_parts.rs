@@ -127,7 +127,8 @@ pub(super) async fn write(
         {
             written(ended)?;
         }
-        let (log, entry) = (log.clone(), entry.clone());
+        let log = log.clone();
+        let entry = entry.clone();
         running.spawn(async move { create(&log, number, &entry).await });
         number = number.plus(1);
     }

@@ -417,7 +417,8 @@ impl ClusterBackups {
     }
 
     async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
-        let (name, id) = (name.to_owned(), new_id());
+        let name = name.to_owned();
+        let id = new_id();
         let record = CollectionRecord { name, id, ..set.record.clone() };
         let sources = set.record.shard_keys().zip(record.shard_keys());
         for ((from, to), backup) in sources.zip(&set.shards) {
@@ -506,7 +507,9 @@ impl ClusterBackups {
     }
 
     async fn delete_snapshot(&self, shard: &ShardOfSet<'_>, grace: Duration) -> Result<()> {
-        let (store, name, id) = (self.shards.clone(), shard.key.local_name(), shard.id.clone());
+        let store = self.shards.clone();
+        let name = shard.key.local_name();
+        let id = shard.id.clone();
         let removed = blocking(move || {
             // Removals are not paced.
             let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());

@@ -44,14 +44,16 @@ impl StagedCollection {
         &self,
         settings: CollectionSettings,
     ) -> Result<Arc<NamedCollection>> {
-        let (registry, name) = (self.registry.clone(), self.name.clone());
+        let registry = self.registry.clone();
+        let name = self.name.clone();
         blocking(move || registry.create(&name, settings)).await
     }
 
     /// Removes the collection if it exists. If that fails, the next transfer removes it.
     pub(super) async fn remove(mut self) {
         self.is_removed = true;
-        let (registry, name) = (self.registry.clone(), self.name.clone());
+        let registry = self.registry.clone();
+        let name = self.name.clone();
         remove_later(registry, name).await;
     }
 
@@ -71,7 +73,8 @@ impl Drop for StagedCollection {
         if self.is_removed {
             return;
         }
-        let (registry, name) = (self.registry.clone(), std::mem::take(&mut self.name));
+        let registry = self.registry.clone();
+        let name = std::mem::take(&mut self.name);
         match Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(move || remove(&registry, &name))),
             Err(_) => remove(&registry, &name),

@@ -40,7 +40,8 @@ pub(crate) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result
     let mut pause = PAUSE_MIN;
     let mut tries = 0;
     while at < batch.0.len() {
-        let (target, rest) = (named.clone(), batch.clone());
+        let target = named.clone();
+        let rest = batch.clone();
         let step = blocking(move || Ok(apply_from(&target, &rest, at))).await?;
         applied.made += step.made;
         applied.skipped += step.skipped;

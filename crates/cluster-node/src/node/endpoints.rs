@@ -134,7 +134,9 @@ async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -
     let body = Bytes::from(request.body.get().to_owned());
     let mut running = tokio::task::JoinSet::new();
     for shard in request.shards.keys().copied() {
-        let (node, request, body) = (node.clone(), request.clone(), body.clone());
+        let node = node.clone();
+        let request = request.clone();
+        let body = body.clone();
         running
             .spawn(async move { (shard, read_shard(&node, &request, shard, body, until).await) });
     }

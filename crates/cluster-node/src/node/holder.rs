@@ -329,13 +329,15 @@ impl ShardFollower {
     async fn work_between(&mut self, progress: &mut FollowProgress) -> Result<()> {
         let moved = progress.position != progress.recorded;
         if moved && progress.recorded_at.elapsed() >= RECORD_INTERVAL {
-            let (named, position) = (progress.named.clone(), progress.position);
+            let named = progress.named.clone();
+            let position = progress.position;
             blocking(move || local::store_position(&named, position)).await?;
             progress.recorded = progress.position;
             progress.recorded_at = Instant::now();
         }
         if self.is_first_holder() {
-            let (services, key) = (&self.services, &self.key);
+            let services = &self.services;
+            let key = &self.key;
             self.snapshots.begin_if_due(services, key, &self.record, &self.log, progress.into());
         }
         Ok(())

@@ -109,7 +109,8 @@ impl LocalCollections {
             let dims = record.image_dims().ok_or_else(|| {
                 Error::internal(format!("the record of collection \"{}\" has no size", record.name))
             })?;
-            let (registry, name) = (self.registry.registry()?, key.local_name());
+            let registry = self.registry.registry()?;
+            let name = key.local_name();
             let space = record.originals_space();
             return blocking(move || images.create_shard(&registry, &name, dims, &space)).await;
         }

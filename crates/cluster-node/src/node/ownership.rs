@@ -219,12 +219,15 @@ impl OwnedShards {
             return;
         }
         let log = ShardLog::new(&self.services.place, &key);
-        let (hints, hinted) = (self.hints.clone(), key.clone());
+        let hints = self.hints.clone();
+        let hinted = key.clone();
         let on_entry = move |number, entry| hints.appended(&hinted, number, &entry);
         let options = WriterOptions::default();
         let writer = ShardWriter::start_watched(log, epoch, options, Box::new(on_entry));
         tracing::info!(shard = %key, epoch = epoch.0, "this node writes the log");
-        let (watched, lost, lost_key) = (writer.clone(), self.lost.clone(), key.clone());
+        let watched = writer.clone();
+        let lost = self.lost.clone();
+        let lost_key = key.clone();
         let watch = tokio::spawn(async move {
             watched.lost().await;
             lost.lock().insert(lost_key, epoch);

@@ -78,8 +78,11 @@ impl SnapshotState {
             }
             (progress.running, progress.tried) = (true, Some(Instant::now()));
         }
-        let (services, key, log) = (services.clone(), key.clone(), log.clone());
-        let (id, progress) = (record.id.clone(), self.progress.clone());
+        let services = services.clone();
+        let key = key.clone();
+        let log = log.clone();
+        let id = record.id.clone();
+        let progress = self.progress.clone();
         tokio::spawn(async move {
             let taken = take(&services, &key, &id, &log, source.named).await;
             let mut progress = progress.lock();
@@ -116,7 +119,8 @@ async fn take(
 ) -> Result<FollowPosition> {
     let _turn = services.snapshot_turn().await;
     let floor = log.floor().await?;
-    let (store, pacer) = (store_of(services, id), services.pacer.clone());
+    let store = store_of(services, id);
+    let pacer = services.pacer.clone();
     let name = key.local_name();
     let kept = at_low_priority("taking a snapshot", move || {
         let progress = BackupProgress::default();
@@ -186,7 +190,8 @@ pub(super) async fn restore(
 ) -> Result<Option<Arc<NamedCollection>>> {
     let _turn = services.restore_turn().await;
     let store = store_of(services, &record.id);
-    let (pacer, registry) = (services.pacer.clone(), services.local.registry()?);
+    let pacer = services.pacer.clone();
+    let registry = services.local.registry()?;
     let name = key.local_name();
     let progress = Arc::new(BackupProgress::default());
     let _stop = StopOnDrop(progress.clone());

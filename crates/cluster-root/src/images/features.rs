@@ -70,7 +70,8 @@ async fn write_points(
     let existing = ImageTarget::existing(context, &wanted)?;
     let bytes = body.len();
     let read = {
-        let (name, existing) = (context.collection.clone(), existing.clone());
+        let name = context.collection.clone();
+        let existing = existing.clone();
         move || {
             check::depth(&body)?;
             let properties = existing.as_ref().map(ImageTarget::properties);
@@ -120,7 +121,8 @@ struct WrittenFeatures {
 impl WrittenFeatures {
     fn of(ids: &[PointId], before: &FoundIds) -> WrittenFeatures {
         let counted = |known: &HashSet<PointId>| ids.iter().filter(|id| known.contains(id)).count();
-        let (replaced, unknown) = (counted(&before.found), counted(&before.unknown));
+        let replaced = counted(&before.found);
+        let unknown = counted(&before.unknown);
         let added = ids.len() - replaced - unknown;
         WrittenFeatures { points: ids.len(), added, replaced, unknown }
     }

@@ -101,7 +101,8 @@ impl Identification<'_> {
         let context = self.context;
         let query: ExtractedQuery = extraction::of_file(context, &self.target, file).await?;
         let found = rounds::run(context, &self.target, &query, &self.plan).await?;
-        let (results, most) = (found.results, self.plan.k);
+        let results = found.results;
+        let most = self.plan.k;
         let bytes = results.values().map(|result| result.get().len()).sum();
         let merged = context.compute(bytes, move || merge::prints(&results, most)).await?;
         let MergedPrints { hits, compared, of, partial } = merged;

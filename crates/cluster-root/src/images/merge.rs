@@ -53,7 +53,8 @@ pub(super) fn candidates(results: &ResultTexts, most: usize) -> Result<MergedCan
     for (shard, result) in results {
         let answer: CoarseAnswer = read(result)?;
         if answer.ids.len() != answer.coarse.len() {
-            let (ids, scores) = (answer.ids.len(), answer.coarse.len());
+            let ids = answer.ids.len();
+            let scores = answer.coarse.len();
             return Err(Error::internal(format!("a shard answered {ids} ids and {scores} scores")));
         }
         merged.of += answer.of;

@@ -55,7 +55,8 @@ pub(super) async fn page(call: ImageCall) -> Result<Reply> {
     let count = of_all(context, &record, "points/count", raw(&count)?);
     let scroll = of_all(context, &record, "points/scroll", raw(&scroll)?);
     let (counted, scrolled) = tokio::join!(answers(context, &count), answers(context, &scroll));
-    let (counted, scrolled) = (counted?, scrolled?);
+    let counted = counted?;
+    let scrolled = scrolled?;
     let bytes = scrolled.results.values().map(|result| result.get().len()).sum();
     let merge = move || MergedPage::of(&counted, scrolled, limit);
     let page = context.compute(bytes, merge).await?;

@@ -141,7 +141,8 @@ pub(super) async fn see_same_collection(context: &RootContext, head: &CallHead) 
 /// As [`to_extraction`].
 pub(super) async fn list(context: &RootContext) -> Result<HttpAnswer> {
     let headers = HeaderMap::from_iter([(PASSED_ON, HeaderValue::from_static("1"))]);
-    let (method, body) = (Method::GET, Bytes::new());
+    let method = Method::GET;
+    let body = Bytes::new();
     to_extraction(context, HttpRequest { method, path: "/v1/images", headers, body }).await
 }
 

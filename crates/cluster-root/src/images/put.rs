@@ -97,7 +97,8 @@ pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
     let parameters: RootPutParams = call.query.own()?;
     let is_background = parameters.is_background()?;
-    let (wanted, new) = (parameters.wanted()?, parameters.new_shards()?);
+    let wanted = parameters.wanted()?;
+    let new = parameters.new_shards()?;
     let body = call.bytes().await?;
     let mut input = parameters.input(body.clone())?;
     if is_background {
@@ -198,7 +199,8 @@ impl ImagePut<'_> {
             timeout_at(self.context.deadline.into(), extracted).await.map_err(|_| {
                 Error::deadline("the time was up before the image's features were found")
             })??;
-        let (settings, dims) = (extracted.settings(), extracted.dims());
+        let settings = extracted.settings();
+        let dims = extracted.dims();
         let target = match existing {
             Some(target) => target,
             None => create(self.context, settings, dims, self.new).await?,

@@ -131,7 +131,8 @@ impl Rounds<'_> {
         let bytes = results.values().map(|result| result.get().len()).sum();
         let merge = move || merge::candidates(&results, most);
         let merged = self.context.compute(bytes, merge).await?;
-        let (of, partial) = (Some(merged.of), merged.partial);
+        let of = Some(merged.of);
+        let partial = merged.partial;
         if merged.ids.is_empty() {
             let results = ResultTexts::new();
             return Ok(RoundsAnswer { results, coverage, of, partial, reservation });

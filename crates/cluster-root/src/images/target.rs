@@ -63,7 +63,8 @@ impl ImageTarget {
     /// # Errors
     /// `FailedPrecondition` for another kind, model or length of embeddings.
     pub(super) fn check_features(&self, settings: &ImageSettings, dims: usize) -> Result<()> {
-        let (kind, model) = (Some(settings.kind), Some(settings.model.clone()));
+        let kind = Some(settings.kind);
+        let model = Some(settings.model.clone());
         WantedImages { kind, model }.check(&self.record.name, &self.settings)?;
         if dims == self.dims {
             return Ok(());

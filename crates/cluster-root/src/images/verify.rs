@@ -50,7 +50,8 @@ async fn pair(mut call: ImageCall, parameters: &RootVerifyParams) -> Result<Repl
     let target = ImageTarget::open(&call.context)?;
     target.check_prints()?;
     let _admitted = call.admit()?;
-    let (context, requests) = (&call.context, &call.context.state.requests);
+    let context = &call.context;
+    let requests = &call.context.state.requests;
     // No node may have both of the stored prints.
     if let (PrintJson::Stored { id }, PrintJson::Stored { .. }) = (&pair.first, &pair.second) {
         let features = HolderRequest::get(format!("{id}/features"));

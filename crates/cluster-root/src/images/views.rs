@@ -79,7 +79,8 @@ impl ViewSearch<'_> {
             let answer = rounds::run(self.context, self.target, &query, &plan).await?;
             found.searched += 1;
             found.partial |= answer.partial || !answer.coverage.is_whole();
-            let (results, threshold) = (answer.results, self.plan.threshold);
+            let results = answer.results;
+            let threshold = self.plan.threshold;
             let bytes = results.values().map(|result| result.get().len()).sum();
             let read = move || merge::accepted(&results, threshold);
             let accepted = self.context.compute(bytes, read).await?;
