@@ -70,7 +70,8 @@ fn c_path(path: &Path) -> Result<CString> {
 
 /// Builds the session's options; the crate's documentation has the reasons.
 fn session_options(options: &SessionOptions) -> Result<Handle<sys::OrtSessionOptions>> {
-    let (intra, inter) = (threads(options.intra_op_threads)?, threads(options.inter_op_threads)?);
+    let intra = threads(options.intra_op_threads)?;
+    let inter = threads(options.inter_op_threads)?;
     let mode = match inter {
         1 => sys::ExecutionMode::ORT_SEQUENTIAL,
         _ => sys::ExecutionMode::ORT_PARALLEL,

@@ -63,7 +63,8 @@ fn custom(
     runtime: &Runtime,
     metadata: &Handle<sys::OrtModelMetadata>,
 ) -> Result<BTreeMap<String, String>> {
-    let (mut keys, mut count) = (null_mut::<*mut c_char>(), 0i64);
+    let mut keys = null_mut::<*mut c_char>();
+    let mut count = 0i64;
     let allocator = runtime.allocator();
     // SAFETY: the metadata is alive, the out-pointers valid; the array and its strings come from
     // the allocator.

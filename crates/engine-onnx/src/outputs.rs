@@ -87,7 +87,9 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) 
 }
 
 fn describe(value: &Handle<sys::OrtValue>) -> Result<(DType, Shape)> {
-    let (mut info, mut element, mut rank) = (null_mut(), 0i32, 0usize);
+    let mut info = null_mut();
+    let mut element = 0i32;
+    let mut rank = 0usize;
     // SAFETY: the value is a tensor (the signature has no other outputs) and alive, the information
     // is ours; the element type is an enum of representation i32, written as i32.
     let info = unsafe {
@@ -118,7 +120,8 @@ fn take_strings(value: &Handle<sys::OrtValue>, shape: Shape) -> Result<Tensor> {
     let mut total = 0usize;
     // SAFETY: the value is a string tensor and alive, the out-pointer valid.
     unsafe { call!(Run, GetStringTensorDataLength(value.as_ptr(), &mut total))? };
-    let (mut text, mut starts) = (vec![0u8; total], vec![0usize; count]);
+    let mut text = vec![0u8; total];
+    let mut starts = vec![0usize; count];
     // SAFETY: the buffer has the length just asked for and there is one start an element.
     unsafe {
         call!(

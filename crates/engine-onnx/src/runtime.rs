@@ -32,7 +32,9 @@ impl Runtime {
     pub(crate) fn load(path: PathBuf) -> Result<Runtime> {
         // The binding's environment is not used: it would have a logger of its own.
         ort::init_from(&path).map(drop).map_err(|e| unfit(&path, &e))?;
-        let (mut env, mut memory, mut allocator) = (null_mut(), null_mut(), null_mut());
+        let mut env = null_mut();
+        let mut memory = null_mut();
+        let mut allocator = null_mut();
         // SAFETY: out-pointers are valid for the calls, strings are NUL-terminated, the callback
         // has the library's calling convention and never unwinds.
         unsafe {

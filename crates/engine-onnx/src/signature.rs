@@ -79,8 +79,10 @@ fn spec(
     side: SignatureSide,
     index: usize,
 ) -> Result<Option<TensorSpec>> {
-    let (mut name, mut info) = (null_mut(), null_mut());
-    let (session, allocator) = (session.as_ptr(), runtime.allocator().as_ptr());
+    let mut name = null_mut();
+    let mut info = null_mut();
+    let session = session.as_ptr();
+    let allocator = runtime.allocator().as_ptr();
     // SAFETY: the session is alive, `index` below its count, the out-pointers valid; both results
     // are ours.
     let (name, info) = unsafe {
@@ -145,7 +147,9 @@ fn type_word(kind: i32) -> &'static str {
 }
 
 fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> {
-    let (mut tensor, mut element, mut rank) = (null(), 0i32, 0usize);
+    let mut tensor = null();
+    let mut element = 0i32;
+    let mut rank = 0usize;
     // SAFETY: the information is alive and a tensor's; what the cast returns is a part of it. The
     // element type is an enum of representation i32, written as i32.
     unsafe {
@@ -164,7 +168,8 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
         // library checks neither. Any shape passes here; the operators check it.
         return Ok((dtype, None));
     }
-    let (mut sizes, mut symbols) = (vec![0i64; rank], vec![null::<c_char>(); rank]);
+    let mut sizes = vec![0i64; rank];
+    let mut symbols = vec![null::<c_char>(); rank];
     // SAFETY: both arrays have `rank` elements; the symbols point into the information, which
     // outlives their use.
     unsafe {

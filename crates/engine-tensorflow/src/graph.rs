@@ -158,7 +158,8 @@ impl Graph {
         for at in (0..self.nodes.len()).filter(chosen) {
             *counts.entry(resource_name(&self.nodes[at])).or_default() += 1;
         }
-        let (mut gathers, mut kept) = (HashSet::new(), HashSet::new());
+        let mut gathers = HashSet::new();
+        let mut kept = HashSet::new();
         let mut variables = Vec::new();
         for at in (0..self.nodes.len()).filter(chosen) {
             let node = &self.nodes[at];
@@ -290,8 +291,10 @@ impl<'a> UseAnalysis<'a> {
         function: Option<&str>,
         depth: usize,
     ) -> FollowedHandle<'a> {
-        let (mut assigned, mut gathers) = (false, HashSet::new());
-        let (mut open, mut seen) = (vec![start], HashSet::from([start]));
+        let mut assigned = false;
+        let mut gathers = HashSet::new();
+        let mut open = vec![start];
+        let mut seen = HashSet::from([start]);
         while let Some(tensor) = open.pop() {
             for consumer in consumers.get(&tensor).into_iter().flatten() {
                 let node = &nodes[consumer.node];

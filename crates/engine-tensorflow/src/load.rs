@@ -128,7 +128,8 @@ fn bound(
         };
         let place = format!("millpond/value_{number}");
         model.add("Placeholder", &place, &[], Some(variable.dtype))?;
-        let (handle, place) = (model.output(&variable.name)?, model.output(&place)?);
+        let handle = model.output(&variable.name)?;
+        let place = model.output(&place)?;
         let name = format!("millpond/assign_{number}");
         assignments.push(model.add(
             "AssignVariableOp",

@@ -202,7 +202,8 @@ impl OpenedModel {
         inputs: &[RawOutput],
         dtype: Option<i32>,
     ) -> Result<*mut RawOperation> {
-        let (kind, name) = (c_text(kind)?, c_text(name)?);
+        let kind = c_text(kind)?;
+        let name = c_text(name)?;
         let call = &self.library.call;
         let add = |status| {
             // SAFETY: the graph is alive, all names are NUL-terminated, the inputs are the graph's;

@@ -299,7 +299,9 @@ struct Values {
 impl Values {
     fn read(model: &OpenedModel, uses: &VariableUses) -> Result<Values> {
         let mut lacking = Vec::new();
-        let (mut names, mut ready, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut names = Vec::new();
+        let mut ready = Vec::new();
+        let mut reads = Vec::new();
         for (number, variable) in uses.variables.iter().enumerate() {
             let fixed = element::from_tensorflow(variable.dtype).filter(|it| it.bits().is_some());
             if fixed.is_none() {
@@ -354,7 +356,8 @@ fn prepare(model: &OpenedModel, fetches: &[RawOutput]) -> Result<Vec<TfTensor>> 
 fn parameter(name: &str, tensor: TfTensor) -> Result<SourceParameter> {
     let tensor = tensor.into_tensor(|_| false)?;
     let bytes = tensor.bytes().cloned().unwrap_or_default();
-    let (dtype, dims) = (tensor.dtype(), tensor.shape().to_vec());
+    let dtype = tensor.dtype();
+    let dims = tensor.shape().to_vec();
     Ok(SourceParameter { name: name.to_owned(), dtype, dims, bytes })
 }
 

@@ -220,8 +220,10 @@ fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
         if in_function { format!("{node}:{output}:0") } else { node.to_owned() }
     };
     let controls = old.input.iter().filter(|input| input.starts_with('^'));
-    let (read, axis) = (format!("{}{READ}", old.name), format!("{}{AXIS}", old.name));
-    let (dtype, indices) = (type_of(old, "dtype"), type_of(old, "Tindices"));
+    let read = format!("{}{READ}", old.name);
+    let axis = format!("{}{AXIS}", old.name);
+    let dtype = type_of(old, "dtype");
+    let indices = type_of(old, "Tindices");
     let handle = old.input.first().cloned().into_iter().chain(controls.clone().cloned()).collect();
     let attrs = [("dtype", Value::Type(dtype))];
     let mut nodes = vec![node(read.clone(), "ReadVariableOp", handle, &old.device, &attrs)];

@@ -208,7 +208,8 @@ impl SignaturePlan {
         let mut order: Vec<usize> = (0..inputs.len()).collect();
         order.sort_by_key(|&at| &named.input_tensors[at]);
         let mut slots = vec![0; inputs.len()];
-        let (mut places, mut values) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
+        let mut values = Vec::new();
         for (slot, &at) in order.iter().enumerate() {
             slots[at] = slot;
             places.push(model.output(&named.input_tensors[at])?);

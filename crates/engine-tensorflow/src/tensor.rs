@@ -167,7 +167,8 @@ impl TfTensor {
     ) -> Result<TfTensor> {
         let number = element::to_tensorflow(dtype)
             .ok_or_else(|| Error::invalid(format!("TensorFlow has no {dtype} tensors")))?;
-        let (data, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
+        let data = bytes.as_ptr().cast_mut().cast();
+        let length = bytes.len();
         // SAFETY: the owner keeps the bytes, which are as many as type and shape need (a tensor's
         // invariant). TensorFlow does not write to memory that it does not own.
         unsafe { TfTensor::with_owner(library, number, shape, data, length, Box::new(bytes)) }
@@ -180,7 +181,8 @@ impl TfTensor {
         strings: &[Bytes],
     ) -> Result<TfTensor> {
         let block = StringBlock::new(library, strings);
-        let (data, length) = (block.data(), size_of::<RawString>() * strings.len());
+        let data = block.data();
+        let length = size_of::<RawString>() * strings.len();
         // SAFETY: the block holds so many strings, and releases them when it is dropped.
         unsafe {
             TfTensor::with_owner(
@@ -205,7 +207,8 @@ impl TfTensor {
         owner: Box<T>,
     ) -> Result<TfTensor> {
         let dims = sizes(shape)?;
-        let (rank, owner) = (dims.len() as c_int, Box::into_raw(owner).cast());
+        let rank = dims.len() as c_int;
+        let owner = Box::into_raw(owner).cast();
         // SAFETY: the sizes are as many as the rank says; the rest as the caller promises.
         // TensorFlow calls the deallocator once.
         unsafe {

@@ -196,7 +196,9 @@ impl TorchArchive {
             else {
                 continue;
             };
-            let (start, bytes, checksum) = (record.start, record.bytes, record.checksum);
+            let start = record.start;
+            let bytes = record.bytes;
+            let checksum = record.checksum;
             let mut hasher = crc32fast::Hasher::new();
             let mut done = 0;
             while done < bytes {
@@ -214,7 +216,8 @@ impl TorchArchive {
 
     /// Reads the whole file in order, which checks every stored record.
     pub(crate) fn read_all(&mut self) -> Result<()> {
-        let (mut piece, mut at) = (vec![0; PIECE_BYTES.min(self.bytes as usize)], 0);
+        let mut piece = vec![0; PIECE_BYTES.min(self.bytes as usize)];
+        let mut at = 0;
         while at < self.bytes {
             at += self.read(&mut piece, at)? as u64;
         }
@@ -224,7 +227,8 @@ impl TorchArchive {
     /// Fills `buffer` from `offset` up to the end of the file, and checks it.
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
-        let (mut at, mut fits) = (offset, true);
+        let mut at = offset;
+        let mut fits = true;
         let records = &mut self.records;
         self.input.fill(&self.path, &mut buffer[..count], offset, |part| {
             fits &= take(records, part, at);
@@ -289,7 +293,8 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
     for index in 0..directory.len() {
         let entry = directory.by_index_raw(index).map_err(|e| damaged(path, e))?;
         let start = entry.data_start().ok_or_else(|| damaged(path, ZipError::FileNotFound))?;
-        let (bytes, checksum) = (entry.size(), entry.crc32());
+        let bytes = entry.size();
+        let checksum = entry.crc32();
         if entry.compression() == CompressionMethod::Stored {
             if bytes != entry.compressed_size() {
                 return Err(Error::data_loss(format!(

@@ -109,7 +109,8 @@ impl ModuleBuilder {
                 Err(Error::invalid(format!("takes {count} elements, got {given}")))
             }
         };
-        let (name, buffer) = (&parameter.name, i32::from(parameter.buffer));
+        let name = &parameter.name;
+        let buffer = i32::from(parameter.buffer);
         match parameter.data {
             ParameterData::Floats(elements) => {
                 fits(elements.len())?;
@@ -125,13 +126,17 @@ impl ModuleBuilder {
                 fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?)
             }
             ParameterData::View { of, start } => {
-                let (name, of, dims) = (c_text(name)?, c_text(&of)?, sizes(&parameter.dims));
+                let name = c_text(name)?;
+                let of = c_text(&of)?;
+                let dims = sizes(&parameter.dims);
                 let start =
                     i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
                 // SAFETY: the builder is alive, the names are NUL-terminated, there are as many
                 // sizes as said.
                 let code = unsafe {
-                    let (raw, name, of) = (self.raw.as_ptr(), name.as_ptr(), of.as_ptr());
+                    let raw = self.raw.as_ptr();
+                    let name = name.as_ptr();
+                    let of = of.as_ptr();
                     let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
                     (self.library.call.mpt_builder_view)(raw, name, of, start, dims, rank, buffer)
                 };
@@ -149,13 +154,15 @@ impl ModuleBuilder {
         dims: &[usize],
         buffer: i32,
     ) -> Result<&mut [T]> {
-        let (name, dims) = (c_text(name)?, sizes(dims));
+        let name = c_text(name)?;
+        let dims = sizes(dims);
         let number = element::to_torch(dtype).ok_or_else(|| Error::invalid("no such tensors"))?;
         let mut data: *mut c_void = null_mut();
         // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said,
         // the out-pointer is valid.
         let code = unsafe {
-            let (raw, name) = (self.raw.as_ptr(), name.as_ptr());
+            let raw = self.raw.as_ptr();
+            let name = name.as_ptr();
             let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
             (self.library.call.mpt_builder_tensor)(raw, name, number, dims, rank, buffer, &mut data)
         };
@@ -173,7 +180,8 @@ impl ModuleBuilder {
     }
 
     fn save(&mut self, source: &str, path: &Path) -> Result<()> {
-        let (source, path) = (c_text(source)?, c_path(path)?);
+        let source = c_text(source)?;
+        let path = c_path(path)?;
         // SAFETY: the builder is alive and both texts are NUL-terminated.
         let code = unsafe {
             (self.library.call.mpt_builder_save)(self.raw.as_ptr(), source.as_ptr(), path.as_ptr())

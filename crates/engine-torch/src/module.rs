@@ -101,7 +101,8 @@ impl TorchModule {
         unsafe {
             let code = (self.library.call.mpt_module_argument)(self.raw.as_ptr(), index, &mut raw);
             self.library.check(code)?;
-            let (name, type_text) = (text(raw.name), text(raw.type_text));
+            let name = text(raw.name);
+            let type_text = text(raw.type_text);
             Ok(ArgumentDescription { name, type_text, kind: raw.kind, optional: raw.optional != 0 })
         }
     }

@@ -203,7 +203,8 @@ impl TorchModel {
         };
         found.ok_or_else(|| {
             let names: Vec<String> = self.names(answer).collect();
-            let (name, names) = (&source.name, names.join(", "));
+            let name = &source.name;
+            let names = names.join(", ");
             Error::invalid(format!("the model gave no \"{name}\" this time, but {names}"))
         })
     }
@@ -360,7 +361,8 @@ impl TorchFeed {
         if let Some(wanted) = scalar
             && (tensor.dtype() != wanted || !tensor.shape().is_empty())
         {
-            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            let dtype = tensor.dtype();
+            let shape = tensor.shape();
             return Err(Error::invalid(format!(
                 "is {dtype} of shape {shape:?}, it must be one {wanted}"
             )));

@@ -156,7 +156,8 @@ fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Op
         BOOL => Some(DType::Bool),
         _ if argument.optional && text.is_none() => return Ok(None),
         _ => {
-            let (name, type_text) = (&argument.name, &argument.type_text);
+            let name = &argument.name;
+            let type_text = &argument.type_text;
             return Err(Error::invalid(format!(
                 "forward takes \"{name}\" as {type_text}; a request can give tensors, int, float and bool"
             )));

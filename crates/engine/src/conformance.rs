@@ -217,7 +217,8 @@ fn sample(dtype: DType) -> Tensor {
 fn echo(suite: &ConformanceSuite<'_>) {
     for dtype in suite.engine.capabilities().dtypes {
         let session = suite.load(&format!("echo-{dtype}"), vec![]);
-        let (sent, empty) = (sample(dtype), empty(dtype));
+        let sent = sample(dtype);
+        let empty = empty(dtype);
         for tensor in [sent, empty] {
             let got = answer(&*session, NamedTensor::new("x", tensor.clone()));
             assert_eq!(got, [NamedTensor::new("y", tensor)], "{dtype} does not come back as sent");
@@ -299,7 +300,8 @@ fn allocated_parameters(suite: &ConformanceSuite<'_>) {
         "the process grew by {grown} bytes over a table of {table_bytes}"
     );
     let wanted = if suite.fixture.device == Device::Cpu { table_bytes as u64 } else { 0 };
-    let (held, used) = (session.parameter_bytes(), suite.pool.stats().used);
+    let held = session.parameter_bytes();
+    let used = suite.pool.stats().used;
     assert!(held >= wanted && used >= wanted, "{held} bytes, {used} of the pool, of {wanted}");
     assert!(wanted > 0 || used == 0, "{used} bytes of the pool for parameters that lie elsewhere");
     let got = answer(&*session, indices("index", &[0, 1_000_000, 3]));
@@ -313,7 +315,8 @@ fn bound_parameters(suite: &ConformanceSuite<'_>) {
     if suite.allocates() {
         return;
     }
-    let (half, two) = (suite.floats("half", &[1], &[0.5]), suite.floats("two", &[1], &[2.0]));
+    let half = suite.floats("half", &[1], &[0.5]);
+    let two = suite.floats("two", &[1], &[2.0]);
     let session = suite.load("half_plus_two", vec![half.clone(), two.clone()]);
     let got = answer(&*session, floats("x", &[1.0, 2.0, 5.0]));
     assert_eq!(got, [floats("y", &[2.5, 3.0, 4.5])]);
@@ -368,7 +371,8 @@ fn missing_parameter(suite: &ConformanceSuite<'_>) {
     if suite.allocates() {
         return;
     }
-    let (half, two) = (suite.floats("half", &[1], &[0.5]), suite.floats("two", &[1], &[2.0]));
+    let half = suite.floats("half", &[1], &[0.5]);
+    let two = suite.floats("two", &[1], &[2.0]);
     let refused = |parameters: &[&BoundTensor]| {
         let parameters = parameters.iter().copied().cloned().collect();
         assert_fault_of_model(
@@ -410,7 +414,8 @@ fn requested_outputs(suite: &ConformanceSuite<'_>) {
         let wanted: Vec<Arc<str>> = wanted.iter().map(|name| Arc::from(*name)).collect();
         session.run(&[floats("x", &[4.0])], &wanted)
     };
-    let (half, plus) = (floats("half", &[2.0]), floats("plus", &[6.0]));
+    let half = floats("half", &[2.0]);
+    let plus = floats("plus", &[6.0]);
     assert_eq!(run(&[]).expect("all"), [half.clone(), plus.clone()]);
     assert_eq!(run(&["plus", "half"]).expect("in another order"), [plus.clone(), half]);
     assert_eq!(run(&["plus", "plus"]).expect("one twice"), [plus.clone(), plus.clone()]);

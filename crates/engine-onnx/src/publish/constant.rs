@@ -24,8 +24,12 @@ pub(super) struct ConstantNode {
 /// Reads a `NodeProto`. Returns `None` unless it is a plain `Constant`: no input, one output, one
 /// attribute `value` with one tensor.
 pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<ConstantNode>> {
-    let (mut output, mut value) = (None, None);
-    let (mut is_constant, mut foreign, mut attributes, mut outputs) = (false, false, 0, 0);
+    let mut output = None;
+    let mut value = None;
+    let mut is_constant = false;
+    let mut foreign = false;
+    let mut attributes = 0;
+    let mut outputs = 0;
     let mut at = payload.start;
     while at < payload.end {
         let field = walker.field(at, payload.end)?;
@@ -61,7 +65,10 @@ pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Co
 
 /// Returns the single tensor of an attribute called `value`.
 fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range<u64>>> {
-    let (mut named, mut tensors, mut tensor, mut plain) = (false, 0, None, true);
+    let mut named = false;
+    let mut tensors = 0;
+    let mut tensor = None;
+    let mut plain = true;
     let mut at = payload.start;
     while at < payload.end {
         let field = walker.field(at, payload.end)?;

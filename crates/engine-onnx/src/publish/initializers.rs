@@ -62,7 +62,8 @@ pub(crate) fn read(path: &Path) -> Result<GraphParameters> {
 
 /// Returns the payloads of the message fields `number` of the message in `range`.
 fn fields(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Vec<Range<u64>>> {
-    let (mut found, mut at) = (Vec::new(), range.start);
+    let mut found = Vec::new();
+    let mut at = range.start;
     while at < range.end {
         let field = walker.field(at, range.end)?;
         at = field.whole.end;

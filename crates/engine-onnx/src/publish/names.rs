@@ -128,7 +128,8 @@ impl ParameterNames {
 
 /// Returns the payload of the last field `number` of a message, which is the one that counts.
 fn last(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Option<Range<u64>>> {
-    let (mut at, mut found) = (range.start, None);
+    let mut at = range.start;
+    let mut found = None;
     while at < range.end {
         let field = walker.field(at, range.end)?;
         at = field.whole.end;

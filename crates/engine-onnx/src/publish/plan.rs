@@ -166,7 +166,8 @@ impl Planner<'_> {
                 .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
         }
         let mut body = EditedMessage::new();
-        let (mut at, mut copied) = (range.start, range.start);
+        let mut at = range.start;
+        let mut copied = range.start;
         while at < range.end {
             let field = self.walker.field(at, range.end)?;
             at = field.whole.end;

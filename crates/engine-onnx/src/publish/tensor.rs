@@ -51,7 +51,9 @@ impl TensorHead {
     /// Reads the message in `payload` without its data.
     pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<TensorHead> {
         let mut head = TensorHead { payload: payload.clone(), ..TensorHead::default() };
-        let (mut location, mut entries, mut is_external) = (Location::default(), 0, false);
+        let mut location = Location::default();
+        let mut entries = 0;
+        let mut is_external = false;
         let mut at = payload.start;
         while at < payload.end {
             let field = walker.field(at, payload.end)?;
@@ -253,7 +255,8 @@ impl ElementBatch<'_> {
     fn copy(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
         self.room(walker, range.start, range.end - range.start)?;
         let bytes = &mut self.bytes;
-        let (passed, sink) = (&mut self.passed, &mut self.sink);
+        let passed = &mut self.passed;
+        let sink = &mut self.sink;
         walker.file().stream(range, &mut |slice| {
             bytes.extend_from_slice(slice);
             if bytes.len() >= BATCH_BYTES {

@@ -78,7 +78,8 @@ impl Walker {
     /// Reads the field at `at` of a message that ends at `end`.
     pub(super) fn field(&mut self, at: u64, end: u64) -> Result<WireField> {
         let (key, after) = self.varint(at, end)?;
-        let (number, wire) = (key >> 3, (key & 7) as u8);
+        let number = key >> 3;
+        let wire = (key & 7) as u8;
         if number == 0 || number > FIELD_MAX {
             return Err(self.damaged(at, format_args!("no protobuf field has the number {number}")));
         }
@@ -106,7 +107,9 @@ impl Walker {
 
     /// Reads the varint at `at`, which ends before `end`. Returns its value and end.
     pub(super) fn varint(&mut self, at: u64, end: u64) -> Result<(u64, u64)> {
-        let (mut value, mut position, mut shift) = (0u64, at, 0);
+        let mut value = 0u64;
+        let mut position = at;
+        let mut shift = 0;
         while shift < 7 * VARINT_BYTES_MAX {
             if position >= end {
                 return Err(self.damaged(at, "a number runs over the end of its message"));

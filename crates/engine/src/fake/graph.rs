@@ -199,7 +199,8 @@ pub(crate) fn abort(why: &str) -> ! {
 
 fn spec(text: &str) -> Option<TensorSpec> {
     let mut words = text.split_whitespace();
-    let (name, dtype) = (words.next()?.to_owned(), DType::from_name(words.next()?)?);
+    let name = words.next()?.to_owned();
+    let dtype = DType::from_name(words.next()?)?;
     let dim =
         |word: &str| word.parse().map_or_else(|_| Dim::Dynamic(Some(word.to_owned())), Dim::Fixed);
     Some(TensorSpec { name, dtype, shape: Some(words.map(dim).collect()), optional: false })

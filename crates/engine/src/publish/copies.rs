@@ -38,7 +38,8 @@ fn copy_level(from: &Path, to: &Path, depth: usize) -> Result<()> {
     std::fs::create_dir(to).map_err(|e| Error::io(to, &e))?;
     for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, &e))? {
         let entry = entry.map_err(|e| Error::io(from, &e))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let source = entry.path();
+        let target = to.join(entry.file_name());
         // Follows links, as TensorFlow does.
         let meta = std::fs::metadata(&source).map_err(|e| Error::io(&source, &e))?;
         if meta.is_dir() {
