@@ -42,7 +42,8 @@ fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result
     let disk = |error: io::Error| not_stored(&error);
     let mut file = made.map_err(disk)?;
     file.write_all(head).map_err(disk)?;
-    let (mut length, mut buffer) = (head.len() as u64, vec![0; SPOOL_PIECE]);
+    let mut length = head.len() as u64;
+    let mut buffer = vec![0; SPOOL_PIECE];
     loop {
         let count = upload.read(&mut buffer).map_err(|error| upload.error(&error))?;
         if count == 0 {

@@ -144,7 +144,8 @@ impl Decoder {
     }
 
     fn pcm(bytes: InputBytes, layout: PcmLayout) -> Result<Decoder> {
-        let (format, announced) = (layout.format(), layout.frames());
+        let format = layout.format();
+        let announced = layout.frames();
         Decoder::new(format, announced, Vec::new(), |_| Ok(Box::new(Pcm::new(bytes, layout))))
     }
 

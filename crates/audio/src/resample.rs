@@ -78,7 +78,8 @@ impl Mono {
     /// # Errors
     /// `Internal` if the resampler fails.
     pub fn push(&mut self, interleaved: &[f32], out: &mut Vec<f32>) -> Result<()> {
-        let (channels, channel) = (self.channels, self.channel);
+        let channels = self.channels;
+        let channel = self.channel;
         let mono = interleaved.chunks_exact(channels).map(|frame| match channel {
             Channel::Only(index) => frame[index],
             Channel::Mix if channels == 1 => frame[0],

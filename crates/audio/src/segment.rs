@@ -71,7 +71,8 @@ impl Windows {
         let skipped = self.skip.min(rows.len());
         self.skip -= skipped;
         self.held.extend_from_slice(&rows[skipped..]);
-        let (size, hop) = (self.size(), self.spec.hop * self.width);
+        let size = self.size();
+        let hop = self.spec.hop * self.width;
         let mut head: usize = 0;
         let mut result = Ok(());
         while result.is_ok() && self.held.len() >= head.saturating_add(size) {

@@ -87,7 +87,8 @@ impl Speakers {
         match Speakers::open(path) {
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
                 let aside = set_aside(path)?;
-                let (shown, aside) = (path.display(), aside.display());
+                let shown = path.display();
+                let aside = aside.display();
                 tracing::error!(path = %shown, %aside, %error, "enrolled speakers cannot be read and were set aside");
                 Ok(Speakers::with(Some(path.to_owned()), SpeakerFile::default()))
             }
@@ -176,7 +177,8 @@ impl Speakers {
     /// `FailedPrecondition` for an embedding of another dimension.
     pub fn check_dimension(&self, embedding: &[f32]) -> Result<()> {
         let document = self.now();
-        let (found, dimension) = (embedding.len(), document.dimension);
+        let found = embedding.len();
+        let dimension = document.dimension;
         if document.speakers.is_empty() || found == dimension {
             return Ok(());
         }

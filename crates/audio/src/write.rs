@@ -110,7 +110,9 @@ impl<W: Write> LabelWriter<W> {
     /// Returns the errors of `out`.
     pub fn label(&mut self, label: &Label) -> Result<()> {
         self.labels += 1;
-        let (start, end, score) = (label.start, label.end, label.score);
+        let start = label.start;
+        let end = label.end;
+        let score = label.score;
         let line = match self.format {
             LabelFormat::Table => {
                 let (start, end) = (minutes(start), minutes(end));
@@ -121,7 +123,8 @@ impl<W: Write> LabelWriter<W> {
                 format!("{comma}\n{}", label_value(label))
             }
             LabelFormat::Csv => {
-                let (file, text) = (quoted(&self.file_name), quoted(&label.text));
+                let file = quoted(&self.file_name);
+                let text = quoted(&label.text);
                 format!("{file},{start:.3},{end:.3},{text},{score:.4}\r\n")
             }
             LabelFormat::Srt => {
@@ -129,7 +132,9 @@ impl<W: Write> LabelWriter<W> {
                 format!("{}\n{start} --> {end}\n{}\n\n", self.labels, one_line(&label.text))
             }
             LabelFormat::Rttm => {
-                let (file, length, name) = (&self.file_name, end - start, field(&label.text));
+                let file = &self.file_name;
+                let length = end - start;
+                let name = field(&label.text);
                 format!(
                     "SPEAKER {file} 1 {start:.3} {length:.3} <NA> <NA> {name} {score:.4} <NA>\n"
                 )

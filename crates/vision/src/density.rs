@@ -35,7 +35,8 @@ pub(crate) fn dots_per_inch_of_record(image: &NistImage) -> Option<f32> {
 }
 
 fn jpeg(bytes: &[u8]) -> Option<f32> {
-    let (mut at, mut exif) = (2, None);
+    let mut at = 2;
+    let mut exif = None;
     for _ in 0..PARTS_MAX {
         let &[0xff, marker, ..] = bytes.get(at..)? else { return exif };
         if !(0xe0..=0xef).contains(&marker) && marker != 0xfe && marker != 0xdb {
@@ -120,7 +121,8 @@ impl<'a> Directory<'a> {
 
 fn tiff(bytes: &[u8]) -> Option<f32> {
     let directory = Directory::open(bytes)?;
-    let (mut dots, mut unit) = (None, 2);
+    let mut dots = None;
+    let mut unit = 2;
     for at in directory.entries() {
         match directory.number(at)? {
             X_RESOLUTION => {

@@ -88,7 +88,8 @@ impl Preprocess {
     /// `InvalidArgument` if `out` does not have [`Preprocess::len`] values.
     pub fn write(&self, image: &Image, out: &mut [f32]) -> Result<()> {
         if out.len() != self.len() || self.is_empty() {
-            let (room, needed) = (out.len(), self.len());
+            let room = out.len();
+            let needed = self.len();
             return Err(Error::invalid(format!(
                 "a model's input of {needed} numbers does not fit into {room}"
             )));

@@ -64,7 +64,8 @@ pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
 /// coefficients of all components if the scans do not have all of them at once.
 pub(crate) fn announced(bytes: &[u8]) -> Option<Announced> {
     let mut rest = bytes.get(2..)?;
-    let (mut frame, mut aside) = (None, 0);
+    let mut frame = None;
+    let mut aside = 0;
     loop {
         let (marker, after) = next_marker(rest)?;
         rest = match marker {

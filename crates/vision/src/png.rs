@@ -14,7 +14,9 @@ const FRAME_BYTES: usize = 12;
 /// stays, and the decoder refuses it.
 pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
     let mut kept = Vec::new();
-    let (mut from, mut at, mut has_exif) = (0, 8, false);
+    let mut from = 0;
+    let mut at = 8;
+    let mut has_exif = false;
     while let Some((length, kind)) = chunk(file, at) {
         let end = at.saturating_add(length).saturating_add(FRAME_BYTES);
         // A critical chunk begins with a capital letter.

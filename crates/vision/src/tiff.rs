@@ -105,7 +105,8 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         || Error::invalid("this tiff image is damaged or ends early: a JPEG strip has no header");
     let mut list =
         |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
-    let (mut offsets, mut lengths) = (list(Tag::StripOffsets), list(Tag::StripByteCounts));
+    let mut offsets = list(Tag::StripOffsets);
+    let mut lengths = list(Tag::StripByteCounts);
     offsets.extend(list(Tag::TileOffsets));
     lengths.extend(list(Tag::TileByteCounts));
     // Tables precede each strip without their end marker; a frame in them would be the strip's.
@@ -113,10 +114,8 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     let tables = tables.get(..tables.len().saturating_sub(2)).unwrap_or_default();
     let mut most = 0;
     for (offset, length) in offsets.into_iter().zip(lengths) {
-        let (from, length) = (
-            usize::try_from(offset).unwrap_or(usize::MAX),
-            usize::try_from(length).unwrap_or(usize::MAX),
-        );
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
         let strip = bytes.get(from..).ok_or_else(broken)?;
         let strip = strip.get(..length).unwrap_or(strip);
         let found = if tables.is_empty() {

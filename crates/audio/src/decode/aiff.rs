@@ -63,7 +63,8 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if chunk.len() < 18 {
         return Err(Error::data_loss("the COMM chunk of this aiff file is too short"));
     }
-    let (channels, bits) = (big(&chunk[..2]) as usize, big(&chunk[6..8]) as u16);
+    let channels = big(&chunk[..2]) as usize;
+    let bits = big(&chunk[6..8]) as u16;
     let coding = match (chunk.get(18..22).unwrap_or(b"NONE"), bits) {
         (b"NONE" | b"twos", 1..=32) => {
             SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: true }

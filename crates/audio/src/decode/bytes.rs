@@ -31,8 +31,11 @@ pub(super) struct InputBytes {
 impl InputBytes {
     pub(super) fn new(input: AudioInput) -> InputBytes {
         let seekable = matches!(input, AudioInput::File(_));
-        let (ahead, renamed) = (Vec::new(), Vec::new());
-        let (used, place, watch) = (0, 0, None);
+        let ahead = Vec::new();
+        let renamed = Vec::new();
+        let used = 0;
+        let place = 0;
+        let watch = None;
         InputBytes {
             rest: input,
             ahead,

@@ -98,7 +98,8 @@ impl PacketDecoder {
 
     /// Continues with another codec. Its blocks keep the channels and must have the same rate.
     pub(super) fn follow(&mut self, next: PacketDecoder) {
-        let (channels, rate) = (self.channels, self.rate);
+        let channels = self.channels;
+        let rate = self.rate;
         *self = PacketDecoder { channels, rate, ..next };
     }
 

@@ -38,8 +38,10 @@ struct MpegHeader {
 impl MpegHeader {
     fn parse(bytes: &[u8]) -> Option<MpegHeader> {
         let word = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
-        let (version, layer) = (word >> 19 & 3, word >> 17 & 3);
-        let (bits, rate) = (word >> 12 & 15, word >> 10 & 3);
+        let version = word >> 19 & 3;
+        let layer = word >> 17 & 3;
+        let bits = word >> 12 & 15;
+        let rate = word >> 10 & 3;
         if word >> 21 != 0x7ff || version == 1 || layer != 1 || bits == 0 || bits == 15 || rate == 3
         {
             return None;
@@ -234,7 +236,8 @@ impl Mpeg {
     /// Skips bytes that are no frame. The loss is that of as many bytes of frames; after the last
     /// frame it is zero.
     fn search(&mut self) -> DecodeStep {
-        let (mut passed, mut zeros) = (0, true);
+        let mut passed = 0;
+        let mut zeros = true;
         loop {
             let window = PASS + 2 * FRAME_MAX + 4;
             let start = self.bytes.peek(window);

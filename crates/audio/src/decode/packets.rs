@@ -79,7 +79,8 @@ impl Packets {
             None => return Err(Error::data_loss("the header is damaged")),
         };
         let track = sound(reader.tracks())?;
-        let (id, parameters) = (track.id, track.codec_params.clone());
+        let id = track.id;
+        let parameters = track.codec_params.clone();
         let rate = f64::from(parameters.sample_rate.unwrap_or(0));
         let ticks =
             parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));

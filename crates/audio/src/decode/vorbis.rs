@@ -46,7 +46,8 @@ fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     let mut sum = 0;
     for _ in 0..books {
         bits.next(24)?;
-        let (dimensions, entries) = (bits.next(16)?, bits.next(24)?);
+        let dimensions = bits.next(16)?;
+        let entries = bits.next(24)?;
         sum += entries * dimensions.max(1);
         if sum > NUMBERS_MAX {
             break;

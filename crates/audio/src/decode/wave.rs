@@ -92,7 +92,8 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         return Err(Error::data_loss("the fmt chunk of this wav file is too short"));
     }
     let two = |at: usize| little(chunk.get(at..at + 2).unwrap_or_default()) as u16;
-    let (mut code, bits) = (two(0), two(14));
+    let mut code = two(0);
+    let bits = two(14);
     if code == EXTENSIBLE && chunk.len() >= 26 {
         code = two(24);
     }
@@ -111,6 +112,7 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
             )));
         }
     };
-    let (rate, channels) = (little(&chunk[4..8]), usize::from(two(2)));
+    let rate = little(&chunk[4..8]);
+    let channels = usize::from(two(2));
     Ok(PcmLayout { container: "wav", coding, rate, channels, length: None })
 }

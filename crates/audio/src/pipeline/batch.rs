@@ -37,7 +37,8 @@ impl RunScores {
 /// # Errors
 /// `Internal` if `values` are not `count` windows.
 pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) -> Result<Tensor> {
-    let (rows, width) = (recogniser.spec.context + recogniser.spec.window, recogniser.width);
+    let rows = recogniser.spec.context + recogniser.spec.window;
+    let width = recogniser.width;
     if values.len() != count * rows * width {
         return Err(Error::internal("a run's windows have another size than they should"));
     }

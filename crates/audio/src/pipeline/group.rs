@@ -35,7 +35,8 @@ pub(super) struct GroupMember {
 
 impl RunGroup {
     pub(super) fn new(number: u64) -> RunGroup {
-        let (carried, members) = (Vec::new(), Vec::new());
+        let carried = Vec::new();
+        let members = Vec::new();
         RunGroup { number, model: None, carried, pending: None, members, count: 0 }
     }
 

@@ -48,7 +48,8 @@ pub(super) struct RunChunk {
 
 impl AudioPiece {
     pub(super) fn new(number: u64, first: u64, keep: u64, end: u64) -> AudioPiece {
-        let (chunks, done) = (VecDeque::new(), VecDeque::new());
+        let chunks = VecDeque::new();
+        let done = VecDeque::new();
         AudioPiece {
             number,
             first,
@@ -74,10 +75,8 @@ impl AudioPiece {
         if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
             let left = run.min((self.end - window.index) as usize);
             let steps = long && self.chunks.back().is_none_or(|chunk| chunk.values.are_steps());
-            let (facts, values) = (
-                Vec::with_capacity(left),
-                WindowValues::with_room(left * window.rows.len(), steps),
-            );
+            let facts = Vec::with_capacity(left);
+            let values = WindowValues::with_room(left * window.rows.len(), steps);
             self.chunks.push_back(RunChunk {
                 since: Instant::now(),
                 first: window.index,

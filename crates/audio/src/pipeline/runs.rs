@@ -274,7 +274,8 @@ impl ModelRuns {
             }
             self.open.pop_front();
         }
-        let (open, lanes) = (&self.open, self.plan.lanes as u64);
+        let open = &self.open;
+        let lanes = self.plan.lanes as u64;
         let first = open.front().map_or(self.next, |piece| piece.number) / lanes;
         self.groups
             .retain(|group| group.number >= first && (group.pending.is_some() || !open.is_empty()));

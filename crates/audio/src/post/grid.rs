@@ -28,10 +28,13 @@ impl Grid {
     /// # Errors
     /// `InvalidArgument` if the frames of neighbouring windows do not join.
     pub(crate) fn new(recogniser: &Recogniser, frames: usize) -> Result<Grid> {
-        let (spec, trim) = (recogniser.spec, recogniser.output.trim);
+        let spec = recogniser.spec;
+        let trim = recogniser.output.trim;
         let all = frames + trim[0] + trim[1];
         let row_samples = recogniser.row_samples as f64;
-        let (window, hop, context) = (spec.window as f64, spec.hop as f64, spec.context as f64);
+        let window = spec.window as f64;
+        let hop = spec.hop as f64;
+        let context = spec.context as f64;
         let origin = match all {
             1 => (window - hop) / 2.0,
             _ => {
@@ -46,7 +49,8 @@ impl Grid {
                 trim[0] as f64 * frame - context
             }
         };
-        let (hop, origin) = (hop * row_samples, (origin * row_samples).round());
+        let hop = hop * row_samples;
+        let origin = (origin * row_samples).round();
         Ok(Grid { frames, hop, origin, row_samples, rate: f64::from(recogniser.rate) })
     }
 

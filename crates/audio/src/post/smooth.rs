@@ -27,7 +27,8 @@ type EachFrame<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
 impl MovingMean {
     /// Makes a mean over `width` frames of `classes` values.
     pub(super) fn new(width: usize, classes: usize) -> MovingMean {
-        let (sums, means) = (vec![0.0; classes], vec![0.0; classes]);
+        let sums = vec![0.0; classes];
+        let means = vec![0.0; classes];
         MovingMean { width: width.max(1), frames: VecDeque::new(), done: 0, sums, means }
     }
 

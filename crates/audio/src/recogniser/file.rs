@@ -123,7 +123,9 @@ struct OnsetFile {
 impl Default for EventsFile {
     fn default() -> Self {
         let text = |text: &str| text.to_owned();
-        let (min, gap, pad) = (text("250ms"), text("100ms"), text("30ms"));
+        let min = text("250ms");
+        let gap = text("100ms");
+        let pad = text("30ms");
         EventsFile { on: 0.5, off: None, min, gap, pad, smooth: 1, onset: None }
     }
 }

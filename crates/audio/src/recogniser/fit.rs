@@ -117,7 +117,7 @@ fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> 
     let Some(dims) = &input.shape else { return Ok(None) };
     let rows = recogniser.spec.context + recogniser.spec.window;
     let wrong = || {
-        let (rows, width) = (rows, recogniser.width);
+        let width = recogniser.width;
         Error::invalid(format!(
             "input \"{}\" is not laid out as axes say, with {rows} rows of {width} values",
             input.name

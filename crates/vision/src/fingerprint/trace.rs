@@ -58,7 +58,8 @@ enum Stop {
 fn follow(bits: &Bits, start: usize, neighbours: &[isize; 8], path: &mut Vec<usize>) -> Stop {
     path.clear();
     path.push(start);
-    let (mut before, mut at) = (start, start);
+    let mut before = start;
+    let mut at = start;
     while path.len() <= FAR {
         let mut next = neighbours
             .iter()

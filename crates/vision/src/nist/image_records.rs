@@ -76,7 +76,9 @@ pub(super) fn tagged(record: &[u8]) -> Result<Option<NistImage<'_>>> {
         compression: NistCompression::Uncompressed,
         data: &[],
     };
-    let (mut unit, mut resolution, mut depth) = (0, None, 8);
+    let mut unit = 0;
+    let mut resolution = None;
+    let mut depth = 8;
     let wrong = |name: &str| damaged(&format!("the field 14.{name} is not a number"));
     for field in fields(record) {
         let value = field.value;

@@ -105,7 +105,8 @@ pub(super) fn fields(record: &[u8]) -> impl Iterator<Item = Field<'_>> {
     std::iter::from_fn(move || {
         let (tag, value) = rest.split_at_checked(rest.iter().position(|&byte| byte == b':')?)?;
         let dot = tag.iter().position(|&byte| byte == b'.')?;
-        let (record_type, field_number) = (number(tag.get(..dot)?)?, number(tag.get(dot + 1..)?)?);
+        let record_type = number(tag.get(..dot)?)?;
+        let field_number = number(tag.get(dot + 1..)?)?;
         let value = value.get(1..)?;
         let (value, after) =
             if field_number == IMAGE_DATA { (value, &[][..]) } else { split(value, FIELD_END) };

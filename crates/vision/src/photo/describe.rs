@@ -75,7 +75,8 @@ fn add(sums: &mut [f32; NUMBERS], sample: Sample) {
     let middle = |at: usize| (at as f32 + 0.5) / SAMPLES as f32 - 1.0;
     let (cx, cy) = (middle(column), middle(row));
     let turn = direction(dx, dy) * TURNS as f32;
-    let (first, part) = (turn as usize % TURNS, turn - turn.floor());
+    let first = turn as usize % TURNS;
+    let part = turn - turn.floor();
     let (left, top) = (cx.floor(), cy.floor());
     // From the middle of the patch; the outer cells count less because they move most.
     let (ox, oy) = (cx - 1.5, cy - 1.5);
@@ -107,7 +108,8 @@ const fn tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {
         state ^= state >> 7;
         state ^= state << 17;
         let cells = (CELLS * CELLS) as u64;
-        let (turn, cell) = ((state >> 40) % TURNS as u64, (state >> 44) % cells);
+        let turn = (state >> 40) % TURNS as u64;
+        let cell = (state >> 44) % cells;
         let other = (cell + 1 + (state >> 48) % (cells - 1)) % cells;
         tests[bit] = ((cell * TURNS as u64 + turn) as u8, (other * TURNS as u64 + turn) as u8);
         bit += 1;

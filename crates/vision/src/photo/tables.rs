@@ -46,7 +46,8 @@ pub(super) fn direction(x: f32, y: f32) -> f32 {
 pub(super) fn eighths_of_doubling(sigma: f32) -> u8 {
     /// 2^(1/8).
     const STEP: f32 = 1.090_507_7;
-    let (mut steps, mut reached) = (1_u8, 0.5_f32);
+    let mut steps = 1_u8;
+    let mut reached = 0.5_f32;
     while reached * STEP <= sigma && steps < u8::MAX {
         reached *= STEP;
         steps += 1;

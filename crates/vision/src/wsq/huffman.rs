@@ -66,7 +66,8 @@ impl HuffmanTable {
 
     /// Reads a code; `None` at the end of the block.
     fn symbol(&self, stream: &mut Stream) -> Result<Option<u8>> {
-        let (mut code, mut read) = (0, 0);
+        let mut code = 0;
+        let mut read = 0;
         let mut lengths = self.lengths.iter();
         while let Some(length) = lengths.next() {
             let Some(bit) = stream.bit()? else {
