@@ -121,7 +121,8 @@ impl Tensor {
         shape: impl Into<Shape>,
         strings: impl Into<Arc<[Bytes]>>,
     ) -> Result<Tensor> {
-        let (shape, strings) = (shape.into(), strings.into());
+        let shape = shape.into();
+        let strings = strings.into();
         if count(&shape)? != strings.len() {
             return Err(Error::invalid(format!(
                 "shape {:?} takes {} strings, got {}",

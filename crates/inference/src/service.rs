@@ -302,7 +302,8 @@ impl InferenceService {
             protocol: ticket.protocol,
             status,
         };
-        let (metrics, servable) = (self.metrics.clone(), servable.clone());
+        let metrics = self.metrics.clone();
+        let servable = servable.clone();
         *ticket.counted() = Some(AnswerCount { labels, metrics, servable });
     }
 

@@ -63,7 +63,8 @@ pub struct WarmupConfig {
 
 impl Default for WarmupConfig {
     fn default() -> Self {
-        let (iterations, dims) = (None, BTreeMap::new());
+        let iterations = None;
+        let dims = BTreeMap::new();
         WarmupConfig {
             enabled: true,
             batch_sizes: vec![1, 8],

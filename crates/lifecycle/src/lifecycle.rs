@@ -257,7 +257,8 @@ impl Lifecycle {
         let (jobs, queue): (_, Receiver<LoadJob>) = bounded(count);
         let loader = Arc::new(loader);
         for number in 0..count {
-            let (loader, queue) = (loader.clone(), queue.clone());
+            let loader = loader.clone();
+            let queue = queue.clone();
             let name = format!("load-{number}");
             self.spawn(name.clone(), move || loader.run(&name, &queue))?;
         }
@@ -296,7 +297,9 @@ impl Lifecycle {
     ) -> Result<Sender<u64>> {
         // One request in the channel is enough: the next scan asks again.
         let (to, wanted) = bounded(1);
-        let (pool, stop, out) = (store.pool().clone(), self.stop_prefault.clone(), self.to.clone());
+        let pool = store.pool().clone();
+        let stop = self.stop_prefault.clone();
+        let out = self.to.clone();
         let runner =
             BackgroundRunner::new("backing", "faulting the pool in", config.starvation_limit);
         let settled = self.settled.clone();

@@ -154,7 +154,8 @@ impl Manager {
             rollouts_file,
             updates,
         } = setup;
-        let (queue, backlog) = (VecDeque::new(), VecDeque::new());
+        let queue = VecDeque::new();
+        let backlog = VecDeque::new();
         let context = ManagerContext {
             observer,
             ledger,

@@ -197,7 +197,8 @@ impl Scanner {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
         };
-        let (mut parsed, mut labels) = (ModelFile::parse(&text), None);
+        let mut parsed = ModelFile::parse(&text);
+        let mut labels = None;
         if let Ok(file) = &mut parsed
             && let Some(labels_path) = file.labels_path(base_path)
         {
@@ -263,7 +264,8 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
 /// models. In a copy of a store, all are models, since versions can be on their way. `None` as in
 /// [`steady`].
 fn subdirectories(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
-    let (is_copy, root) = (root.store.is_some(), &root.dir);
+    let is_copy = root.store.is_some();
+    let root = &root.dir;
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
@@ -303,7 +305,8 @@ fn holds_versions(dir: &Path) -> bool {
 
 /// Lists `base_path`. `None` as in [`steady`].
 fn list(base_path: &Path) -> Result<Option<Listing>> {
-    let (mut found, mut settings) = (BTreeMap::new(), false);
+    let mut found = BTreeMap::new();
+    let mut settings = false;
     for entry in std::fs::read_dir(base_path).map_err(|e| Error::io(base_path, &e))? {
         let entry = entry.map_err(|e| Error::io(base_path, &e))?;
         settings |= entry.file_name() == MODEL_FILE;

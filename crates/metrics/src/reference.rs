@@ -281,7 +281,9 @@ fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
     }
     for api in tfs::APIS {
         for protocol in ["tfs-http", "tfs-grpc"] {
-            let (queue, compute, total) = (Some(Duration::ZERO), Duration::ZERO, Duration::ZERO);
+            let queue = Some(Duration::ZERO);
+            let compute = Duration::ZERO;
+            let total = Duration::ZERO;
             let runtime = "ENGINE";
             tfs.record(protocol, &TfsRequest { model, api, runtime, queue, compute, total });
         }

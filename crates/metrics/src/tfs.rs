@@ -171,7 +171,8 @@ impl TfsMetrics {
     /// Records the times of a request by `protocol`. Other protocols do not count.
     pub fn record(&self, protocol: &str, request: &TfsRequest<'_>) {
         let Some(entrypoint) = entrypoint(protocol) else { return };
-        let (model, api) = (request.model, request.api);
+        let model = request.model;
+        let api = request.api;
         let labels = EntrypointLabels { model_name: model.clone(), api, entrypoint };
         self.request_latency.get_or_create(&labels).observe(micros(request.total));
         let labels = RuntimeLabels { model_name: model.clone(), api, runtime: request.runtime };

@@ -36,12 +36,14 @@ pub struct ManifestDiff<'a> {
 impl<'a> ManifestDiff<'a> {
     /// Compares the version `before` with `after`.
     pub fn new(before: &'a LayoutManifest, after: &'a StoredManifest) -> ManifestDiff<'a> {
-        let (manifest, after) = (after, &after.layout);
+        let manifest = after;
+        let after = &after.layout;
         let by_name: BTreeMap<&str, &TensorEntry> =
             before.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let known: HashSet<&str> = before.tensors.iter().map(|it| it.blake3.as_str()).collect();
         let mut changes = Vec::new();
-        let (mut equal_count, mut equal_bytes) = (0, 0);
+        let mut equal_count = 0;
+        let mut equal_bytes = 0;
         for tensor in &after.tensors {
             let earlier = by_name.get(tensor.name.as_str()).copied();
             if earlier.is_some_and(|earlier| earlier.blake3 == tensor.blake3) {

@@ -325,7 +325,8 @@ impl VersionFetch<'_> {
             {
                 let turn = self.pacer.reserve(range.end - range.start);
                 tokio::time::sleep_until(turn.into()).await;
-                let (place, file) = (self.place.clone(), file.clone());
+                let place = self.place.clone();
+                let file = file.clone();
                 running.spawn(async move {
                     let content = part(&place, &file, range.clone()).await;
                     content.map(|content| (range, content))

@@ -185,7 +185,8 @@ fn failures(metrics: &Metrics, id: &VersionId) -> [u64; REASONS.len()] {
     let mut counts = [0; REASONS.len()];
     for protocol in PROTOCOLS {
         for status in STATUSES {
-            let (model, version) = (id.model.clone(), id.version);
+            let model = id.model.clone();
+            let version = id.version;
             let labels = RequestLabels { model, version, protocol, status };
             let at = reason(status).and_then(|reason| REASONS.iter().position(|r| *r == reason));
             if let (Some(at), Some(counter)) = (at, metrics.requests.get(&labels)) {

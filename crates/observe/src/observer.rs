@@ -142,7 +142,8 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     match event {
         LifecycleEvent::StateChanged(change) => state_for_people(change),
         LifecycleEvent::Loaded { model, version, cost } => {
-            let (load, warm) = (cost.load_seconds, cost.warm_seconds);
+            let load = cost.load_seconds;
+            let warm = cost.warm_seconds;
             let text = format!("ready, loaded in {load:.2} s and warmed up in {warm:.2} s");
             of("loaded", info, model, Some(*version), &text)
         }
@@ -186,7 +187,8 @@ fn state_for_people(change: &StateChange) -> Option<NewEvent> {
         LifecycleState::Released => ("released", EventLevel::Info, "released".to_owned()),
         _ => return None,
     };
-    let (model, version) = (Some(change.model.clone()), Some(change.version));
+    let model = Some(change.model.clone());
+    let version = Some(change.version);
     Some(NewEvent { kind, level, model, version, text })
 }
 

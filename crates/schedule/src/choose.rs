@@ -73,7 +73,8 @@ impl ModelQueue {
         if self.runs_enough(workers) {
             return Next::Nothing;
         }
-        let (order, threads) = (self.order(), self.threads(workers));
+        let order = self.order();
+        let threads = self.threads(workers);
         let mut heads: Vec<QueueSlot> = Vec::new();
         let mut earliest: Option<Instant> = None;
         for &slot in &order {
@@ -142,7 +143,8 @@ impl ModelQueue {
         closed: bool,
     ) -> Result<Group, Instant> {
         let servable = self.at(head).servable.clone();
-        let (options, plan) = (servable.schedule(), servable.plan());
+        let options = servable.schedule();
+        let plan = servable.plan();
         let misfit = self.misfit.contains(&servable.instance());
         let mergeable =
             options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
@@ -150,7 +152,8 @@ impl ModelQueue {
             let batch_key = self.at(head).batch_key.clone().filter(|_| !misfit);
             return Ok(Group { slots: vec![head], batch_key, decided: None });
         }
-        let (mut slots, mut items) = (vec![], 0);
+        let mut slots = vec![];
+        let mut items = 0;
         let mut waiting = 0;
         // A full batch for each run that may be in progress: more requests change nothing.
         let enough = options.max_batch * threads;
@@ -181,7 +184,8 @@ impl ModelQueue {
         }
         let whole = target >= items;
         self.shorten(&mut slots, target);
-        let (key, count) = (self.at(head).key, slots.len());
+        let key = self.at(head).key;
+        let count = slots.len();
         let items: usize = slots.iter().map(|&slot| self.at(slot).items).sum();
         let mut batch_key = self.at(head).batch_key.clone();
         if whole
@@ -265,7 +269,8 @@ impl ModelQueue {
             if !keys.iter().chain([own]).all(|batch_key| batch_key.may_pad(&cover, plan)) {
                 continue;
             }
-            let (count, own) = (entry.items, own.clone());
+            let count = entry.items;
+            let own = own.clone();
             let together = cover.elements(plan) * (items + count) as f64;
             let apart = [padded.elements(plan) * items as f64, own.elements(plan) * count as f64];
             if !options.always_merge && !self.cost.padding_pays(together, apart) {
@@ -322,7 +327,8 @@ impl ModelQueue {
         let weight = f64::from(servable.schedule().weight);
         self.used += self.charge / weight;
         let cores = servable.threads_per_run.min(workers);
-        let (batch_key, charge) = (group.batch_key, self.charge);
+        let batch_key = group.batch_key;
+        let charge = self.charge;
         Batch { number: 0, entries, batch_key, cores, taken: cores, charge }
     }
 }

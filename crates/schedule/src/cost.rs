@@ -179,7 +179,8 @@ impl ShapeCost {
     /// known.
     fn best(&self, bottom: usize, top: usize, share: usize) -> usize {
         let share = size_class(share);
-        let (mut best, mut cost) = (bottom, self.sizes[bottom].median().unwrap_or(f64::INFINITY));
+        let mut best = bottom;
+        let mut cost = self.sizes[bottom].median().unwrap_or(f64::INFINITY);
         for class in bottom + 1..=top {
             let Some(item_us) = self.sizes[class].median() else { continue };
             let gain = if class > share { GAIN_BEYOND_SHARE } else { GAIN_MIN };

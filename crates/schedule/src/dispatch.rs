@@ -123,7 +123,9 @@ impl Dispatch {
         expired: &mut Vec<ExpiredEntry>,
     ) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
-        let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
+        let model = first.servable.id.model.clone();
+        let now = first.submitted;
+        let count = entries.len();
         let mut state = self.lock();
         if state.closed {
             return Err(Refusal::Closed);
@@ -367,7 +369,8 @@ mod tests {
         }));
         let (sender, receiver) = mpsc::channel();
         let worker = |index: usize| {
-            let (dispatch, sender) = (dispatch.clone(), sender.clone());
+            let dispatch = dispatch.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 while let Some(Work::Run(batch)) = dispatch.next(index, None) {
                     sender.send(batch.model()).unwrap();

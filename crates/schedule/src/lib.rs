@@ -136,7 +136,8 @@ impl Scheduler {
         let dispatch = Arc::new(Dispatch::new(config));
         let mut workers = Vec::with_capacity(config.workers);
         for index in 0..config.workers {
-            let (jobs, pin) = (dispatch.clone(), config.pin);
+            let jobs = dispatch.clone();
+            let pin = config.pin;
             let spawned = std::thread::Builder::new()
                 .name(format!("worker-{index}"))
                 .spawn(move || work(&jobs, index, pin));
@@ -262,12 +263,14 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");
     }
-    let (mut ran, mut meter) = (None, run::Meter::start());
+    let mut ran = None;
+    let mut meter = run::Meter::start();
     while let Some(work) = jobs.next(worker, ran.take()) {
         match work {
             Work::Expire(expired) => run::expire(expired),
             Work::Run(batch) => {
-                let (model, taken) = (batch.model(), batch.taken);
+                let model = batch.model();
+                let taken = batch.taken;
                 ran = Some((model, run::run(batch, &mut meter), taken));
             }
         }

@@ -173,7 +173,8 @@ impl<'a> Search<'a> {
     /// Returns the part of competing processor time that loads used. Time that other processes
     /// always use is no reason for a slow request.
     fn load_share(&self) -> f64 {
-        let (evidence, loads) = (self.evidence, self.evidence.loads);
+        let evidence = self.evidence;
+        let loads = self.evidence.loads;
         let floor = CORES_MIN / 2.0 * evidence.length;
         if loads > 0.0 { loads / (loads + evidence.others_excess() + floor) } else { 0.0 }
     }

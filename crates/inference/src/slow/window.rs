@@ -89,7 +89,8 @@ fn bucket(latency: Duration) -> usize {
 
 /// Returns the upper end of a bucket.
 fn upper(bucket: usize) -> Duration {
-    let (octave, fraction) = (bucket / PARTS, bucket % PARTS);
+    let octave = bucket / PARTS;
+    let fraction = bucket % PARTS;
     let us = (((PARTS + fraction + 1) as u64) << octave).div_ceil(PARTS as u64);
     Duration::from_micros(us)
 }

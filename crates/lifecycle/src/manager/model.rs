@@ -196,7 +196,8 @@ impl Version {
     }
 
     fn view(&self, version: u64, now: Instant, converts: bool) -> View {
-        let (loadable, idle) = (self.loadable(now), self.load.is_none());
+        let loadable = self.loadable(now);
+        let idle = self.load.is_none();
         let waits = self.update.as_ref().is_some_and(Update::waits);
         let withdrawn = self.withdrawal().is_some();
         View {
@@ -334,7 +335,9 @@ impl Model {
     /// Adds a version that was just discovered.
     pub(crate) fn discover(&mut self, observer: &dyn Observer, number: u64, disk: Disk) {
         let version = Version::new(disk);
-        let (model, to, at) = (self.name.clone(), LifecycleState::Discovered, version.since);
+        let model = self.name.clone();
+        let to = LifecycleState::Discovered;
+        let at = version.since;
         self.versions.insert(number, version);
         log(&model, number, to, None);
         observer.event(&LifecycleEvent::StateChanged(StateChange {
@@ -421,7 +424,8 @@ impl Model {
 
 fn status(number: u64, version: &Version) -> VersionStatus {
     let changed = || {
-        let (serving, disk) = (version.serving.as_ref()?, version.disk.as_ref()?);
+        let serving = version.serving.as_ref()?;
+        let disk = version.disk.as_ref()?;
         disk.differs_from(serving.fingerprint)
             .then(|| "its files have changed since it was loaded; load it to serve them".to_owned())
     };

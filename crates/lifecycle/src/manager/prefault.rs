@@ -43,7 +43,9 @@ impl Prefault {
     }
 
     fn need<'a>(&self, models: impl Iterator<Item = &'a Model>) -> u64 {
-        let (mut shared, mut bytes, mut largest) = (BTreeSet::new(), 0, 0);
+        let mut shared = BTreeSet::new();
+        let mut bytes = 0;
+        let mut largest = 0;
         let now = Instant::now();
         // Worker processes have the parameters of isolated models in memory of their own.
         for model in models.filter(|model| !model.config.session.isolate) {

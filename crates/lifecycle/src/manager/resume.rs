@@ -86,7 +86,8 @@ impl Model {
             disk.is_some_and(|disk| disk.fingerprint.to_string() == kept.files)
         };
         if same(&kept.stable) && same(&kept.candidate) {
-            let (version, requested) = (kept.candidate(), &mut self.rollout.requested);
+            let version = kept.candidate();
+            let requested = &mut self.rollout.requested;
             if let Some(split) = kept.by_hand.filter(|_| requested.is_none()) {
                 *requested = Some(RequestedRollout { version, split: split.into() });
                 self.versions.entry(version).and_modify(|version| version.pinned = true);

@@ -129,7 +129,8 @@ impl Model {
             tracing::info!("{} {number} {reason}", id.model);
         }
         if changed && stage == UpdateStage::HeldBack {
-            let (model, reason) = (self.name.clone(), reason.clone().unwrap_or_default());
+            let model = self.name.clone();
+            let reason = reason.clone().unwrap_or_default();
             tracing::warn!("{model} {number} is {reason}");
             let held = LifecycleEvent::UpdateHeldBack { model, version: number, reason };
             context.observer.event(&held);

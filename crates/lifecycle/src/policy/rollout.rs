@@ -166,7 +166,8 @@ fn drift(
     let limit = limits.drift?;
     let message = match split {
         RolloutSplit::Shadow(_) => {
-            let (differing, answered) = (figures.differing, figures.candidate.answered());
+            let differing = figures.differing;
+            let answered = figures.candidate.answered();
             let proven = lower_bound(Evidence::rare(differing, answered), LEVEL);
             (proven > limit).then(|| {
                 format!(

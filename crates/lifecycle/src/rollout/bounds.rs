@@ -64,7 +64,8 @@ impl Evidence {
 /// Returns a lower bound of the probability. With probability `1 - level`, it holds at all moments
 /// at once.
 pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
-    let (mut refuted, mut kept) = (0.0, evidence.rate());
+    let mut refuted = 0.0;
+    let mut kept = evidence.rate();
     for _ in 0..STEPS {
         let middle = f64::midpoint(refuted, kept);
         if evidence.refutes(middle, level) { refuted = middle } else { kept = middle }
@@ -75,7 +76,8 @@ pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
 /// Returns an upper bound of the probability. With probability `1 - level`, it holds at all moments
 /// at once.
 pub(crate) fn upper_bound(evidence: Evidence, level: f64) -> f64 {
-    let (mut kept, mut refuted) = (evidence.rate(), 1.0);
+    let mut kept = evidence.rate();
+    let mut refuted = 1.0;
     for _ in 0..STEPS {
         let middle = f64::midpoint(kept, refuted);
         if evidence.refutes(middle, level) { refuted = middle } else { kept = middle }
@@ -90,8 +92,8 @@ fn ln_beta(a: f64, b: f64) -> f64 {
 
 /// Returns the logarithm of the gamma function of a positive number, by Stirling's series above 10
 /// and the recurrence below. The error is below 1e-10.
-fn ln_gamma(x: f64) -> f64 {
-    let (mut x, mut shift) = (x, 0.0);
+fn ln_gamma(mut x: f64) -> f64 {
+    let mut shift = 0.0;
     while x < 10.0 {
         shift -= x.ln();
         x += 1.0;

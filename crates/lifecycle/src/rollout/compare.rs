@@ -115,7 +115,8 @@ fn differs(stable: &Signature, candidate: &Signature) -> Option<String> {
         match candidate.input(&spec.name) {
             None => return Some(format!("it has no input \"{}\"", spec.name)),
             Some(other) if other.dtype != spec.dtype => {
-                let (name, dtype) = (&spec.name, other.dtype);
+                let name = &spec.name;
+                let dtype = other.dtype;
                 return Some(format!("its input \"{name}\" is {dtype} instead of {}", spec.dtype));
             }
             Some(other) if spec.optional && !other.optional => {
@@ -131,7 +132,8 @@ fn differs(stable: &Signature, candidate: &Signature) -> Option<String> {
     stable.outputs.iter().find_map(|spec| match candidate.output(&spec.name) {
         None => Some(format!("it has no output \"{}\"", spec.name)),
         Some(other) if other.dtype != spec.dtype => {
-            let (name, dtype) = (&spec.name, other.dtype);
+            let name = &spec.name;
+            let dtype = other.dtype;
             Some(format!("its output \"{name}\" is {dtype} instead of {}", spec.dtype))
         }
         Some(_) => None,

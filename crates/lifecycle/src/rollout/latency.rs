@@ -67,7 +67,8 @@ impl LatencyCounts {
     pub(crate) fn p99_above(&self, level: f64) -> u64 {
         let trials = self.total();
         let expected = (trials as f64 * TAIL).ceil() as u64;
-        let (mut kept, mut refuted) = (expected, trials + 1);
+        let mut kept = expected;
+        let mut refuted = trials + 1;
         while refuted - kept > 1 {
             let middle = u64::midpoint(kept, refuted);
             if Evidence::rare(middle, trials).refutes(TAIL, level) {
@@ -86,7 +87,8 @@ impl LatencyCounts {
         if !Evidence::rare(0, trials).refutes(TAIL, level) {
             return None;
         }
-        let (mut refuted, mut kept) = (0, (trials as f64 * TAIL).ceil() as u64);
+        let mut refuted = 0;
+        let mut kept = (trials as f64 * TAIL).ceil() as u64;
         while kept - refuted > 1 {
             let middle = u64::midpoint(refuted, kept);
             if Evidence::rare(middle, trials).refutes(TAIL, level) {
@@ -119,7 +121,8 @@ fn bucket(micros: u64) -> usize {
 
 /// Returns the shortest latency of a bucket in microseconds.
 fn lowest(bucket: usize) -> u64 {
-    let (octave, sub) = (bucket / SUB_BUCKETS, (bucket % SUB_BUCKETS) as u64);
+    let octave = bucket / SUB_BUCKETS;
+    let sub = (bucket % SUB_BUCKETS) as u64;
     match octave.checked_sub(1) {
         None => sub,
         Some(shift) => (SUB_BUCKETS as u64 + sub) << shift,

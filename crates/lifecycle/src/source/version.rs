@@ -30,7 +30,8 @@ impl ForeignKind {
     /// Returns the kinds that `engines` open, in the order of the engines.
     pub(crate) fn all(engines: &[Arc<dyn Engine>]) -> Vec<ForeignKind> {
         let kinds = |engine: &Arc<dyn Engine>| {
-            let (capabilities, engine) = (engine.capabilities(), engine.name());
+            let capabilities = engine.capabilities();
+            let engine = engine.name();
             let converted = capabilities.parameters == ParameterUse::Bound;
             capabilities.files.into_iter().map(move |file| ForeignKind { file, engine, converted })
         };
