@@ -99,7 +99,8 @@ pub(crate) fn begin(
     let spawned = thread.spawn(move || {
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("finding duplicates");
-        let (collection, ended) = (named.name(), &*job.ended);
+        let collection = named.name();
+        let ended = &*job.ended;
         let search = BackgroundJob { name: "the search for duplicates", collection, permit, ended };
         search.run(|| duplicates::run(&named, options, &job.control).map(drop));
     });
@@ -189,7 +190,8 @@ struct GroupWriter<'a> {
 impl GroupWriter<'_> {
     /// Writes a line for each group, and a summary as the last line.
     fn write(&self, pairs: &[DuplicatePair]) -> Result<()> {
-        let (mut groups, mut images) = (0_u64, 0_u64);
+        let mut groups = 0_u64;
+        let mut images = 0_u64;
         for group in duplicates::groups(pairs) {
             // All but one may have been removed since.
             let Some(line) = self.line(&group)? else { continue };

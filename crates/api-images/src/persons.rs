@@ -171,7 +171,8 @@ pub(crate) async fn identify(
         of = of.max(found.coverage.of);
         partial |= found.partial;
         for hit in &found.hits {
-            let (id, payload) = (hit.point.id, &hit.point.payload);
+            let id = hit.point.id;
+            let payload = &hit.point.payload;
             persons.add(finger, &FoundPrint { id, payload, score: hit.hit.score });
         }
     }

@@ -107,7 +107,8 @@ pub(crate) fn begin(
         // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("rebuilding a collection");
         let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
-        let (collection, ended) = (work.name.as_str(), &rebuild.ended);
+        let collection = work.name.as_str();
+        let ended = &rebuild.ended;
         let whole = BackgroundJob { name: "the rebuild", collection, permit, ended };
         whole.run(|| work.run(&job, &embedder));
     });
@@ -142,7 +143,8 @@ impl RebuildWork<'_> {
         });
         for _ in 0..PASSES_MAX {
             let generation = self.old.named.generation();
-            let (mut unseen, mut lost) = (None, Vec::new());
+            let mut unseen = None;
+            let mut lost = Vec::new();
             let moved = self.copy(&job, &new, &mut unseen, &mut lost)?
                 + self.prune(&job, &new, &mut unseen)?;
             if moved > 0 {
@@ -209,7 +211,9 @@ impl RebuildWork<'_> {
         unseen: &mut Option<Error>,
         lost: &mut Vec<PointId>,
     ) -> Result<u64> {
-        let (mut from, mut moved, mut seen) = (None, 0, 0);
+        let mut from = None;
+        let mut moved = 0;
+        let mut seen = 0;
         // An image that failed in an earlier pass is not tried again. It does not count as a
         // failure once it is removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
@@ -315,7 +319,8 @@ impl RebuildWork<'_> {
         new: &ImageCollection,
         unseen: &mut Option<Error>,
     ) -> Result<u64> {
-        let (mut from, mut removed) = (None, 0);
+        let mut from = None;
+        let mut removed = 0;
         loop {
             let page = new.named.scroll(from.as_ref(), PAGE, None, PointParts::NONE)?;
             *unseen = unseen.take().or(page.unseen);

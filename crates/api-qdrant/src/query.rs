@@ -510,7 +510,8 @@ impl QueryRun<'_> {
         let metric = self.named.settings().metric;
         let found = self.prefetches(request, filter)?;
         let list = |(found, prefetch): (&RankedHits, &QueryRequest)| {
-            let (hits, by_distance) = (found.hits.iter(), prefetch.scores_by_distance());
+            let hits = found.hits.iter();
+            let by_distance = prefetch.scores_by_distance();
             hits.map(|hit| FusionHit::new(by_distance, metric, hit.id, hit.score)).collect()
         };
         let lists: Vec<Vec<FusionHit<u64>>> =
@@ -570,7 +571,9 @@ impl QueryRun<'_> {
         if ids_only && hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
             let scored = |hit: RankedHit| {
                 let id = PointId::Number(hit.id);
-                let (payload, vector, order_value) = (None, None, hit.order_value());
+                let payload = None;
+                let vector = None;
+                let order_value = hit.order_value();
                 ScoredPoint { id, version: 0, score: hit.score, payload, vector, order_value }
             };
             return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });

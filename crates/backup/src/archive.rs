@@ -85,7 +85,8 @@ pub async fn write_collection(
     let mut files = Vec::with_capacity(pinned.files().len());
     for file in pinned.files() {
         let blake3 = context.hash(&pinned.open(file)?).await?;
-        let (name, object) = (file.name.clone(), file.name.clone());
+        let name = file.name.clone();
+        let object = file.name.clone();
         files.push(BackupFile { name, object, bytes: file.bytes, blake3 });
     }
     let state = String::from_utf8(pinned.list()?)

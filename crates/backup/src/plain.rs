@@ -120,7 +120,8 @@ async fn back_up(
     };
     match copied {
         Ok(blake3) => {
-            let (name, object) = (object.to_owned(), object.to_owned());
+            let name = object.to_owned();
+            let object = object.to_owned();
             Ok(Some(BackupFile { name, object, bytes, blake3 }))
         }
         Err(error) if from.lacks(object).await? => {

@@ -96,7 +96,8 @@ fn failure(status: &ModelStatus) -> Option<(TroubleLevel, String)> {
 
 /// Returns the failed requests, by the most frequent status.
 pub(crate) fn errors(minute: &TrafficRecord) -> Option<(TroubleLevel, String)> {
-    let (errors, requests) = (minute.errors(), minute.requests());
+    let errors = minute.errors();
+    let requests = minute.requests();
     let share = errors as f64 / requests.max(1) as f64;
     if errors < ERRORS_MIN || share < ERROR_SHARE_WARNING {
         return None;

@@ -142,11 +142,13 @@ fn write_operation(change: PointsUpdateOperation, json: &mut Vec<u8>) -> Result<
             json!({ "clear_payload": chosen(given.points, given.shard_key_selector, [])? })
         }
         Operation::SetPayload(given) => {
-            let (points, shard) = (given.points_selector, given.shard_key_selector);
+            let points = given.points_selector;
+            let shard = given.shard_key_selector;
             json!({ "set_payload": payload(given.payload, points, shard, given.key)? })
         }
         Operation::OverwritePayload(given) => {
-            let (points, shard) = (given.points_selector, given.shard_key_selector);
+            let points = given.points_selector;
+            let shard = given.shard_key_selector;
             json!({ "overwrite_payload": payload(given.payload, points, shard, given.key)? })
         }
         Operation::DeletePayload(given) => {

@@ -30,7 +30,8 @@ fn expression(given: Expression) -> Result<Value> {
         Variant::Condition(given) => condition(given)?,
         Variant::GeoDistance(given) => {
             let origin = given.origin.unwrap_or_default();
-            let (lon, lat) = (values::finite(origin.lon)?, values::finite(origin.lat)?);
+            let lon = values::finite(origin.lon)?;
+            let lat = values::finite(origin.lat)?;
             json!({ "geo_distance": { "origin": { "lon": lon, "lat": lat }, "to": given.to } })
         }
         Variant::Datetime(date) => json!({ "datetime": date }),
@@ -46,7 +47,8 @@ fn expression(given: Expression) -> Result<Value> {
             json!({ "div": object(members) })
         }
         Variant::Pow(given) => {
-            let (base, exponent) = (operand(given.base)?, operand(given.exponent)?);
+            let base = operand(given.base)?;
+            let exponent = operand(given.exponent)?;
             json!({ "pow": { "base": base, "exponent": exponent } })
         }
         Variant::Neg(of) => json!({ "neg": expression(*of)? }),

@@ -104,7 +104,8 @@ impl AccessFiles {
                 TlsPeer::Nodes => "certificates for other nodes",
                 TlsPeer::Etcd => "certificates for etcd",
             };
-            let (paths, tls) = (tls.files().paths(), tls.clone());
+            let paths = tls.files().paths();
+            let tls = tls.clone();
             files.push(ReloadedFiles::new(content, &paths, move || tls.reload()));
         }
         if let Some(keys) = server.access.keys.clone()
@@ -123,7 +124,8 @@ impl AccessFiles {
                 _ = self.hangups.recv() => true,
                 _ = stopped.wait_for(|stopped| *stopped) => return,
             };
-            let (mut files, metrics) = (std::mem::take(&mut self.files), self.metrics.clone());
+            let mut files = std::mem::take(&mut self.files);
+            let metrics = self.metrics.clone();
             // They may be on a slow disk.
             let polled = tokio::task::spawn_blocking(move || {
                 files.iter_mut().for_each(|files| files.poll(forced, &metrics));

@@ -134,7 +134,8 @@ fn local_state(config: &Config, server: &Server) -> Arc<CollectionsState> {
     let memory = config.listeners.request_memory();
     let requests = RequestResources::new(limits, memory, server.core.metrics.clone());
     let images = Arc::new(ImageRemoval::new(&server.images));
-    let (access, backups) = (server.access.clone(), server.backups.clone());
+    let access = server.access.clone();
+    let backups = server.backups.clone();
     let registry = server.collections.clone();
     Arc::new(CollectionsState::new(Arc::new(requests), registry, images, access, backups))
 }

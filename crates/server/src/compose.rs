@@ -96,7 +96,8 @@ fn endpoint_load(
     audio: &Arc<AudioState>,
     images: &Arc<ImagesState>,
 ) -> impl Fn() -> EndpointLoad + Send + Sync + 'static {
-    let (audio, images) = (audio.clone(), images.clone());
+    let audio = audio.clone();
+    let images = images.clone();
     move || EndpointLoad {
         recordings: audio.active(),
         interactive_images: images.interactive_waiting(),
@@ -143,7 +144,8 @@ fn qdrant(
     access: &Arc<AccessPolicy>,
     backups: &Arc<BackupService>,
 ) -> Arc<CollectionsState> {
-    let (requests, registry) = (requests.clone(), collections.clone());
+    let requests = requests.clone();
+    let registry = collections.clone();
     Arc::new(CollectionsState::new(requests, registry, removal, access.clone(), backups.clone()))
 }
 
@@ -153,7 +155,8 @@ fn starter(config: &Config, core: &Core, inference: &Arc<InferenceService>) -> R
 }
 
 fn configurator(config: &Config, core: &Core) -> Arc<ModelConfigurator> {
-    let (lifecycle, metrics) = (core.lifecycle.clone(), core.metrics.clone());
+    let lifecycle = core.lifecycle.clone();
+    let metrics = core.metrics.clone();
     Arc::new(ModelConfigurator::new(lifecycle, metrics, &config.models))
 }
 

@@ -41,7 +41,9 @@ impl ExampleCall<'_> {
         let id = &self.servable.id;
         let servable = self.servable.with_signature(&plan.signature)?;
         let plan = Arc::new(plan);
-        let (planned, run, examples) = (plan.clone(), servable.clone(), self.examples.clone());
+        let planned = plan.clone();
+        let run = servable.clone();
+        let examples = self.examples.clone();
         let decode = move || {
             let reserve = &mut |bytes| reservation.cover(bytes);
             let inputs = planned.inputs(&examples, run.signature(), reserve)?;

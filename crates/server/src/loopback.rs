@@ -103,7 +103,8 @@ impl Loopback {
             .unwrap();
         let listen = || runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let (http, grpc) = (listen(), listen());
-        let (address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
+        let address = http.local_addr().unwrap();
+        let grpc_address = grpc.local_addr().unwrap();
         let (stop, stopped) = watch::channel(false);
         let limits = config.listeners.connection_limits();
         let listener = Listener {
@@ -150,7 +151,8 @@ impl Loopback {
     /// Sends a whole request and reads its whole answer. `headers` are lines that end in CR LF.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
         let mut stream = self.connect();
-        let (address, length) = (self.address, body.len());
+        let address = self.address;
+        let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n"
         );

@@ -227,7 +227,8 @@ pub(crate) struct AnswerProgress {
 
 impl AnswerProgress {
     pub(crate) fn begin() -> Arc<AnswerProgress> {
-        let (last, is_counted) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        let last = Mutex::new(Instant::now());
+        let is_counted = AtomicBool::new(false);
         Arc::new(AnswerProgress { last, is_counted })
     }
 

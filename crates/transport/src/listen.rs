@@ -320,7 +320,8 @@ where
         request: http::Request<Incoming>,
     ) -> impl Future<Output = std::result::Result<http::Response<AnswerBody<B>>, S::Error>> + use<S, B>
     {
-        let (http1, unread) = (self.http1.clone(), self.unread.clone());
+        let http1 = self.http1.clone();
+        let unread = self.unread.clone();
         let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
         let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));

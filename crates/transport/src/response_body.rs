@@ -73,7 +73,8 @@ impl ResponseBody {
         }
         let mut large = LargeBody::new(resources, reservation.attach(bytes));
         let held = HeldAnswer::of(&large.progress);
-        let (checked, mark) = (large.unsent.clone(), held.clone());
+        let checked = large.unsent.clone();
+        let mark = held.clone();
         let metrics = resources.metrics.clone();
         let window = resources.limits.answer_window;
         let check = tokio::spawn(async move {

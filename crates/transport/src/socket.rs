@@ -48,7 +48,8 @@ pub fn bind(host: IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener
 /// Binds a socket to every address of IPv4 and IPv6. The standard library leaves IPv4 to the
 /// system's setting `net.ipv6.bindv6only`.
 fn bind_every_address(port: u16) -> std::io::Result<std::net::TcpListener> {
-    let (family, kind) = (AddressFamily::INET6, SocketType::STREAM);
+    let family = AddressFamily::INET6;
+    let kind = SocketType::STREAM;
     let socket = match rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None) {
         Ok(socket) => socket,
         // The kernel has no IPv6.

@@ -52,7 +52,8 @@ impl ServiceShared {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("the work on a backup ended in a panic")));
         if let Err(error) = &result {
-            let (work, collection) = (request.work(), request.collection());
+            let work = request.work();
+            let collection = request.collection();
             tracing::error!(work, collection, %error, "work on a backup has failed");
         }
         self.count(request.work(), &result);

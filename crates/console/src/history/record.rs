@@ -127,14 +127,16 @@ impl TrafficRecord {
 
     /// Reads a record that [`TrafficRecord::pack`] wrote; `None` if the bytes end early.
     pub(super) fn unpack(bytes: &mut impl Iterator<Item = u8>) -> Option<TrafficRecord> {
-        let (max_us, queued) = (take(bytes)?, take(bytes)?);
+        let max_us = take(bytes)?;
+        let queued = take(bytes)?;
         let mut list = || -> Option<Vec<BucketCount>> {
             let length = take(bytes)?;
             (0..length)
                 .map(|_| Some(BucketCount { place: bytes.next()?, count: take(bytes)? }))
                 .collect()
         };
-        let (statuses, latencies) = (list()?, list()?);
+        let statuses = list()?;
+        let latencies = list()?;
         Some(TrafficRecord { latencies, statuses, max_us, queued })
     }
 }

@@ -157,7 +157,9 @@ fn filter_level(filter: &str) -> usize {
 /// combinations that have no level here, log files and other formats.
 pub fn changed_log(filter: &str, settings: &BTreeMap<String, LogSettingValue>) -> Result<String> {
     let current = filter_level(filter);
-    let (mut info, mut warning, mut error) = (current >= INFO, current >= WARN, current >= ERROR);
+    let mut info = current >= INFO;
+    let mut warning = current >= WARN;
+    let mut error = current >= ERROR;
     let mut verbose = current.saturating_sub(INFO);
     for (name, value) in settings {
         match (name.as_str(), value) {

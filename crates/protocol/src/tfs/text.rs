@@ -80,7 +80,8 @@ fn with_colons(text: &str) -> String {
     let bytes = text.as_bytes();
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.+-".contains(byte);
     let mut result = String::with_capacity(text.len());
-    let (mut at, mut copied) = (0, 0);
+    let mut at = 0;
+    let mut copied = 0;
     let mut after_colon = false;
     // End of the name before this position, if only space lies between.
     let mut name_end = None;

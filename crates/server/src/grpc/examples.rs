@@ -150,7 +150,8 @@ pub(super) async fn multi_inference(
         };
     let ticket = call.ticket;
     let answered = async {
-        let (ticket, message) = (&ticket, call.decoded.message);
+        let ticket = &ticket;
+        let message = call.decoded.message;
         let request = ExampleRequest {
             spec: None,
             input: message.input,

@@ -178,7 +178,8 @@ impl GrpcService {
             "/qdrant.Qdrant/HealthCheck" => self
                 .small(request, |_, _: protocol::qdrant::HealthCheckRequest| Ok(qdrant::health())),
             path if qdrant_grpc::is_call(path) => {
-                let (requests, routes) = (self.state.requests.clone(), self.collections.clone());
+                let requests = self.state.requests.clone();
+                let routes = self.collections.clone();
                 boxed(qdrant::answer(requests, routes, request))
             }
             path => refuse(&unknown_method(path)),

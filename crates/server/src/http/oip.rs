@@ -117,9 +117,11 @@ pub(super) async fn config(
     Path(target): Path<ModelPath>,
 ) -> Reply {
     Reply::of(target.find(&state).map(|servable| {
-        let (id, signature) = (&servable.id, servable.signature());
+        let id = &servable.id;
+        let signature = servable.signature();
         let batching = view::batching(&servable);
-        let (engine, facts) = (view::platform(servable.engine), servable.metadata());
+        let engine = view::platform(servable.engine);
+        let facts = servable.metadata();
         Reply::json(oip::json::model_config(&id.model, engine, signature, facts, batching.as_ref()))
     }))
 }
@@ -186,7 +188,8 @@ async fn answer(
     let (route, request, held) = parsed
         .and_then(|(request, held)| {
             let key = request_key::of_parameter(&request.request_key, key)?;
-            let (version, name) = (target.version()?, &request.signature);
+            let version = target.version()?;
+            let name = &request.signature;
             let route =
                 signatures::assign(&state.inference, &servable, version, key.as_ref(), name)?;
             Ok((route, request, held))
@@ -194,7 +197,8 @@ async fn answer(
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     ticket.mark(Moment::Decoded);
-    let (id, encoding) = (request.id.clone(), request.encoding());
+    let id = request.id.clone();
+    let encoding = request.encoding();
     let call = InferenceRequest {
         servable: route.servable,
         rollout: route.rollout,

@@ -263,7 +263,8 @@ impl RestCall<'_> {
     async fn predict(self) -> Result<Reply> {
         let RestCall { state, ticket, .. } = self;
         let tensors = TensorBody::new(self.body.clone(), None, self.servable.signature());
-        let (model, check_method) = (self.servable.clone(), state.tfs_method_check);
+        let model = self.servable.clone();
+        let check_method = state.tfs_method_check;
         let parse = move |body| {
             let name = tfs::json::signature_name(&body)?;
             let servable = signatures::for_predict(model, &name, check_method)?;
@@ -272,7 +273,8 @@ impl RestCall<'_> {
         };
         let parsed = parse_tensors(&state.requests, tensors, parse).await;
         let ((servable, mut request), held) = self.refuse(parsed)?;
-        let (timeout, rollout) = (self.timeout, self.rollout.clone());
+        let timeout = self.timeout;
+        let rollout = self.rollout.clone();
         ticket.mark(Moment::Decoded);
         // The tensors share the parts of the body that they need.
         drop(self);
@@ -309,7 +311,8 @@ impl RestCall<'_> {
             method,
             state.tfs_method_check,
         ))?;
-        let (servable, timeout) = (self.servable.clone(), self.timeout);
+        let servable = self.servable.clone();
+        let timeout = self.timeout;
         let rollout = self.rollout.clone();
         drop(self);
         let examples = Arc::new(examples);

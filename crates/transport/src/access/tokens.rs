@@ -110,7 +110,8 @@ impl TokenReader {
         let (signed, signature) = text.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
         let header: TokenHeader = serde_json::from_slice(&decoded(header)?).ok()?;
-        let (claims, signature) = (decoded(claims)?, decoded(signature)?);
+        let claims = decoded(claims)?;
+        let signature = decoded(signature)?;
         if text.len() > TOKEN_BYTES_MAX {
             return Some(Err(refused(format!("it is longer than {TOKEN_BYTES_MAX} bytes"))));
         }

@@ -29,7 +29,8 @@ pub fn parse_golden(file: &Bytes, signature: &Signature) -> Result<Vec<GoldenInf
     let mut reader = Reader::new(file);
     reader
         .array(|reader| {
-            let (mut request, mut response) = (None, None);
+            let mut request = None;
+            let mut response = None;
             reader.object(|reader, key| {
                 match key {
                     "request" => request = Some(reader.pass()?),
