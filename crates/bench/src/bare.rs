@@ -241,7 +241,8 @@ pub(crate) mod tests {
     fn the_engine_agrees_with_the_reference() {
         let dir = tempfile::tempdir().unwrap();
         let ctr = Ctr::of_bytes(4_000_000);
-        let (layout, embedded) = (dir.path().join("layout"), dir.path().join("model.onnx"));
+        let layout = dir.path().join("layout");
+        let embedded = dir.path().join("model.onnx");
         std::fs::create_dir(&layout).unwrap();
         ctr.write_layout(CtrContent::of(7), &layout, &|_| {}).unwrap();
         ctr.write_embedded(CtrContent::of(7), &embedded, &|_| {}).unwrap();

@@ -260,7 +260,9 @@ fn search(index: &dyn Coarse, queries: &[f32], hits: usize) -> Result<Vec<Vec<Co
 
 /// Returns the median time of a call, divided by its queries, in microseconds.
 fn time_us(index: &dyn Coarse, queries: &[f32], hits: usize) -> Result<f64> {
-    let (mut scratch, mut out, mut times) = (CoarseScratch::default(), Vec::new(), Vec::new());
+    let mut scratch = CoarseScratch::default();
+    let mut out = Vec::new();
+    let mut times = Vec::new();
     let request = CoarseRequest::best(hits);
     index.search_many(queries, &request, &mut scratch, &mut out)?;
     let started = Instant::now();
@@ -275,8 +277,11 @@ fn time_us(index: &dyn Coarse, queries: &[f32], hits: usize) -> Result<f64> {
 /// Returns the queries a second of `threads` threads with one query a call.
 fn rate(index: &dyn Coarse, data: &VectorData, threads: usize) -> Result<f64> {
     let work = || {
-        let (mut scratch, mut out, mut done) = (CoarseScratch::default(), Vec::new(), 0_u64);
-        let (started, request) = (Instant::now(), CoarseRequest::best(HITS[0]));
+        let mut scratch = CoarseScratch::default();
+        let mut out = Vec::new();
+        let mut done = 0_u64;
+        let started = Instant::now();
+        let request = CoarseRequest::best(HITS[0]);
         for query in data.queries.chunks_exact(data.dims).cycle() {
             if started.elapsed() >= TIME {
                 break;

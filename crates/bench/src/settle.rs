@@ -32,7 +32,8 @@ pub(crate) fn settle(named: &NamedCollection) -> Result<usize> {
         let status = named.collection().status();
         (status.flushes, status.merges, status.segments.len())
     };
-    let (mut seen, mut since) = (work(), Instant::now());
+    let mut seen = work();
+    let mut since = Instant::now();
     // A merge of millions of rows takes minutes, in which a new file grows.
     while since.elapsed() < QUIET || named.collection().is_merging() {
         if Instant::now() > deadline {

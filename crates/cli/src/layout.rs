@@ -111,7 +111,8 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
 /// Finds a subdirectory that would be a version if its name were a number.
 fn wrong_versions(dir: &Path, inside: &[Subdirectory]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
-    let (from, dir) = (found.dir.display(), dir.display());
+    let from = found.dir.display();
+    let dir = dir.display();
     Some(format!("{from} is not a version, as its name is not a number: call it {dir}/1"))
 }
 
@@ -125,7 +126,8 @@ fn subdirectories(dir: &Path) -> std::io::Result<Vec<Subdirectory>> {
     let mut inside = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        let (name, dir) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let dir = entry.path();
         // An unreadable entry (a dangling link) is no reason to skip the others.
         if dir.is_dir() && !name.starts_with('.') {
             inside.push(Subdirectory { name, dir });

@@ -151,7 +151,8 @@ fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
     let mut statuses: BTreeMap<String, Value> = BTreeMap::new();
     let mut rows = Vec::new();
     for entry in index.as_array().into_iter().flatten() {
-        let (name, version) = (text(entry, "name"), text(entry, "version"));
+        let name = text(entry, "name");
+        let version = text(entry, "version");
         let mut failed = false;
         if text(entry, "state") == "UNAVAILABLE" && !version.is_empty() {
             if !statuses.contains_key(&name) {
@@ -259,7 +260,8 @@ fn status(args: &StatusArgs) -> CommandResult {
         return print(&pretty(&Value::Object(object)));
     }
     let mut table = TextTable::left(&["NAME", "VERSION", "STATE"]);
-    let (mut answering, mut reasons) = (true, String::new());
+    let mut answering = true;
+    let mut reasons = String::new();
     for (status, name) in &models {
         answering &= versions(status).iter().any(|version| text(version, "state") == "AVAILABLE");
         for version in versions(status) {

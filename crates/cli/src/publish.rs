@@ -188,7 +188,8 @@ fn check_models(to: &str, models: &[String]) -> CommandResult {
 
 /// Refuses a file or directory of a format that is not converted, and names the way to serve it.
 fn check_format(source: &Path, to: &Path) -> CommandResult {
-    let (shown, name) = (source.display().to_string(), to.display().to_string());
+    let shown = source.display().to_string();
+    let name = to.display().to_string();
     let remedy =
         |text: &str| text.replace("NAME", name.trim_end_matches('/')).replace("FILE", &shown);
     if let Some(ForeignFormat { format, remedy: text }) = foreign::identify(source) {

@@ -271,7 +271,8 @@ impl Ctr {
         let names = |prefix: &str| -> Vec<String> {
             (0..TABLES).map(|table| format!("{prefix}{table}")).collect()
         };
-        let (split, embedded) = (names("s"), names("e"));
+        let split = names("s");
+        let embedded = names("e");
         let as_strs = |names: &[String]| -> Vec<String> { names.to_vec() };
         let mut builder = ModelBuilder::new("ctr", OPSET)
             .input("sparse", DType::I64, &[batch(), Dim::Fixed(TABLES)])

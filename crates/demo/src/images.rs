@@ -34,7 +34,8 @@ impl Gallery {
     /// `NotFound` with the remedy if the model or the images are missing.
     pub(super) fn find(dir: &Path) -> Result<Gallery> {
         let model = dir.join("models").join(MODEL).join("1/model.onnx");
-        let (images, changed) = (files(&dir.join("pictures")), files(&dir.join("changed")));
+        let images = files(&dir.join("pictures"));
+        let changed = files(&dir.join("changed"));
         let there = model.is_file() && !images.is_empty() && !changed.is_empty();
         there.then_some(Gallery { model, images, changed }).ok_or_else(|| {
             Error::not_found(format!(

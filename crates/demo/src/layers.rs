@@ -59,7 +59,8 @@ impl Layers {
         let last = self.widths.len() - 2;
         let mut value = input.to_owned();
         for layer in 0..=last {
-            let (sum, next) = (format!("sum{layer}"), format!("layer{layer}"));
+            let sum = format!("sum{layer}");
+            let next = format!("layer{layer}");
             let (weights, bias) = (format!("w{layer}"), format!("b{layer}"));
             let (activation, next) = match (layer == last, self.sigmoid) {
                 (false, _) => (Some("Relu"), next),

@@ -419,7 +419,8 @@ impl TrafficStage<'_> {
         ended: impl Fn() -> bool,
     ) -> Result<(LiveCounts, Vec<Duration>)> {
         let limit = self.time.unwrap_or(Duration::MAX);
-        let (mut seen, mut screen) = (LiveCounts::default(), Screen::new());
+        let mut seen = LiveCounts::default();
+        let mut screen = Screen::new();
         let mut starts: Vec<Duration> = Vec::new();
         let mut last_look = plan.start;
         while !ended() && !process::interrupted() && plan.start.elapsed() < limit {

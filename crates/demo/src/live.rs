@@ -80,7 +80,8 @@ impl LiveCounts {
 
     /// Returns one line.
     fn line(&self) -> String {
-        let (steady, swap) = (self.steady.summary(), self.swap.summary());
+        let steady = self.steady.summary();
+        let swap = self.swap.summary();
         format!(
             "{:.0} requests/s, p999 {} ms steady, {} ms during swaps; version {}, {} swaps, {} failed, {} wrong",
             self.rate,

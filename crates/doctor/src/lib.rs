@@ -169,7 +169,8 @@ pub fn text(checks: &[Check]) -> String {
     }
     let count =
         |verdict: CheckVerdict| checks.iter().filter(|check| check.verdict == verdict).count();
-    let (warn, fail) = (count(CheckVerdict::Warn), count(CheckVerdict::Fail));
+    let warn = count(CheckVerdict::Warn);
+    let fail = count(CheckVerdict::Fail);
     text.push_str(&match (warn, fail) {
         (0, 0) => "\nEverything is as it should be.\n".to_owned(),
         (warn, 0) => {

@@ -90,7 +90,8 @@ pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> 
 fn link_files(from: &Path, to: &Path) -> Result<()> {
     for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, &e))? {
         let entry = entry.map_err(|e| Error::io(from, &e))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let source = entry.path();
+        let target = to.join(entry.file_name());
         if source.is_dir() {
             std::fs::create_dir(&target).map_err(|e| Error::io(&target, &e))?;
             link_files(&source, &target)?;

@@ -186,7 +186,9 @@ pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..plan.threads)
             .map(|index| {
-                let (plan, judge, sink) = (plan.clone(), judge.clone(), sink.clone());
+                let plan = plan.clone();
+                let judge = judge.clone();
+                let sink = sink.clone();
                 std::thread::Builder::new()
                     .name(format!("client-{index}"))
                     .spawn_scoped(scope, move || client_thread(plan, index, judge, sink))
@@ -328,7 +330,8 @@ impl ClientThread {
             }
             self.sink.sending(self.plan.start.elapsed().saturating_sub(due));
             self.in_flight.set(self.in_flight.get() + 1);
-            let (client, shot) = (self.clone(), self.next_shot());
+            let client = self.clone();
+            let shot = self.next_shot();
             tokio::task::spawn_local(async move {
                 client.fire(due, shot).await;
                 client.in_flight.set(client.in_flight.get() - 1);

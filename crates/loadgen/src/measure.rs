@@ -44,10 +44,12 @@ pub fn measure(
         let _ = ended.recv_timeout(at.saturating_duration_since(Instant::now()));
         (pids.iter().map(|&pid| usage_of(pid).cpu).sum::<Duration>(), tally.count())
     };
-    let (starts, ends) = (plan.start + warm_up, plan.start + plan.duration);
+    let starts = plan.start + warm_up;
+    let ends = plan.start + plan.duration;
     let (running, ended) = channel();
     std::thread::scope(|scope| {
-        let (plan, sink) = (&plan, &sink);
+        let plan = &plan;
+        let sink = &sink;
         let driver = scope.spawn(move || {
             let _running = running;
             drive(plan, judge, sink)

@@ -188,7 +188,8 @@ impl StepProgress {
         let mut last_line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
         if self.bar.is_hidden() && last_line.elapsed() >= LINE_INTERVAL {
             *last_line = Instant::now();
-            let (bar, seconds) = (&self.bar, self.bar.elapsed().as_secs());
+            let bar = &self.bar;
+            let seconds = self.bar.elapsed().as_secs();
             let length = bar.length().unwrap_or_default();
             eprintln!("{seconds:>5} s  {}/{length}  {}", bar.position(), bar.message());
         }

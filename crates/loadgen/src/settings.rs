@@ -26,7 +26,8 @@ const REFUSALS: [&str; 2] = ["cannot take the settings over", "settings are not 
 /// # Errors
 /// If the file cannot be written.
 pub fn put(dir: &Path, text: &str) -> Result<()> {
-    let (aside, path) = (dir.join(".settings"), dir.join(SETTINGS_FILE));
+    let aside = dir.join(".settings");
+    let path = dir.join(SETTINGS_FILE);
     std::fs::write(&aside, text).map_err(|e| Error::io(&aside, &e))?;
     std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
@@ -39,7 +40,8 @@ pub fn put(dir: &Path, text: &str) -> Result<()> {
 /// happens.
 pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
     let taken = || Ok(server.metrics()?.sum(TAKEN_OVER, &[("model", model)]));
-    let (before, said) = (taken()?, log(server).len());
+    let before = taken()?;
+    let said = log(server).len();
     put(dir, text)?;
     let started = Instant::now();
     loop {

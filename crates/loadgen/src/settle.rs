@@ -46,7 +46,8 @@ pub fn settle() -> SettleTime {
 }
 
 fn until_even(start: Instant, mut check: impl FnMut() -> Duration) -> SettleTime {
-    let (mut longest, mut even_since) = (Duration::ZERO, start);
+    let mut longest = Duration::ZERO;
+    let mut even_since = start;
     loop {
         let gap = check();
         let now = Instant::now();
@@ -67,7 +68,8 @@ fn until_even(start: Instant, mut check: impl FnMut() -> Duration) -> SettleTime
 fn longest_gap(cores: usize, time: Duration) -> Duration {
     let spin = || {
         let start = Instant::now();
-        let (mut last, mut longest) = (start, Duration::ZERO);
+        let mut last = start;
+        let mut longest = Duration::ZERO;
         while last - start < time {
             std::hint::spin_loop();
             let now = Instant::now();

@@ -95,7 +95,8 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
          aria-label=\"99th percentile latency against throughput; the table below has the figures\">"
     );
     axes.grid(&mut svg);
-    let (y, end) = (axes.y(target_ms), WIDTH - RIGHT);
+    let y = axes.y(target_ms);
+    let end = WIDTH - RIGHT;
     let _ = write!(
         svg,
         "<line class=\"target\" x1=\"{LEFT}\" x2=\"{end:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\

@@ -128,7 +128,8 @@ impl<'a> TuneSummary<'a> {
 
     /// Returns the content of `--json`.
     pub(super) fn json(&self) -> TuneReport<'a> {
-        let (chosen, verdict) = (self.chosen(), self.verdict());
+        let chosen = self.chosen();
+        let verdict = self.verdict();
         let sync = self.found.baseline.as_ref();
         let row = |rung: &'a Rung| {
             rung.points.iter().map(move |scored| RungRow {

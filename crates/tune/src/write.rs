@@ -233,7 +233,9 @@ pub(super) fn difference(before: &str, after: &str) -> String {
             };
         }
     }
-    let (mut i, mut j, mut lines) = (0, 0, String::new());
+    let mut i = 0;
+    let mut j = 0;
+    let mut lines = String::new();
     while i < old.len() || j < new.len() {
         if i < old.len() && j < new.len() && old[i] == new[j] {
             (i, j) = (i + 1, j + 1);

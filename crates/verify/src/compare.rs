@@ -173,7 +173,8 @@ fn of_output(
     server: String,
     against: String,
 ) -> AnswerDifference {
-    let (request, model) = (0, String::new());
+    let request = 0;
+    let model = String::new();
     AnswerDifference { request, model, output: output.into(), element, server, against }
 }
 

@@ -89,7 +89,9 @@ impl ChildJob<'_> {
         let dir = self.env.cache_dir.join("run").join("audio");
         std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
         let place = |name: &str| dir.join(name);
-        let (timing, labels, log) = (place("timing.json"), place("labels.txt"), place("log.txt"));
+        let timing = place("timing.json");
+        let labels = place("labels.txt");
+        let log = place("log.txt");
         let mut command = Command::new(self.program);
         command
             .args(["audio", "--recogniser", self.recogniser, "--format", "audacity"])

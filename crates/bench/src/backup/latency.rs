@@ -41,7 +41,8 @@ pub(super) fn measure(
     directory: &Path,
     progress: &StepProgress,
 ) -> Result<LatencyFigures> {
-    let (mut control, mut with) = (Vec::new(), Vec::new());
+    let mut control = Vec::new();
+    let mut with = Vec::new();
     let mut figures = LatencyFigures::default();
     // Fills the caches.
     window(args, registry, named, 0)?;
@@ -114,7 +115,9 @@ fn beside_backup(
     let store = Arc::new(RunStore::open(&place.0, Rate::per_second(RATE))?);
     let stop = Arc::new(AtomicBool::new(false));
     let thread = {
-        let (store, stop, named) = (store.clone(), stop.clone(), named.clone());
+        let store = store.clone();
+        let stop = stop.clone();
+        let named = named.clone();
         std::thread::spawn(move || {
             os::thread::enter_low_priority("backing up");
             while !stop.load(Ordering::Relaxed) {

@@ -71,8 +71,10 @@ impl<'a> Arms<'a> {
             model: model.name().to_owned(),
         };
         let encoded = endpoint.encode(&workload.requests)?;
-        let (template, bodies) = (encoded.template, encoded.bodies.into());
-        let (answers, current) = (workload.answers.clone(), Cell::new(first));
+        let template = encoded.template;
+        let bodies = encoded.bodies.into();
+        let answers = workload.answers.clone();
+        let current = Cell::new(first);
         Ok(Arms { args, model, dir, server, answers, template, bodies, round, current })
     }
 

@@ -29,7 +29,8 @@ pub(super) fn run(args: &CrashArgs, directory: &Path) -> Result<()> {
         let threads: Vec<_> = (0..args.writers)
             .map(|writer| {
                 let from = args.from.get(writer as usize).copied().unwrap_or(0);
-                let (named, reports) = (&collection.named, &reports);
+                let named = &collection.named;
+                let reports = &reports;
                 scope.spawn(move || write(named, script, writer, from, reports))
             })
             .collect();

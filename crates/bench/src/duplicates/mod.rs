@@ -248,7 +248,8 @@ fn search(
         threads: args.threads,
     };
     let control = DuplicateControl::default();
-    let (ended, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    let ended = AtomicBool::new(false);
+    let most = AtomicU64::new(0);
     let rss_before_kb = rss_kb_of(std::process::id());
     let began = Instant::now();
     let outcome = std::thread::scope(|scope| {

@@ -147,7 +147,8 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
 fn compare(impressions: &[Impression]) -> Result<(Vec<f32>, Cost)> {
     let mut scratch = Scratch::new();
     let mut scores = Vec::with_capacity(impressions.len() * impressions.len() / 2);
-    let (mut genuine, mut impostor) = ((0.0, 0_usize), (0.0, 0_usize));
+    let mut genuine = (0.0, 0_usize);
+    let mut impostor = (0.0, 0_usize);
     let mut preparing = 0.0;
     for (index, first) in impressions.iter().enumerate() {
         let start = thread_microseconds();

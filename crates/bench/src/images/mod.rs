@@ -171,7 +171,8 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     };
     let plan = QueryPlan::new(args, photos.len())?;
     let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
-    let (seed, candidates) = (args.seed, args.candidates);
+    let seed = args.seed;
+    let candidates = args.candidates;
     let options = vision::photo::KeypointOptions::default();
     let pipeline = Pipeline {
         photos: &photos,
@@ -183,7 +184,8 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
         fillers: &plan.fillers,
         seed,
     };
-    let (asks, held_out) = (plan.asks(), plan.held_out_asks());
+    let asks = plan.asks();
+    let held_out = plan.held_out_asks();
     let progress = StepProgress::new((photos.len() + asks.len() + held_out.len()) as u64);
     for line in &skipped {
         progress.line(&format!("left out: {line}"));
@@ -203,7 +205,9 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     if let Some(to) = to {
         write_json(&to.join("manifest.json"), &manifest(&pipeline, &plan, &asks, &held_out))?;
     }
-    let (plan, pipeline, left) = (&plan, &pipeline, index.count() as usize);
+    let plan = &plan;
+    let pipeline = &pipeline;
+    let left = index.count() as usize;
     let run = ImagesRun {
         args,
         plan,

@@ -213,7 +213,8 @@ impl IngestSetup {
     fn ingest(&self, subject: &mut IngestSubject, folder: &std::path::Path) -> Result<IngestRound> {
         subject.wait_quiet()?;
         let ingest = subject.ingest(folder)?;
-        let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+        let stop = AtomicBool::new(false);
+        let seen = AtomicU64::new(0);
         let mut acknowledged = Acknowledged::new();
         let (round, ended) = std::thread::scope(|scope| {
             let feeder = scope.spawn(|| {

@@ -69,7 +69,8 @@ fn drawn(number: u64) -> Vec<u8> {
 /// If the disk cannot be written.
 pub(super) fn write(folder: &Path, first: u64, count: u64) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, &error))?;
-    let (next, end) = (AtomicU64::new(first), first + count);
+    let next = AtomicU64::new(first);
+    let end = first + count;
     let work = || -> Result<()> {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);

@@ -47,7 +47,8 @@ fn write_layout(dir: &Path) -> Result<()> {
     let mut builder = graph();
     for (layer, pair) in CHANNELS.windows(2).enumerate() {
         let &[from, to] = pair else { continue };
-        let (parameter, fan_in) = (weights(layer, from, to), from * KERNEL * KERNEL);
+        let parameter = weights(layer, from, to);
+        let fan_in = from * KERNEL * KERNEL;
         // Values keep their size from layer to layer: half of them survive the activation.
         let scale = (6.0 / fan_in as f32).sqrt();
         let stream = at(SEED, layer as u64);

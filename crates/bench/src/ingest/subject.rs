@@ -147,7 +147,8 @@ impl IngestSubject {
     /// Waits until background work has ended.
     pub(super) fn wait_quiet(&self) -> Result<BackgroundCounts> {
         let deadline = Instant::now() + QUIET_TIMEOUT;
-        let (mut last, mut since) = (self.counters()?, Instant::now());
+        let mut last = self.counters()?;
+        let mut since = Instant::now();
         loop {
             sleep(QUIET_POLL);
             let now = self.counters()?;

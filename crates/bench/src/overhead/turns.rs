@@ -76,7 +76,8 @@ impl Turns {
             let encoded = target.encode(requests)?;
             let pace = LoadLoop::Closed { clients: args.clients };
             let duration = WARM_UP + args.duration;
-            let (template, bodies) = (encoded.template, encoded.bodies.into());
+            let template = encoded.template;
+            let bodies = encoded.bodies.into();
             let mut plan = DrivePlan::new(target.endpoint, template, bodies, pace, duration);
             plan.connections = args.clients;
             Ok(plan)

@@ -262,7 +262,8 @@ impl<'a> RolloutStage<'a> {
 
 impl ServedStage {
     fn plan(&self, pace: LoadLoop, duration: Duration) -> DrivePlan {
-        let (template, bodies) = (self.template.clone(), self.bodies.clone());
+        let template = self.template.clone();
+        let bodies = self.bodies.clone();
         DrivePlan::new(self.server.grpc(), template, bodies, pace, duration)
     }
 

@@ -92,7 +92,8 @@ impl VersionKind {
 fn slowed(mut builder: ModelBuilder, layers: usize) -> ModelBuilder {
     let mut value = "layer0".to_owned();
     for layer in 0..layers {
-        let (sum, next) = (format!("more{layer}"), format!("extra{layer}"));
+        let sum = format!("more{layer}");
+        let next = format!("extra{layer}");
         builder = builder.node(Node::new("Gemm", &[&value, "w1", "b1"], &[&sum])).node(Node::new(
             "Relu",
             &[&sum],

@@ -174,7 +174,8 @@ impl Pulses<'_> {
     }
 
     fn encode_heavy(&self) -> Result<EncodedRequests> {
-        let (endpoint, rows) = (self.server.process.grpc(), self.setup.args.heavy_batch);
+        let endpoint = self.server.process.grpc();
+        let rows = self.setup.args.heavy_batch;
         self.setup.encode(endpoint, Api::Oip, HEAVY, rows)
     }
 
@@ -183,7 +184,8 @@ impl Pulses<'_> {
         let endpoint = self.server.process.grpc();
         let body = encoded.bodies.first().ok_or_else(|| Error::internal("no request"))?;
         std::thread::scope(|scope| {
-            let (endpoint, template) = (&endpoint, &encoded.template);
+            let endpoint = &endpoint;
+            let template = &encoded.template;
             let call = |_: usize| {
                 scope.spawn(move || call_once(endpoint, template, body.clone()).map(drop))
             };

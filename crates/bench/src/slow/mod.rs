@@ -158,7 +158,8 @@ impl<'a> SlowSetup<'a> {
     fn make(args: &'a SlowArgs, env: &'a BenchEnv) -> Result<SlowSetup<'a>> {
         let model = |name: &str, bytes, pair, batch| {
             let files = ContentFiles { env, ctr: Ctr::of_bytes(bytes), python: None };
-            let (engine, traffic) = (EngineName::Onnx, Traffic::new(&files.ctr, pair, batch)?);
+            let engine = EngineName::Onnx;
+            let traffic = Traffic::new(&files.ctr, pair, batch)?;
             let contents = engine.published(&files, pair)?;
             let traffic = Arc::new(traffic);
             Ok::<_, Error>(Arc::new(SwapModel { name: name.into(), engine, contents, traffic }))

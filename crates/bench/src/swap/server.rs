@@ -121,7 +121,8 @@ impl SwapServer {
         };
         let mut args: Vec<String> = served.iter().map(place).collect();
         args.extend(plan.args);
-        let (program, malloc_conf) = (plan.program, plan.malloc_conf);
+        let program = plan.program;
+        let malloc_conf = plan.malloc_conf;
         let variables = plan.store.as_ref().map_or_else(Vec::new, |it| it.variables.clone());
         let plan_of_process =
             ServerPlan { program, malloc_conf, variables, ..ServerPlan::new(plan.name, args) };

@@ -164,8 +164,10 @@ fn drop_from_page_cache(path: &Path) -> Result<()> {
 }
 
 fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
-    let (source, mut target) = (from.open(name)?, to.create(name)?);
-    let (mut buffer, mut done) = (vec![0; COPY_BYTES], 0);
+    let source = from.open(name)?;
+    let mut target = to.create(name)?;
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut done = 0;
     while done < source.bytes() {
         let count = (source.bytes() - done).min(COPY_BYTES as u64) as usize;
         source.read_at(done, &mut buffer[..count])?;

@@ -100,7 +100,9 @@ impl Maker {
     fn mixed(&self, number: u32) -> Graph {
         let mut random = RandomSequence::new(at(RECORD_SEED, u64::from(number)));
         let mut base = || &self.bases[(random.bits() % self.bases.len() as u64) as usize];
-        let (columns, rows, descriptors) = (base(), base(), base());
+        let columns = base();
+        let rows = base();
+        let descriptors = base();
         let (shift, turn, bits) =
             (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
         let count =
@@ -146,7 +148,8 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
     let wanted = shape.candidates.min(shape.records);
     let others: Vec<u32> =
         (1..shape.probes.max(2)).map(|_| (random.bits() % u64::from(clusters)) as u32).collect();
-    let (mut numbers, mut seen) = (vec![target], std::collections::HashSet::from([target]));
+    let mut numbers = vec![target];
+    let mut seen = std::collections::HashSet::from([target]);
     // If clusters are nearly used up, any record is taken in the end.
     let mut tries_left = 20 * wanted;
     while (numbers.len() as u32) < wanted {
@@ -204,7 +207,8 @@ fn encode(
 ) -> Result<(Vec<u8>, Vec<usize>)> {
     let part = (numbers.len() as u32).div_ceil(threads.max(1) as u32).max(1);
     let one = |first: u32| {
-        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut ends = Vec::new();
         for number in first..(first + part).min(numbers.end) {
             maker.graph(number).encode(&mut bytes);
             ends.push(bytes.len());
@@ -222,7 +226,8 @@ fn encode(
         };
         threads.into_iter().map(join).collect()
     });
-    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    let mut bytes = Vec::new();
+    let mut ends = Vec::new();
     for (part, part_ends) in parts? {
         ends.extend(part_ends.into_iter().map(|end| bytes.len() + end));
         bytes.extend_from_slice(&part);
@@ -239,8 +244,10 @@ pub(super) fn write_segment(
     threads: usize,
 ) -> Result<WrittenSegment> {
     let mut writer = medium.create(&segment_name(segment))?;
-    let (mut packer, mut pages) = (Packer::new(), Vec::new());
-    let (mut places, mut written) = (Vec::new(), WrittenSegment::default());
+    let mut packer = Packer::new();
+    let mut pages = Vec::new();
+    let mut places = Vec::new();
+    let mut written = WrittenSegment::default();
     let first = segment * shape.segment_records();
     let end = (first + shape.segment_records()).min(shape.records);
     for batch in (first..end).step_by(BATCH_RECORDS) {

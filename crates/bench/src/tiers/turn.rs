@@ -106,7 +106,8 @@ pub(super) fn take_turn<S: Scorer>(
     count: usize,
     scorer: &(impl Fn(usize) -> S + Sync),
 ) -> Result<TurnResult> {
-    let (next, barrier) = (AtomicUsize::new(0), Barrier::new(searchers.len() + 1));
+    let next = AtomicUsize::new(0);
+    let barrier = Barrier::new(searchers.len() + 1);
     let (mut answers, mut turn) =
         (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
     std::thread::scope(|scope| {
@@ -134,7 +135,8 @@ pub(super) fn take_turn<S: Scorer>(
         let threads: Vec<_> =
             searchers.iter_mut().map(|searcher| scope.spawn(move || work(searcher))).collect();
         barrier.wait();
-        let (start, cpu) = (Instant::now(), clock_ns(ClockId::ProcessCPUTime));
+        let start = Instant::now();
+        let cpu = clock_ns(ClockId::ProcessCPUTime);
         for thread in threads {
             answers.extend(thread.join().map_err(|_| Error::internal("a thread panicked"))??);
         }

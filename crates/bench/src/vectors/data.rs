@@ -75,7 +75,8 @@ impl VectorData {
             }
             values
         };
-        let (base, queries) = (vectors(rows), vectors(QUERIES));
+        let base = vectors(rows);
+        let queries = vectors(QUERIES);
         let truth = nearest(&base, &queries, dims);
         VectorData { dims, base, queries, truth, made: true }
     }

@@ -95,7 +95,9 @@ impl OurIndex {
     }
 
     fn add_cell(&mut self, name: String, params: ScanParams, data: &VectorData) -> Result<f64> {
-        let (mut scratch, mut hits, mut found) = (CoarseScratch::default(), Vec::new(), 0);
+        let mut scratch = CoarseScratch::default();
+        let mut hits = Vec::new();
+        let mut found = 0;
         let ask = CoarseRequest { params, exact: Some(&self.exact), ..CoarseRequest::best(HITS) };
         for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
             self.index.search(query, &ask, &mut scratch, &mut hits)?;
@@ -113,14 +115,17 @@ impl OurIndex {
         std::thread::scope(|scope| {
             let work = || {
                 pin(core)?;
-                let (mut scratch, mut hits) = (CoarseScratch::default(), Vec::new());
+                let mut scratch = CoarseScratch::default();
+                let mut hits = Vec::new();
                 for cell in &mut self.cells {
                     let ask = CoarseRequest {
                         params: cell.params,
                         exact: Some(&self.exact),
                         ..CoarseRequest::best(HITS)
                     };
-                    let (started, processor, mut count) = (Instant::now(), processor_time(), 0);
+                    let started = Instant::now();
+                    let processor = processor_time();
+                    let mut count = 0;
                     while started.elapsed() < time {
                         for query in data.queries.chunks_exact(data.dims) {
                             self.index.search(query, &ask, &mut scratch, &mut hits)?;
@@ -170,7 +175,8 @@ impl OurIndex {
 
     /// Returns one line for people.
     pub(super) fn line(&self) -> String {
-        let (kind, memory) = (self.kind(), self.memory_mb());
+        let kind = self.kind();
+        let memory = self.memory_mb();
         format!("millpond: {kind} built in {:.1} s, {memory:.0} MB", self.build_s)
     }
 }

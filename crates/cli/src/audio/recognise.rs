@@ -132,7 +132,8 @@ pub(crate) fn recognise_file(
     output: &mut LabelOutput,
 ) -> CommandResult<FileResult> {
     let name = file.display().to_string();
-    let (started, cpu_before) = (Instant::now(), cpu_seconds());
+    let started = Instant::now();
+    let cpu_before = cpu_seconds();
     let mut progress =
         FileProgress { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
     let mut part: Option<FileLabels<'_>> = None;
@@ -147,7 +148,8 @@ pub(crate) fn recognise_file(
             part.as_mut().map_or(Ok(()), |part| part.event(&event))
         })
     });
-    let (work, cpu_s) = (started.elapsed(), cpu_seconds() - cpu_before);
+    let work = started.elapsed();
+    let cpu_s = cpu_seconds() - cpu_before;
     let FileProgress { bar, mut seen, .. } = progress;
     bar.finish();
     let error = match result {

@@ -168,7 +168,8 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     bar.finish_and_clear();
     report(&summary, &args.collection, started.elapsed())?;
     if summary.added + summary.present > 0 {
-        let (base, collection) = (client.base(), &args.collection);
+        let base = client.base();
+        let collection = &args.collection;
         print(&format!(
             "search them at {base}/images?collection={collection} or with `millpond images search FILE \
              --collection {collection}`\n"
@@ -267,7 +268,8 @@ fn in_parallel<T: Sync, R: Send>(
     threads: u16,
     work: impl Fn(&T) -> CommandResult<R> + Sync,
 ) -> CommandResult<Vec<R>> {
-    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
     let done: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
     let work_through = || {
         loop {

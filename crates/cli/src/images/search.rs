@@ -142,7 +142,8 @@ fn id_value(id: &str) -> Value {
 /// Returns a line on how many images were compared, and whether results may be missing.
 fn coverage(answer: &Value) -> Option<String> {
     let number = |key: &str| answer.get(key).and_then(Value::as_u64);
-    let (compared, of) = (number("compared")?, number("of")?);
+    let compared = number("compared")?;
+    let of = number("of")?;
     let partial = if answer.get("partial") == Some(&json!(true)) {
         "; partial: something that belongs here may be missing (damaged, too late, or beyond the limit)"
     } else {
@@ -187,7 +188,8 @@ fn table(results: &[Value], explain: bool) -> String {
             number(result, "coarse", 3),
             accepted,
         ];
-        let (name, id) = (text(result, "name"), text(result, "id"));
+        let name = text(result, "name");
+        let id = text(result, "id");
         let [rank, score, coarse, accepted] = head;
         if explain {
             let pairs =

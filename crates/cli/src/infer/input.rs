@@ -116,7 +116,8 @@ pub(crate) fn tensor(
 }
 
 fn not_json(spec: &InputSpec, text: &str) -> CommandError {
-    let (name, dtype) = (&spec.name, spec.dtype);
+    let name = &spec.name;
+    let dtype = spec.dtype;
     let failure = CommandError::failed(format!("input \"{name}\": {text} is not JSON"));
     failure.hint(format!(
         "the model takes {dtype}: write numbers as in {name}=[1,2.5]; strings need quotes, as in {name}='[\"a\"]'"

@@ -304,7 +304,8 @@ pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
 fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
     config.store = settings.stores.get(&model.dir).cloned();
-    let (own, all) = (&model.options, &settings.lifecycle);
+    let own = &model.options;
+    let all = &settings.lifecycle;
     config.schedule = own.schedule.apply(&settings.schedule);
     config.rollout = own.rollout.over(&settings.rollout);
     config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));

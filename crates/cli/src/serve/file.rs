@@ -104,7 +104,8 @@ impl SettingsFile {
 
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
-        let (server, audio) = (&mut self.server, &mut self.audio);
+        let server = &mut self.server;
+        let audio = &mut self.audio;
         let cluster = &mut self.cluster;
         // "none" is a keyword and a URL is not a path, so both stay as they are.
         let search =

@@ -34,7 +34,8 @@ pub(super) struct SettingsWatch {
 impl SettingsWatch {
     /// Remembers the file as it is now.
     pub(super) fn new(args: ServeArgs, path: PathBuf) -> SettingsWatch {
-        let (seen, started) = (stamp(&path), table(&path));
+        let seen = stamp(&path);
+        let started = table(&path);
         SettingsWatch { args, path, seen, started, warned: Vec::new() }
     }
 
