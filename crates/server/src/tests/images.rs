@@ -448,7 +448,7 @@ fn an_archive_is_reported_line_by_line() {
     assert_eq!(lines[0]["name"], "deep/four.jpg");
     served
         .json("PUT", "/v1/images/photos", &json!({ "folder": "relative" }))
-        .bad(400, "whole path");
+        .bad(400, "absolute path");
     assert_eq!(served.count("photos"), 4);
 }
 

@@ -606,7 +606,7 @@ fn archives_and_folders_are_put_in_as_on_one_server() {
         ("", Sent::Archive(b""), "zip"),
         ("?name=a.jpg", Sent::Archive(&body), "name="),
         ("?quality_min=101", Sent::Archive(&body), "quality_min"),
-        ("", Sent::Json(&json!({ "folder": "relative" })), "whole path"),
+        ("", Sent::Json(&json!({ "folder": "relative" })), "absolute path"),
         ("", Sent::Json(&json!({ "directory": "/" })), "directory"),
     ] {
         let (status, answer) = spread.send("PUT", path, body);
