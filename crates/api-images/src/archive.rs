@@ -203,7 +203,7 @@ fn unreadable(error: &zip::result::ZipError) -> Error {
 }
 
 fn broken_off(error: &io::Error) -> Error {
-    Error::cancelled(format!("the upload ended early, and nothing of it was put in: {error}"))
+    Error::cancelled(format!("the upload ended early, and none of its images was added: {error}"))
 }
 
 /// Returns the last part of an entry's name, without directories and control characters.

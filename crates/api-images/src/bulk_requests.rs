@@ -63,7 +63,7 @@ pub fn check_bulk_params(name: Option<&str>, background: Option<&str>) -> Result
     }
     if background.is_some() && !query_flag("background", background)? {
         return Err(Error::invalid(
-            "background=0 is for one image; those of an archive or a folder are put in at idle priority: leave it out",
+            "background=0 is for one image; images of an archive or a folder are always added at idle priority: leave it out",
         ));
     }
     Ok(())

@@ -166,7 +166,7 @@ impl PointFeatures {
 pub(crate) fn stored_graph(id: &PointId, record: &[u8]) -> Result<Graph> {
     if record.is_empty() {
         return Err(Error::not_found(format!(
-            "point {id} has no keypoints: it was written as a vector alone; put its image in"
+            "point {id} has no keypoints: it was written as a vector alone; add its image"
         )));
     }
     Graph::decode(record)

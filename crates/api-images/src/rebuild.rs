@@ -362,14 +362,14 @@ fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> 
     let text = |key: &str| block.get(key).and_then(Value::as_str);
     let key = text("original").ok_or_else(|| {
         Error::precondition(
-            "only the features of this point were put in, and another model needs its image; put that in",
+            "this point has only features, and another model needs its image; add the image",
         )
     })?;
     let bytes = job.runtime.block_on(job.services.originals.get(&original_in(space, key)))?;
     // Other bytes would become another image, and this one would be missing in each pass.
     if PointId::Uuid(id_of(&bytes)) != point.id {
         return Err(Error::data_loss(
-            "the original is damaged: it is not the image that was put in; delete the image and put it in again",
+            "the original is damaged: its bytes are not those of the image that was added; delete the image and add it again",
         ));
     }
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })

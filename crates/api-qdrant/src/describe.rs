@@ -156,10 +156,8 @@ fn unindexed(named: &NamedCollection) -> Result<Vec<String>> {
 /// and fields without an index.
 fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<String>) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
-    let mended = status
-        .mended
-        .iter()
-        .map(|what| format!("put right when the collection was opened: {what}"));
+    let mended =
+        status.mended.iter().map(|what| format!("repaired when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
     let hints = stored(&settings.extra, "hints")
@@ -167,7 +165,7 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
         .flatten()
         .filter(|(_, value)| !value.is_null());
     let hints =
-        hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
+        hints.map(|(name, _)| format!("{name} was requested and has no effect on this server"));
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined

@@ -208,7 +208,7 @@ async fn wait<T>(outcome: oneshot::Receiver<Result<T>>, params: &SnapshotParams)
     let limit = params.timeout.map_or(WAIT_MAX, Duration::from_secs).min(WAIT_MAX);
     match tokio::time::timeout(limit, outcome).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => Err(Error::unavailable("the work was given up; try again")),
+        Ok(Err(_)) => Err(Error::unavailable("the work was stopped; try again")),
         Err(_) => Err(Error::deadline(
             "it takes longer than the time limit and continues; list the snapshots to see its end",
         )),

@@ -223,7 +223,7 @@ impl WriterDriver {
                 self.answer(ticket, &Ok(number));
             }
             Action::Fail(ticket) => {
-                let error = self.shared.queue.unknown("this node lost the log meanwhile");
+                let error = self.shared.queue.unknown("this node no longer owns the log");
                 self.answer(ticket, &Err(error));
             }
             Action::Lost => self.ended = true,

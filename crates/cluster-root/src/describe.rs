@@ -88,7 +88,7 @@ fn description(
     let mut hints = create.hints()?;
     hints.extend(changes.hints.clone());
     let hints =
-        hints.keys().map(|name| format!("{name} was asked for and has no effect on this server"));
+        hints.keys().map(|name| format!("{name} was requested and has no effect on this server"));
     let warnings: Vec<Value> =
         hints.chain(missing(record, view)).map(|message| json!({ "message": message })).collect();
     let metadata = changes.metadata_over(create.metadata);

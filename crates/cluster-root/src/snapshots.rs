@@ -251,7 +251,7 @@ async fn publish(
     if is_refused {
         let none = CollectionChanges::default();
         if let Err(error) = change_settings(state, record, &none).await {
-            tracing::warn!(collection = record.name, %error, "settings of no collection stay");
+            tracing::warn!(collection = record.name, %error, "the settings of a collection that was not created stay");
         }
     }
     if created? { Ok(()) } else { Err(taken(&record.name)) }
@@ -349,7 +349,7 @@ async fn finished<T: Send + 'static>(
     let limit = context.params.timeout.unwrap_or(WAIT_MAX).min(WAIT_MAX);
     match tokio::time::timeout(limit, task).await {
         Ok(Ok(done)) => done.map(Some),
-        Ok(Err(_)) => Err(Error::unavailable("the work was given up; try again")),
+        Ok(Err(_)) => Err(Error::unavailable("the work was stopped; try again")),
         Err(_) => Err(Error::deadline(
             "it takes longer than the time limit and continues; list the snapshots to see its end",
         )),

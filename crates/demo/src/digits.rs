@@ -100,7 +100,7 @@ pub(super) fn check(caller: &mut GrpcCaller) -> Result<DigitsReport> {
     let right = right.count();
     if right < RIGHT_MIN {
         return Err(Error::internal(format!(
-            "\"{MODEL}\" read {right} of {} digits rightly, wanted {RIGHT_MIN}",
+            "\"{MODEL}\" read {right} of {} digits correctly, expected at least {RIGHT_MIN}",
             records.len()
         )));
     }

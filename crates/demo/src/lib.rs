@@ -282,7 +282,7 @@ fn print_urls(server: &ServerProcess, indexed: Option<&IndexedGallery<'_>>) {
     let zeros = |count: usize| vec!["0"; count].join(",");
     println!("\nIn a browser:\n  {http}/  models, their latency, swaps");
     if let Some(indexed) = indexed {
-        println!("  {}  drop a image, see what it matches", indexed.page());
+        println!("  {}  drop an image, see its matches", indexed.page());
     }
     println!("\nTry it from another terminal:");
     println!("  curl {http}/v2/models/{}", digits::MODEL);

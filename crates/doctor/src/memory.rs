@@ -138,7 +138,7 @@ fn allocator(jemalloc: bool) -> Check {
         "allocator",
         "not jemalloc",
         "This program was built without jemalloc, or another allocator was loaded before it (LD_PRELOAD?); memory of \
-         unloaded models may stay taken.",
+         unloaded models may not be freed.",
     )
 }
 

@@ -127,7 +127,7 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
         _ => Check::ok(
             name,
             "virtual",
-            "Whether idle cores halt at once is the host's business; cpuidle-haltpoll would let this machine decide.",
+            "The host decides if idle cores halt at once. With cpuidle-haltpoll, this machine decides.",
         ),
     }
 }

@@ -56,7 +56,7 @@ fn kernel(release: Option<&str>) -> Check {
     let version = number(parts.next()).zip(number(parts.next()));
     let known = version.is_some_and(|version| version >= KERNEL_MIN);
     let meaning = if known {
-        "Has what parameter memory, idle-priority loaders and direct reads need."
+        "Has the features that parameter memory, idle-priority loaders and direct reads need."
     } else {
         "Older than Linux 5.4, which is untested; huge pages and idle priority may be refused."
     };

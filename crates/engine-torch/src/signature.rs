@@ -89,7 +89,7 @@ type InputSpecs = (Vec<(TensorSpec, usize)>, Vec<ForwardArgument>);
 fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
     if file.inputs.is_empty() || file.outputs.is_empty() {
         return Err(Error::invalid(
-            "a compiled package does not say what it takes and gives: list its inputs and outputs in [signature]",
+            "a compiled package does not describe its inputs and outputs: list them in [signature]",
         ));
     }
     // Its code trusts its inputs: it would read past the end of another shape.

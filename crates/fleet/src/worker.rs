@@ -211,7 +211,7 @@ impl FleetWorker {
                     self.slots.insert(id, HeldSlot { kept: asked, ..slot });
                 }
                 Ok(false) => {
-                    tracing::warn!(%id, "its turn ended, as etcd did not answer: its load goes on");
+                    tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
                     self.slots.remove(&id);
                 }
                 Err(error) => tracing::debug!(%id, %error, "a turn could not be renewed"),
@@ -266,7 +266,7 @@ impl FleetWorker {
                 let hold = serde_json::from_slice::<VersionHold>(&entry.value).ok();
                 let own = hold.is_some_and(|hold| hold.process == self.rules.process);
                 if *by_hand || own {
-                    tracing::info!(%id, "loads, so the fleet goes on with it");
+                    tracing::info!(%id, "loads, so the fleet continues with it");
                     self.etcd.delete(&key).await?;
                 }
                 Ok(())

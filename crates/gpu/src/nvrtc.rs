@@ -234,7 +234,7 @@ impl Nvrtc {
         self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
         if bytes > OUTPUT_BYTES_MAX {
             return Err(Error::internal(format!(
-                "NVRTC wants to give {bytes} bytes, which cannot be right"
+                "NVRTC reports {bytes} bytes of code, which is impossible"
             )));
         }
         let mut out = vec![0_u8; bytes];

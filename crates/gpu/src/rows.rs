@@ -263,9 +263,9 @@ impl Gpu {
         for start in (0..count).step_by(step) {
             let end = count.min(start + step);
             rows.widened(start..end, &mut staging);
-            let mut place = kept
-                .try_slice_mut(start * width..end * width)
-                .ok_or_else(|| Error::internal("rows do not fit what was taken for them"))?;
+            let mut place = kept.try_slice_mut(start * width..end * width).ok_or_else(|| {
+                Error::internal("rows do not fit into the memory that was reserved for them")
+            })?;
             self.stream.memcpy_htod(&staging, &mut place).map_err(|error| self.failed(error))?;
             // The loop writes the staging buffer again.
             self.stream.synchronize().map_err(|error| self.failed(error))?;

@@ -140,7 +140,10 @@ const TRITON: &[ForeignFlag] = &[
         "backend-directory",
         "--onnxruntime, --libtorch and --tensorflow PATH name the engines' libraries",
     ),
-    ("backend-config", "`millpond import triton DIR` converts what config.pbtxt says of a model"),
+    (
+        "backend-config",
+        "`millpond import triton DIR` converts the settings of a model in config.pbtxt",
+    ),
     (
         "pinned-memory-pool-byte-size",
         "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
@@ -149,7 +152,7 @@ const TRITON: &[ForeignFlag] = &[
         "cuda-memory-pool-byte-size",
         "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
     ),
-    ("rate-limit", "--threads N and --queue N bound what runs and what waits"),
+    ("rate-limit", "--threads N and --queue N bound the running and the waiting requests"),
     ("cache-config", "answers are not cached"),
     ("trace-config", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
     ("log-verbose", "--log debug logs more"),
@@ -214,7 +217,7 @@ const TRITON: &[ForeignFlag] = &[
     ("trace-rate", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
     ("trace-count", "--otlp URL --trace-sample PART sends traces to an OpenTelemetry collector"),
     ("trace-log-frequency", "--otlp URL sends traces to an OpenTelemetry collector"),
-    ("rate-limit-resource", "--threads N and --queue N bound what runs and what waits"),
+    ("rate-limit-resource", "--threads N and --queue N bound the running and the waiting requests"),
     ("response-cache-byte-size", "answers are not cached"),
     ("cache-directory", "answers are not cached"),
     (

@@ -461,7 +461,7 @@ impl InferenceService {
         pressure::adjust(self.scheduler.queued(), self.scheduler.workers());
         match tokio::time::timeout_at(deadline.into(), receiver).await {
             Ok(Ok(completion)) => Ok(completion),
-            Ok(Err(_)) => Err(Error::internal("the worker went away without an answer")),
+            Ok(Err(_)) => Err(Error::internal("the worker ended without an answer")),
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
     }

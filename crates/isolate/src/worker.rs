@@ -46,7 +46,7 @@ pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(no_server)?;
     let mut control = UnixStream::from(stdin);
     let sockets = receive_sockets(&control).map_err(no_server)?;
-    let gone = |e: std::io::Error| Error::unavailable(format!("the server has gone: {e}"));
+    let gone = |e: std::io::Error| Error::unavailable(format!("the server has ended: {e}"));
     let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
     let loaded = LoadMessage::decode(&message).and_then(|message| {
         let engine = open(&message.engine)?;

@@ -189,7 +189,7 @@ fn remove_stale(cache_dir: &Path) {
         let Ok(lock) = File::open(run.path().join(LOCK_NAME)) else { continue };
         match lock.try_lock() {
             Ok(()) => {
-                tracing::info!(dir = %run.path().display(), "removing what an earlier run left");
+                tracing::info!(dir = %run.path().display(), "removing the files of an earlier run");
                 let _ = std::fs::remove_dir_all(run.path());
             }
             Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}

@@ -119,7 +119,7 @@ pub(crate) fn prefault(
         match backed {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Cancelled => return,
-            Err(error) => tracing::warn!(bytes, %error, "loads fault in what is missing"),
+            Err(error) => tracing::warn!(bytes, %error, "loads fault in the missing slots"),
         }
         if out.send(Message::Prefaulted { bytes }).is_err() {
             return;

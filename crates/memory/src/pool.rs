@@ -89,7 +89,7 @@ impl SlotPool {
             reservation.bind(node)?;
         }
         if let Some(reason) = &fallback {
-            tracing::warn!(reason, "parameter memory is not as wanted");
+            tracing::warn!(reason, "parameter memory has other properties than requested");
         }
         let map = Mutex::new(SlotMap::new(reservation.slots(), slots_max));
         Ok(Arc::new(SlotPool {
@@ -219,8 +219,8 @@ impl SlotPool {
         let max = format_bytes(bytes_of(self.slots_max));
         Error::exhausted(match shortage {
             Shortage::Budget | Shortage::Busy => format!(
-                "{wanted} of parameters do not fit: {used} of the pool's {max} are in use; unload something or give \
-                 the pool more"
+                "{wanted} of parameters do not fit: {used} of the pool's {max} are in use; unload a version or \
+                 make the pool larger"
             ),
             Shortage::Addresses => {
                 format!(

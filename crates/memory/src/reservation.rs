@@ -97,7 +97,7 @@ impl Reservation {
         }
         let wanted = format_bytes((slots_min as u64).saturating_mul(SLOT_BYTES as u64));
         Err(Error::exhausted(format!(
-            "no {wanted} of address space for parameters: {refusal}; lower the pool's size or raise ulimit -v"
+            "{wanted} of address space for parameters cannot be reserved: {refusal}; lower the pool's size or raise ulimit -v"
         )))
     }
 

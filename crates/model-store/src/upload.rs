@@ -217,7 +217,7 @@ impl Upload<'_> {
         };
         tokio::select! {
             biased;
-            () = stopped => Err(Error::cancelled("the upload was stopped; what was sent is removed")),
+            () = stopped => Err(Error::cancelled("the upload was stopped; the uploaded files are removed")),
             done = work => done,
         }
     }

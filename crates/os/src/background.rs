@@ -136,7 +136,7 @@ pub fn at_ordinary_priority<T: Send + 'static>(
         Some(starter) => {
             let start = move || {
                 if let Err(error) = spawn(name, body) {
-                    tracing::error!(%error, "work that starts threads was given up");
+                    tracing::error!(%error, "work that starts threads was abandoned");
                 }
             };
             // Fails only if the thread has panicked. Then `body` is dropped, and no result comes.
@@ -230,7 +230,9 @@ impl BackgroundRunner {
             }
             None => {}
         }
-        tracing::info!("{what}: goes on at ordinary priority, as it got next to no processor time");
+        tracing::info!(
+            "{what}: continues at ordinary priority, because it got almost no processor time"
+        );
         work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt })
     }
 

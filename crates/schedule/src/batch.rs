@@ -89,7 +89,7 @@ fn join_input(
     let mut at = 0;
     for tensor in tensors {
         let source =
-            tensor.bytes().ok_or_else(|| Error::internal("strings where bytes are declared"))?;
+            tensor.bytes().ok_or_else(|| Error::internal("strings, but bytes are declared"))?;
         if !padded {
             bytes.extend_from_slice(source);
             continue;
@@ -167,7 +167,7 @@ fn foretold(rule: &OutputPlan, batch_key: &BatchKey, output: &NamedTensor) -> Re
         let (wanted, found) = (axis.size(padded), output.tensor.shape().get(axis.axis).copied());
         if found != Some(wanted) {
             return Err(Misfit(format!(
-                "axis {} of output \"{}\" is {found:?}; its rule says {wanted} where the input has {padded}",
+                "axis {} of output \"{}\" is {found:?}; its rule gives {wanted} if the input has {padded}",
                 axis.axis, output.name
             )));
         }

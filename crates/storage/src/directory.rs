@@ -251,8 +251,8 @@ impl FileWriter {
 /// Returns the error of every writer after a failed persist.
 pub(crate) fn refusal(what: &str, error: &Error) -> Error {
     Error::precondition(format!(
-        "{what}: nothing more is written after a failure to make it durable ({error}); write it anew under another \
-         name, or open it again to see what is left"
+        "{what}: nothing more is written after a failure to make it durable ({error}); write it again under \
+         another name, or open it again to read the durable part"
     ))
 }
 

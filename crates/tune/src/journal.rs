@@ -229,7 +229,8 @@ fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice
         })?;
     if first.search != header.search {
         return Err(
-            "it is of another search (model, version, machine, target, time or requests)".into()
+            "it belongs to another search (model, version, machine, target, time or requests)"
+                .into(),
         );
     }
     lines
@@ -248,7 +249,7 @@ fn aside(path: &Path, why: &str, tell: &dyn Fn(&str)) -> Result<Option<HashMap<S
     old.push(".old");
     std::fs::rename(path, &old).map_err(|e| Error::io(path, &e))?;
     tell(&format!(
-        "the state in {} cannot be used: {why}; it is kept as {} and the search starts anew",
+        "the state in {} cannot be used: {why}; it is kept as {} and the search starts again",
         path.display(),
         Path::new(&old).display()
     ));

@@ -249,7 +249,7 @@ fn state_path(env: &BenchEnv, subject: &TuneSubject, search: &serde_json::Value)
 fn resumable(error: Error, state: &Path) -> Error {
     match error.kind() {
         ErrorKind::Cancelled => Error::cancelled(format!(
-            "interrupted; what was measured is kept in {}, and the same command goes on from there",
+            "interrupted; the measurements are kept in {}, and the same command continues from there",
             state.display()
         )),
         _ => error,

@@ -68,8 +68,8 @@ pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
         let lines: String =
             settings.iter().map(|(key, value)| format!("\n{key} = {value}")).collect();
         Error::invalid(format!(
-            "{MODEL_FILE}: [schedule] is written in a way that cannot be edited here; write it as a section of \
-             its own with{lines}"
+            "{MODEL_FILE}: [schedule] has a form that cannot be edited here; write it as a section of its \
+             own with{lines}"
         ))
     };
     let section = section.as_table_mut().ok_or_else(cannot)?;

@@ -533,7 +533,7 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
     }
     if let Some(expression) = formula {
         if query.is_some() || mmr.is_some() {
-            return Err(A::Error::custom("formula goes with defaults only"));
+            return Err(A::Error::custom("only defaults can be combined with formula"));
         }
         let formula = super::formula::formula(&expression, defaults.unwrap_or_default());
         return formula.map(|it| VectorQuery::Formula(Box::new(it))).map_err(A::Error::custom);
@@ -544,7 +544,7 @@ fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::
     match (query, mmr) {
         (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
         (Some(query), None) => Ok(query),
-        (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
+        (Some(_), Some(_)) => Err(A::Error::custom("mmr can be combined with nearest only")),
         (None, _) => Err(A::Error::custom(
             "an empty object is not a query; give nearest, recommend, discover, context, order_by, \
              fusion, formula or sample",

@@ -51,7 +51,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             break;
         }
     }
-    Err(Error::data_loss("this aiff file ends before any sound (no SSND chunk)"))
+    Err(Error::data_loss("this aiff file ends before any audio (no SSND chunk)"))
 }
 
 fn big(four: &[u8]) -> u32 {

@@ -38,5 +38,5 @@ pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
             return Ok(());
         }
     }
-    Err(Error::data_loss("this flac file ends before any sound"))
+    Err(Error::data_loss("this flac file ends before any audio"))
 }

@@ -71,7 +71,7 @@ impl Packets {
                 )));
             }
             Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
-                return Err(Error::data_loss("the file ends before any sound"));
+                return Err(Error::data_loss("the file ends before any audio"));
             }
             Some(Err(error)) => {
                 return Err(Error::data_loss(format!("the header is damaged: {error}")));

@@ -72,7 +72,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             break;
         }
     }
-    Err(Error::data_loss("this wav file ends before any sound (no data chunk)"))
+    Err(Error::data_loss("this wav file ends before any audio (no data chunk)"))
 }
 
 /// Returns true for a placeholder length. A plausible one counts as a placeholder too, unless a

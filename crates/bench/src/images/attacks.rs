@@ -129,7 +129,7 @@ pub(super) fn encode(image: &Image, quality: u8) -> Result<Vec<u8>> {
 
 fn pixels(image: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
     ImageBuffer::from_raw(image.width, image.height, image.rgb.as_slice())
-        .ok_or_else(|| Error::internal("a image has fewer pixels than its size says"))
+        .ok_or_else(|| Error::internal("an image has fewer pixels than its size says"))
 }
 
 /// Makes an image whose pixel at (x, y) is `of(x, y)`.

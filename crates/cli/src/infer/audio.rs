@@ -59,7 +59,7 @@ pub(crate) fn tensor(
 /// Returns the mean of the channels at `rate`, or at the file's own rate without one, and the rate.
 fn decode(file: &[u8], rate: Option<u32>) -> CommandResult<(Vec<f32>, u32)> {
     let unreadable =
-        |error: Error| CommandError::failed(format!("cannot read the sound: {}", error.message()));
+        |error: Error| CommandError::failed(format!("cannot read the audio: {}", error.message()));
     let input = AudioInput::Stream(Box::new(Cursor::new(file.to_vec())));
     let mut decoder = Decoder::open(input, Some("wav")).map_err(unreadable)?;
     let own = decoder.format().rate;
@@ -73,12 +73,12 @@ fn decode(file: &[u8], rate: Option<u32>) -> CommandResult<(Vec<f32>, u32)> {
     mono.finish(&mut samples)?;
     if let Some(fault) = decoder.take_faults().first() {
         return Err(CommandError::failed(format!(
-            "cannot read the sound: {} at {} s",
+            "cannot read the audio: {} at {} s",
             fault.what, fault.at
         )));
     }
     if samples.is_empty() {
-        return Err(CommandError::failed("the sound is empty"));
+        return Err(CommandError::failed("the audio is empty"));
     }
     Ok((samples, rate))
 }

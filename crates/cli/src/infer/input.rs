@@ -199,7 +199,7 @@ pub(crate) fn numbers(dtype: DType, shape: &[usize], values: &[f32]) -> CommandR
         DType::I64 => all(shape, values, |value| value.round() as i64),
         other => {
             return Err(CommandError::failed(format!(
-                "the model takes {other}, which an image or sound is not"
+                "the model takes {other}, and not an image or audio"
             )));
         }
     };

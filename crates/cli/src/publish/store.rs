@@ -49,7 +49,7 @@ fn until_interrupted() -> CommandResult<watch::Receiver<bool>> {
         runtime.block_on(async {
             let Ok(mut interrupts) = signal(SignalKind::interrupt()) else { return };
             interrupts.recv().await;
-            eprintln!("stopping: what was uploaded is removed; press Ctrl-C again to leave it");
+            eprintln!("stopping: the uploaded files are removed; press Ctrl-C again to keep them");
             // Fails if the upload has ended.
             let _ = stop.send(true);
             interrupts.recv().await;

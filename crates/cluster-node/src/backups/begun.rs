@@ -60,7 +60,7 @@ impl ClusterBackups {
             self.end(&record.name, id).await
         };
         if let Err(error) = discarded.await {
-            tracing::warn!(collection = record.name, %id, %error, "the copies of a failed backup stay for now");
+            tracing::warn!(collection = record.name, %id, %error, "the copies of a failed backup are removed later");
         }
     }
 
@@ -95,7 +95,7 @@ impl ClusterBackups {
                 };
                 self.discard(&record, &id, Duration::ZERO).await?;
                 abandoned += 1;
-                tracing::info!(collection, %id, "what a stopped backup left was removed");
+                tracing::info!(collection, %id, "the files of a stopped backup were removed");
             }
             self.end(collection, &id).await?;
         }

@@ -228,7 +228,7 @@ impl ClusterBackups {
     async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let _turn = self.turn().await?;
         if let Err(error) = self.remove_abandoned(&record.name, GRACE).await {
-            tracing::warn!(collection = record.name, %error, "what stopped backups left stays for now");
+            tracing::warn!(collection = record.name, %error, "the files of stopped backups are removed later");
         }
         let id = BackupId::now();
         self.begin(record, &id).await?;
@@ -244,7 +244,7 @@ impl ClusterBackups {
         // copies stay: `remove_abandoned` looks for the description first.
         self.put(&self.set_key(&record.name, &id), set.encode()?).await?;
         if let Err(error) = self.end(&record.name, &id).await {
-            tracing::warn!(collection = record.name, %id, %error, "the note of a backup stays for now");
+            tracing::warn!(collection = record.name, %id, %error, "the note of a backup is removed later");
         }
         tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
         Ok(set)

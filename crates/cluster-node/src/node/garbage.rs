@@ -107,7 +107,7 @@ async fn remove(services: &NodeServices, id: &str) {
             match objects.next().await {
                 Some(Ok(object)) => batch.push(object),
                 Some(Err(error)) => {
-                    tracing::debug!(id, %error, "the data of a removed collection stays for now");
+                    tracing::debug!(id, %error, "the data of a removed collection is removed later");
                     return;
                 }
                 None => break,

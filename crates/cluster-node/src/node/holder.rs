@@ -299,7 +299,7 @@ impl ShardFollower {
         let applied = apply(named, batch).await;
         let applied = match applied {
             Err(error) if error.kind() == ErrorKind::DataLoss => {
-                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is made anew");
+                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");
                 self.state.reopen();
                 self.services.local.remove(&self.key).await?;
                 return Err(error);
@@ -383,7 +383,7 @@ impl ShardFollower {
     async fn present(&self) -> Result<Option<Arc<NamedCollection>>> {
         match self.services.local.find(&self.key) {
             Err(error) if error.kind() == ErrorKind::DataLoss => {
-                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is made anew");
+                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");
                 self.services.local.remove(&self.key).await?;
                 Ok(None)
             }

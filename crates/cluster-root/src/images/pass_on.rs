@@ -129,7 +129,7 @@ pub(super) async fn see_same_collection(context: &RootContext, head: &CallHead) 
         return Ok(());
     }
     Err(Error::unavailable(format!(
-        "collection \"{}\" was just removed or made anew; send the image again",
+        "collection \"{}\" was just removed or created again; send the image again",
         context.collection
     ))
     .with_retry_after(RETRY_AFTER))

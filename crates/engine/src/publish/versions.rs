@@ -206,7 +206,7 @@ fn sweep(root: &Path) -> Result<()> {
         }
         match std::fs::remove_dir_all(&path) {
             Ok(()) => {
-                tracing::info!(dir = %path.display(), "removed what an interrupted publish left")
+                tracing::info!(dir = %path.display(), "removed the files of an interrupted publish")
             }
             Err(error) => {
                 tracing::warn!(dir = %path.display(), %error, "an interrupted publish left this")

@@ -203,7 +203,7 @@ async fn a_turn_has_a_longest_time() {
     let m2 = id("m", 2);
     a.until_granted(&m2).await;
     b.until_granted(&m2).await;
-    assert_eq!(a.ask(&m2), TurnState::Granted, "its load goes on");
+    assert_eq!(a.ask(&m2), TurnState::Granted, "its load continues");
 }
 
 #[tokio::test]

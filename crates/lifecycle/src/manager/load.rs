@@ -197,7 +197,7 @@ impl Model {
                 version.converted = Some((fingerprint, converted));
                 // An administrator who asked for another load still waits for it.
                 version.reload |= version.serving.is_some();
-                let reason = "converted; loaded once what it takes the place of has been unloaded";
+                let reason = "converted; loaded after the version that it replaces was unloaded";
                 self.put_back(context, number, Some(reason.to_owned()));
             }
             Outcome::Failed { error, fingerprint } => {

@@ -86,7 +86,7 @@ impl Model {
 
     fn not_seen(&mut self, error: String) {
         if self.path_error.as_ref() != Some(&error) {
-            tracing::error!(model = %self.name, error, "its directory cannot be read; what serves stays");
+            tracing::error!(model = %self.name, error, "its directory cannot be read; its versions continue to serve");
         }
         self.path_error = Some(error);
     }

@@ -116,7 +116,7 @@ fn check_field(
     ];
     match lengths.into_iter().find(|(field, length)| *length > 0 && *field != right) {
         Some((wrong, _)) => Err(Error::invalid(format!(
-            "\"{name}\" is {datatype} and goes into {right}, not {wrong}"
+            "\"{name}\" is {datatype} and belongs in {right}, not in {wrong}"
         ))),
         None => Ok(()),
     }

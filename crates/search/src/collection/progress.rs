@@ -182,7 +182,7 @@ impl Collection {
         match self.ensure_log(&mut writer) {
             // The first write that finds room creates it.
             Err(error) if error.kind() == ErrorKind::StorageFull => {
-                tracing::warn!(%error, "there is no room for a log; what is stored is served");
+                tracing::warn!(%error, "there is no space for a log; the stored points are served");
                 Ok(())
             }
             made => made,
@@ -350,13 +350,13 @@ impl Collection {
 }
 
 /// Reason text if the ids are unknown.
-const UNKNOWN: &str = "which points they were of is not known: any point may be older than what was acknowledged, \
+const UNKNOWN: &str = "their points are not known: any point may be older than what was acknowledged, \
                        missing, or removed";
 
 fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]>) -> String {
     let Damage { offset, bytes: length, lost } = damage;
     let place = match (bytes, is_end) {
-        (None, _) => format!("the file is gone; it had at least {length} bytes"),
+        (None, _) => format!("the file is missing; it had at least {length} bytes"),
         (Some(there), true) => {
             format!("it ends at {offset} of {} bytes ({there} are there)", offset + length)
         }

@@ -117,7 +117,7 @@ impl Collection {
         match self.publish() {
             // The collection can be read without it, and the next flush publishes.
             Err(error) if !is_new && error.kind() == ErrorKind::StorageFull => {
-                tracing::warn!(%error, "there is no room for a list; what is stored is served");
+                tracing::warn!(%error, "there is no space for a list; the stored points are served");
                 Ok(())
             }
             published => published,

@@ -89,7 +89,7 @@ impl ClosedSegment {
         };
         match (&self.reason, &self.delayed) {
             (Some(reason), _) => {
-                Error::data_loss(format!("points may be in what is not served: {reason}"))
+                Error::data_loss(format!("points may be in data that is not served: {reason}"))
             }
             (None, Some(error)) => later(format!("cannot be opened yet: {error}")),
             (None, None) => later("is still being opened".into()),
@@ -304,7 +304,7 @@ impl LiveState {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
             return Some(Error::data_loss(format!(
-                "{name}: a change of point {id} is lost; write the point again, or give the log up"
+                "{name}: a change of point {id} is lost; write the point again, or abandon the log"
             )));
         }
         self.doubt_of_segments(id).or_else(|| {
@@ -324,7 +324,10 @@ impl LiveState {
                     let unknown =
                         view.segment.ids().find(id).is_some_and(|row| view.deletes.is_unknown(row));
                     unknown.then(|| {
-                        Error::data_loss(format!("{}: whether it has point {id} is lost", name()))
+                        Error::data_loss(format!(
+                            "{}: it is not known if it has point {id}",
+                            name()
+                        ))
                     })
                 }
                 SegmentContent::Closed(closed)

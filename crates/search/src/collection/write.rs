@@ -43,7 +43,7 @@ const LOGS_MAX: usize = 16;
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
 /// Changes that are in memory and in the log, but not durable yet.
-#[must_use = "what is not committed may be lost"]
+#[must_use = "changes that are not committed may be lost"]
 pub struct Applied(Option<(Arc<Log>, u64)>);
 
 impl Applied {
@@ -250,7 +250,7 @@ impl Collection {
             let name = CollectionFile::Segment(slot.number).name();
             return Err(Error::precondition(format!(
                 "{name} cannot be opened and too much was changed since; put its file back from a \
-                 copy and start anew, or give it up"
+                 copy and start again, or abandon it"
             )));
         }
         if writer.logs.len() > LOGS_MAX {

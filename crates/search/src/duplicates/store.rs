@@ -124,7 +124,7 @@ impl DuplicateStore {
         let length = file.metadata().map_err(fail(&path))?.len();
         if length < bytes {
             return Err(Error::data_loss(format!(
-                "{}: {length} bytes instead of {bytes}; start the search for duplicates anew",
+                "{}: {length} bytes instead of {bytes}; start the search for duplicates again",
                 path.display()
             )));
         }
@@ -152,7 +152,7 @@ impl DuplicateStore {
             reader.read_exact(&mut bytes).map_err(fail)?;
             let pair = DuplicatePair::decode(&bytes).ok_or_else(|| {
                 Error::data_loss(format!(
-                    "{}: pair {number} does not match its checksum; start the search for duplicates anew",
+                    "{}: pair {number} does not match its checksum; start the search for duplicates again",
                     path.display()
                 ))
             })?;

@@ -652,7 +652,7 @@ fn sound_aliases(directory: &Path, names: &[String]) -> Result<Aliases> {
     if aliases.len() < before
         && let Err(error) = aliases::store(directory, &aliases)
     {
-        tracing::warn!(%error, "aliases of collections that are gone stay until the next change");
+        tracing::warn!(%error, "aliases of removed collections stay until the next change");
     }
     Ok(aliases)
 }
@@ -670,7 +670,7 @@ pub(super) fn remove_directory(path: PathBuf) {
     if let Err(error) = std::fs::remove_dir_all(&path)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(%error, path = %path.display(), "what is left of a collection stays until the next start");
+        tracing::warn!(%error, path = %path.display(), "the remaining files of a collection stay until the next start");
     }
 }
 

@@ -104,7 +104,7 @@ impl SegmentCodes {
         let found = self.sections.iter().find(|section| section.kind == range.kind);
         let holds = |section: &&CodeSection| range.start + range.bytes as u64 <= section.bytes;
         found.filter(holds).ok_or_else(|| {
-            Error::internal(format!("codes beyond section {:#x} were asked for", range.kind))
+            Error::internal(format!("codes beyond section {:#x} were requested", range.kind))
         })
     }
 

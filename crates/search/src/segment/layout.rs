@@ -164,9 +164,7 @@ impl SegmentSettings {
     /// `DataLoss` if this program does not write such a section.
     pub fn decode(bytes: &[u8]) -> Result<SegmentSettings> {
         let odd = || {
-            Error::data_loss(
-                "the segment's settings are not what this program reads; use a newer one",
-            )
+            Error::data_loss("this program cannot read the segment's settings; use a newer program")
         };
         let bytes: &[u8; SETTINGS_BYTES] = bytes.try_into().map_err(|_| odd())?;
         let field = |at: usize| {

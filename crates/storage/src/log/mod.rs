@@ -120,7 +120,7 @@ impl Log {
                     replay.damaged.push(Damage { offset: 0, bytes: mark.bytes, lost: 1..1 });
                     replay.cut = true;
                 }
-                let gone = Error::data_loss("its file is gone");
+                let gone = Error::data_loss("its file is missing");
                 Ok((Log::new(name, None, &replay, mark, Some(gone)), replay))
             }
             Err(error) => Err(error),

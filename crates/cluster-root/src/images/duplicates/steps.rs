@@ -224,7 +224,7 @@ impl JobSteps {
         let pairs = bytes.map(|bytes| decode_pairs(&bytes)).transpose()?.unwrap_or_default();
         if pairs.len() as u64 != part.pairs {
             let message = format!(
-                "pairs {name} of the search for duplicates: {} instead of {}; start it anew with \"restart\": true",
+                "pairs {name} of the search for duplicates: {} instead of {}; start it again with \"restart\": true",
                 pairs.len(),
                 part.pairs
             );

@@ -209,7 +209,7 @@ fn raw_input(spec: &TensorSpec, body: Bytes) -> Result<Tensor> {
 fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
     let unclear = || {
         Error::invalid(format!(
-            "the shape of \"{}\" cannot be told from the body's length; send JSON with a shape",
+            "the shape of \"{}\" cannot be derived from the length of the body; send JSON with a shape",
             spec.name
         ))
     };

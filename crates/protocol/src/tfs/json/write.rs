@@ -98,7 +98,7 @@ fn instances(tensors: &[NamedTensor]) -> Result<usize> {
         })?;
         if *common.get_or_insert(first) != first {
             return Err(Error::invalid(format!(
-                "\"{name}\" has {first} rows where others have {}; use \"inputs\"",
+                "\"{name}\" has {first} rows, but others have {}; use \"inputs\"",
                 common.unwrap_or_default()
             )));
         }
