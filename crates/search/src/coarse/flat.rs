@@ -332,18 +332,18 @@ impl Coarse for FlatIndex {
     fn search(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         out.clear();
-        let CoarseRequest { k, allow, exact, .. } = *ask;
+        let CoarseRequest { k, allow, exact, .. } = *request;
         check_query(query, self.dims, k)?;
         if k == 0 {
             return Ok(());
         }
         let work = work_of(scratch);
-        let kept = kept(k, &ask.params, exact);
+        let kept = kept(k, &request.params, exact);
         self.prepare(query, kept, work);
         self.rank_all(kept, allow, work);
         self.finish(query, 0, k, exact, work, out)
@@ -357,11 +357,11 @@ impl Coarse for FlatIndex {
     fn search_many(
         &self,
         queries: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<Vec<CoarseHit>>,
     ) -> Result<()> {
-        let CoarseRequest { k, allow, exact, .. } = *ask;
+        let CoarseRequest { k, allow, exact, .. } = *request;
         let count = whole_queries(queries, self.dims)?;
         out.clear();
         out.resize_with(count, Vec::new);
@@ -370,7 +370,7 @@ impl Coarse for FlatIndex {
             return Ok(());
         }
         let work = work_of(scratch);
-        let kept = kept(k, &ask.params, exact);
+        let kept = kept(k, &request.params, exact);
         let together = if self.device.is_some() { device::QUERIES_MAX } else { QUERIES_MAX };
         for (queries, out) in queries.chunks(together * self.dims).zip(out.chunks_mut(together)) {
             self.prepare(queries, kept, work);

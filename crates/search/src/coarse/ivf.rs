@@ -364,15 +364,15 @@ impl IvfPq {
         &self,
         query: &[f32],
         refine: usize,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut IvfScratch,
     ) -> Result<()> {
         let IvfScratch { table, top, probes, .. } = scratch;
-        let CoarseRequest { allow, helpers, .. } = *ask;
+        let CoarseRequest { allow, helpers, .. } = *request;
         self.books.table(query, inner_metric(self.metric), table);
         top.reset(refine);
         if self.on_medium {
-            return self.scan_on_medium(probes, table, ask, top);
+            return self.scan_on_medium(probes, table, request, top);
         }
         let size = |(_, cluster): &(f32, u32)| {
             let cluster = *cluster as usize;
@@ -434,14 +434,14 @@ impl IvfPq {
         &self,
         wanted: usize,
         choice: ScanChoice,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
         let ScanChoice { mut probes, refine } = choice;
         let CoarseScratch { ivf, query, rows, .. } = scratch;
         loop {
             self.find_clusters(query, probes, ivf);
-            self.look_up(query, refine, ask, ivf)?;
+            self.look_up(query, refine, request, ivf)?;
             rows.clear();
             rows.extend(ivf.top.unsorted().map(|(_, row)| row));
             if rows.len() >= wanted || probes >= self.clusters() {
@@ -460,7 +460,7 @@ impl IvfPq {
         &self,
         probes: FilteredProbes,
         refine: usize,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         allow: &RowSet,
         scratch: &mut CoarseScratch,
     ) -> Result<()> {
@@ -473,31 +473,32 @@ impl IvfPq {
             }
             nearest = FilteredProbes::more(nearest, self.clusters());
         }
-        self.look_up(query, refine, ask, ivf)?;
+        self.look_up(query, refine, request, ivf)?;
         rows.clear();
         rows.extend(ivf.top.unsorted().map(|(_, row)| row));
         Ok(())
     }
 
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly if the bytes are lossy.
-    /// Appends the best `ask.k` to `out`, best first.
+    /// Appends the best `request.k` to `out`, best first.
     ///
     /// # Errors
     /// The errors of the medium and of [`CoarseRequest::exact`].
     fn rank(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        let k = ask.k.min(HITS_MAX);
-        let exact = ask.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
+        let k = request.k.min(HITS_MAX);
+        let exact =
+            request.exact.filter(|_| !self.bytes.lossless() || self.metric == Metric::Cosine);
         let ivf = &mut scratch.ivf;
         self.bytes.prepare(&scratch.query, self.metric != Metric::L2, &mut ivf.byte_query);
         ivf.top.reset(if exact.is_some() { tune::kept_for_exact(k) } else { k });
         if self.on_medium {
-            self.rank_on_medium(&ivf.byte_query, &scratch.rows, ask, &mut ivf.top)?;
+            self.rank_on_medium(&ivf.byte_query, &scratch.rows, request, &mut ivf.top)?;
         } else {
             self.bytes.costs(&ivf.byte_query, &scratch.rows, |row, cost| {
                 ivf.top.push(cost, row);
@@ -507,7 +508,7 @@ impl IvfPq {
             out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
             return Ok(());
         };
-        ivf.write_possible_rows(k, ask.floor, &mut scratch.rows);
+        ivf.write_possible_rows(k, request.floor, &mut scratch.rows);
         exact.scores(query, &scratch.rows, &mut scratch.scores)?;
         if scratch.scores.len() != scratch.rows.len() {
             return Err(Error::internal("exact scores are not one for each row"));
@@ -546,14 +547,14 @@ impl Coarse for IvfPq {
     fn search(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        let CoarseRequest { k, allow, .. } = *ask;
+        let CoarseRequest { k, allow, .. } = *request;
         check_query(query, self.dims, k)?;
         out.clear();
-        let choice = ScanChoice::resolve(ask, self.recall.as_ref(), self.clusters());
+        let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
         let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
         if k == 0 || allowed == 0 || self.rows() == 0 {
             return Ok(());
@@ -561,8 +562,8 @@ impl Coarse for IvfPq {
         self.prepare(query, scratch);
         scratch.rows.clear();
         let Some(allow) = allow else {
-            self.find_rows(k.min(allowed), choice, ask, scratch)?;
-            return self.rank(query, ask, scratch, out);
+            self.find_rows(k.min(allowed), choice, request, scratch)?;
+            return self.rank(query, request, scratch, out);
         };
         let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
         let scanned_rows = self.rows() as usize / self.clusters() * probes.lists;
@@ -571,9 +572,9 @@ impl Coarse for IvfPq {
         } else {
             let rows = probes.rows.max(k.min(allowed));
             let probes = FilteredProbes { rows, ..probes };
-            self.find_allowed_rows(probes, choice.refine, ask, allow, scratch)?;
+            self.find_allowed_rows(probes, choice.refine, request, allow, scratch)?;
         }
-        self.rank(query, ask, scratch, out)
+        self.rank(query, request, scratch, out)
     }
 
     fn scan_parts(

@@ -272,7 +272,7 @@ pub trait Coarse: Send + Sync {
     fn search(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()>;
@@ -304,10 +304,10 @@ pub trait Coarse: Send + Sync {
     fn candidates(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
     ) -> Result<Vec<RabitqCandidate>> {
-        let _ = (query, ask, scratch);
+        let _ = (query, request, scratch);
         Ok(Vec::new())
     }
 
@@ -318,13 +318,13 @@ pub trait Coarse: Send + Sync {
     fn compare(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         candidates: &[RabitqCandidate],
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         let _ = candidates;
-        self.search(query, ask, scratch, out)
+        self.search(query, request, scratch, out)
     }
 
     /// Returns true if [`Coarse::search_many`] is cheaper than the searches one by one.
@@ -340,14 +340,14 @@ pub trait Coarse: Send + Sync {
     fn search_many(
         &self,
         queries: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<Vec<CoarseHit>>,
     ) -> Result<()> {
         let count = whole_queries(queries, self.dims())?;
         out.resize_with(count, Vec::new);
         for (query, hits) in queries.chunks_exact(self.dims()).zip(out.iter_mut()) {
-            self.search(query, ask, scratch, hits)?;
+            self.search(query, request, scratch, hits)?;
         }
         Ok(())
     }

@@ -152,14 +152,14 @@ mod tests {
         let mut scratch = CoarseScratch::default();
         for query in vectors.chunks_exact(DIMS).step_by(1999) {
             for (parts, allow) in [(0, None), (1, None), (3, Some(&allow)), (99, None)] {
-                let ask = CoarseRequest { params, allow, ..CoarseRequest::best(10) };
+                let request = CoarseRequest { params, allow, ..CoarseRequest::best(10) };
                 let mut alone = Vec::new();
-                index.search(query, &ask, &mut scratch, &mut alone).unwrap();
+                index.search(query, &request, &mut scratch, &mut alone).unwrap();
                 let done = AtomicUsize::new(0);
                 let helper = EagerHelper { index: &*index, allow, parts, done };
-                let ask = CoarseRequest { helpers: Some(&helper), ..ask };
+                let request = CoarseRequest { helpers: Some(&helper), ..request };
                 let mut helped = Vec::new();
-                index.search(query, &ask, &mut scratch, &mut helped).unwrap();
+                index.search(query, &request, &mut scratch, &mut helped).unwrap();
                 assert_eq!(helped, alone);
                 let done = helper.done.load(Ordering::Relaxed);
                 assert!(done == parts || parts == 99 && done >= 4, "{done} of {parts}");

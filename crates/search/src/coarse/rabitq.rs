@@ -210,12 +210,12 @@ impl Rabitq {
         constant: f32,
         mut probes: usize,
         wanted: usize,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
         loop {
             self.find_clusters(probes, work);
-            self.through_found(constant, wanted, ask, work)?;
+            self.through_found(constant, wanted, request, work)?;
             if work.found.candidates.len() >= wanted || probes >= self.clusters() {
                 return Ok(());
             }
@@ -229,7 +229,7 @@ impl Rabitq {
         constant: f32,
         probes: FilteredProbes,
         wanted: usize,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         allow: &RowSet,
         work: &mut RabitqScratch,
     ) -> Result<()> {
@@ -237,7 +237,7 @@ impl Rabitq {
         loop {
             self.find_clusters(found, work);
             if probes.choose(&mut work.probed, &self.starts, allow) || found >= self.clusters() {
-                return self.through_found(constant, wanted, ask, work);
+                return self.through_found(constant, wanted, request, work);
             }
             found = FilteredProbes::more(found, self.clusters());
         }
@@ -251,19 +251,19 @@ impl Rabitq {
         &self,
         constant: f32,
         wanted: usize,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
         work.found.reset(wanted);
         if self.on_medium {
-            return self.through_found_on_medium(constant, ask, work);
+            return self.through_found_on_medium(constant, request, work);
         }
         for at in 0..work.probed.len() {
             if let Some((_, next)) = work.probed.get(at + 1) {
                 self.prefetch(*next);
             }
             let list = self.list(&work.query, constant, work.probed[at].1);
-            work.found.through(&self.codes, &work.query, &list, ask.allow);
+            work.found.through(&self.codes, &work.query, &list, request.allow);
         }
         Ok(())
     }
@@ -275,12 +275,12 @@ impl Rabitq {
     fn through_allowed(
         &self,
         constant: f32,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         allow: &RowSet,
         work: &mut RabitqScratch,
     ) -> Result<()> {
         if self.on_medium {
-            return self.through_allowed_on_medium(constant, ask, allow, work);
+            return self.through_allowed_on_medium(constant, request, allow, work);
         }
         let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
@@ -317,18 +317,18 @@ impl Rabitq {
     fn compare_exactly(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         exact: &dyn Exact,
         candidates: &[RabitqCandidate],
         work: &mut RabitqScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        work.exact.reset(ask.k);
-        let most = self.cost_of_score(ask.floor);
+        work.exact.reset(request.k);
+        let most = self.cost_of_score(request.floor);
         let most = most + ROUNDING * most.abs();
         let mut rest = candidates;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(ask.k)));
+            let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(request.k)));
             rest = later;
             let limit = work.exact.limit();
             work.rows.clear();
@@ -357,17 +357,17 @@ impl Rabitq {
     fn find_candidates(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
-        let CoarseRequest { k, allow, .. } = *ask;
+        let CoarseRequest { k, allow, .. } = *request;
         check_query(query, self.dims, k)?;
         work.found.candidates.clear();
         let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
         if k == 0 || count == 0 {
             return Ok(());
         }
-        let choice = ScanChoice::resolve(ask, self.recall.as_ref(), self.clusters());
+        let choice = ScanChoice::resolve(request, self.recall.as_ref(), self.clusters());
         self.prepare(query, work);
         let constant = self.constant(query);
         match allow {
@@ -375,18 +375,25 @@ impl Rabitq {
                 let probes = self.probes_for_share(choice.probes, count);
                 if count <= (probes.lists * ROWS_ONE_BY_ONE).max(k) {
                     work.found.reset(k.min(count));
-                    self.through_allowed(constant, ask, allow, work)?;
+                    self.through_allowed(constant, request, allow, work)?;
                 } else {
                     let probes = FilteredProbes { rows: probes.rows.max(k), ..probes };
-                    self.through_nearest_allowed(constant, probes, k.min(count), ask, allow, work)?;
+                    self.through_nearest_allowed(
+                        constant,
+                        probes,
+                        k.min(count),
+                        request,
+                        allow,
+                        work,
+                    )?;
                 }
             }
-            None => self.through_nearest(constant, choice.probes, k.min(count), ask, work)?,
+            None => self.through_nearest(constant, choice.probes, k.min(count), request, work)?,
         }
         let limit = work.found.smallest.limit();
         work.found.candidates.retain(|candidate| candidate.bound <= limit);
         work.found.candidates.sort_unstable_by(nearer);
-        if ask.exact.is_some() {
+        if request.exact.is_some() {
             // Bounds exclude few rows if the allowed ones are far away, so more are compared.
             let more = if allow.is_some() { FAR_ROWS } else { 1 };
             work.found.candidates.truncate((choice.refine * more).max(k));
@@ -398,21 +405,21 @@ impl Rabitq {
     fn rank(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         candidates: &[RabitqCandidate],
         work: &mut RabitqScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         out.clear();
-        match ask.exact {
-            Some(exact) => self.compare_exactly(query, ask, exact, candidates, work, out)?,
+        match request.exact {
+            Some(exact) => self.compare_exactly(query, request, exact, candidates, work, out)?,
             None => out.extend(
                 candidates
                     .iter()
                     .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
-        keep_best(out, ask.k, ask.exact);
+        keep_best(out, request.k, request.exact);
         Ok(())
     }
 }
@@ -437,15 +444,15 @@ impl Coarse for Rabitq {
     fn search(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         out.clear();
         let work = work_of(scratch);
-        self.find_candidates(query, ask, work)?;
+        self.find_candidates(query, request, work)?;
         let candidates = std::mem::take(&mut work.found.candidates);
-        let outcome = self.rank(query, ask, &candidates, work, out);
+        let outcome = self.rank(query, request, &candidates, work, out);
         work.found.candidates = candidates;
         outcome
     }
@@ -461,23 +468,23 @@ impl Coarse for Rabitq {
     fn candidates(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
     ) -> Result<Vec<RabitqCandidate>> {
         let work = work_of(scratch);
-        self.find_candidates(query, ask, work)?;
+        self.find_candidates(query, request, work)?;
         Ok(work.found.candidates.clone())
     }
 
     fn compare(
         &self,
         query: &[f32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         candidates: &[RabitqCandidate],
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        self.rank(query, ask, candidates, work_of(scratch), out)
+        self.rank(query, request, candidates, work_of(scratch), out)
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {

@@ -77,8 +77,8 @@ impl<'a> Trial<'a> {
         let refine = MEASURED_HITS * REFINE_FACTOR;
         let params = ScanParams { probes, refine };
         let exact = Some(&self.exact as &dyn Exact);
-        let ask = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
-        let recall = recall_of(index, &self.queries, &self.own, &self.truth, &ask)?;
+        let request = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
+        let recall = recall_of(index, &self.queries, &self.own, &self.truth, &request)?;
         Ok(RecallPoint {
             k: MEASURED_HITS as u32,
             recall,

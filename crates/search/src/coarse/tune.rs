@@ -96,12 +96,12 @@ pub(super) struct ScanChoice {
 impl ScanChoice {
     /// Returns the caller's settings, completed by measured ones.
     pub(super) fn resolve(
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         recall: Option<&Recall>,
         clusters: usize,
     ) -> ScanChoice {
-        let CoarseRequest { k, params, .. } = *ask;
-        let wished = if ask.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
+        let CoarseRequest { k, params, .. } = *request;
+        let wished = if request.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
         let measured = recall.and_then(|recall| recall.settings_for(wished));
         let probes = match (params.probes, measured) {
             (0, Some(point)) => {
@@ -173,11 +173,11 @@ pub(super) fn measure(
         let mut probes = 1;
         loop {
             build.crew.check()?;
-            let ask = CoarseRequest {
+            let request = CoarseRequest {
                 params: ScanParams { probes, refine },
                 ..CoarseRequest::best(MEASURED_HITS + 1)
             };
-            let recall = recall_of(index, &queries, &held_out, &truth, &ask)?;
+            let recall = recall_of(index, &queries, &held_out, &truth, &request)?;
             trials.push(RecallPoint {
                 k: MEASURED_HITS as u32,
                 recall,
@@ -273,14 +273,14 @@ pub(super) fn recall_of(
     queries: &[f32],
     own: &[u32],
     truth: &[Vec<u32>],
-    ask: &CoarseRequest<'_>,
+    request: &CoarseRequest<'_>,
 ) -> Result<f32> {
     let mut scratch = CoarseScratch::default();
     let mut hits = Vec::<CoarseHit>::new();
     let mut found = 0;
     let mut wanted = 0;
     for ((query, own), truth) in queries.chunks_exact(index.dims()).zip(own).zip(truth) {
-        index.search(query, ask, &mut scratch, &mut hits)?;
+        index.search(query, request, &mut scratch, &mut hits)?;
         let rows = others(hits.iter().map(|hit| hit.row), *own);
         found += truth.iter().filter(|row| rows.contains(row)).count();
         wanted += truth.len();
@@ -312,8 +312,8 @@ mod tests {
         let recall = Recall { points: vec![point(0.96, 8)] };
         let choose = |probes, refine, k| {
             let params = ScanParams { probes, refine };
-            let ask = CoarseRequest { params, ..CoarseRequest::best(k) };
-            ScanChoice::resolve(&ask, Some(&recall), 100)
+            let request = CoarseRequest { params, ..CoarseRequest::best(k) };
+            ScanChoice::resolve(&request, Some(&recall), 100)
         };
         assert_eq!(choose(5, 70, 10), ScanChoice { probes: 5, refine: 70 });
         assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });

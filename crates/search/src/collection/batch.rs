@@ -91,14 +91,14 @@ impl Collection {
                 group.iter().flat_map(|&run| runs[run].query.embedding).copied().collect();
             let exact = view.segment.exact(&mut *thread.vectors);
             let source = query.exact.then_some(&exact as &dyn Exact);
-            let ask = CoarseRequest {
+            let request = CoarseRequest {
                 params: query.params,
                 allow: allow.as_deref(),
                 exact: source,
                 ..CoarseRequest::best(query.k)
             };
             let mut hits = Vec::new();
-            view.segment.index().search_many(&queries, &ask, &mut thread.scratch, &mut hits)?;
+            view.segment.index().search_many(&queries, &request, &mut thread.scratch, &mut hits)?;
             let lost = exact.lost();
             for (&run, hits) in group.iter().zip(&hits) {
                 let BatchRun { best, found, .. } = &mut runs[run];

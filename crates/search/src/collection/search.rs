@@ -427,14 +427,14 @@ impl Collection {
         // The source of exact scores is not used in this step; its presence limits the candidates.
         let exact = view.segment.exact(&mut *thread.vectors);
         let codes = view.segment.codes(codes_reader(&mut thread.codes), query.deadline);
-        let ask = CoarseRequest {
+        let request = CoarseRequest {
             allow: allow.as_deref(),
             exact: Some(&exact),
             codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
             ..request
         };
         let candidates =
-            view.segment.index().candidates(query.embedding, &ask, &mut thread.scratch);
+            view.segment.index().candidates(query.embedding, &request, &mut thread.scratch);
         note_codes(found, codes.as_ref());
         candidates
     }
@@ -465,8 +465,8 @@ impl Collection {
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
         let exact = view.segment.exact(&mut **vectors);
-        let ask = CoarseRequest { exact: Some(&exact), ..request };
-        view.segment.index().compare(query.embedding, &ask, candidates, scratch, hits)?;
+        let request = CoarseRequest { exact: Some(&exact), ..request };
+        view.segment.index().compare(query.embedding, &request, candidates, scratch, hits)?;
         note_lost(found, exact.lost());
         Ok(())
     }
@@ -495,7 +495,7 @@ impl Collection {
         });
         let helpers = lists.as_ref().map(|lists| lists as &dyn ScanHelpers);
         let index: &dyn Coarse = view.segment.index();
-        let ask = CoarseRequest {
+        let request = CoarseRequest {
             allow: allow.as_deref(),
             helpers,
             codes: codes.as_ref().map(|codes| codes as &dyn ReadCodes),
@@ -503,11 +503,11 @@ impl Collection {
         };
         if query.exact {
             let exact = view.segment.exact(&mut **vectors);
-            let ask = CoarseRequest { exact: Some(&exact), ..ask };
-            index.search(query.embedding, &ask, scratch, hits)?;
+            let request = CoarseRequest { exact: Some(&exact), ..request };
+            index.search(query.embedding, &request, scratch, hits)?;
             note_lost(found, exact.lost());
         } else {
-            index.search(query.embedding, &ask, scratch, hits)?;
+            index.search(query.embedding, &request, scratch, hits)?;
         }
         note_codes(found, codes.as_ref());
         Ok(())

@@ -56,10 +56,10 @@ impl IvfPq {
         &self,
         lists: &[(f32, u32)],
         table: &CostTable,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         top: &mut TopK,
     ) -> Result<()> {
-        let codes = reader(ask.codes)?;
+        let codes = reader(request.codes)?;
         let blocks = |(_, cluster): &(f32, u32)| {
             let cluster = *cluster as usize;
             (self.block_starts[cluster + 1] - self.block_starts[cluster]) as usize
@@ -80,7 +80,7 @@ impl IvfPq {
                 let [Some(codes), Some(terms)] = pair else { continue };
                 let (base, cluster) = lists[part.list];
                 let first = self.starts[cluster as usize] + (part.first * BLOCK) as u32;
-                let accept = |row| ask.allow.is_none_or(|allow| allow.contains(row));
+                let accept = |row| request.allow.is_none_or(|allow| allow.contains(row));
                 scan(table, codes.bytes(), terms.floats(), base, first, top, accept);
             }
         }
@@ -95,10 +95,10 @@ impl IvfPq {
         &self,
         query: &ByteQuery,
         rows: &[u32],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         top: &mut TopK,
     ) -> Result<()> {
-        let codes = reader(ask.codes)?;
+        let codes = reader(request.codes)?;
         let count = self.starts.last().copied().unwrap_or(0) as usize;
         let groups =
             RowGroups { kind: BYTE_CODES, row_bytes: self.dims, rows: count, floats: false };

@@ -113,10 +113,10 @@ impl Rabitq {
     pub(super) fn through_found_on_medium(
         &self,
         constant: f32,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
-        let codes = reader(ask.codes)?;
+        let codes = reader(request.codes)?;
         let list = |(_, cluster): &(f32, u32)| self.list(&work.query, constant, *cluster);
         let lists: Vec<ScannedList> = work.probed.iter().map(list).collect();
         let parts = parts(lists.iter().map(ScannedList::blocks));
@@ -133,7 +133,7 @@ impl Rabitq {
                 wanted.extend(self.part_ranges(&lists[part.list], part));
             }
             codes.read(&wanted, &mut found)?;
-            self.scan_read(&lists, &parts[now.clone()], &found, ask, work)?;
+            self.scan_read(&lists, &parts[now.clone()], &found, request, work)?;
             start = now.end;
             count = count.saturating_mul(PARTS_GROWTH);
         }
@@ -147,7 +147,7 @@ impl Rabitq {
         lists: &[ScannedList],
         parts: &[ListPart],
         found: &[Option<Arc<CodeBlock>>],
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         work: &mut RabitqScratch,
     ) -> Result<()> {
         let groups = self.level_groups();
@@ -168,15 +168,15 @@ impl Rabitq {
                 signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
             let codes = PartCodes { signs, groups, held: &none };
             let numbers = part.first..part.first + part.blocks;
-            scan.passing(&codes, query, &lists[part.list], numbers, ask.allow, rows);
+            scan.passing(&codes, query, &lists[part.list], numbers, request.allow, rows);
         }
-        levels.read(&groups, rows, reader(ask.codes)?)?;
+        levels.read(&groups, rows, reader(request.codes)?)?;
         for (part, signs) in parts.iter().zip(&read) {
             let signs =
                 signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
             let codes = PartCodes { signs, groups, held: levels };
             let numbers = part.first..part.first + part.blocks;
-            scan.blocks(&codes, query, &lists[part.list], numbers, ask.allow);
+            scan.blocks(&codes, query, &lists[part.list], numbers, request.allow);
             if part.is_last {
                 scan.end_list(&codes, query, &lists[part.list]);
             }
@@ -191,7 +191,7 @@ impl Rabitq {
     pub(super) fn through_allowed_on_medium(
         &self,
         constant: f32,
-        ask: &CoarseRequest<'_>,
+        request: &CoarseRequest<'_>,
         allow: &RowSet,
         work: &mut RabitqScratch,
     ) -> Result<()> {
@@ -202,7 +202,7 @@ impl Rabitq {
             .take_while(|row| *row < self.starts.last().copied().unwrap_or(0))
             .collect();
         for rows in allowed.chunks(ROWS_AT_ONCE) {
-            work.levels.read(&groups, rows, reader(ask.codes)?)?;
+            work.levels.read(&groups, rows, reader(request.codes)?)?;
             for &row in rows {
                 if list.is_none_or(|list| row >= list.rows.1) {
                     let cluster = self.starts.partition_point(|start| *start <= row) - 1;

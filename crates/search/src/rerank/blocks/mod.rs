@@ -206,7 +206,7 @@ mod tests {
     }
 
     /// Looks a block up like a searcher. Returns true if it was cached.
-    fn ask(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
+    fn look_up(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
         match blocks.lookup(key, true) {
             BlockLookup::Here(block) => {
                 assert_eq!(
@@ -232,7 +232,7 @@ mod tests {
         numbers: impl Iterator<Item = u64>,
         spare: &mut Option<Box<[u8]>>,
     ) -> usize {
-        numbers.filter(|&number| ask(blocks, key(number), spare)).count()
+        numbers.filter(|&number| look_up(blocks, key(number), spare)).count()
     }
 
     fn cache(blocks: u64) -> Blocks {
@@ -282,7 +282,7 @@ mod tests {
         let mut favourites = numbers(40);
         for at in 0..60_000 {
             let number = if at % 2 == 0 { 1000 + favourites() } else { next() };
-            ask(&blocks, key(number), &mut spare);
+            look_up(&blocks, key(number), &mut spare);
         }
         let held = |blocks: &Blocks| {
             (1000..1040)
@@ -320,8 +320,8 @@ mod tests {
         let blocks = cache(16);
         let mut spare = None;
         for number in 0..8 {
-            ask(&blocks, key(number), &mut spare);
-            ask(&blocks, BlockKey { file: 4, number }, &mut spare);
+            look_up(&blocks, key(number), &mut spare);
+            look_up(&blocks, BlockKey { file: 4, number }, &mut spare);
         }
         blocks.forget(3);
         blocks.drop_block(BlockKey { file: 4, number: 2 });
@@ -331,18 +331,18 @@ mod tests {
             blocks.lookup(BlockKey { file: 4, number: 1 }, false),
             BlockLookup::Here(_)
         ));
-        assert!(!ask(&blocks, key(1), &mut spare) && ask(&blocks, key(1), &mut spare));
+        assert!(!look_up(&blocks, key(1), &mut spare) && look_up(&blocks, key(1), &mut spare));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn returns_only_inserted_blocks(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
-            // `ask` checks the bytes of cached blocks.
+            // `look_up` checks the bytes of cached blocks.
             let blocks = cache(8);
             let mut spare = None;
             for (file, number) in asked {
-                ask(&blocks, BlockKey { file, number }, &mut spare);
+                look_up(&blocks, BlockKey { file, number }, &mut spare);
             }
             let stats = blocks.stats();
             prop_assert!(stats.blocks <= 8 && stats.hits <= stats.lookups);
