@@ -260,19 +260,21 @@ impl Decoder {
     ///
     /// # Errors
     /// `DataLoss` if nothing was decoded and nothing can be decoded; `Cancelled` after a stop.
-    #[expect(clippy::should_implement_trait, reason = "it can fail, and has faults besides")]
+    #[expect(clippy::should_implement_trait, reason = "it can fail, and it also collects faults")]
     pub fn next(&mut self) -> Result<Option<AudioBlock>> {
         loop {
             if self.lost > 0 {
                 let frames = self.lost.min(SILENCE_FRAMES);
                 self.lost -= frames;
-                if let Some(block) = self.give(vec![0.0; frames as usize * self.format.channels]) {
+                if let Some(block) =
+                    self.trimmed_block(vec![0.0; frames as usize * self.format.channels])
+                {
                     return Ok(Some(block));
                 }
                 continue;
             }
             let waiting = std::mem::take(&mut self.waiting);
-            if let Some(block) = self.give(waiting) {
+            if let Some(block) = self.trimmed_block(waiting) {
                 return Ok(Some(block));
             }
             if self.ended {
@@ -359,8 +361,9 @@ impl Decoder {
         left.min(GAP_SECONDS_MAX * rate)
     }
 
-    /// Returns a block of `samples` without frames that encoders added; `None` if none are left.
-    fn give(&mut self, mut samples: Vec<f32>) -> Option<AudioBlock> {
+    /// Returns a block of `samples` without the frames that encoders add, or `None` if no frame is
+    /// left.
+    fn trimmed_block(&mut self, mut samples: Vec<f32>) -> Option<AudioBlock> {
         let channels = self.format.channels;
         let (from, to) = (self.read, self.read + (samples.len() / channels) as u64);
         self.read = to;

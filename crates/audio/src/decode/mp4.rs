@@ -50,12 +50,13 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
             ));
         }
         let head = bytes.read_at(at, 16);
-        let Some((name, header, length)) = atom(&head) else {
+        let Some(atom) = AtomHeader::parse(&head) else {
             return Ok(edits.unwrap_or_default());
         };
+        let AtomHeader { name, length, .. } = atom;
         match &name {
             b"moov" => {
-                edits = Some(contents(bytes, at, header, length)?);
+                edits = Some(contents(bytes, at, atom)?);
                 if !bytes.is_file() {
                     bytes.watch(Mp4Watch { next: at.saturating_add(length), fragments });
                     return Ok(edits.unwrap_or_default());
@@ -77,7 +78,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                 let whole =
                     fragments.admit(&bytes.read_at(at, MOOF_MAX.min(length) as usize), length);
                 if whole.is_err() && edits.is_some() {
-                    // The atoms before it are read as a streamed file that breaks off here.
+                    // The atoms before this one are read as a streamed file that ends here.
                     bytes.forward_only();
                     bytes.watch(Mp4Watch { next: at, fragments });
                     return Ok(edits.unwrap_or_default());
@@ -95,14 +96,15 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
 }
 
 /// Checks the table of contents at `at`.
-fn contents(bytes: &mut InputBytes, at: u64, header: u64, length: u64) -> Result<Mp4Edits> {
+fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edits> {
+    let AtomHeader { header_length, length, .. } = atom;
     if length > MOOV_MAX {
         return Err(Error::data_loss(format!(
             "the table of contents of this mp4 file has {length} bytes by its header, which is impossible"
         )));
     }
-    let body = bytes.read_at(at + header, (length - header) as usize);
-    if (body.len() as u64) < length - header {
+    let body = bytes.read_at(at + header_length, (length - header_length) as usize);
+    if (body.len() as u64) < length - header_length {
         return Err(Error::data_loss("this mp4 file ends inside its table of contents"));
     }
     let mut walk = TableWalk::default();
@@ -158,10 +160,10 @@ impl Mp4Watch {
     /// `DataLoss` for impossible lengths.
     pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
-            match atom(bytes.peek(16)) {
+            match AtomHeader::parse(bytes.peek(16)) {
                 // A reader uses the last table of contents, and only the first was checked.
-                Some((name, ..)) if &name == b"moov" => return Err(wrong()),
-                Some((name, _, length)) => {
+                Some(atom) if &atom.name == b"moov" => return Err(wrong()),
+                Some(AtomHeader { name, length, .. }) => {
                     match &name {
                         b"moof" => self
                             .fragments
@@ -208,28 +210,40 @@ fn each_atom<'a>(
 ) -> Result<()> {
     let mut at = 0;
     while body.len() - at >= 8 {
-        let (name, header, length) = atom(&body[at..]).ok_or_else(wrong)?;
-        let end = usize::try_from(length)
+        let atom = AtomHeader::parse(&body[at..]).ok_or_else(wrong)?;
+        let end = usize::try_from(atom.length)
             .ok()
             .and_then(|length| at.checked_add(length))
             .ok_or_else(wrong)?;
-        let inside = body.get(at + header as usize..end).ok_or_else(wrong)?;
-        act(name, at..end, inside)?;
+        let inside = body.get(at + atom.header_length as usize..end).ok_or_else(wrong)?;
+        act(atom.name, at..end, inside)?;
         at = end;
     }
     Ok(())
 }
 
-/// Returns name, header length and length of an atom. An atom that reaches to the end of the file
-/// has the greatest length.
-fn atom(head: &[u8]) -> Option<([u8; 4], u64, u64)> {
-    let name = head.get(4..8)?.try_into().ok()?;
-    let (header, length) = match big(head, 0)? {
-        0 => (8, u64::MAX),
-        1 => (16, u64::from(big(head, 8)?) << 32 | u64::from(big(head, 12)?)),
-        length => (8, u64::from(length)),
-    };
-    (length >= header).then_some((name, header, length))
+/// Header of an atom, which is a part of an mp4 file.
+#[derive(Clone, Copy)]
+struct AtomHeader {
+    name: [u8; 4],
+    /// Bytes of the header.
+    header_length: u64,
+    /// Bytes of the whole atom. If it reaches to the end of the file, the greatest number.
+    length: u64,
+}
+
+impl AtomHeader {
+    /// Parses the header at the start of `bytes`. Returns `None` if the bytes end before, or if the
+    /// atom is shorter than its header.
+    fn parse(bytes: &[u8]) -> Option<AtomHeader> {
+        let name = bytes.get(4..8)?.try_into().ok()?;
+        let (header_length, length) = match big(bytes, 0)? {
+            0 => (8, u64::MAX),
+            1 => (16, u64::from(big(bytes, 8)?) << 32 | u64::from(big(bytes, 12)?)),
+            length => (8, u64::from(length)),
+        };
+        (length >= header_length).then_some(AtomHeader { name, header_length, length })
+    }
 }
 
 fn big(bytes: &[u8], at: usize) -> Option<u32> {
