@@ -117,7 +117,7 @@ impl CreateCollection {
             ("vectors.hnsw_config", params.hnsw_config),
             ("vectors.quantization_config", params.quantization_config),
             ("vectors.on_disk", params.on_disk.filter(|on_disk| !on_disk).map(Value::from)),
-            ("vectors.memory", not_cold("vectors.memory", params.memory)?),
+            ("vectors.memory", memory_kind("vectors.memory", params.memory)?),
         ];
         hints
             .extend(vector.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
@@ -151,7 +151,7 @@ fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
             None => Err(Error::invalid("on_disk_payload: true or false is expected")),
         },
         "payload" => {
-            Ok(not_cold("payload.memory", value.get("memory").cloned())?.map(|_| value.clone()))
+            Ok(memory_kind("payload.memory", value.get("memory").cloned())?.map(|_| value.clone()))
         }
         "id_tracker"
         | "hnsw_config"
@@ -164,9 +164,13 @@ fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     }
 }
 
-/// Returns the kind of memory for `field`, or `None` for the disk, which holds everything. Qdrant
-/// does not pin vectors or payloads.
-fn not_cold(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
+/// Returns the kind of memory in `memory`, or `None` if the value is missing or "cold": the disk
+/// always holds everything. `field` is the name in errors.
+///
+/// # Errors
+/// `InvalidArgument` for "pinned", because Qdrant does not pin vectors or payloads, and for unknown
+/// kinds.
+fn memory_kind(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
     let Some(memory) = memory.filter(|memory| !memory.is_null()) else { return Ok(None) };
     match memory.as_str() {
         Some("cold") => Ok(None),
