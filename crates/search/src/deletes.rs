@@ -64,7 +64,7 @@ impl Deletes {
         if row >= self.rows {
             return true;
         }
-        let (chunk, word, bit) = place(row);
+        let RowBit { chunk, word, bit } = RowBit::of(row);
         self.chunks[chunk].as_ref().is_some_and(|chunk| chunk.words[word] >> bit & 1 == 1)
     }
 
@@ -73,7 +73,7 @@ impl Deletes {
         if self.contains(row) {
             return false;
         }
-        let (chunk, word, bit) = place(row);
+        let RowBit { chunk, word, bit } = RowBit::of(row);
         let empty = || Arc::new(DeletesChunk { words: [0; CHUNK_WORDS], unknown: false });
         Arc::make_mut(self.chunks[chunk].get_or_insert_with(empty)).words[word] |= 1 << bit;
         self.count += 1;
@@ -145,9 +145,24 @@ impl Deletes {
     }
 }
 
-fn place(row: u32) -> (usize, usize, u32) {
-    let within = row % CHUNK_ROWS;
-    ((row / CHUNK_ROWS) as usize, (within / 64) as usize, within % 64)
+/// Position of the bit of a row.
+struct RowBit {
+    chunk: usize,
+    /// Index of the word of 64 bits in the chunk.
+    word: usize,
+    /// Index of the bit in the word.
+    bit: u32,
+}
+
+impl RowBit {
+    fn of(row: u32) -> RowBit {
+        let within = row % CHUNK_ROWS;
+        RowBit {
+            chunk: (row / CHUNK_ROWS) as usize,
+            word: (within / 64) as usize,
+            bit: within % 64,
+        }
+    }
 }
 
 /// Content of a file of deletes.

@@ -122,7 +122,7 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
     let mut durable = 0;
     while at < log.len() {
         let least = if numbers_known { replay.next } else { 0 };
-        let Some((found, head, payload)) = next_whole(log, at, least) else {
+        let Some(WholeFrame { offset: found, head, payload }) = next_whole(log, at, least) else {
             replay.torn_tail = Some(at as u64);
             break;
         };
@@ -164,10 +164,17 @@ fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
     }
 }
 
-/// Finds the first whole frame from `at` on with a number of at least `least`: its offset, head and
-/// payload. The inside of a frame with a good head is skipped: a payload may hold anything, frames
-/// too.
-fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])> {
+/// A frame whose head and payload are intact.
+struct WholeFrame<'a> {
+    /// Offset in the log.
+    offset: usize,
+    head: Head,
+    payload: &'a [u8],
+}
+
+/// Finds the first whole frame from `at` on with a number of at least `least`. The inside of a frame
+/// with an intact head is skipped, because a payload may hold anything, even frames.
+fn next_whole(log: &[u8], at: usize, least: u64) -> Option<WholeFrame<'_>> {
     let mut at = at;
     while let Some(bytes) = log.get(at..) {
         if bytes.len() < FRAME_BYTES {
@@ -181,7 +188,7 @@ fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])>
         if let Some(head) = numbered
             && let Some(payload) = frame::payload(bytes, &head)
         {
-            return Some((at, head, payload));
+            return Some(WholeFrame { offset: at, head, payload });
         }
         at = at.checked_add(step)?;
     }
