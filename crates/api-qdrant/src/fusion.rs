@@ -42,8 +42,8 @@ pub struct FusionHit<I> {
 }
 
 impl<I> FusionHit<I> {
-    /// Creates a hit from the score that clients see. If `by_distance` is true and the metric is L2,
-    /// this score is a distance, and the hit gets its negative.
+    /// Creates a hit from the score that clients see. If `by_distance` is true and the metric is
+    /// L2, this score is a distance, and the hit gets its negative.
     pub fn new(by_distance: bool, metric: Metric, id: I, score: f32) -> FusionHit<I> {
         let score = match metric {
             Metric::L2 if by_distance => -score,

@@ -44,7 +44,8 @@ pub struct UnneededTimer {
 
 impl UnneededTimer {
     /// Records the need of the copy at `now`. Returns true if the copy can be removed: it was
-    /// unneeded at each call for [`UNNEEDED_STAYS`], because the same nodes `wanted` hold the shard.
+    /// unneeded at each call for [`UNNEEDED_STAYS`], because the same nodes `wanted` hold the
+    /// shard.
     ///
     /// If `wanted` changes, the time starts again. A new node may be about to remove its copy and
     /// its announcement, because it relied on the same nodes before.

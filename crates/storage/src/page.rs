@@ -181,8 +181,8 @@ impl<'a> RecordPage<'a> {
         Ok(page)
     }
 
-    /// Opens a page as [`RecordPage::open`] does, but does not check the checksum. Use it for a page
-    /// in memory that was opened before.
+    /// Opens a page as [`RecordPage::open`] does, but does not check the checksum. Use it for a
+    /// page in memory that was opened before.
     ///
     /// # Errors
     /// `DataLoss` if the bytes cannot be a page.

@@ -23,8 +23,8 @@ use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
-/// Time that a read waits for the entry that it needs before it has the log read. A writer passes an
-/// entry on a moment after it acknowledges the entry.
+/// Time that a read waits for the entry that it needs before it has the log read. A writer passes
+/// an entry on a moment after it acknowledges the entry.
 const PASSED_WAIT: Duration = Duration::from_millis(10);
 /// First pause after a failure. Doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(100);

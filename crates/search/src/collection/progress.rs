@@ -267,8 +267,8 @@ impl Collection {
         }
     }
 
-    /// Restores the list of damaged logs that an earlier start found and a flush has replaced. A log
-    /// that this start still reads reports its damage again.
+    /// Restores the list of damaged logs that an earlier start found and a flush has replaced. A
+    /// log that this start still reads reports its damage again.
     pub(super) fn restore_damaged(&self, manifest: &ManifestContent) {
         for damaged in
             manifest.damaged_logs.iter().filter(|damaged| damaged.log < manifest.first_log)

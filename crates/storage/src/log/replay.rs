@@ -172,8 +172,8 @@ struct WholeFrame<'a> {
     payload: &'a [u8],
 }
 
-/// Finds the first whole frame from `at` on with a number of at least `least`. The inside of a frame
-/// with an intact head is skipped, because a payload may hold anything, even frames.
+/// Finds the first whole frame from `at` on with a number of at least `least`. The inside of a
+/// frame with an intact head is skipped, because a payload may hold anything, even frames.
 fn next_whole(log: &[u8], at: usize, least: u64) -> Option<WholeFrame<'_>> {
     let mut at = at;
     while let Some(bytes) = log.get(at..) {
