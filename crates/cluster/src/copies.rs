@@ -49,7 +49,7 @@ impl UnneededTimer {
     ///
     /// If `wanted` changes, the time starts again. A new node may be about to remove its copy and
     /// its announcement, because it relied on the same nodes before.
-    pub fn look(&mut self, need: CopyNeed, wanted: &[String], now: Instant) -> bool {
+    pub fn record(&mut self, need: CopyNeed, wanted: &[String], now: Instant) -> bool {
         if need != CopyNeed::Unneeded {
             self.since = None;
             return false;

@@ -47,14 +47,14 @@ const REFUSALS: [(&str, &str); 18] = [
     ("snapshots_max", "too many snapshots were being sent or received"),
 ];
 
-/// Counters at the last look.
+/// Counters at the last scan.
 pub(crate) struct ServerWatch {
     metrics: Arc<Metrics>,
     registry: RegistryReader,
     journal: Arc<EventJournal>,
     refused: BTreeMap<&'static str, u64>,
     disk_refused: HashMap<String, u64>,
-    /// For each model: true if many requests failed at the last look.
+    /// For each model: true if many requests failed at the last scan.
     failing: HashMap<Arc<str>, bool>,
 }
 

@@ -15,7 +15,7 @@ use transport::TlsIdentity;
 
 use crate::compose::Server;
 
-/// Time between two looks at the files.
+/// Time between two checks of the files.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Length, modification time and inode of a file. Symbolic links are followed: a mounted secret

@@ -20,7 +20,7 @@ use crate::listeners::{BoundSockets, ListenOptions, Listening, listen};
 use crate::reconfigure::{self, ConfigWatch, ReloadSignal};
 use crate::stores::ModelStores;
 
-/// Time between two looks at the first load.
+/// Time between two checks of the first load.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;

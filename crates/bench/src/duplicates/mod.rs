@@ -31,7 +31,7 @@ use loadgen::stats::ratio;
 const WRITE_POINTS: u64 = 256;
 /// Most points, planted copies and lookalikes.
 const ROWS_MAX: u64 = 20_000_000;
-/// Interval between two looks at memory and progress.
+/// Interval between two checks of memory and progress.
 const WATCH: Duration = Duration::from_millis(200);
 /// Longest wait until the collection is open.
 const OPEN_WAIT_MAX: Duration = Duration::from_secs(3600);

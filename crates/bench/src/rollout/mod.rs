@@ -39,7 +39,7 @@ const MODEL: &str = "rollout";
 /// Time before the new version is published.
 const STEADY: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Time between two looks at the rollout.
+/// Time between two checks of the rollout.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Longest load of a version.
 const LOAD_MAX: Duration = Duration::from_secs(60);

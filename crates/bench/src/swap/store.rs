@@ -28,7 +28,7 @@ const REMEDY: &str = "give --python PATH, or --store file";
 const BUCKET: &str = "bucket";
 /// Longest time until a server lists its store: the longest pause, and the listing.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(75);
-/// Time between two looks for the first fetched bytes. They are outside the measured window.
+/// Time between two checks for the first fetched bytes. They are outside the measured window.
 const FETCH_POLL: Duration = Duration::from_millis(200);
 /// Copies that fit the cache, in halves of a version: the served and the new one. Without a limit,
 /// a copy of the version before the served one would have the new tensors.

@@ -85,7 +85,7 @@ impl ServeArgs {
     }
 }
 
-/// Time between two looks at the settings file, if `--poll` does not set it.
+/// Time between two checks of the settings file, if `--poll` does not set it.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Serves until SIGTERM or SIGINT.

@@ -174,7 +174,7 @@ impl HeldShards {
                 let wanted = view.wanted_holders(key, shard.holder.record.copies);
                 let need =
                     if is_certain { self.need(view, key, &wanted) } else { CopyNeed::Unknown };
-                if shard.unneeded.look(need, &wanted, now) {
+                if shard.unneeded.record(need, &wanted, now) {
                     ended.push(key.clone());
                 }
             }

@@ -17,12 +17,12 @@ fn a_copy_is_needed_until_all_wanted_holders_serve() {
 }
 
 #[test]
-fn a_copy_is_removed_if_it_is_unneeded_at_each_look() {
+fn a_copy_is_removed_if_it_is_unneeded_at_each_check() {
     let start = Instant::now();
     let second = Duration::from_secs(1);
     let wanted = ["b".to_owned(), "c".to_owned()];
     let mut timer = UnneededTimer::default();
-    let mut look = |need, time| timer.look(need, &wanted, start + time);
+    let mut look = |need, time| timer.record(need, &wanted, start + time);
     assert!(!look(CopyNeed::Unneeded, Duration::ZERO));
     assert!(!look(CopyNeed::Unneeded, UNNEEDED_STAYS - second));
     for interruption in [CopyNeed::Needed, CopyNeed::Unknown] {
@@ -41,7 +41,7 @@ fn other_holders_start_the_time_again() {
     let mut timer = UnneededTimer::default();
     let mut look = |wanted: &[&str], time| {
         let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
-        timer.look(CopyNeed::Unneeded, &wanted, start + time)
+        timer.record(CopyNeed::Unneeded, &wanted, start + time)
     };
     assert!(!look(&["c", "d"], Duration::ZERO));
     assert!(!look(&["b"], UNNEEDED_STAYS));

@@ -143,7 +143,7 @@ mod tests {
         (*state >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The promise: over all looks at a stream, the true probability is outside at most in a share
+    /// The promise: over all checks of a stream, the true probability is outside at most in a share
     /// `level` of streams.
     #[test]
     fn few_streams_ever_leave_the_bounds() {

@@ -8,7 +8,7 @@ use serde_json::{Number, Value};
 
 use super::condition::same;
 
-/// A list of values. The first look-up builds the table.
+/// A list of values. The first lookup builds the table.
 #[derive(Clone, Debug, Default)]
 pub struct MatchValues {
     list: Vec<Value>,

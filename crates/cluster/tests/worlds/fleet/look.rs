@@ -58,7 +58,7 @@ impl Fleet {
             } else {
                 CopyNeed::Unknown
             };
-            if copy.unneeded.look(need, &names, instant) {
+            if copy.unneeded.record(need, &names, instant) {
                 process.held.remove(&shard);
                 self.figures.copies_dropped += 1;
                 self.check_drop(sender.node, shard, &wanted);
