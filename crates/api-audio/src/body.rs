@@ -8,9 +8,9 @@ use transport::upload::{FormFile, UploadLimits, UploadPieces};
 /// A recording in a body.
 pub(crate) struct AudioBody {
     pub(crate) pieces: UploadPieces,
-    /// Its format: the extension of the file name, or else the media type.
+    /// Format of the recording: the extension of the file name, or else the media type.
     pub(crate) hint: Option<String>,
-    /// Its name, if the client sent one.
+    /// Name of the file, if the client sent one.
     pub(crate) file_name: Option<String>,
 }
 

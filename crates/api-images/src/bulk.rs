@@ -19,7 +19,7 @@ use super::held_files::{HeldBytes, HeldFiles};
 pub struct BulkImage {
     /// Name in the archive or the folder.
     pub name: String,
-    /// Its file.
+    /// File of the image.
     pub bytes: Bytes,
 }
 

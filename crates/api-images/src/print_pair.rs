@@ -25,12 +25,12 @@ pub struct PrintPair {
 pub enum PrintJson {
     /// A print of the collection.
     Stored {
-        /// Its id.
+        /// Id of the image.
         id: PointId,
     },
     /// A picture or a template.
     File {
-        /// Its bytes in base64.
+        /// Bytes of the file in base64.
         file: String,
     },
     /// A print as a point has it.

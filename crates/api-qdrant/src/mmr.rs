@@ -13,7 +13,7 @@ pub(crate) const CANDIDATES_MAX: usize = 1024;
 /// A hit that may be chosen.
 pub struct MmrCandidate {
     vector: Vec<f32>,
-    /// Its similarity to the query.
+    /// Similarity of the hit to the query.
     similarity: f32,
 }
 

@@ -30,7 +30,7 @@ use scenes::SceneLabeller;
 pub(crate) struct WindowScores<'a> {
     /// Number of the window.
     pub(crate) window: u64,
-    /// Its rows that belong to the recording; the rest is padding.
+    /// Rows that belong to the recording; the rest is padding.
     pub(crate) real: usize,
     /// Level of its samples in dB of full scale.
     pub(crate) level: f32,

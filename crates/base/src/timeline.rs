@@ -79,11 +79,11 @@ pub struct QueueWait {
 pub struct RunAhead {
     /// Number of the run.
     pub batch: u64,
-    /// Its model.
+    /// Model of the run.
     pub model: Arc<str>,
-    /// Its items.
+    /// Items of the run.
     pub items: usize,
-    /// Its wall time.
+    /// Wall time of the run.
     pub time: Duration,
 }
 

@@ -17,9 +17,9 @@ const FOLLOW_AHEAD_MAX: usize = 8;
 pub enum FollowStep {
     /// The next entry.
     Entry {
-        /// Its number.
+        /// Number of the entry.
         number: EntryNumber,
-        /// Its operations; `None` for a fence and for an entry that does not count.
+        /// Operations of the entry; `None` for a fence and for an entry that does not count.
         batch: Option<Batch>,
     },
     /// The next entry does not exist. Every write that was acknowledged before the call of

@@ -9,7 +9,7 @@ use crate::machine::ShownDirectory;
 pub struct SettingsSection {
     /// Name of the section.
     pub name: &'static str,
-    /// Its settings, in order.
+    /// Settings of the section, in order.
     pub settings: Vec<Setting>,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct PageSource {
     pub(crate) script: &'static str,
     /// Identifier of the element that the link for keyboards skips to.
     pub(crate) skip: &'static str,
-    /// Its content security policy.
+    /// Content security policy of the page.
     pub(crate) policy: &'static str,
     /// Elements between header and footer.
     pub(crate) body: &'static str,

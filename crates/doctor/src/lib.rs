@@ -60,11 +60,11 @@ pub enum CheckVerdict {
 pub struct Check {
     /// The subject.
     pub name: &'static str,
-    /// Its severity.
+    /// Severity of the finding.
     pub verdict: CheckVerdict,
     /// The finding in a few words.
     pub found: String,
-    /// Its meaning, and the remedy if one is needed.
+    /// Meaning of the finding, and the remedy if one is needed.
     pub meaning: String,
 }
 

@@ -45,7 +45,7 @@ pub fn is_source(source: &Path) -> bool {
 /// A SavedModel, or a version that was published from one, and the graph to take from it.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedModelGraph<'a> {
-    /// Its directory, or the file `saved_model.pb` in it.
+    /// Directory of the SavedModel, or the file `saved_model.pb` in it.
     pub source: &'a Path,
     /// Tags of the graph; empty for the graph with the tag "serve".
     pub tags: &'a [String],

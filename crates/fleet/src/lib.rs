@@ -97,7 +97,7 @@ struct FleetUpdate {
     /// Time from which the process wants to load it.
     due: Option<Instant>,
     state: TurnState,
-    /// Its end, until etcd has it.
+    /// End of the update, until etcd has it.
     end: Option<EndedUpdate>,
 }
 

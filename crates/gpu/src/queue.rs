@@ -19,7 +19,7 @@ use crate::plan::QUERIES_MAX;
 pub(crate) struct QueryBatch {
     /// Number of queries, at most [`QUERIES_MAX`].
     pub(crate) count: usize,
-    /// Their values, widened to whole pieces.
+    /// Values of the queries, widened to whole pieces.
     pub(crate) widened: Vec<u8>,
     /// A scale for each query of bytes; none for queries of floats.
     pub(crate) scales: Vec<f32>,

@@ -34,7 +34,7 @@ pub enum Codes<'a> {
 pub struct Rows<'a> {
     /// Values of a row.
     pub dims: usize,
-    /// Their codes.
+    /// Codes of the rows.
     pub codes: Codes<'a>,
     /// Squared lengths, one a row, for costs that are squared distances without the query's part.
     /// `None`: costs are negated products.

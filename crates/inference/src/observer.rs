@@ -11,15 +11,15 @@ use telemetry::TraceId;
 pub struct ObservedRequest {
     /// The version that ran it.
     pub servable: Arc<Servable>,
-    /// Its protocol.
+    /// Protocol of the request.
     pub protocol: &'static str,
     /// Inputs as the client sent them.
     pub inputs: Vec<NamedTensor>,
     /// Names of the requested outputs; empty for all of them.
     pub requested: Vec<Arc<str>>,
-    /// Its trace, if it is traced.
+    /// Id of the trace, if the request is traced.
     pub trace: Option<TraceId>,
-    /// Its outputs, or its error.
+    /// Outputs of the request, or its error.
     pub outcome: Result<Vec<NamedTensor>, Error>,
     /// Time from its start to its end.
     pub total: Duration,

@@ -142,7 +142,8 @@ pub struct InferenceRequest {
     pub timeout: Option<Duration>,
     /// Priority level, 1 first; 0 is the model's default.
     pub priority: usize,
-    /// Its part in a rollout, as [`InferenceService::route`] returned it with the version.
+    /// Part of the request in a rollout, as [`InferenceService::route`] returned it with the
+    /// version.
     pub rollout: Option<RolloutPart>,
 }
 

@@ -42,7 +42,7 @@ const STARTS_MAX: usize = 64;
 pub struct IsolationConfig {
     /// Path of the program, which calls [`run_worker`].
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
     /// Concurrent runs of one worker process, 1 to [`RUNS_MAX`].
     pub runs: usize,

@@ -43,7 +43,7 @@ pub(crate) struct Cache {
 /// A version to convert.
 #[derive(Clone, Copy)]
 pub(crate) struct ForeignVersion<'a> {
-    /// Its directory.
+    /// Directory of the version.
     pub(crate) dir: &'a Path,
     /// Tags of its graph ([`engine::SessionOptions::graph_tags`]).
     pub(crate) graph_tags: &'a [String],

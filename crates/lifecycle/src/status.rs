@@ -18,7 +18,7 @@ pub enum LifecycleState {
     Ready,
     /// Takes no new requests and waits for the last one.
     Draining,
-    /// Its memory is released.
+    /// The memory of the version is released.
     Released,
     /// Refused or broken; the reason says why.
     Failed,

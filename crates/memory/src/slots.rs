@@ -19,7 +19,7 @@ pub(crate) enum Slot {
     Used,
     /// Being faulted in ahead of need; will be free.
     Prefaulting,
-    /// Its memory is being returned to the system; will be unbacked.
+    /// The memory of the slot is being returned to the system; will be unbacked.
     Releasing,
 }
 

@@ -29,7 +29,7 @@ pub enum EventLevel {
 pub struct NewEvent {
     /// One of the kinds that docs/console.md lists.
     pub kind: &'static str,
-    /// Its weight.
+    /// Level of the event.
     pub level: EventLevel,
     /// The model, or `None` for the whole server.
     pub model: Option<Arc<str>>,
@@ -50,7 +50,7 @@ pub struct ServerEvent {
     pub at: f64,
     /// One of the kinds of [`NewEvent`].
     pub kind: &'static str,
-    /// Its weight.
+    /// Level of the event.
     pub level: EventLevel,
     /// The model, or `None` for the whole server.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -39,9 +39,9 @@ impl TfsState {
 /// The state of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionState {
-    /// Its number.
+    /// Number of the version.
     pub version: u64,
-    /// Its state.
+    /// State of the version.
     pub state: TfsState,
     /// Reason of a failure.
     pub error: Option<String>,

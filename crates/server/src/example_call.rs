@@ -19,7 +19,7 @@ pub(crate) struct ExampleCall<'a> {
     pub(crate) ticket: &'a RequestTicket,
     /// The version under its default signature.
     pub(crate) servable: Arc<Servable>,
-    /// Its part in a rollout. All runs of a request have the same part.
+    /// Part of the request in a rollout. All runs of a request have the same part.
     pub(crate) rollout: Option<RolloutPart>,
     pub(crate) examples: Arc<Examples>,
     pub(crate) timeout: Option<Duration>,

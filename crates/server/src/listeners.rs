@@ -75,9 +75,9 @@ pub(crate) struct ListenOptions {
 
 /// Running listeners.
 pub(crate) struct Listening {
-    /// Their tasks, which end after a stop.
+    /// Tasks of the listeners, which end after a stop.
     pub(crate) tasks: Vec<JoinHandle<()>>,
-    /// Their addresses, separated by spaces.
+    /// Addresses of the listeners, separated by spaces.
     pub(crate) addresses: String,
 }
 

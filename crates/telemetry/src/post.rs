@@ -22,7 +22,7 @@ pub(crate) enum PostOutcome {
     Accepted {
         /// Number of spans that it did not take.
         rejected: u64,
-        /// Its reason, or a warning.
+        /// Reason of the collector, or a warning.
         message: String,
     },
     /// The export may be tried again.

@@ -9,11 +9,11 @@ use crate::context::{SpanId, TraceId};
 /// A finished trace of one request or one load, as far as this server knows it.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Its id.
+    /// Id of the trace.
     pub id: TraceId,
     /// The client's `tracestate`, which is passed on.
     pub state: Option<Box<str>>,
-    /// Its spans; the first one contains the others.
+    /// Spans of the trace; the first one contains the others.
     pub spans: Vec<Span>,
     /// The run that the request shared with others.
     pub batch: Option<BatchSpan>,
@@ -40,19 +40,19 @@ pub enum SpanKind {
 /// One span.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Its name.
+    /// Name of the span.
     pub name: Cow<'static, str>,
-    /// Its id.
+    /// Id of the span.
     pub id: SpanId,
     /// The span that contains it.
     pub parent: Option<SpanId>,
-    /// Its kind.
+    /// Kind of the span.
     pub kind: SpanKind,
-    /// Its start.
+    /// Start of the span.
     pub start: Instant,
-    /// Its end.
+    /// End of the span.
     pub end: Instant,
-    /// Its attributes.
+    /// Attributes of the span.
     pub attributes: Vec<Attribute>,
     /// Message of a failure.
     pub error: Option<Cow<'static, str>>,
@@ -61,9 +61,9 @@ pub struct Span {
 /// An attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attribute {
-    /// Its name.
+    /// Name of the attribute.
     pub key: &'static str,
-    /// Its value.
+    /// Value of the attribute.
     pub value: AttributeValue,
 }
 

@@ -39,9 +39,9 @@ impl std::fmt::Debug for Tracer {
 /// A request that is traced, perhaps depending on its model.
 #[derive(Debug)]
 pub struct RequestTrace {
-    /// Its trace.
+    /// Id of the trace.
     pub id: TraceId,
-    /// Its span, which contains all others of this server.
+    /// Span of the request, which contains all other spans of this server.
     pub span: SpanId,
     /// The client's span.
     pub parent: Option<SpanId>,
@@ -185,7 +185,7 @@ impl Tracer {
 pub struct LoadTraceIds {
     /// The trace.
     pub trace: TraceId,
-    /// Its first span.
+    /// First span of the trace.
     pub span: SpanId,
 }
 

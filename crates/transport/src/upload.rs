@@ -132,7 +132,7 @@ pub struct FormFile {
     pub pieces: UploadPieces,
     /// The last part of its name.
     pub file_name: Option<String>,
-    /// Its media type, in lower case and without parameters.
+    /// Media type of the file, in lower case and without parameters.
     pub media_type: Option<String>,
 }
 

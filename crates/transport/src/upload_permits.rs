@@ -19,7 +19,7 @@ pub struct UploadPermits {
 
 /// A permit, returned on drop.
 pub struct UploadPermit {
-    /// Its number, from 0.
+    /// Number of the permit, from 0.
     pub number: usize,
     permits: Arc<UploadPermits>,
 }

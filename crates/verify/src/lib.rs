@@ -30,7 +30,7 @@ const NAMES: [&str; 2] = ["server", "against"];
 pub struct ComparedServer {
     /// Address as the user wrote it, for the report.
     pub address: String,
-    /// Its gRPC endpoint.
+    /// gRPC endpoint of the server.
     pub endpoint: Endpoint,
 }
 

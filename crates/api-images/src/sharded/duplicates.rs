@@ -74,7 +74,7 @@ pub struct RecordsAnswer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredRecord {
-    /// Its bytes; empty for a point without an image.
+    /// Bytes of the record; empty for a point without an image.
     Present(#[serde(with = "crate::base64_text")] Vec<u8>),
     /// The point was removed.
     Removed,

@@ -40,11 +40,11 @@ pub fn present_answer(id: &PointId, payload: &Map<String, Value>) -> Option<Valu
 /// An image to put in.
 #[derive(Clone, Debug)]
 pub struct ImageInput {
-    /// Its name, which is shown; empty if it has none.
+    /// Name that is shown; empty if the image has none.
     pub name: String,
     /// Payload of the caller.
     pub payload: Map<String, Value>,
-    /// Its file.
+    /// File of the image.
     pub bytes: Bytes,
     /// Minimum quality of a fingerprint, 0 to 100.
     pub quality_min: u8,

@@ -28,7 +28,7 @@ pub struct SetPayload {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct DeletePayload {
-    /// Their paths.
+    /// Paths of the fields.
     pub keys: Vec<String>,
     points: Option<Vec<PointId>>,
     #[serde(default, deserialize_with = "super::filter::optional")]

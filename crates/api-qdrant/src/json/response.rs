@@ -11,12 +11,12 @@ use super::{INTERFACE_VERSION, Vector};
 /// A point in a response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct PointRecord {
-    /// Its id.
+    /// Id of the point.
     pub id: PointId,
     /// The requested part of its payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<Map<String, Value>>,
-    /// Its vector, bare or under its name.
+    /// Vector of the point, bare or under its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vector: Option<Vector>,
     /// The value that it was ordered by; a date as microseconds since 1970.
@@ -27,7 +27,7 @@ pub(crate) struct PointRecord {
 /// A hit of a query.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ScoredPoint {
-    /// Its id.
+    /// Id of the point.
     pub id: PointId,
     /// Always 0: points have no versions here.
     pub version: u64,
@@ -36,7 +36,7 @@ pub(crate) struct ScoredPoint {
     /// The requested part of its payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<Map<String, Value>>,
-    /// Its vector, bare or under its name.
+    /// Vector of the point, bare or under its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vector: Option<Vector>,
     /// The value that it was ordered by; a date as microseconds since 1970.

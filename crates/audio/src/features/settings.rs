@@ -21,7 +21,7 @@ pub enum FeatureFile {
     },
     /// Mel bands of the spectrum.
     Mel(MelSettings),
-    /// Their logarithms.
+    /// Logarithms of mel energies.
     LogMel {
         /// Mel bands.
         mel: MelSettings,

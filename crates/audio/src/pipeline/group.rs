@@ -28,7 +28,7 @@ pub(super) struct RunGroup {
 pub(super) struct GroupMember {
     /// Number of the piece.
     pub(super) piece: u64,
-    /// Its first window.
+    /// First window of the piece in the run.
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,
 }

@@ -91,7 +91,7 @@ pub(super) struct QueryResult {
     pub(super) coarse_first: bool,
     pub(super) is_candidate: bool,
     pub(super) final_first: bool,
-    /// Its score if it is a candidate, and true if that is accepted.
+    /// Score of the photograph if it is a candidate, and true if that score is accepted.
     pub(super) score: f32,
     pub(super) accepted: bool,
     /// Number of other images that were accepted, the best score of one, and its number.

@@ -69,7 +69,7 @@ pub struct ImportTarget {
 /// A collection whose data is written and that is not in the catalog yet.
 #[derive(Clone, Debug)]
 pub struct ImportedCollection {
-    /// Its record.
+    /// Record of the collection.
     pub record: CollectionRecord,
     /// Settings that its record does not have.
     pub changes: CollectionChanges,

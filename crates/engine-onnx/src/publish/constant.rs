@@ -17,7 +17,7 @@ const WORD_BYTES_MAX: u64 = 64;
 pub(super) struct ConstantNode {
     /// Name of its output.
     pub(super) output: Vec<u8>,
-    /// Its `TensorProto`.
+    /// Bytes of the `TensorProto` in the file.
     pub(super) value: Range<u64>,
 }
 

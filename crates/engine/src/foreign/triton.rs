@@ -30,7 +30,7 @@ const KEYS: [(&str, &str); 15] = [
 pub struct TritonSetting {
     /// Name of the key.
     pub key: &'static str,
-    /// Its value on one line, shortened.
+    /// Value on one line, shortened.
     pub value: String,
     /// The setting of the server in its place, or "none".
     pub equivalent: &'static str,

@@ -29,11 +29,11 @@ pub struct Repository {
 
 /// A model of the repository.
 pub struct RepositoryModel {
-    /// Its name, which is that of its directory.
+    /// Name of the model, which is that of its directory.
     pub name: String,
-    /// Its directory.
+    /// Directory of the model.
     pub dir: PathBuf,
-    /// Its settings.
+    /// Converted settings of the model.
     pub converted: ConvertedModel,
 }
 

@@ -72,7 +72,7 @@ pub(crate) struct Version {
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
-    /// Its turn in the fleet, until it serves or has failed.
+    /// Turn of the version in the fleet, until it serves or has failed.
     pub(crate) update: Option<Update>,
 }
 

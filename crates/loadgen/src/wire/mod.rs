@@ -27,7 +27,7 @@ pub enum Api {
 pub struct ModelEndpoint {
     /// The server.
     pub endpoint: Endpoint,
-    /// Its API.
+    /// API of the model.
     pub api: Api,
     /// The model's name.
     pub model: String,

@@ -29,7 +29,7 @@ pub const EXTENSIONS: [&str; 7] = [
 pub struct InferResponse {
     /// The model that answered.
     pub model: String,
-    /// Its version; empty if the server does not return it.
+    /// Version of the model; empty if the server does not return it.
     pub version: String,
     /// The request's id.
     pub id: String,

@@ -59,7 +59,7 @@ pub enum WarmupRecord {
 /// One task of a request with examples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleTask {
-    /// Its method.
+    /// Method of the task.
     pub method: String,
     /// The signature; empty for the model's default.
     pub signature: String,

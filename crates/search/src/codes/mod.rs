@@ -43,7 +43,7 @@ impl CodesPlace {
 #[derive(Debug)]
 pub struct CodeBlock {
     content: CodeContent,
-    /// Its bytes in the memory budget; `None` if there was no room, and for mapped memory.
+    /// Reservation in the memory budget; `None` if there was no room, and for mapped memory.
     _held: Option<BudgetReservation>,
 }
 

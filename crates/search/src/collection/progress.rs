@@ -36,7 +36,7 @@ pub(super) struct LogProgress {
 
 /// Logs that a start opens.
 pub(super) struct Logs {
-    /// Their numbers, ascending. A file may be missing.
+    /// Numbers of the logs, ascending. A file may be missing.
     pub(super) numbers: Vec<u64>,
     /// Known durable length of each.
     marks: LogPositions,

@@ -22,7 +22,7 @@ pub struct WalkPosition {
     passed: Vec<[u8; 16]>,
     /// Segment that is being visited.
     segment: Option<[u8; 16]>,
-    /// Its next row.
+    /// Next row of the walk.
     row: u32,
     /// Next id in the memtables.
     id: u64,

@@ -24,9 +24,9 @@ pub enum DuplicateState {
 /// Progress of a job; kept in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DuplicateProgress {
-    /// Its options.
+    /// Options of the job.
     pub options: DuplicateOptions,
-    /// Its state.
+    /// State of the job.
     pub state: DuplicateState,
     /// Error of a failed job.
     pub error: Option<String>,

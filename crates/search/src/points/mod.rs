@@ -25,9 +25,9 @@ pub use upsert::{UpsertCondition, UpsertMode, VectorChange};
 /// A point to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPoint<'a> {
-    /// Its id.
+    /// Id of the point.
     pub id: PointId,
-    /// Its embedding, with as many values as the collection has dimensions.
+    /// Embedding of the point, with as many values as the collection has dimensions.
     pub embedding: &'a [f32],
     /// Bytes that a scorer compares; may be empty.
     pub record: &'a [u8],
@@ -38,12 +38,12 @@ pub struct NewPoint<'a> {
 /// A point as it was read. Parts that were not requested are empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchedPoint {
-    /// Its id.
+    /// Id of the point.
     pub id: PointId,
-    /// Its embedding.
+    /// Embedding of the point.
     pub embedding: Vec<f32>,
-    /// Its record.
+    /// Record of the point.
     pub record: Vec<u8>,
-    /// Its payload.
+    /// Payload of the point.
     pub payload: Map<String, Value>,
 }

@@ -65,7 +65,7 @@ pub struct ListedCollection {
 /// State of a collection.
 #[derive(Clone, Debug)]
 pub enum ListedState {
-    /// Its log is being read.
+    /// The log of the collection is being read.
     Opening,
     /// The collection is served. Some of its segments may still be closed; see its status.
     Ready(Arc<NamedCollection>),

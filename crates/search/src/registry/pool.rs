@@ -78,7 +78,7 @@ struct PoolCounts {
 pub(super) struct PoolStats {
     /// Waiting tasks.
     pub(super) queued: usize,
-    /// Their maximum.
+    /// Maximum number of waiting tasks.
     pub(super) queue_max: usize,
     /// Tasks done.
     pub(super) done: u64,

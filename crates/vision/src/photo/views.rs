@@ -60,7 +60,7 @@ pub struct PixelRegion {
 /// A view of a photograph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhotoView {
-    /// Its kind.
+    /// Kind of the view.
     pub kind: ViewKind,
     /// Pixels of the photograph that it shows.
     pub region: PixelRegion,

@@ -32,7 +32,7 @@ const READS_MAX: u32 = 5;
 pub(super) struct ShardPosition {
     /// Shard that is visited. The shards below it were.
     pub(super) shard: u32,
-    /// Its next internal id.
+    /// Next internal id in the shard.
     pub(super) next: u64,
 }
 

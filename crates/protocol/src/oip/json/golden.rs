@@ -11,7 +11,7 @@ use crate::json::Reader;
 pub struct GoldenInfer {
     /// The request.
     pub request: RestInferRequest,
-    /// Its outputs.
+    /// Outputs that the response must have.
     pub outputs: Vec<NamedTensor>,
 }
 

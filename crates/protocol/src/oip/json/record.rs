@@ -28,21 +28,21 @@ pub struct InferRecord<'a> {
     pub duration: Duration,
     /// The version that ran it.
     pub id: &'a VersionId,
-    /// Its protocol.
+    /// Protocol of the request.
     pub protocol: &'a str,
     /// "ok" or the kind of its error.
     pub status: &'a str,
     /// Message of its error.
     pub error: Option<&'a str>,
-    /// Its trace, if it is traced.
+    /// Id of the trace, if the request is traced.
     pub trace_id: Option<String>,
-    /// Its signature; `None` for the model's default.
+    /// Signature of the request; `None` for the model's default.
     pub signature: Option<&'a str>,
-    /// Its inputs.
+    /// Inputs of the request.
     pub inputs: &'a [NamedTensor],
     /// Names of the requested outputs; empty for all.
     pub requested: &'a [Arc<str>],
-    /// Its outputs; empty after an error.
+    /// Outputs of the request; empty after an error.
     pub outputs: &'a [NamedTensor],
 }
 

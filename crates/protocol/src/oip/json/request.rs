@@ -15,7 +15,7 @@ use crate::wire;
 /// A requested output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedOutput {
-    /// Its name.
+    /// Name of the output.
     pub name: Arc<str>,
     /// True for raw elements, false for JSON; `None` for the request's default.
     pub binary: Option<bool>,
