@@ -111,7 +111,7 @@ fn contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<Mp4Edit
     walk.level(&body, 0, 0)?;
     let edits = walk.seen()?;
     for place in walk.hidden {
-        bytes.rename(at + header + place as u64, *b"free");
+        bytes.rename(at + header_length + place as u64, *b"free");
     }
     Ok(edits)
 }

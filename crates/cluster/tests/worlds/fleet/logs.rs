@@ -1,6 +1,6 @@
 //! Logs of the shards, and the writers that owners start.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 
 use cluster::{
     Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, Ticket, WriterId,
@@ -175,11 +175,11 @@ impl Fleet {
         let entries = &mut self.logs[shard as usize].entries;
         let event = match request {
             Action::Create(id, number, entry) => {
-                if entries.contains_key(&number) {
-                    Event::NotCreated(id)
-                } else {
-                    entries.insert(number, entry);
+                if let btree_map::Entry::Vacant(vacant) = entries.entry(number) {
+                    vacant.insert(entry);
                     Event::Created(id)
+                } else {
+                    Event::NotCreated(id)
                 }
             }
             Action::Read(id, number) => Event::Found(id, entries.get(&number).cloned()),
