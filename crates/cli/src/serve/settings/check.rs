@@ -240,7 +240,7 @@ impl ServeSettings {
         }
         let is_name = |name: &String| !name.is_empty() && !name.contains([':', '/', ' ', '*']);
         match server.allowed_hosts.iter().find(|name| !is_name(name)) {
-            Some(name) => Err(CommandError::usage(format!("--allowed-hosts: \"{name}\" is no host name"))
+            Some(name) => Err(CommandError::usage(format!("--allowed-hosts: \"{name}\" is not a host name"))
                 .hint(
                     "give names without scheme and port, as in --allowed-hosts mill.example,other.example",
                 )),
