@@ -310,6 +310,32 @@ mod tests {
     }
 
     #[test]
+    fn the_consistency_of_a_read_is_passed_on() {
+        use protocol::qdrant::read_consistency::Value as Level;
+        let path = |level: Level| {
+            let read_consistency = Some(pb::ReadConsistency { value: Some(level) });
+            let collection_name = "c".to_owned();
+            let count =
+                pb::CountPoints { collection_name, read_consistency, ..pb::CountPoints::default() };
+            let call = QdrantCall::of("/qdrant.Points/Count").unwrap();
+            call.request(count.encode_to_vec().into()).map(|request| request.path)
+        };
+        let count = "/collections/c/points/count?consistency=";
+        let majority = pb::ReadConsistencyType::Majority as i32;
+        assert_eq!(path(Level::Type(majority)).unwrap(), format!("{count}majority"));
+        assert_eq!(path(Level::Factor(2)).unwrap(), format!("{count}2"));
+        assert!(path(Level::Type(9)).unwrap_err().message().contains("read_consistency"));
+        let batch = pb::QueryBatchPoints {
+            collection_name: "c".to_owned(),
+            read_consistency: Some(pb::ReadConsistency { value: Some(Level::Type(0)) }),
+            timeout: Some(2),
+            ..pb::QueryBatchPoints::default()
+        };
+        let path = request("/qdrant.Points/QueryBatch", &batch).path;
+        assert_eq!(path, "/collections/c/points/query/batch?timeout=2&consistency=all");
+    }
+
+    #[test]
     fn unknown_methods_and_messages_are_refused() {
         assert!(is_call("/qdrant.Points/Fly") && !is_call("/inference.X/Y"));
         let error = QdrantCall::of("/qdrant.Points/Fly").err().unwrap();

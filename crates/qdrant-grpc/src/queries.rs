@@ -28,7 +28,8 @@ pub(crate) fn get(message: pb::GetPoints) -> Result<RestRequest> {
         ("with_vector", with_vector(message.with_vectors)),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points", message.timeout, &body))
+    post(&message.collection_name, "points", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 pub(crate) fn scroll(message: pb::ScrollPoints) -> Result<RestRequest> {
@@ -42,7 +43,8 @@ pub(crate) fn scroll(message: pb::ScrollPoints) -> Result<RestRequest> {
         ("order_by", message.order_by.map_or(Ok(Value::Null), order_by)?),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points/scroll", message.timeout, &body))
+    post(&message.collection_name, "points/scroll", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 pub(crate) fn count(message: pb::CountPoints) -> Result<RestRequest> {
@@ -51,7 +53,8 @@ pub(crate) fn count(message: pb::CountPoints) -> Result<RestRequest> {
         ("exact", optional(message.exact)),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points/count", message.timeout, &body))
+    post(&message.collection_name, "points/count", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 pub(crate) fn facet(message: pb::FacetCounts) -> Result<RestRequest> {
@@ -62,7 +65,8 @@ pub(crate) fn facet(message: pb::FacetCounts) -> Result<RestRequest> {
         ("exact", optional(message.exact)),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "facet", message.timeout, &body))
+    post(&message.collection_name, "facet", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 fn query_body(message: pb::QueryPoints) -> Result<Value> {
@@ -85,13 +89,15 @@ fn query_body(message: pb::QueryPoints) -> Result<Value> {
 pub(crate) fn query_points(mut message: pb::QueryPoints) -> Result<RestRequest> {
     let collection = std::mem::take(&mut message.collection_name);
     let timeout = message.timeout;
-    Ok(post(&collection, "points/query", timeout, &query_body(message)?))
+    let consistency = message.read_consistency;
+    post(&collection, "points/query", timeout, &query_body(message)?).with_consistency(consistency)
 }
 
 /// Returns the request of a batch of queries, each made by `body`.
 fn batch<M>(
     collection: &str,
     timeout: Option<u64>,
+    consistency: Option<pb::ReadConsistency>,
     queries: Vec<M>,
     name: impl Fn(&M) -> &str,
     body: impl Fn(M) -> Result<Value>,
@@ -105,13 +111,15 @@ fn batch<M>(
         body(query).map_err(|error| error.context(format_args!("searches[{at}]")))
     });
     let searches: Vec<Value> = each.collect::<Result<_>>()?;
-    Ok(post(collection, "points/query/batch", timeout, &json!({ "searches": searches })))
+    post(collection, "points/query/batch", timeout, &json!({ "searches": searches }))
+        .with_consistency(consistency)
 }
 
 pub(crate) fn query_batch(message: pb::QueryBatchPoints) -> Result<RestRequest> {
     batch(
         &message.collection_name,
         message.timeout,
+        message.read_consistency,
         message.query_points,
         |it| &it.collection_name,
         query_body,
@@ -135,7 +143,8 @@ pub(crate) fn query_groups(message: pb::QueryPointGroups) -> Result<RestRequest>
         ("with_lookup", with_lookup(message.with_lookup)?),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points/query/groups", message.timeout, &body))
+    post(&message.collection_name, "points/query/groups", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 /// Returns the JSON of the vector of a search.
@@ -164,13 +173,15 @@ fn search_body(message: pb::SearchPoints) -> Result<Value> {
 pub(crate) fn search(mut message: pb::SearchPoints) -> Result<RestRequest> {
     let collection = std::mem::take(&mut message.collection_name);
     let timeout = message.timeout;
-    Ok(post(&collection, "points/query", timeout, &search_body(message)?))
+    let consistency = message.read_consistency;
+    post(&collection, "points/query", timeout, &search_body(message)?).with_consistency(consistency)
 }
 
 pub(crate) fn search_batch(message: pb::SearchBatchPoints) -> Result<RestRequest> {
     batch(
         &message.collection_name,
         message.timeout,
+        message.read_consistency,
         message.search_points,
         |it| &it.collection_name,
         search_body,
@@ -192,7 +203,8 @@ pub(crate) fn search_groups(message: pb::SearchPointGroups) -> Result<RestReques
         ("with_lookup", with_lookup(message.with_lookup)?),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points/query/groups", message.timeout, &body))
+    post(&message.collection_name, "points/query/groups", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 /// Returns the JSON list of examples: points and then vectors.
@@ -225,13 +237,16 @@ fn recommend_body(message: pb::RecommendPoints) -> Result<Value> {
 pub(crate) fn recommend(mut message: pb::RecommendPoints) -> Result<RestRequest> {
     let collection = std::mem::take(&mut message.collection_name);
     let timeout = message.timeout;
-    Ok(post(&collection, "points/query", timeout, &recommend_body(message)?))
+    let consistency = message.read_consistency;
+    post(&collection, "points/query", timeout, &recommend_body(message)?)
+        .with_consistency(consistency)
 }
 
 pub(crate) fn recommend_batch(message: pb::RecommendBatchPoints) -> Result<RestRequest> {
     batch(
         &message.collection_name,
         message.timeout,
+        message.read_consistency,
         message.recommend_points,
         |it| &it.collection_name,
         recommend_body,
@@ -259,7 +274,8 @@ pub(crate) fn recommend_groups(message: pb::RecommendPointGroups) -> Result<Rest
         ("with_lookup", with_lookup(message.with_lookup)?),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, "points/query/groups", message.timeout, &body))
+    post(&message.collection_name, "points/query/groups", message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 fn example(example: Option<pb::VectorExample>) -> Result<Value> {
@@ -301,13 +317,16 @@ fn discover_body(message: pb::DiscoverPoints) -> Result<Value> {
 pub(crate) fn discover(mut message: pb::DiscoverPoints) -> Result<RestRequest> {
     let collection = std::mem::take(&mut message.collection_name);
     let timeout = message.timeout;
-    Ok(post(&collection, "points/query", timeout, &discover_body(message)?))
+    let consistency = message.read_consistency;
+    post(&collection, "points/query", timeout, &discover_body(message)?)
+        .with_consistency(consistency)
 }
 
 pub(crate) fn discover_batch(message: pb::DiscoverBatchPoints) -> Result<RestRequest> {
     batch(
         &message.collection_name,
         message.timeout,
+        message.read_consistency,
         message.discover_points,
         |it| &it.collection_name,
         discover_body,
@@ -322,7 +341,8 @@ fn matrix(message: pb::SearchMatrixPoints, route: &str) -> Result<RestRequest> {
         ("using", optional(message.using)),
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
-    Ok(post(&message.collection_name, route, message.timeout, &body))
+    post(&message.collection_name, route, message.timeout, &body)
+        .with_consistency(message.read_consistency)
 }
 
 pub(crate) fn matrix_pairs(message: pb::SearchMatrixPoints) -> Result<RestRequest> {

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use base::{Error, Result};
 use http::Method;
+use protocol::qdrant::read_consistency::Value as Level;
+use protocol::qdrant::{ReadConsistency, ReadConsistencyType};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -30,11 +32,37 @@ impl RestRequest {
     }
 
     /// Adds the client's time limit in seconds.
-    pub(crate) fn with_timeout(mut self, seconds: Option<u64>) -> RestRequest {
-        if let Some(seconds) = seconds {
-            let joint = if self.path.contains('?') { '&' } else { '?' };
-            self.path.push_str(&format!("{joint}timeout={seconds}"));
+    pub(crate) fn with_timeout(self, seconds: Option<u64>) -> RestRequest {
+        match seconds {
+            Some(seconds) => self.with_parameter("timeout", &seconds.to_string()),
+            None => self,
         }
+    }
+
+    /// Adds the consistency that a read needs. A cluster follows it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown level.
+    pub(crate) fn with_consistency(self, needed: Option<ReadConsistency>) -> Result<RestRequest> {
+        let level = match needed.and_then(|needed| needed.value) {
+            None => return Ok(self),
+            Some(Level::Factor(replicas)) => replicas.to_string(),
+            Some(Level::Type(number)) => match ReadConsistencyType::try_from(number) {
+                Ok(level) => level.as_str_name().to_lowercase(),
+                Err(_) => {
+                    return Err(Error::invalid(
+                        "read_consistency: the interface has no such level",
+                    ));
+                }
+            },
+        };
+        Ok(self.with_parameter("consistency", &level))
+    }
+
+    /// Adds a parameter of the query string. Its value needs no escapes.
+    fn with_parameter(mut self, name: &str, value: &str) -> RestRequest {
+        let joint = if self.path.contains('?') { '&' } else { '?' };
+        self.path.push_str(&format!("{joint}{name}={value}"));
         self
     }
 
