@@ -189,6 +189,7 @@ pub(crate) fn lookup_from(location: Option<LookupLocation>) -> Value {
     object([
         ("collection", Value::String(location.collection_name)),
         ("vector", optional(location.vector_name)),
+        ("shard_key", values::shard_key(location.shard_key_selector)),
     ])
 }
 
@@ -221,5 +222,27 @@ pub(crate) fn with_vector(selector: Option<WithVectorsSelector>) -> Value {
         None => Value::Null,
         Some(VectorOptions::Enable(all)) => Value::Bool(all),
         Some(VectorOptions::Include(chosen)) => json!(chosen.names),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::qdrant::shard_key::Key;
+    use protocol::qdrant::{ShardKey, ShardKeySelector};
+
+    use super::*;
+
+    #[test]
+    fn a_lookup_keeps_its_shard_key_which_routes_refuse() {
+        let key = ShardKey { key: Some(Key::Keyword("eu".to_owned())) };
+        let shards = ShardKeySelector { shard_keys: vec![key], ..ShardKeySelector::default() };
+        let location = LookupLocation {
+            collection_name: "other".to_owned(),
+            shard_key_selector: Some(shards),
+            ..LookupLocation::default()
+        };
+        let expected = json!({ "collection": "other", "shard_key": ["eu"] });
+        assert_eq!(lookup_from(Some(location)), expected);
+        assert_eq!(lookup_from(None), Value::Null);
     }
 }
