@@ -56,7 +56,7 @@ pub(super) async fn create(context: RootContext, body: Bytes) -> Result<RootAnsw
     }
     if !context.state.catalog.create(&record).await? {
         let message = format!(
-            "there is a collection \"{}\" already; remove it, or use another name",
+            "collection \"{}\" already exists; remove it, or use another name",
             record.name
         );
         return Err(Error::new(base::ErrorKind::AlreadyExists, message));

@@ -340,6 +340,7 @@ async fn collections_are_created_listed_and_removed() {
     let create = json!({"vectors": {"size": 2, "distance": "Dot"}, "shard_number": 3});
     let again = send(Method::PUT, "/collections/c", create.clone()).await;
     assert_eq!(again.status, 409);
+    assert!(again.json["status"]["error"].as_str().unwrap().contains("already exists"));
     let created = send(Method::PUT, "/collections/d", create);
     let served = async {
         wait_until(|| root.view.source().current().collections.contains_key("d")).await;

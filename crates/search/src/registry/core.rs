@@ -351,7 +351,7 @@ impl RegistryCore {
         if taken || alias {
             let what = if taken { "collection" } else { "alias" };
             let message =
-                format!("there is {what} \"{name}\" already; remove it, or use another name");
+                format!("{what} \"{name}\" already exists; remove it, or use another name");
             return Err(Error::new(ErrorKind::AlreadyExists, message));
         }
         if count >= self.options.collections_max {

@@ -242,7 +242,7 @@ impl RegistryCore {
 }
 
 fn taken(what: &str, name: &str) -> Error {
-    let message = format!("there is {what} \"{name}\" already; remove it, or use another name");
+    let message = format!("{what} \"{name}\" already exists; remove it, or use another name");
     Error::new(ErrorKind::AlreadyExists, message)
 }
 

@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn statuses_of_routes_become_codes() {
-        let body = br#"{"status":{"error":"there is collection \"c\" already"},"time":0.0}"#;
+        let body = br#"{"status":{"error":"collection \"c\" already exists"},"time":0.0}"#;
         let exists = ErrorKind::AlreadyExists;
         let kind =
             |status: StatusCode| failure(status, &HeaderMap::new(), body, exists).error.kind();
