@@ -114,6 +114,7 @@ def test_a_refusal_says_when_to_try_again(start, tmp_path):
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     trailers = {name: value for name, value in (*error.value.initial_metadata(), *error.value.trailing_metadata())}
     assert b"type.googleapis.com/google.rpc.RetryInfo" in trailers["grpc-status-details-bin"]
+    assert int(trailers["retry-after"]) > 60, "Qdrant's client waits for this time"
     with (
         triton_grpc.InferenceServerClient(server.grpc) as client,
         pytest.raises(triton_grpc.InferenceServerException, match="CPU seconds a minute"),

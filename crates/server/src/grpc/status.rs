@@ -1,7 +1,7 @@
 //! Turns errors into gRPC statuses.
 
 use base::{Error, ErrorKind};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use protocol::status_details::{STATUS_DETAILS, retry_details};
 
 /// Longest message in a gRPC status, in bytes.
@@ -13,16 +13,18 @@ const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encodin
 const ACCEPTED_ENCODINGS: &str = "identity,gzip,deflate";
 
 /// Returns the headers that end a failed call: its code and its message. Retry advice is added as
-/// `google.rpc.RetryInfo`, and in milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's
-/// own retry design uses.
+/// `google.rpc.RetryInfo`, in milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's own
+/// retry design uses, and in whole seconds as `retry-after`, which Qdrant's clients read.
 pub(super) fn status_headers(error: &Error) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(4);
+    let mut headers = HeaderMap::with_capacity(5);
     headers.insert(GRPC_STATUS, HeaderValue::from(error.kind().grpc_code()));
     if let Ok(message) = HeaderValue::try_from(percent_encoded(cut(error.message()))) {
         headers.insert("grpc-message", message);
     }
     if let Some(after) = error.retry_after() {
         headers.insert("grpc-retry-pushback-ms", HeaderValue::from(after.as_millis() as u64));
+        let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         let details = retry_details(error.kind().grpc_code(), &cut(error.message()), after);
         if let Ok(details) = HeaderValue::try_from(details) {
             headers.insert(STATUS_DETAILS, details);
@@ -80,5 +82,14 @@ mod tests {
         assert_eq!(message("100 %\n\u{e9}"), "100 %25%0A%C3%A9");
         let long = message(&"\u{e9}".repeat(MESSAGE_BYTES_MAX));
         assert_eq!(long.len(), 3 * MESSAGE_BYTES_MAX + " ...".len());
+    }
+
+    #[test]
+    fn retry_advice_has_whole_seconds_for_qdrants_clients() {
+        let after = std::time::Duration::from_millis(1200);
+        let headers = status_headers(&Error::exhausted("wait").with_retry_after(after));
+        assert_eq!(headers[header::RETRY_AFTER], "2");
+        assert_eq!(headers["grpc-retry-pushback-ms"], "1200");
+        assert!(!status_headers(&Error::exhausted("too large")).contains_key(header::RETRY_AFTER));
     }
 }
