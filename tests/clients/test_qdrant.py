@@ -106,6 +106,7 @@ def test_a_collection_is_created_described_and_deleted(client, collection):
     warned = " ".join(warning.message for warning in info.warnings)
     for name in ("hnsw_config", "optimizers_config", "quantization_config"):
         assert name in warned, warned
+    assert "payload_schema.tenant.is_tenant" in warned
     assert "on_disk_payload" not in warned
     assert info.payload_schema["tenant"].params.is_tenant
     client.delete_payload_index(collection, "city")
@@ -574,6 +575,9 @@ def test_mistakes_are_named(server, client, collection):
     assert "fitler" in error("POST", "/points/query", {"query": one, "fitler": {}})
     neither = {"type": "integer", "lookup": False, "range": False}
     assert "lookup" in error("PUT", "/index", {"field_name": "n", "field_schema": neither}, 422)
+    tenant = {"type": "keyword", "tenant": True}
+    assert "tenant" in error("PUT", "/index", {"field_name": "n", "field_schema": tenant})
+    assert "path" in error("PUT", "/index", {"field_name": '"n', "field_schema": "keyword"})
     assert "limit" in error("POST", "/points/scroll", {"limit": -1})
     assert "must: [0]" in error("POST", "/points/count", {"filter": {"must": [{"key": "a"}]}}, 422)
     deep = {"must": []}

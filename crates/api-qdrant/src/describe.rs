@@ -1,6 +1,6 @@
 //! Descriptions of collections.
 
-use crate::json::distance_name;
+use crate::json::{distance_name, index_hints};
 use base::Result;
 use search::collection::{FieldType, IndexedField, SearchThread, Status};
 use search::filter::{Condition, Filter, Match};
@@ -164,8 +164,10 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
         .into_iter()
         .flatten()
         .filter(|(_, value)| !value.is_null());
-    let hints =
-        hints.map(|(name, _)| format!("{name} was requested and has no effect on this server"));
+    let indexes = stored(&settings.extra, "payload_schema").into_iter().flatten();
+    let indexes = indexes.flat_map(|(field, schema)| index_hints(field, &schema["params"]));
+    let hints = hints.map(|(name, _)| name.clone()).chain(indexes);
+    let hints = hints.map(|name| format!("{name} was requested and has no effect on this server"));
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api_qdrant::json::{CreateCollection, distance_name};
+use api_qdrant::json::{CreateCollection, distance_name, index_hints};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{ClusterView, CollectionChanges, CollectionRecord, ShardKey};
@@ -87,8 +87,10 @@ fn description(
     let changes = view.changes.collections.get(&record.id).unwrap_or(&none);
     let mut hints = create.hints()?;
     hints.extend(changes.hints.clone());
-    let hints =
-        hints.keys().map(|name| format!("{name} was requested and has no effect on this server"));
+    let indexes = changes.payload_schema.iter();
+    let indexes = indexes.flat_map(|(field, schema)| index_hints(field, &schema["params"]));
+    let hints = hints.keys().cloned().chain(indexes);
+    let hints = hints.map(|name| format!("{name} was requested and has no effect on this server"));
     let warnings: Vec<Value> =
         hints.chain(missing(record, view)).map(|message| json!({ "message": message })).collect();
     let metadata = changes.metadata_over(create.metadata);

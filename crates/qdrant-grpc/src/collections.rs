@@ -8,11 +8,12 @@ use protocol::qdrant::max_optimization_threads::Variant as Threads;
 use protocol::qdrant::payload_index_params::IndexParams;
 use protocol::qdrant::quantization_config::Quantization;
 use protocol::qdrant::quantization_config_diff::Quantization as QuantizationDiff;
+use protocol::qdrant::stemming_algorithm::StemmingParams;
 use protocol::qdrant::vectors_config::Config;
 use protocol::qdrant::vectors_config_diff::Config as ConfigDiff;
 use serde_json::{Map, Value, json};
 
-use crate::members::{filled, object, optional};
+use crate::members::{filled, map, object, optional};
 use crate::rest::{RestRequest, segment};
 use crate::values;
 
@@ -263,47 +264,76 @@ fn params(given: pb::CollectionParamsDiff) -> Result<Value> {
     ]))
 }
 
+/// Parameters that an index of every type has.
+struct CommonParams {
+    on_disk: Option<bool>,
+    memory: Option<i32>,
+    enable_hnsw: Option<bool>,
+    nested: Option<String>,
+}
+
+/// Takes the [`CommonParams`] out of the parameters of one type.
+macro_rules! common {
+    ($given:ident) => {
+        CommonParams {
+            on_disk: $given.on_disk,
+            memory: $given.memory,
+            enable_hnsw: $given.enable_hnsw,
+            nested: $given.nested,
+        }
+    };
+}
+
 /// Returns the JSON of an index's parameters.
 ///
 /// # Errors
-/// `InvalidArgument` for an unknown tokenizer.
+/// `InvalidArgument` for an unknown tokenizer or kind of memory.
 pub(crate) fn index_params(params: IndexParams) -> Result<Value> {
-    Ok(match params {
-        IndexParams::KeywordIndexParams(given) => object([
-            ("type", Value::from("keyword")),
-            ("is_tenant", optional(given.is_tenant)),
-            ("on_disk", optional(given.on_disk)),
-        ]),
-        IndexParams::IntegerIndexParams(given) => object([
-            ("type", Value::from("integer")),
-            ("lookup", optional(given.lookup)),
-            ("range", optional(given.range)),
-            ("is_principal", optional(given.is_principal)),
-            ("on_disk", optional(given.on_disk)),
-        ]),
-        IndexParams::FloatIndexParams(given) => object([
-            ("type", Value::from("float")),
-            ("on_disk", optional(given.on_disk)),
-            ("is_principal", optional(given.is_principal)),
-        ]),
-        IndexParams::GeoIndexParams(given) => {
-            object([("type", Value::from("geo")), ("on_disk", optional(given.on_disk))])
+    match params {
+        IndexParams::KeywordIndexParams(given) => {
+            let is_tenant = ("is_tenant", optional(given.is_tenant));
+            let prefix = ("prefix", optional(given.prefix.map(|_| true)));
+            index("keyword", common!(given), [is_tenant, prefix])
         }
-        IndexParams::TextIndexParams(given) => text_index(given)?,
-        IndexParams::BoolIndexParams(given) => {
-            object([("type", Value::from("bool")), ("on_disk", optional(given.on_disk))])
+        IndexParams::IntegerIndexParams(given) => {
+            let lookup = ("lookup", optional(given.lookup));
+            let range = ("range", optional(given.range));
+            let is_principal = ("is_principal", optional(given.is_principal));
+            index("integer", common!(given), [lookup, range, is_principal])
         }
-        IndexParams::DatetimeIndexParams(given) => object([
-            ("type", Value::from("datetime")),
-            ("on_disk", optional(given.on_disk)),
-            ("is_principal", optional(given.is_principal)),
-        ]),
-        IndexParams::UuidIndexParams(given) => object([
-            ("type", Value::from("uuid")),
-            ("is_tenant", optional(given.is_tenant)),
-            ("on_disk", optional(given.on_disk)),
-        ]),
-    })
+        IndexParams::FloatIndexParams(given) => {
+            let is_principal = ("is_principal", optional(given.is_principal));
+            index("float", common!(given), [is_principal])
+        }
+        IndexParams::GeoIndexParams(given) => index("geo", common!(given), []),
+        IndexParams::TextIndexParams(given) => text_index(given),
+        IndexParams::BoolIndexParams(given) => index("bool", common!(given), []),
+        IndexParams::DatetimeIndexParams(given) => {
+            let is_principal = ("is_principal", optional(given.is_principal));
+            index("datetime", common!(given), [is_principal])
+        }
+        IndexParams::UuidIndexParams(given) => {
+            let is_tenant = ("is_tenant", optional(given.is_tenant));
+            index("uuid", common!(given), [is_tenant])
+        }
+    }
+}
+
+/// Returns the JSON of the parameters of an index with the type `data_type`.
+fn index<const N: usize>(
+    data_type: &str,
+    common: CommonParams,
+    own: [(&str, Value); N],
+) -> Result<Value> {
+    let mut members = map([
+        ("type", Value::from(data_type)),
+        ("on_disk", optional(common.on_disk)),
+        ("memory", memory(common.memory)?),
+        ("enable_hnsw", optional(common.enable_hnsw)),
+        ("nested", optional(common.nested)),
+    ]);
+    members.extend(map(own));
+    Ok(Value::Object(members))
 }
 
 fn text_index(given: pb::TextIndexParams) -> Result<Value> {
@@ -316,14 +346,56 @@ fn text_index(given: pb::TextIndexParams) -> Result<Value> {
         let list = |words: Vec<String>| filled(words.into_iter().map(Value::from).collect());
         object([("languages", list(set.languages)), ("custom", list(set.custom))])
     });
-    Ok(object([
-        ("type", Value::from("text")),
+    let stemmer = given.stemmer.and_then(|stemmer| stemmer.stemming_params);
+    let stemmer = stemmer.map(|params| match params {
+        StemmingParams::Snowball(snowball) => {
+            json!({ "type": "snowball", "language": snowball.language })
+        }
+        StemmingParams::Disabled(_) => json!({ "type": "none" }),
+    });
+    let own = [
         ("tokenizer", tokenizer),
         ("lowercase", optional(given.lowercase)),
         ("min_token_len", optional(given.min_token_len)),
         ("max_token_len", optional(given.max_token_len)),
-        ("on_disk", optional(given.on_disk)),
         ("phrase_matching", optional(given.phrase_matching)),
+        ("ascii_folding", optional(given.ascii_folding)),
         ("stopwords", optional(stopwords)),
-    ]))
+        ("stemmer", optional(stemmer)),
+        ("scoring", optional(given.scoring.map(|_| true))),
+    ];
+    index("text", common!(given), own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_indexes_are_passed_on() {
+        let snowball = pb::SnowballParams { language: "english".to_owned() };
+        let stemming_params = Some(StemmingParams::Snowball(snowball));
+        let text = pb::TextIndexParams {
+            stemmer: Some(pb::StemmingAlgorithm { stemming_params }),
+            ascii_folding: Some(true),
+            memory: Some(pb::Memory::Cold as i32),
+            scoring: Some(pb::TextScoringParams::default()),
+            nested: Some("offers".to_owned()),
+            ..pb::TextIndexParams::default()
+        };
+        let expected = json!({
+            "type": "text", "ascii_folding": true, "memory": "cold", "nested": "offers",
+            "scoring": true, "stemmer": { "type": "snowball", "language": "english" },
+        });
+        assert_eq!(index_params(IndexParams::TextIndexParams(text)).unwrap(), expected);
+        let keyword = pb::KeywordIndexParams {
+            is_tenant: Some(true),
+            prefix: Some(pb::KeywordPrefixParams::default()),
+            enable_hnsw: Some(false),
+            ..pb::KeywordIndexParams::default()
+        };
+        let expected =
+            json!({ "type": "keyword", "is_tenant": true, "prefix": true, "enable_hnsw": false });
+        assert_eq!(index_params(IndexParams::KeywordIndexParams(keyword)).unwrap(), expected);
+    }
 }

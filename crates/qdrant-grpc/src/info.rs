@@ -225,6 +225,29 @@ impl From<SchemaJson> for pb::PayloadSchemaInfo {
     }
 }
 
+/// Returns the parameters of a text index that say how texts are split into words.
+fn text_index(params: &Map<String, Value>) -> pb::TextIndexParams {
+    let flag = |name: &str| params.get(name).and_then(Value::as_bool);
+    let count = |name: &str| params.get(name).and_then(Value::as_u64);
+    let tokenizer = match params.get("tokenizer").and_then(Value::as_str) {
+        Some("prefix") => pb::TokenizerType::Prefix,
+        Some("whitespace") => pb::TokenizerType::Whitespace,
+        Some("word") => pb::TokenizerType::Word,
+        Some("multilingual") => pb::TokenizerType::Multilingual,
+        Some("code") => pb::TokenizerType::Code,
+        _ => pb::TokenizerType::Unknown,
+    };
+    pb::TextIndexParams {
+        tokenizer: tokenizer as i32,
+        lowercase: flag("lowercase"),
+        min_token_len: count("min_token_len"),
+        max_token_len: count("max_token_len"),
+        ascii_folding: flag("ascii_folding"),
+        phrase_matching: flag("phrase_matching"),
+        ..pb::TextIndexParams::default()
+    }
+}
+
 /// Returns the parameters of an index that say what it is for; `None` for types without any.
 fn index_params(
     data_type: pb::PayloadSchemaType,
@@ -246,6 +269,7 @@ fn index_params(
                 ..pb::IntegerIndexParams::default()
             }))
         }
+        pb::PayloadSchemaType::Text => Some(IndexParams::TextIndexParams(text_index(params))),
         _ => None,
     }
 }

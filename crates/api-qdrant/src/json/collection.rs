@@ -6,6 +6,7 @@ use search::registry::{AliasChange, CollectionSettings, MediumChoice};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::index_params::check_params;
 use super::{AbsentField, check_default_tokenizer, out_of_limits, unsupported};
 
 /// Maximum values of a vector; Qdrant's own limit.
@@ -319,7 +320,8 @@ pub const INDEXES_MAX: usize = 1000;
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct CreateIndex {
-    /// The field's path.
+    /// The field's path, as in a filter.
+    #[serde(deserialize_with = "super::filter::path")]
     pub field_name: String,
     field_schema: Option<Value>,
 }
@@ -332,9 +334,13 @@ impl CreateIndex {
     /// Returns the field's type and the parameters in the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for no type, for a type that Qdrant does not have, and for an integer
-    /// index for neither lookup nor range.
+    /// `InvalidArgument` for no field, for no type, for a type that Qdrant does not have, for
+    /// parameters that the type does not have, and for an integer index for neither lookup nor
+    /// range; `Unimplemented` for `nested`.
     pub fn schema(&self) -> Result<(&str, Option<&Map<String, Value>>)> {
+        if self.field_name.is_empty() {
+            return Err(Error::invalid("field_name: the path of a payload field is expected"));
+        }
         let (name, params) = match &self.field_schema {
             Some(Value::String(name)) => (name.as_str(), None),
             Some(Value::Object(params)) => {
@@ -347,6 +353,9 @@ impl CreateIndex {
                 "field_schema: the type is one of {}",
                 INDEX_TYPES.join(", ")
             )));
+        }
+        if let Some(params) = params {
+            check_params(name, params)?;
         }
         let off =
             |name: &str| params.and_then(|params| params.get(name)) == Some(&Value::Bool(false));

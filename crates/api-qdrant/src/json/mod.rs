@@ -13,6 +13,7 @@ mod examples;
 mod filter;
 mod formula;
 mod geo;
+mod index_params;
 mod lookup;
 mod matrix;
 mod older;
@@ -32,6 +33,7 @@ pub use collection::{
     AliasAction, ChangeAliases, CreateCollection, CreateIndex, INDEXES_MAX, UpdateCollection,
     distance_name, listed_aliases, merge_metadata,
 };
+pub use index_params::index_hints;
 pub use lookup::{GroupLookup, LookupFrom};
 pub use matrix::MatrixRequest;
 pub use older::{OlderQuery, incomplete_list};

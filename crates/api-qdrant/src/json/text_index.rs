@@ -22,10 +22,12 @@ pub(crate) fn tokenizer(params: &Value) -> Result<Tokenizer> {
         name if name == "prefix" => WordSplit::Prefix,
         _ => return Err(refused("tokenizer")),
     };
-    for name in ["stemmer", "stopwords"] {
-        if !params[name].is_null() {
-            return Err(refused(name));
-        }
+    let stemmer = &params["stemmer"];
+    if !stemmer.is_null() && stemmer["type"] != "none" {
+        return Err(refused("stemmer"));
+    }
+    if !params["stopwords"].is_null() {
+        return Err(refused("stopwords"));
     }
     if params["ascii_folding"] == true {
         return Err(refused("ascii_folding"));

@@ -55,6 +55,29 @@ fn an_indexed_field_counts_its_points() {
 }
 
 #[test]
+fn an_index_has_parameters_of_its_type_only() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let declare = |field: &str, schema: Value| {
+        let index = json!({"field_name": field, "field_schema": schema});
+        bench.write(collections::index, "c", &index)
+    };
+    for (field, schema) in [
+        ("", json!("keyword")),
+        ("\"a", json!("keyword")),
+        ("a", json!({"type": "keyword", "tenant": true})),
+    ] {
+        let error = declare(field, schema).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{field}: {error}");
+    }
+    declare("a", json!({"type": "keyword", "is_tenant": true, "on_disk": true})).unwrap();
+    let described = bench.read(describe::describe, "c", &Value::Null).unwrap();
+    assert_eq!(described["payload_schema"]["a"]["params"]["is_tenant"], true);
+    let expected = "payload_schema.a.is_tenant was requested and has no effect on this server";
+    assert_eq!(messages(&described), [expected]);
+}
+
+#[test]
 fn an_alias_is_no_name_for_a_collection() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
