@@ -588,6 +588,8 @@ def test_mistakes_are_named(server, client, collection):
     assert "points or filter" in error("POST", "/points/delete", {})
     reserved = {"id": 1, "vector": one, "payload": {"__millpond_id": 1}}
     assert "__millpond_id" in error("PUT", "/points", {"points": [reserved]})
+    for path, body in (("/points", {"ids": [1]}), ("/points/scroll", {}), ("/points/query", {"query": one})):
+        assert "with_vector" in error("POST", path, body | {"with_vector": ["other"]})
     assert "id 99" in error("GET", "/points/99", None, 404)
     assert "id 99" in error("POST", "/points/query", {"query": 99}, 404)
     hidden = requests.put(f"{server.url}/collections/.no", json={"vectors": {"size": 2, "distance": "Dot"}}, timeout=60)

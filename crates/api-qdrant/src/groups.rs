@@ -183,7 +183,7 @@ pub(crate) fn query(
     request.query.check_prefetches()?;
     let query = &mut request.query;
     let projection =
-        Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref());
+        Projection::new(named, false, query.with_payload.take(), query.with_vector.as_ref())?;
     let filter = query.filter.take().map(|filter| filters::prepare(named, filter)).transpose()?;
     let target = query.query.take();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
@@ -224,6 +224,7 @@ fn add_lookups(
     let other = other.map_err(|error| error.context("with_lookup"))?;
     let with_payload = lookup.with_payload.clone();
     let projection = Projection::new(&other, true, with_payload, lookup.with_vectors.as_ref());
+    let projection = projection.map_err(|error| error.context("with_lookup"))?;
     let mut ids: Vec<PointId> = Vec::new();
     let mut groups: Vec<&mut PointGroup> = Vec::new();
     for group in &mut response.groups {

@@ -153,7 +153,7 @@ impl QueryRun<'_> {
             false,
             request.with_payload.take(),
             request.with_vector.as_ref(),
-        );
+        )?;
         let filter =
             request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
         let mut ranked = match hits {

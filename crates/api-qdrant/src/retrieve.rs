@@ -72,18 +72,22 @@ pub(crate) struct Projection {
 
 impl Projection {
     /// Builds the projection of a request. `payload` says if payloads are returned by default.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a requested vector that the collection does not have.
     pub(crate) fn new(
         named: &NamedCollection,
         payload: bool,
         with_payload: Option<WithPayload>,
         with_vector: Option<&WithVector>,
-    ) -> Projection {
+    ) -> Result<Projection> {
         let vector_name = named.settings().vector_name.clone();
-        Projection {
+        let vector = with_vector.map(|requested| requested.includes(&vector_name)).transpose()?;
+        Ok(Projection {
             payload: with_payload.unwrap_or(WithPayload::All(payload)),
-            vector: with_vector.is_some_and(|requested| requested.includes(&vector_name)),
+            vector: vector.unwrap_or(false),
             vector_name,
-        }
+        })
     }
 
     pub(crate) fn parts(&self) -> PointParts {
@@ -115,7 +119,7 @@ pub(crate) fn fetch(
         )));
     }
     let projection =
-        Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+        Projection::new(named, true, request.with_payload, request.with_vector.as_ref())?;
     let mut records = Vec::new();
     let mut budget = ResponseBudget::default();
     for ids in request.ids.chunks(CHUNK) {
@@ -137,7 +141,7 @@ pub(crate) fn one(
     _: &[u8],
 ) -> Result<PointRecord> {
     let id: PointId = context.item.parse()?;
-    let projection = Projection::new(named, true, None, Some(&WithVector::All(true)));
+    let projection = Projection::new(named, true, None, Some(&WithVector::All(true)))?;
     let point = named.get_parts(&[id], projection.parts()).pop().unwrap_or(Ok(None))?;
     point
         .map(|point| projection.record(point))
@@ -167,7 +171,7 @@ pub(crate) fn scroll(
     // Points beyond the maximum of one page come with the next page.
     let limit = request.limit().min(IDS_MAX);
     let projection =
-        Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+        Projection::new(named, true, request.with_payload, request.with_vector.as_ref())?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
     if let Some(order) = &request.order_by {
         if request.offset.is_some() {

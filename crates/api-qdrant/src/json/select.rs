@@ -33,11 +33,20 @@ pub enum WithVector {
 }
 
 impl WithVector {
-    /// Returns true if the vector called `name` is requested.
-    pub fn includes(&self, name: &str) -> bool {
+    /// Returns true if the vector called `name`, the only one of its collection, is requested.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for any other name.
+    pub fn includes(&self, name: &str) -> base::Result<bool> {
         match self {
-            WithVector::All(all) => *all,
-            WithVector::Names(names) => names.iter().any(|requested| requested == name),
+            WithVector::All(all) => Ok(*all),
+            WithVector::Names(names) => match names.iter().find(|requested| *requested != name) {
+                None => Ok(!names.is_empty()),
+                Some(other) => Err(base::Error::invalid(format!(
+                    "with_vector: Not existing vector name error: \"{other}\"; the collection's \
+                     vector is called \"{name}\""
+                ))),
+            },
         }
     }
 }

@@ -319,8 +319,11 @@ fn payloads_are_projected() {
     let deep = Value::String(".a".repeat(1_000_000));
     assert!(refused::<WithPayload>(&json!([deep])).1.contains("more than 64 steps"));
     assert!(refused::<WithPayload>(&json!({"only": []})).1.contains("expected"));
-    assert!(read::<WithVector>(&json!(["v"])).unwrap().includes("v"));
-    assert!(!read::<WithVector>(&json!(["w"])).unwrap().includes("v"));
+    assert!(read::<WithVector>(&json!(["v"])).unwrap().includes("v").unwrap());
+    assert!(!read::<WithVector>(&json!([])).unwrap().includes("v").unwrap());
+    let other = read::<WithVector>(&json!(["v", "w"])).unwrap().includes("v").unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::InvalidArgument);
+    assert!(other.message().contains("Not existing vector name error: \"w\""), "{other}");
 }
 
 #[test]
