@@ -245,9 +245,9 @@ fn requantization(config: pb::QuantizationConfigDiff) -> Value {
     }
 }
 
-/// Returns the JSON of the limits of a collection, which routes refuse if they are on.
+/// Returns the JSON of the limits of a collection, which routes refuse unless they are off.
 fn strict_mode(given: pb::StrictModeConfig) -> Value {
-    json!({ "enabled": given.enabled.unwrap_or(false) })
+    object([("enabled", optional(given.enabled))])
 }
 
 fn params(given: pb::CollectionParamsDiff) -> Result<Value> {
@@ -370,6 +370,20 @@ fn text_index(given: pb::TextIndexParams) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_are_off_only_if_the_message_says_so() {
+        let strict = |enabled: Option<bool>| {
+            let max_timeout = Some(3);
+            strict_mode(pb::StrictModeConfig {
+                enabled,
+                max_timeout,
+                ..pb::StrictModeConfig::default()
+            })
+        };
+        assert_eq!(strict(Some(false)), json!({ "enabled": false }));
+        assert_eq!(strict(None), json!({}));
+    }
 
     #[test]
     fn parameters_of_indexes_are_passed_on() {

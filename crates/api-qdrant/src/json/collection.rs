@@ -213,17 +213,20 @@ pub struct UpdateCollection {
     quantization_config: Option<Value>,
     #[serde(default, rename = "sparse_vectors")]
     _sparse_vectors: AbsentField,
-    #[serde(default, rename = "strict_mode_config")]
-    _strict_mode: AbsentField,
+    strict_mode_config: Option<Value>,
 }
 
 impl UpdateCollection {
     /// Returns the hints that have no effect, as [`CreateCollection::hints`] does.
     ///
     /// # Errors
-    /// As [`CreateCollection::hints`], for the members of `params`.
+    /// As [`CreateCollection::hints`], for the members of `params` and `strict_mode_config`.
     pub fn hints(&self) -> Result<Map<String, Value>> {
         let mut hints = Map::new();
+        if let Some(strict) = &self.strict_mode_config {
+            // A mode that is off is no hint; any other is refused.
+            hint("strict_mode_config", strict)?;
+        }
         for (name, value) in self.params.iter().flatten().filter(|(_, value)| !value.is_null()) {
             let kept = match name.as_str() {
                 "read_fan_out_factor" | "read_fan_out_delay_ms" => Some(value.clone()),

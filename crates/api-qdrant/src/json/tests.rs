@@ -476,6 +476,13 @@ fn hints_without_effect_are_listed() {
         json!({"replication_factor": 3, "hnsw_config": {"m": 8}})
     );
     assert!(read::<UpdateCollection>(&json!({"hnsw": {}})).is_err());
+    let strict = |mode: Value| {
+        read::<UpdateCollection>(&json!({ "strict_mode_config": mode })).unwrap().hints()
+    };
+    assert_eq!(strict(json!({"enabled": false, "max_timeout": 3})).unwrap(), Map::new());
+    for on in [json!({"enabled": true}), json!({"max_timeout": 3})] {
+        assert_eq!(strict(on).unwrap_err().kind(), ErrorKind::Unimplemented);
+    }
 }
 
 #[test]
