@@ -168,8 +168,7 @@ pub(crate) fn scroll(
     body: &[u8],
 ) -> Result<ScrollResponse> {
     let request: json::ScrollRequest = json::parse(body)?;
-    // Points beyond the maximum of one page come with the next page.
-    let limit = request.limit().min(IDS_MAX);
+    let requested = request.limit();
     let projection =
         Projection::new(named, true, request.with_payload, request.with_vector.as_ref())?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
@@ -180,8 +179,10 @@ pub(crate) fn scroll(
                  of that value that you have",
             ));
         }
-        return scroll_in_order(named, order, filter.as_ref(), limit, &projection);
+        return scroll_in_order(named, order, filter.as_ref(), requested, &projection);
     }
+    // Points beyond the maximum of one page come with the next page.
+    let limit = requested.min(IDS_MAX);
     let mut page =
         ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
     let mut budget = ResponseBudget::default();
@@ -206,6 +207,9 @@ pub(crate) fn scroll(
 }
 
 /// Returns the first points in the order of a field.
+///
+/// # Errors
+/// As [`ordered`], [`json::check_ordered_limit`] and [`ResponseBudget::add_or_fail`].
 fn scroll_in_order(
     named: &NamedCollection,
     order: &OrderBy,
@@ -213,7 +217,8 @@ fn scroll_in_order(
     limit: usize,
     projection: &Projection,
 ) -> Result<ScrollResponse> {
-    let found = ordered(named, order, filter, limit)?;
+    let found = ordered(named, order, filter, limit.min(IDS_MAX))?;
+    json::check_ordered_limit(limit, found.points.len())?;
     let mut page =
         ScrollResponse { points: Vec::new(), next_page_offset: None, partial: found.partial };
     let mut budget = ResponseBudget::default();

@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use api_qdrant::json::check_ordered_limit;
 use base::{Error, Result};
 use search::collection::{FacetValue, OrderValue};
 use search::points::PointId;
@@ -349,13 +350,14 @@ pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> 
 /// page.
 ///
 /// # Errors
-/// As [`hits`].
+/// As [`hits`] and [`check_ordered_limit`].
 pub(super) fn ordered_scroll(
     shards: ShardResults<'_>,
     descending: bool,
     limit: usize,
 ) -> Result<Vec<u8>> {
     let (mut all, partial) = all_points(shards)?;
+    check_ordered_limit(limit, all.len())?;
     let order = HitOrder::Value { descending };
     all.sort_by(|one, other| order.compare(&one.key, &other.key));
     Ok(page_text(all.iter().take(limit).map(|point| point.text), Some("null"), partial))

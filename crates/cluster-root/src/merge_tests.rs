@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use search::coarse::Metric;
+use search::collection::IDS_MAX;
 
 use super::*;
 
@@ -77,6 +78,18 @@ fn values_order_as_in_one_collection() {
     let down = merged(&shards, false, |it| ordered_scroll(it, true, 3));
     assert_eq!(ids(&down), [6, 1, 3].map(Value::from), "ids descend too");
     assert_eq!(down.get("next_page_offset"), Some(&Value::Null));
+}
+
+#[test]
+fn an_ordered_list_that_would_be_cut_is_refused() {
+    let points: Vec<Value> = (0..IDS_MAX).map(|id| json!({"id": id, "order_value": id})).collect();
+    let result = raw(&json!({ "points": points }));
+    let list = |limit: usize| {
+        ordered_scroll(ShardResults { results: &[&result], incomplete: false }, false, limit)
+    };
+    assert!(list(IDS_MAX).is_ok());
+    let error = list(IDS_MAX + 1).unwrap_err();
+    assert!(error.message().contains("order_by.start_from"), "{error}");
 }
 
 #[test]

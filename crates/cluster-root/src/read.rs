@@ -265,7 +265,7 @@ pub(super) async fn count_points(
 pub(super) async fn scroll(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let record = context.state.record(&context.collection)?;
     let request: json::ScrollRequest = json::parse(&body)?;
-    let limit = request.limit().min(IDS_MAX);
+    let limit = request.limit();
     let read = of_all(&context, &record, "points/scroll", raw_body(&body)?);
     match request.order_by {
         Some(order) => {
@@ -273,7 +273,11 @@ pub(super) async fn scroll(context: RootContext, body: Bytes) -> Result<RootAnsw
             merged(&context, &read, move |shards| merge::ordered_scroll(shards, descending, limit))
                 .await
         }
-        None => merged(&context, &read, move |shards| merge::scroll(shards, limit)).await,
+        None => {
+            // Points beyond the maximum of one page come with the next page.
+            let limit = limit.min(IDS_MAX);
+            merged(&context, &read, move |shards| merge::scroll(shards, limit)).await
+        }
     }
 }
 

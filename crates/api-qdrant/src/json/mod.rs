@@ -46,6 +46,7 @@ pub use points::{
 pub use query::{
     CountRequest, FacetRequest, OrderBy, QuantizationParams, QueryBatchRequest, QueryGroupsRequest,
     QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
+    check_ordered_limit,
 };
 pub use response::title;
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};

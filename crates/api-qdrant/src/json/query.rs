@@ -12,7 +12,7 @@ use base::{Error, Result};
 use super::examples::{context, discover, recommend};
 use super::lookup::{GroupLookup, LookupFrom};
 use super::vector::{DenseVector, is_inference, no_vector, object};
-use search::collection::{CANDIDATES_MAX, OrderValue};
+use search::collection::{CANDIDATES_MAX, IDS_MAX, OrderValue};
 use search::filter::Filter;
 use search::points::PointId;
 
@@ -634,6 +634,21 @@ impl ScrollRequest {
     pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT)
     }
+}
+
+/// Checks that `found` points are all that a scroll in the order of a field asks for with `limit`.
+/// Such a scroll has no next page, so a list that was cut would look complete.
+///
+/// # Errors
+/// `InvalidArgument` for a limit above [`IDS_MAX`] if more points may match.
+pub fn check_ordered_limit(limit: usize, found: usize) -> Result<()> {
+    if limit <= IDS_MAX || found < IDS_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "limit: {limit} is more than the {IDS_MAX} points of one scroll with order_by, and more \
+         points may match; lower the limit, and continue with order_by.start_from"
+    )))
 }
 
 /// Request for the number of points.

@@ -514,6 +514,15 @@ fn values_outside_their_limits_are_validation_errors() {
 }
 
 #[test]
+fn an_ordered_list_is_not_cut_in_silence() {
+    use search::collection::IDS_MAX;
+    assert!(check_ordered_limit(IDS_MAX, IDS_MAX).is_ok());
+    assert!(check_ordered_limit(IDS_MAX + 1, IDS_MAX - 1).is_ok());
+    let error = check_ordered_limit(IDS_MAX + 1, IDS_MAX).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
 fn unknown_fields_are_refused() {
     for (kind, message) in [
         refused::<QueryRequest>(&json!({"query": 1, "fitler": {}})),
