@@ -435,6 +435,15 @@ def test_a_named_vector_uuids_and_uploads(client, collection):
     assert refusal(client.upsert, collection, [models.PointStruct(id=1, vector=rows[0])]).status_code == 400
 
 
+def test_a_collection_is_made_again_and_uploaded_by_two_processes(client, collection):
+    client.create_collection(collection, vectors_config=params())
+    client.upsert(collection, points(1, 3))
+    assert client.recreate_collection(collection, vectors_config=params(models.Distance.DOT))
+    assert client.count(collection).count == 0
+    client.upload_points(collection, points(2, COUNT), batch_size=16, parallel=2, max_retries=3, wait=True)
+    assert client.count(collection).count == COUNT
+
+
 def test_operations_in_a_batch(client, collection):
     unit = [1.0] + [0.0] * (DIMS - 1)
     client.create_collection(collection, vectors_config=params())

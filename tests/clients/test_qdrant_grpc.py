@@ -76,6 +76,8 @@ def test_a_collection_is_described_as_over_rest(client, rest, collection):
     )  # fmt: skip
     schema = models.IntegerIndexParams(type="integer", lookup=True, range=False)
     client.create_payload_index(collection, "n", schema)
+    words = models.TextIndexParams(type="text", tokenizer="whitespace", ascii_folding=True, min_token_len=2)
+    client.create_payload_index(collection, "t", words)
     client.upsert(collection, points(3, 5, "v"))
     client.update_collection(collection, metadata={"n": 2})
     ours, theirs = client.get_collection(collection), rest.get_collection(collection)
@@ -86,6 +88,9 @@ def test_a_collection_is_described_as_over_rest(client, rest, collection):
     described = {field: (index.data_type, index.points) for field, index in ours.payload_schema.items()}
     assert described == {field: (index.data_type, index.points) for field, index in theirs.payload_schema.items()}
     assert ours.payload_schema["n"].params.range is False
+    for it in (ours, theirs):
+        shown = it.payload_schema["t"].params
+        assert (shown.tokenizer, shown.ascii_folding, shown.min_token_len) == ("whitespace", True, 2)
     client.delete_payload_index(collection, "n")
     alias = f"{collection}-alias"
     create = models.CreateAlias(collection_name=collection, alias_name=alias)
