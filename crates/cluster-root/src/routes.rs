@@ -68,6 +68,9 @@ pub fn routes() -> Router<Arc<RootState>> {
         .route("/quotas/{*item}", any(unsupported))
         .route("/issues", any(unsupported))
         .route("/cluster", any(unsupported))
+        .route("/cluster/telemetry", any(unsupported))
+        .route("/cluster/recover", any(unsupported))
+        .route("/cluster/peer/{item}", any(unsupported))
 }
 
 fn snapshots() -> Router<Arc<RootState>> {

@@ -266,6 +266,17 @@ async fn refusals_of_the_request_reach_the_client() {
 }
 
 #[tokio::test]
+async fn calls_that_a_cluster_does_not_have_answer_501() {
+    let root = TestRoot::with_collection(2, "Dot");
+    for path in ["/cluster", "/cluster/telemetry", "/cluster/recover", "/cluster/peer/1", "/issues"]
+    {
+        let answer = root.send(Method::GET, path, &Value::Null).await;
+        assert_eq!(answer.status, 501, "{path}");
+        assert!(answer.error().contains(path), "{}", answer.error());
+    }
+}
+
+#[tokio::test]
 async fn missing_shards_make_answers_partial() {
     let (root, nodes) = two_nodes().await;
     nodes.iter().for_each(|node| root.serve(node.name, &node.address, &[0, 1, 2]));
