@@ -229,7 +229,12 @@ mod tests {
 
     #[test]
     fn descriptions_name_settings_and_what_is_missing() {
-        let view = view(&[("a", &[0])]);
+        let mut view = view(&[("a", &[0])]);
+        let params = json!({"type": "keyword", "is_tenant": true});
+        let index = json!({ "data_type": "keyword", "params": params });
+        let payload_schema = Map::from_iter([("city".to_owned(), index)]);
+        let changes = CollectionChanges { payload_schema, ..CollectionChanges::default() };
+        Arc::make_mut(&mut view.changes).collections.insert("1".to_owned(), changes);
         let described = description(&record(), &view, &json!(5), None).unwrap();
         assert_eq!(described["points_count"], 5);
         let params = &described["config"]["params"];
@@ -240,10 +245,9 @@ mod tests {
         );
         assert_eq!(described["config"]["metadata"], json!({"a": 1}));
         let warnings = described["warnings"].to_string();
-        assert!(
-            warnings.contains("hnsw_config") && warnings.contains("1 of 2 shards"),
-            "{warnings}"
-        );
+        for part in ["hnsw_config", "1 of 2 shards", "payload_schema.city.is_tenant"] {
+            assert!(warnings.contains(part), "{part}: {warnings}");
+        }
         let shown = collection(&record(), &view);
         assert_eq!(shown["coverage"], json!({"shards": 1, "of": 2}));
         assert_eq!(shown["shards"][0]["owner"], "a");
