@@ -87,12 +87,9 @@ fn description(
     let changes = view.changes.collections.get(&record.id).unwrap_or(&none);
     let mut hints = create.hints()?;
     hints.extend(changes.hints.clone());
-    let indexes = changes.payload_schema.iter();
-    let indexes = indexes.flat_map(|(field, schema)| index_hints(field, &schema["params"]));
-    let hints = hints.keys().cloned().chain(indexes);
-    let hints = hints.map(|name| format!("{name} was requested and has no effect on this server"));
-    let warnings: Vec<Value> =
-        hints.chain(missing(record, view)).map(|message| json!({ "message": message })).collect();
+    let warnings = hints.keys().map(|name| without_effect(name));
+    let warnings = warnings.chain(index_warnings(changes)).chain(missing(record, view));
+    let warnings: Vec<Value> = warnings.map(|message| json!({ "message": message })).collect();
     let metadata = changes.metadata_over(create.metadata);
     let metadata = Some(metadata).filter(|metadata| !metadata.is_empty());
     Ok(json!({
@@ -114,6 +111,27 @@ fn description(
             "metadata": metadata.map_or(Value::Null, Value::Object),
         },
     }))
+}
+
+fn without_effect(name: &str) -> String {
+    format!("{name} was requested and has no effect on this server")
+}
+
+/// Returns warnings about declared indexes: parameters without effect, and indexes for UUIDs, which
+/// the shards do not know.
+fn index_warnings(changes: &CollectionChanges) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (field, schema) in &changes.payload_schema {
+        let hints = index_hints(field, &schema["params"]);
+        warnings.extend(hints.iter().map(|name| without_effect(name)));
+        if schema["data_type"] == "uuid" {
+            warnings.push(format!(
+                "payload_schema.{field}: a cluster compares UUIDs as texts, so write all of them in \
+                 one way"
+            ));
+        }
+    }
+    warnings
 }
 
 /// Returns the state of a collection: red if shards cannot be read, yellow if some have fewer
@@ -232,7 +250,8 @@ mod tests {
         let mut view = view(&[("a", &[0])]);
         let params = json!({"type": "keyword", "is_tenant": true});
         let index = json!({ "data_type": "keyword", "params": params });
-        let payload_schema = Map::from_iter([("city".to_owned(), index)]);
+        let uuid = json!({ "data_type": "uuid", "params": null });
+        let payload_schema = Map::from_iter([("city".to_owned(), index), ("u".to_owned(), uuid)]);
         let changes = CollectionChanges { payload_schema, ..CollectionChanges::default() };
         Arc::make_mut(&mut view.changes).collections.insert("1".to_owned(), changes);
         let described = description(&record(), &view, &json!(5), None).unwrap();
@@ -245,7 +264,9 @@ mod tests {
         );
         assert_eq!(described["config"]["metadata"], json!({"a": 1}));
         let warnings = described["warnings"].to_string();
-        for part in ["hnsw_config", "1 of 2 shards", "payload_schema.city.is_tenant"] {
+        let parts =
+            ["hnsw_config", "1 of 2 shards", "payload_schema.city.is_tenant", "payload_schema.u"];
+        for part in parts {
             assert!(warnings.contains(part), "{part}: {warnings}");
         }
         let shown = collection(&record(), &view);
