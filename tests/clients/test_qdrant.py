@@ -435,7 +435,7 @@ def test_a_named_vector_uuids_and_uploads(client, collection):
     assert refusal(client.upsert, collection, [models.PointStruct(id=1, vector=rows[0])]).status_code == 400
 
 
-def test_a_collection_is_made_again_and_uploaded_by_two_processes(client, collection):
+def test_two_processes_upload_into_a_recreated_collection(client, collection):
     client.create_collection(collection, vectors_config=params())
     client.upsert(collection, points(1, 3))
     assert client.recreate_collection(collection, vectors_config=params(models.Distance.DOT))

@@ -126,8 +126,8 @@ fn index_warnings(changes: &CollectionChanges) -> Vec<String> {
         warnings.extend(hints.iter().map(|name| without_effect(name)));
         if schema["data_type"] == "uuid" {
             warnings.push(format!(
-                "payload_schema.{field}: a cluster compares UUIDs as texts, so write all of them in \
-                 one way"
+                "payload_schema.{field}: a cluster compares UUIDs as texts, so write all of them \
+                 in one way"
             ));
         }
     }
