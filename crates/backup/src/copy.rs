@@ -58,7 +58,7 @@ pub async fn copy(
         list.id = id.clone();
         list.collection = name.to_owned();
         change(&mut list.settings);
-        to.put_list(&list).await?;
+        mark.put_list(&list).await?;
         Ok(list)
     };
     let outcome = mark.during(work).await;

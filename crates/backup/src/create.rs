@@ -94,7 +94,7 @@ pub async fn create(
         if let Some(list) = newest.filter(|list| is_same(list, &source)) {
             return Ok(BackupReport { unchanged: true, ..report(list) });
         }
-        upload(context, &source, &known, &id).await
+        upload(context, &source, &known, &id, &mark).await
     };
     let outcome = mark.during(work).await;
     mark.remove().await;
@@ -136,6 +136,7 @@ async fn upload(
     source: &BackupSource<'_>,
     known: &KnownObjects,
     id: &BackupId,
+    mark: &Mark<'_>,
 ) -> Result<BackupReport> {
     let BackupSource { named, settings, pinned } = *source;
     let points = named.collection().count();
@@ -183,7 +184,7 @@ async fn upload(
         state,
         files,
     };
-    context.store.put_list(&list).await?;
+    mark.put_list(&list).await?;
     let uploaded_bytes = context.progress.bytes_moved() - sent_before;
     Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
 }

@@ -5,9 +5,14 @@
 //! start together therefore sees the other. A removal that sees a backup ends without removing
 //! objects. A backup that sees a removal waits for its end. A mark that is older than [`STALE`]
 //! belongs to a program that has died.
+//!
+//! A program that was stopped for so long and then continues finds that its mark is stale, or
+//! missing. It then ends with an error: others did not see its work and may have made or removed
+//! objects. It lists no backup and removes no further object.
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -15,8 +20,9 @@ use base::{Error, Result};
 use chrono::{DateTime, Utc};
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutPayload};
+use parking_lot::Mutex;
 
-use crate::list::BackupId;
+use crate::list::{BackupFile, BackupId, BackupList};
 use crate::store::BackupStore;
 use crate::transfer::BackupProgress;
 
@@ -52,7 +58,11 @@ pub(crate) struct Mark<'a> {
     store: &'a BackupStore,
     collection: String,
     key: Key,
-    put: Instant,
+    /// Time before the last request that put the mark.
+    put: Mutex<Instant>,
+    /// True once the list is written. An error of the mark does not end the work then, because the
+    /// work itself removes the list again.
+    is_listing: AtomicBool,
 }
 
 impl<'a> Mark<'a> {
@@ -64,24 +74,105 @@ impl<'a> Mark<'a> {
         id: &BackupId,
     ) -> Result<Mark<'a>> {
         let key = store.mark_key(collection, kind.directory(), id);
+        let put = Instant::now();
         store.put(&key, PutPayload::from_static(b"in progress")).await?;
-        Ok(Mark { store, collection: collection.to_owned(), key, put: Instant::now() })
+        Ok(Mark {
+            store,
+            collection: collection.to_owned(),
+            key,
+            put: Mutex::new(put),
+            is_listing: AtomicBool::new(false),
+        })
     }
 
     /// Puts the mark again if it may soon be stale.
-    pub(crate) async fn renew(&mut self) -> Result<()> {
-        if self.put.elapsed() >= RENEW {
-            self.store.put(&self.key, PutPayload::from_static(b"in progress")).await?;
-            self.put = Instant::now();
+    ///
+    /// # Errors
+    /// As [`Mark::check`].
+    pub(crate) async fn renew(&self) -> Result<()> {
+        let age = self.put.lock().elapsed();
+        if age >= RENEW { self.put_again().await } else { Ok(()) }
+    }
+
+    async fn put_again(&self) -> Result<()> {
+        self.check().await?;
+        let before = *self.put.lock();
+        let put = Instant::now();
+        self.store.put(&self.key, PutPayload::from_static(b"in progress")).await?;
+        // This process may have been stopped since the check.
+        if before.elapsed() >= STALE {
+            return Err(self.lost());
         }
+        *self.put.lock() = put;
         Ok(())
+    }
+
+    /// Checks that the mark was never stale, so that other programs have seen this work.
+    ///
+    /// # Errors
+    /// `Unavailable` if it was; the store's error.
+    pub(crate) async fn check(&self) -> Result<()> {
+        let found = self.store.raw().head(&self.key).await;
+        let is_stale = self.put.lock().elapsed() >= STALE;
+        match found {
+            Ok(_) if !is_stale => Ok(()),
+            // Another program removes a mark that it finds stale.
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => Err(self.lost()),
+            Err(error) => Err(self.store.failed(&error)),
+        }
+    }
+
+    fn lost(&self) -> Error {
+        Error::unavailable(format!(
+            "{}: this program was stopped for too long during its work on {:?}, and others may have \
+             removed objects that it needs; try again",
+            self.store.shown(),
+            self.collection
+        ))
+    }
+
+    /// Writes the list of a backup. Other programs have seen the mark of the backup until then, so
+    /// its objects are there.
+    ///
+    /// # Errors
+    /// As [`Mark::check`]; the backup is not listed then.
+    pub(crate) async fn put_list(&self, list: &BackupList) -> Result<()> {
+        self.is_listing.store(true, Ordering::Relaxed);
+        self.check().await?;
+        self.store.put_list(list).await?;
+        // This process may have been stopped since the check.
+        match self.check().await {
+            Ok(()) => Ok(()),
+            Err(error) => self.keep_if_whole(list, error).await,
+        }
+    }
+
+    /// Keeps a list that was written under a stale mark if its objects are there and no removal
+    /// runs. Otherwise removes it.
+    ///
+    /// # Errors
+    /// `error` if the list is removed; the store's error.
+    async fn keep_if_whole(&self, list: &BackupList, error: Error) -> Result<()> {
+        // Removals that begin from here on see this work.
+        self.store.put(&self.key, PutPayload::from_static(b"in progress")).await?;
+        if !self.sees(MarkKind::Removal).await? {
+            let stored = self.store.objects(&list.collection).await?;
+            let is_there = |file: &BackupFile| {
+                stored.get(&file.object).is_some_and(|found| found.bytes == file.bytes)
+            };
+            if list.files.iter().all(is_there) {
+                return Ok(());
+            }
+        }
+        self.store.remove(&self.store.list_key(&list.collection, &list.id)).await?;
+        Err(error)
     }
 
     /// Does `work` and puts the mark again meanwhile, so that it never becomes stale, however long
     /// one file takes.
     ///
     /// # Errors
-    /// The errors of `work`; the store's error if the mark cannot be put.
+    /// The errors of `work`; as [`Mark::check`]; the store's error if the mark cannot be put.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut work = pin!(work);
         let mut kept = pin!(self.keep());
@@ -92,12 +183,13 @@ impl<'a> Mark<'a> {
         .await
     }
 
-    /// Puts the mark again in intervals. Ends only with the error of the store.
+    /// Puts the mark again in intervals. Ends only with an error.
     async fn keep(&self) -> Error {
         loop {
             tokio::time::sleep(RENEW).await;
-            let put = self.store.put(&self.key, PutPayload::from_static(b"in progress"));
-            if let Err(error) = put.await {
+            if let Err(error) = self.put_again().await
+                && !self.is_listing.load(Ordering::Relaxed)
+            {
                 return error;
             }
         }
@@ -150,5 +242,83 @@ impl<'a> Mark<'a> {
         if let Err(error) = self.store.remove(&self.key).await {
             tracing::warn!(%error, "the mark of a backup stays until it is stale");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use model_store::block_on;
+    use search::coarse::Metric;
+    use search::registry::CollectionSettings;
+
+    use super::*;
+
+    fn list(id: &BackupId) -> BackupList {
+        BackupList {
+            id: id.clone(),
+            collection: "c".to_owned(),
+            source: "points-1".to_owned(),
+            points: 0,
+            settings: CollectionSettings::new(3, Metric::Dot),
+            state: "{}".to_owned(),
+            files: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_backup_that_slept_is_not_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let work = async {
+            let id = BackupId::now();
+            let mark = Mark::put(&store, "c", MarkKind::Backup, &id).await?;
+            mark.put_list(&list(&id)).await?;
+            assert_eq!(store.ids("c").await?, std::slice::from_ref(&id));
+
+            // A removal has found the mark stale.
+            let other = BackupId::after(Some(&id));
+            let mark = Mark::put(&store, "c", MarkKind::Backup, &other).await?;
+            store.remove(&mark.key).await?;
+            let error = mark.put_list(&list(&other)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert_eq!(store.ids("c").await?, [id]);
+
+            // The same, while the list was written. All of its objects are there.
+            let mut listed = list(&other);
+            store.put_list(&listed).await?;
+            mark.keep_if_whole(&listed, mark.lost()).await?;
+            assert_eq!(store.ids("c").await?.len(), 2);
+            listed.files.push(BackupFile {
+                name: "a".to_owned(),
+                object: "a".to_owned(),
+                bytes: 1,
+                blake3: String::new(),
+            });
+            mark.keep_if_whole(&listed, mark.lost()).await.unwrap_err();
+            assert_eq!(store.ids("c").await?.len(), 1);
+            Ok(())
+        };
+        block_on(work).unwrap();
+    }
+
+    #[test]
+    fn a_removal_that_slept_removes_nothing_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let work = async {
+            let mark = Mark::put(&store, "c", MarkKind::Removal, &BackupId::now()).await?;
+            let ago = |age: Duration| Instant::now().checked_sub(age).unwrap();
+            *mark.put.lock() = ago(RENEW);
+            mark.renew().await?;
+            assert!(mark.put.lock().elapsed() < RENEW);
+            *mark.put.lock() = ago(STALE);
+            let error = mark.renew().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            // It stays so.
+            mark.renew().await.unwrap_err();
+            Ok(())
+        };
+        block_on(work).unwrap();
     }
 }

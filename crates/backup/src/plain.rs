@@ -78,7 +78,7 @@ pub async fn back_up_objects(
             state: String::new(),
             files,
         };
-        context.store.put_list(&list).await?;
+        mark.put_list(&list).await?;
         Ok(list)
     };
     let outcome = mark.during(work).await;

@@ -90,7 +90,7 @@ async fn remove(
     expired: impl Fn(&BackupTimes, DateTime<Utc>) -> Vec<BackupId>,
 ) -> Result<PruneReport> {
     let id = BackupId::now();
-    let mut mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
+    let mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
     let outcome = async {
         let lists = context.store.list_times(collection).await?;
         let removed = expired(&lists, mark.store_time().await?);
@@ -101,12 +101,7 @@ async fn remove(
         // Another server may have removed some of them since.
         let kept = lists.keys().filter(|id| !removed.contains(id)).count();
         let mut report = PruneReport { removed, kept, ..PruneReport::default() };
-        if mark.sees(MarkKind::Backup).await? {
-            let why = "a backup is in progress; the next removal takes unused objects";
-            report.objects_kept = Some(why.to_owned());
-            return Ok(report);
-        }
-        remove_objects(context, collection, grace, &mut mark, &mut report).await?;
+        remove_objects(context, collection, grace, &mark, &mut report).await?;
         Ok(report)
     }
     .await;
@@ -114,20 +109,30 @@ async fn remove(
     outcome
 }
 
-/// Removes objects that no list names and that are older than `grace`.
+/// Removes objects that no list names and that are older than `grace`, unless a backup runs.
+///
+/// Lists the objects first, then checks for marks of backups, then reads the lists. A backup puts
+/// its mark before its objects, and its list before it removes its mark. So each object of a backup
+/// that was listed here has a mark or a list that is read after it.
 async fn remove_objects(
     context: &BackupContext<'_>,
     collection: &str,
     grace: Duration,
-    mark: &mut Mark<'_>,
+    mark: &Mark<'_>,
     report: &mut PruneReport,
 ) -> Result<()> {
+    let objects = context.store.objects(collection).await?;
+    if mark.sees(MarkKind::Backup).await? {
+        let why = "a backup is in progress; the next removal takes unused objects";
+        report.objects_kept = Some(why.to_owned());
+        return Ok(());
+    }
     let mut named = BTreeSet::new();
     for list in context.store.lists(collection).await? {
         named.extend(list.files.into_iter().map(|file| file.object));
     }
     let now = mark.store_time().await?;
-    for (object, stored) in context.store.objects(collection).await? {
+    for (object, stored) in objects {
         let age = (now - stored.modified).to_std().unwrap_or_default();
         if named.contains(&object) || age < grace {
             continue;
