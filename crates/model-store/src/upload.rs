@@ -3,9 +3,14 @@
 //! A claim object beside the versions keeps two publishers from using the same number. It is made
 //! only if it does not exist, and removed after the manifest is written. So a publisher looks for
 //! the version once more after it has the claim.
+//!
+//! A publisher that is stopped for long looks as if it had died. Its claim may be deleted, and
+//! another publisher may then use the number. So each claim has a token of its own. A publisher
+//! reads its claim again before each file, before the manifest, and before it removes anything.
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -34,9 +39,17 @@ pub struct UploadProgress {
     pub bytes_total: u64,
 }
 
+/// A number that other publishers do not use.
+struct NumberClaim {
+    version: u64,
+    /// Content of the claim object, which no other claim has.
+    token: String,
+}
+
 /// An upload of one version.
 struct Upload<'a> {
     place: &'a StorePlace,
+    claim: NumberClaim,
     pacer: Pacer,
     progress: &'a mut dyn FnMut(UploadProgress),
     /// True once the upload should end.
@@ -63,10 +76,15 @@ pub fn upload(
     Artifact::open(dir)?;
     let files = files_of(dir)?;
     block_on(async {
-        let version = claim(place, version).await?;
+        let claim = claim(place, version).await?;
+        let version = claim.version;
         let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
-        let mut upload = Upload { place, pacer: Pacer::new(rate), progress, stop, state };
-        let sent = upload.files(dir, &files, version).await;
+        let mut upload = Upload { place, claim, pacer: Pacer::new(rate), progress, stop, state };
+        let sent = upload.files(dir, &files).await;
+        // The objects of this number may belong to another publisher.
+        if !matches!(upload.claim.is_held(place).await, Ok(true)) {
+            return sent.map(|()| version);
+        }
         if let Err(error) = &sent {
             // A request that failed may have written the manifest nevertheless. Without it, readers
             // see no version. A manifest of another publisher stays.
@@ -124,7 +142,7 @@ fn claim_name(version: u64) -> String {
 }
 
 /// Chooses a number and keeps other publishers from it.
-async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<u64> {
+async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<NumberClaim> {
     let listing = group(&place.list().await?, &place.prefix, Some(""));
     let existing: BTreeSet<u64> = listing.models[""].versions.keys().copied().collect();
     let taken = |version: u64| {
@@ -144,30 +162,46 @@ async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<u64> {
         return Err(taken(version));
     }
     loop {
-        match (take(place, version).await?, wanted) {
-            (true, _) => return Ok(version),
+        let token = RandomState::new().hash_one((std::process::id(), version));
+        let claim = NumberClaim { version, token: format!("claimed {token:016x}") };
+        match (claim.take(place).await?, wanted) {
+            (true, _) => return Ok(claim),
             (false, Some(_)) => return Err(taken(version)),
             (false, None) => version = version.saturating_add(1),
         }
     }
 }
 
-/// Takes the claim of a number. Returns false if another publisher has the number.
-async fn take(place: &StorePlace, version: u64) -> Result<bool> {
-    let claim = claim_name(version);
-    match create(place, &claim, PutPayload::from_static(b"claimed")).await {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
-        created => created?,
+impl NumberClaim {
+    /// Takes the claim. Returns false if another publisher has the number.
+    async fn take(&self, place: &StorePlace) -> Result<bool> {
+        let NumberClaim { version, token } = self;
+        let claim = claim_name(*version);
+        match create(place, &claim, PutPayload::from(token.clone())).await {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            created => created?,
+        }
+        // Another publisher may have written the version and removed its claim since the listing.
+        let exists = place.below(&version.to_string()).list().await.map(|objects| {
+            let listing = group(&objects, &place.prefix, Some(""));
+            listing.models.values().any(|model| model.versions.contains_key(version))
+        });
+        if !matches!(exists, Ok(false)) {
+            let _ = place.objects.delete(&place.key(&claim)).await;
+        }
+        exists.map(|exists| !exists)
     }
-    // Another publisher may have written the version and removed its claim since the listing.
-    let exists = place.below(&version.to_string()).list().await.map(|objects| {
-        let listing = group(&objects, &place.prefix, Some(""));
-        listing.models.values().any(|model| model.versions.contains_key(&version))
-    });
-    if !matches!(exists, Ok(false)) {
-        let _ = place.objects.delete(&place.key(&claim)).await;
+
+    /// Returns true if the claim is still there and belongs to this publisher.
+    async fn is_held(&self, place: &StorePlace) -> Result<bool> {
+        let key = place.key(&claim_name(self.version));
+        let read = async { place.objects.get(&key).await?.bytes().await };
+        match read.await {
+            Ok(found) => Ok(*found == *self.token.as_bytes()),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(place.failed(&error)),
+        }
     }
-    exists.map(|exists| !exists)
 }
 
 /// Writes an object that must not exist. Stores without conditions replace it.
@@ -184,7 +218,8 @@ async fn create(place: &StorePlace, name: &str, payload: PutPayload) -> Result<(
 }
 
 impl Upload<'_> {
-    async fn files(&mut self, dir: &Path, files: &[String], version: u64) -> Result<()> {
+    async fn files(&mut self, dir: &Path, files: &[String]) -> Result<()> {
+        let version = self.claim.version;
         for name in files {
             self.file(&dir.join(name), &self.place.key(&format!("{version}/{name}"))).await?;
         }
@@ -192,11 +227,32 @@ impl Upload<'_> {
         let manifest = std::fs::read(&path).map_err(|error| Error::io(&path, &error))?;
         let key = format!("{version}/{MANIFEST_NAME}");
         let content = PutPayload::from(manifest.clone());
+        self.check_claim().await?;
         let created = self.unless_stopped(create(self.place, &key, content)).await;
         // The client of a store repeats a request after an error of the server, and may then find
         // its own object.
         let is_there = matches!(&created, Err(error) if error.kind() == ErrorKind::AlreadyExists);
         if is_there && self.holds(&key, &manifest).await { Ok(()) } else { created }
+    }
+
+    /// Checks that no other publisher has taken the number.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if one has, or if the claim was deleted; the store's error.
+    async fn check_claim(&self) -> Result<()> {
+        if self.claim.is_held(self.place).await? {
+            return Ok(());
+        }
+        let version = self.claim.version;
+        Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!(
+                "{}: {} was deleted during the upload, and another publisher may use version {version}; \
+                 publish under another number",
+                self.place.shown(),
+                claim_name(version)
+            ),
+        ))
     }
 
     /// Returns true if the store has the object `key` with this content.
@@ -236,6 +292,7 @@ impl Upload<'_> {
         let bytes = file.metadata().map_err(io)?.len();
         if bytes <= PART_BYTES {
             let content = self.read(&file, path, 0, bytes).await?;
+            self.check_claim().await?;
             self.put(key, content).await?;
             self.add(bytes);
             return Ok(());
@@ -243,6 +300,7 @@ impl Upload<'_> {
         let mut parts = match self.place.objects.put_multipart(key).await {
             Err(object_store::Error::NotImplemented { .. }) => {
                 let content = self.read(&file, path, 0, bytes).await?;
+                self.check_claim().await?;
                 self.put(key, content).await?;
                 self.add(bytes);
                 return Ok(());
@@ -281,7 +339,8 @@ impl Upload<'_> {
             self.add(length);
             at += length;
         }
-        Ok(())
+        // The object appears once all parts are joined.
+        self.check_claim().await
     }
 
     async fn read(&self, file: &File, path: &Path, at: u64, bytes: u64) -> Result<PutPayload> {

@@ -1,5 +1,6 @@
 //! Uploads of published versions.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,6 +8,7 @@ use base::ErrorKind;
 use engine::fake::publish::affine;
 use engine::layout::Artifact;
 use millpond_model_store::{StorePlace, UploadProgress, block_on, upload};
+use object_store::ObjectStoreExt;
 use os::Rate;
 use tokio::sync::watch;
 
@@ -79,7 +81,6 @@ fn a_claimed_number_is_left_out() {
     let objects = Arc::new(object_store::memory::InMemory::new());
     let place = StorePlace::new(objects.clone(), "m", "mem://m");
     let claim = async {
-        use object_store::ObjectStoreExt;
         drop(objects.put(&"m/.claim-1".into(), "other".into()).await.unwrap());
     };
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(claim);
@@ -111,6 +112,41 @@ fn a_version_that_was_just_finished_is_left_alone() {
     assert_eq!(objects("1"), first);
     let all = block_on(place.list()).unwrap();
     assert_eq!(all.len(), first.len() + objects("2").len(), "no claim is left: {all:?}");
+}
+
+/// The first publisher is stopped after its first file and looks dead.
+#[test]
+fn a_publisher_that_slept_leaves_the_version_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    affine(&first, 0.5, 2.0).unwrap();
+    affine(&second, 3.0, 4.0).unwrap();
+    let place = StorePlace::new(FaultyStore::new(), "m", "mem://m");
+    let put = |from: &Path, progress: &mut dyn FnMut(UploadProgress)| {
+        upload(&place, from, Some(1), Rate::unlimited(), progress, never())
+    };
+    let take_over = || {
+        let clean = async {
+            for object in place.list().await? {
+                let removed = place.objects().delete(&object.location).await;
+                removed.map_err(|error| place.failed(&error))?;
+            }
+            Ok(())
+        };
+        block_on(clean).unwrap();
+        assert_eq!(put(second.as_path(), &mut |_| {}).unwrap(), 1);
+    };
+    let mut is_taken = false;
+    let progress = &mut |_| {
+        if !std::mem::replace(&mut is_taken, true) {
+            std::thread::scope(|scope| scope.spawn(&take_over).join().unwrap());
+        }
+    };
+    let error = put(first.as_path(), progress).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    let sent = place.below("1").manifest().unwrap();
+    assert_eq!(sent.layout, Artifact::open(&second).unwrap().manifest);
+    assert_eq!(block_on(place.list()).unwrap().len(), 3, "graph, weights and manifest");
 }
 
 #[test]
