@@ -1,6 +1,6 @@
 //! Requests to a store for small objects, each with a time limit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -115,15 +115,18 @@ impl SmallObjects {
     /// Waits for a request, for the time limit at most.
     ///
     /// # Errors
-    /// `Unavailable` after the time limit.
+    /// `Unavailable` after the time limit. So is an answer that a process finds after it was
+    /// stopped for long: the store may have changed since.
     pub async fn within<T>(&self, request: impl Future<Output = T>) -> Result<T> {
-        tokio::time::timeout(self.limit, request).await.map_err(|_| {
-            Error::unavailable(format!(
+        let began = Instant::now();
+        match tokio::time::timeout(self.limit, request).await {
+            Ok(answer) if began.elapsed() <= self.limit.saturating_mul(2) => Ok(answer),
+            _ => Err(Error::unavailable(format!(
                 "{}: no answer within {} s; the store may be unreachable or overloaded",
                 self.place.shown(),
                 self.limit.as_secs()
-            ))
-        })
+            ))),
+        }
     }
 }
 
@@ -171,5 +174,15 @@ mod tests {
         let error = objects.within(std::future::pending::<()>()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.message().contains("within 0 s"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_old_answer_does_not_count() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+        let objects = SmallObjects::new(place, Duration::from_millis(1));
+        // The process is stopped, and finds the answer when it continues.
+        let stopped = async { std::thread::sleep(Duration::from_millis(20)) };
+        let error = objects.within(stopped).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
 }
