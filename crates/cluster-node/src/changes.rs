@@ -4,7 +4,7 @@
 //! document for the whole cluster. Each version of the document is an object of its own in the
 //! store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api_qdrant::json::{self, INDEXES_MAX};
 use base::{Error, Result};
@@ -119,10 +119,16 @@ impl CatalogChanges {
         Ok(new)
     }
 
-    /// Returns the document without the collection `name` of this id, and without its aliases.
-    pub(crate) fn without(&self, name: &str, id: &str) -> CatalogChanges {
+    /// Returns the document without the collection `name` of this id, and without each of
+    /// `aliases` that still names it.
+    pub(crate) fn without(
+        &self,
+        name: &str,
+        id: &str,
+        aliases: &BTreeSet<String>,
+    ) -> CatalogChanges {
         let mut new = self.clone();
-        new.aliases.retain(|_, collection| collection != name);
+        new.aliases.retain(|alias, collection| collection != name || !aliases.contains(alias));
         new.collections.remove(id);
         new
     }
@@ -172,7 +178,7 @@ mod tests {
             .with_collection("id-a", |it| it.declare("city", json!({"data_type": "keyword"})))
             .unwrap();
         assert_eq!(CatalogChanges::decode(&changes.encode().unwrap()).unwrap(), changes);
-        let left = changes.without("a", "id-a");
+        let left = changes.without("a", "id-a", &BTreeSet::from(["x".to_owned()]));
         assert_eq!(left.aliases, BTreeMap::from([("y".to_owned(), "b".to_owned())]));
         assert!(left.collections.is_empty());
         let missing = changes.with_aliases(&[alias("z", "c")], is_collection).unwrap_err();

@@ -155,14 +155,7 @@ impl StoreCatalog {
     /// Removes a record that this root has created, unless it is another one of this name.
     async fn take_record_back(&self, record: &CollectionRecord) {
         let name = record.name.as_str();
-        let removed = async {
-            let stored = self.record(&self.key(name)).await?;
-            if stored.is_some_and(|stored| stored.id == record.id) {
-                self.remove_record(name).await?;
-            }
-            Ok::<(), Error>(())
-        };
-        if let Err(error) = removed.await {
+        if let Err(error) = self.remove_record_of(name, Some(&record.id)).await {
             tracing::warn!(
                 collection = name, %error,
                 "a collection may have the name of an alias; remove one of both"
@@ -177,17 +170,28 @@ impl StoreCatalog {
     /// # Errors
     /// The store's error.
     async fn remove_record(&self, name: &str) -> Result<bool> {
+        self.remove_record_of(name, None).await
+    }
+
+    /// Does the same as [`StoreCatalog::remove_record`]. If `only` is an id, a collection of
+    /// another id stays.
+    async fn remove_record_of(&self, name: &str, only: Option<&str>) -> Result<bool> {
         let key = self.key(name);
         // The view may lack the record, or have the record of an earlier collection.
         let id = match self.record(&key).await {
+            Ok(Some(record)) if only.is_some_and(|only| only != record.id) => return Ok(false),
             Ok(Some(record)) => Some(record.id),
             Ok(None) => {
-                self.forget(name, None).await;
+                if only.is_none() {
+                    self.forget(name, None).await;
+                }
                 return Ok(false);
             }
             Err(error) if error.kind() == ErrorKind::DataLoss => None,
             Err(error) => return Err(error),
         };
+        // No store compares the content of an object before it removes it. So the removal follows
+        // at once, and a read whose answer came late is an error.
         self.objects.remove(&key).await?;
         self.changes.fetch_add(1, Ordering::AcqRel);
         let mut removed = None;
@@ -200,13 +204,32 @@ impl StoreCatalog {
     /// Removes the aliases and changes of a removed collection.
     async fn forget(&self, name: &str, id: Option<&str>) {
         let id = id.unwrap_or_default();
-        let forgotten = self.make_change(&|changes| Ok(changes.without(name, id))).await;
-        if let Err(error) = forgotten {
+        let forgotten = async {
+            let aliases = self.aliases_of_removed(name).await?;
+            self.make_change(&|changes| Ok(changes.without(name, id, &aliases))).await
+        };
+        if let Err(error) = forgotten.await {
             tracing::warn!(
                 collection = name, %error,
                 "aliases of a removed collection stay; remove the collection again to remove them"
             );
         }
+    }
+
+    /// Returns the aliases of a collection that was removed. If there is another collection of its
+    /// name already, they may belong to that one, and none is returned.
+    ///
+    /// # Errors
+    /// The store's error.
+    async fn aliases_of_removed(&self, name: &str) -> Result<BTreeSet<String>> {
+        let known = self.known_changes.lock().clone();
+        let version = self.log.newest(&known).await?;
+        // Read after the aliases: without a record, none of them belongs to a newer collection.
+        if self.has_record(name).await? {
+            return Ok(BTreeSet::new());
+        }
+        let of_name = version.changes.aliases.iter().filter(|alias| alias.1 == name);
+        Ok(of_name.map(|alias| alias.0.clone()).collect())
     }
 
     /// Changes aliases, or collections after their creation. Returns the number of the version.

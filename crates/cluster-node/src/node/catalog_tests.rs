@@ -39,6 +39,26 @@ async fn a_removed_collection_leaves_no_alias() {
 }
 
 #[tokio::test]
+async fn a_slow_removal_leaves_a_newer_collection() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let [one, slow] = [(); 2].map(|()| StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    let old = CollectionRecord { id: "id-old".to_owned(), ..record("a") };
+    one.create_record(&record("a")).await.unwrap();
+    let alias = AliasChange::Create { alias: "x".to_owned(), collection: "a".to_owned() };
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(std::slice::from_ref(&alias), |name| name == "a")
+    };
+    one.make_change(&change).await.unwrap();
+    // The other root was stopped after it had removed the record of the earlier collection, and
+    // before it takes that record back.
+    slow.forget("a", Some(&old.id)).await;
+    slow.take_record_back(&old).await;
+    assert!(one.has_record("a").await.unwrap());
+    one.read_changes().await.unwrap();
+    assert_eq!(one.known_changes.lock().changes.aliases["x"], "a");
+}
+
+#[tokio::test]
 async fn an_unreadable_record_is_no_removed_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
