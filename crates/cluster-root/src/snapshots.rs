@@ -234,7 +234,7 @@ async fn created(
 /// Adds a collection, whose data is written, to the catalog.
 ///
 /// # Errors
-/// `AlreadyExists` if the name was taken meanwhile; the store's error.
+/// `AlreadyExists` if the name was taken meanwhile; as [`check_data`].
 async fn publish(
     state: &RootState,
     record: &CollectionRecord,
@@ -242,7 +242,7 @@ async fn publish(
 ) -> Result<()> {
     // First, so that the collection never appears without them.
     change_settings(state, record, changes).await?;
-    let created = state.catalog.create(record).await;
+    let created = create_with_data(state, record).await;
     // After an error that may pass, the record may be there.
     let is_refused = match &created {
         Ok(is_created) => !is_created,
@@ -255,6 +255,37 @@ async fn publish(
         }
     }
     if created? { Ok(()) } else { Err(taken(&record.name)) }
+}
+
+/// Creates the record of a collection whose data is written. Returns false if there is one of its
+/// name.
+///
+/// # Errors
+/// As [`check_data`]. If the data was removed, there is no record either.
+async fn create_with_data(state: &RootState, record: &CollectionRecord) -> Result<bool> {
+    check_data(state, record).await?;
+    if !state.catalog.create(record).await? {
+        return Ok(false);
+    }
+    // This node may have been stopped since the first check. From here on, the record keeps the
+    // data.
+    let kept = check_data(state, record).await;
+    if kept.as_ref().is_err_and(|error| !error.is_retryable()) {
+        state.catalog.remove(&record.name).await?;
+    }
+    kept.map(|()| true)
+}
+
+/// Checks that the data of a new collection is there.
+///
+/// # Errors
+/// `FailedPrecondition` if it was removed, because this node was stopped for more than an hour; the
+/// store's error.
+async fn check_data(state: &RootState, record: &CollectionRecord) -> Result<()> {
+    match &state.backups {
+        Some(backups) => backups.check_prepared(record).await,
+        None => Ok(()),
+    }
 }
 
 /// Sets the changes that a collection has besides its record.

@@ -156,6 +156,7 @@ impl ClusterBackups {
     ) -> Result<ImportedCollection> {
         let moved = Arc::new(MovedSettings::of(&named.settings())?);
         let record = moved.record(target);
+        self.prepare(&record).await?;
         let mut logs = NewLogs::new(self, &record);
         let mut points = 0;
         let mut from: Option<PointId> = None;

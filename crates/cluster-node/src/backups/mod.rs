@@ -22,6 +22,7 @@ mod export;
 mod import;
 pub(crate) mod log_parts;
 mod originals;
+pub(crate) mod prepared;
 mod set;
 mod staged;
 #[cfg(test)]
@@ -420,6 +421,7 @@ impl ClusterBackups {
         let name = name.to_owned();
         let id = new_id();
         let record = CollectionRecord { name, id, ..set.record.clone() };
+        self.prepare(&record).await?;
         let sources = set.record.shard_keys().zip(record.shard_keys());
         for ((from, to), backup) in sources.zip(&set.shards) {
             let shard = ShardOfSet { key: &from, collection: &set.record.name, id: &set.id };

@@ -139,6 +139,12 @@ async fn a_backup_has_the_logs_of_its_moment() {
     };
     assert_eq!(cluster.entries(&restored, 0).await, [entry("one"), entry("two")]);
     assert_eq!(cluster.entries(&restored, 1).await, []);
+    // The removal of data without a record has begun.
+    cluster.backups.check_prepared(&restored).await.unwrap();
+    let objects = SmallObjects::new(cluster.store.place().clone(), REQUEST_TIMEOUT);
+    objects.remove(&prepared::prepared_key(&objects, &restored.id)).await.unwrap();
+    let error = cluster.backups.check_prepared(&restored).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
 }
 
 #[tokio::test]

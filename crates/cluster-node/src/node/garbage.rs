@@ -3,6 +3,9 @@
 //! The record of a collection is removed first, so that nodes forget it. Its logs and snapshots
 //! stay for an hour: a node that did not see the removal may still read or write them. One node of
 //! the cluster removes them then.
+//!
+//! A restore writes data before its record. If its node was stopped for an hour, it may add the
+//! record at any moment, so its mark is removed first (`backups::prepared`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,6 +18,7 @@ use tokio_stream::StreamExt;
 
 use super::catalog::StoreCatalog;
 use super::services::NodeServices;
+use crate::backups::prepared::prepared_key;
 use crate::types::ClusterView;
 
 /// Time between two scans for data without a collection.
@@ -57,14 +61,35 @@ async fn remove_without_record(
     if expired.is_empty() {
         return;
     }
-    match catalog.all_ids().await {
-        Ok(known) => {
-            for id in expired.into_iter().filter(|id| !known.contains(id)) {
+    let objects = SmallObjects::new(services.place.clone(), REQUEST_TIMEOUT);
+    match without_record(&objects, catalog, expired).await {
+        Ok(ids) => {
+            for id in ids {
                 remove(services, &id).await;
             }
         }
         Err(error) => tracing::warn!(%error, "no data of removed collections is removed"),
     }
+}
+
+/// Returns the collections of `ids` that have no record and get none: their marks are removed.
+///
+/// # Errors
+/// The store's error; `DataLoss` for a record that cannot be read.
+async fn without_record(
+    objects: &SmallObjects,
+    catalog: &StoreCatalog,
+    mut ids: Vec<String>,
+) -> Result<Vec<String>> {
+    let known = catalog.all_ids().await?;
+    ids.retain(|id| !known.contains(id));
+    for id in &ids {
+        objects.remove(&prepared_key(objects, id)).await?;
+    }
+    // A restore whose mark was there until now may have added its record.
+    let known = catalog.all_ids().await?;
+    ids.retain(|id| !known.contains(id));
+    Ok(ids)
 }
 
 /// Returns true if this node is the one that removes data: the first with the role ingest.
@@ -132,10 +157,13 @@ async fn remove(services: &NodeServices, id: &str) {
 
 #[cfg(test)]
 mod tests {
+    use model_store::StorePlace;
+    use object_store::memory::InMemory;
     use serde_json::Value;
 
     use super::*;
-    use crate::types::{CollectionRecord, NodeInfo, Roles};
+    use crate::collection_catalog::CollectionCatalog;
+    use crate::types::{CollectionRecord, NodeInfo, Roles, ViewUpdater};
 
     fn ids(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -161,6 +189,27 @@ mod tests {
         // A record that comes back, or data that is gone, begins a new count.
         assert!(orphans.record_scan(&ids(&["1"]), &view).is_empty());
         assert!(orphans.record_scan(&ids(&["1", "2"]), &view).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_late_record_needs_its_mark() {
+        let place = StorePlace::new(Arc::new(InMemory::new()), "c", "memory");
+        let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+        let objects = SmallObjects::new(place, REQUEST_TIMEOUT);
+        let record = r#"{"name":"kept","id":"1","shards":1,"copies":1,"create":null}"#;
+        let record: CollectionRecord = serde_json::from_str(record).unwrap();
+        assert!(CollectionCatalog::create(&catalog, &record).await.unwrap());
+        for id in ["1", "2"] {
+            assert!(objects.create(&prepared_key(&objects, id), Vec::new()).await.unwrap());
+        }
+        let expired = vec!["1".to_owned(), "2".to_owned()];
+        assert_eq!(without_record(&objects, &catalog, expired).await.unwrap(), ["2"]);
+        let mut marked = Vec::new();
+        for id in ["1", "2"] {
+            let mark = objects.read(&prepared_key(&objects, id), 1).await.unwrap();
+            marked.push(mark.is_some());
+        }
+        assert_eq!(marked, [true, false]);
     }
 
     #[test]
