@@ -90,11 +90,13 @@ async fn back_up_if_due(
     {
         return Ok(());
     }
-    backups.create(record).await?;
+    let made = backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
-    // The new backup is not among them.
-    let stay = keep.max(1) - 1;
-    for old in &sets[..sets.len().saturating_sub(stay)] {
+    // Listed anew: a backup may take hours, and others are made and removed meanwhile.
+    let mut others = backups.list(&record.name).await?;
+    others.retain(|set| set.id != made.id);
+    let removed = others.len().saturating_sub(keep.max(1) - 1);
+    for old in others.iter().take(removed) {
         backups.delete(&record.name, &old.id).await?;
     }
     Ok(())
