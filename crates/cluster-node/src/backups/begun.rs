@@ -2,6 +2,11 @@
 //!
 //! `begun/COLLECTION/ID` has the record of the collection, from before the first copy until the
 //! backup has its description. So a later backup finds and removes the remains of a stopped one.
+//!
+//! A node that looks stopped may continue. So a removal first creates `abandoned/COLLECTION/ID`,
+//! and then checks that there is no description. A backup writes its description, and then checks
+//! that it is not abandoned. At least one of both sees the other, and no description stays without
+//! copies.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +14,8 @@ use backup::BackupId;
 use base::{Error, Result};
 use object_store::path::Path as Key;
 
-use super::{ClusterBackups, GRACE, ShardOfSet};
+use super::set::SET_BYTES_MAX;
+use super::{BackupSet, ClusterBackups, GRACE, ShardOfSet};
 use crate::node::catalog::check_record;
 use crate::types::CollectionRecord;
 
@@ -27,19 +33,41 @@ impl ClusterBackups {
         self.put(&self.begun_key(&record.name, id), text).await
     }
 
-    /// Checks that a backup still has its note. Without it, another node has removed the copies of
-    /// the backup as those of a stopped one: this node was stopped for a day, or a clock is wrong.
+    /// Checks that a backup still has its note and is not abandoned. Otherwise another node removes
+    /// its copies as those of a stopped one: this node was stopped for a day, or a clock is wrong.
     ///
     /// # Errors
-    /// `Unavailable` without the note; the store's error.
+    /// `Unavailable` if another node removes the copies; the store's error.
     pub(super) async fn check_begun(&self, collection: &str, id: &BackupId) -> Result<()> {
-        match self.objects.read(&self.begun_key(collection, id), RECORD_BYTES_MAX).await? {
-            Some(_) => Ok(()),
-            None => Err(Error::unavailable(
-                "another node removed the copies of this backup, because it began more than a day ago by that node's \
-                 clock; compare the clocks of the nodes, and try again",
-            )),
+        let abandoned = self.abandoned_key(collection, id);
+        let is_abandoned = self.objects.read(&abandoned, RECORD_BYTES_MAX).await?.is_some();
+        // The note is read last, because a removal removes the note before its own object.
+        let note = self.objects.read(&self.begun_key(collection, id), RECORD_BYTES_MAX).await?;
+        if note.is_some() && !is_abandoned {
+            return Ok(());
         }
+        Err(Error::unavailable(
+            "another node removed the copies of this backup, because it began more than a day ago by that node's \
+             clock; compare the clocks of the nodes, and try again",
+        ))
+    }
+
+    /// Stores the description of a backup whose copies are complete.
+    ///
+    /// # Errors
+    /// As [`ClusterBackups::check_begun`]; the backup has neither description nor copies then. If
+    /// the store fails, it may have both.
+    pub(super) async fn describe(&self, set: &BackupSet) -> Result<()> {
+        let collection = &set.record.name;
+        let key = self.set_key(collection, &set.id);
+        self.put(&key, set.encode()?).await?;
+        // This node may have been stopped since the last check.
+        let begun = self.check_begun(collection, &set.id).await;
+        if begun.is_err() {
+            self.objects.remove(&key).await?;
+            self.discard_failed(&set.record, &set.id).await;
+        }
+        begun
     }
 
     /// Removes the note of a backup.
@@ -93,13 +121,30 @@ impl ClusterBackups {
                         continue;
                     }
                 };
-                self.discard(&record, &id, Duration::ZERO).await?;
-                abandoned += 1;
-                tracing::info!(collection, %id, "the files of a stopped backup were removed");
+                if self.discard_abandoned(&record, collection, &id).await? {
+                    abandoned += 1;
+                    tracing::info!(collection, %id, "the files of a stopped backup were removed");
+                }
             }
             self.end(collection, &id).await?;
+            self.objects.remove(&self.abandoned_key(collection, &id)).await?;
         }
         Ok(abandoned)
+    }
+
+    /// Removes the copies of a stopped backup. Returns false if it has a description meanwhile.
+    pub(super) async fn discard_abandoned(
+        &self,
+        record: &CollectionRecord,
+        collection: &str,
+        id: &BackupId,
+    ) -> Result<bool> {
+        self.objects.create(&self.abandoned_key(collection, id), Vec::new()).await?;
+        if self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?.is_some() {
+            return Ok(false);
+        }
+        self.discard(record, id, Duration::ZERO).await?;
+        Ok(true)
     }
 
     /// Removes the copies that belong to a backup, and objects that no other one needs. An object
@@ -126,6 +171,10 @@ impl ClusterBackups {
 
     fn begun_key(&self, collection: &str, id: &BackupId) -> Key {
         self.objects.key(&format!("begun/{collection}/{id}"))
+    }
+
+    fn abandoned_key(&self, collection: &str, id: &BackupId) -> Key {
+        self.objects.key(&format!("abandoned/{collection}/{id}"))
     }
 }
 

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `sets/COLLECTION/ID` | description of a backup; a backup exists once it is there |
 //! | `begun/COLLECTION/ID` | note of a backup that has no description yet |
+//! | `abandoned/COLLECTION/ID` | note of a removal of the copies of such a backup |
 //! | `shards/SHARD/...` | snapshots of shards, as [`backup`] stores them |
 //! | `logs/COLLECTION/ID/SSSS-NNNN` | parts of the log of a shard |
 //! | `originals/COLLECTION-ID/...` | original images of a collection |
@@ -243,7 +244,7 @@ impl ClusterBackups {
         };
         // After an error the description may be there, and a listed backup must be complete. So the
         // copies stay: `remove_abandoned` looks for the description first.
-        self.put(&self.set_key(&record.name, &id), set.encode()?).await?;
+        self.describe(&set).await?;
         if let Err(error) = self.end(&record.name, &id).await {
             tracing::warn!(collection = record.name, %id, %error, "the note of a backup is removed later");
         }

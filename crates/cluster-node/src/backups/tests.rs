@@ -234,6 +234,25 @@ async fn a_backup_without_its_copies_is_not_listed() {
     assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
     let error = cluster.backups.copy_all(&record, &id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // The same, between the last check of the backup and its description.
+    cluster.backups.begin(&record, &id).await.unwrap();
+    let set = cluster.backups.copy_all(&record, &id).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    let error = cluster.backups.describe(&set).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(cluster.backups.list("docs").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_slow_removal_leaves_a_described_backup() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    // The other node was stopped after it had listed the descriptions.
+    let set = cluster.backups.create(&record).await.unwrap();
+    assert!(!cluster.backups.discard_abandoned(&record, "docs", &set.id).await.unwrap());
+    let restored = cluster.backups.restore(&set, "copy").await.unwrap();
+    assert_eq!(cluster.entries(&restored, 0).await.len(), 1);
 }
 
 #[tokio::test]
