@@ -49,7 +49,7 @@ pub use location::{LocationReader, open_location};
 pub use model_store::block_on;
 pub use plain::{ObjectDirectory, back_up_objects, restore_objects};
 pub use policy::RetentionPolicy;
-pub use prune::{PruneReport, delete, prune, remove_unused};
+pub use prune::{PruneReport, delete, prune, prune_among, remove_unused};
 pub use restore::{RestoreReport, RestoreTarget, restore};
 pub use service::{
     BackupConfig, BackupJob, BackupJobState, BackupRequest, BackupService, RegistryAccess,

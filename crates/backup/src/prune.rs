@@ -48,6 +48,27 @@ pub async fn prune(
     remove(context, collection, grace, expired).await
 }
 
+/// Does the same as [`prune`], but removes no backup that is not in `among`. A backup that was
+/// listed after the caller chose `among` stays.
+///
+/// # Errors
+/// As [`prune`].
+pub async fn prune_among(
+    context: &BackupContext<'_>,
+    collection: &str,
+    policy: &RetentionPolicy,
+    among: &BTreeSet<BackupId>,
+    grace: Duration,
+) -> Result<PruneReport> {
+    policy.check()?;
+    let expired = |lists: &BackupTimes, now| {
+        let mut expired = policy.expired(lists, now);
+        expired.retain(|id| among.contains(id));
+        expired
+    };
+    remove(context, collection, grace, expired).await
+}
+
 /// Removes one backup, and objects that no other one needs, as [`prune`] does.
 ///
 /// # Errors

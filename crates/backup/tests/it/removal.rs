@@ -1,5 +1,6 @@
 //! Removal of backups, beside running ones.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use backup::{BackupId, RetentionPolicy, block_on};
@@ -29,6 +30,12 @@ fn kept_backups_stay_whole() {
     };
     let report = prune(3, Duration::from_secs(3600));
     assert_eq!((report.kept, report.objects, stored()), (3, 0, before), "within the grace time");
+    let policy = RetentionPolicy { newest: Some(2), age_max: None };
+    let among = BTreeSet::from([ids[4].clone()]);
+    let report =
+        backup::prune_among(&store.context(), "c", &policy, &among, Duration::from_secs(3600));
+    let report = block_on(report).unwrap();
+    assert_eq!((report.removed.len(), report.kept), (0, 3), "the newest is not expired");
     let report = prune(2, Duration::ZERO);
     assert_eq!((report.removed.len(), report.kept), (1, 2));
     assert!(report.objects > 0 && stored() == before - report.objects);

@@ -362,7 +362,8 @@ impl ShardFollower {
                 _ => self.services.local.remove(&self.key).await?,
             }
         }
-        if let Some(named) = snapshot::restore(&self.services, &self.key, &self.record).await? {
+        let restored = snapshot::restore(&self.services, &self.key, &self.record, floor).await?;
+        if let Some(named) = restored {
             return Ok(OpenedShard { named, floor });
         }
         if floor.entry > EntryNumber::default() {

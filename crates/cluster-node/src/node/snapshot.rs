@@ -5,17 +5,19 @@
 //! contain changes behind its position; a restored holder makes them a second time, with the same
 //! result.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backup::{
-    BackupContext, BackupExtent, BackupId, BackupProgress, BackupStore, RestoreTarget,
-    RetentionPolicy,
+    BackupContext, BackupExtent, BackupId, BackupProgress, BackupStore, RestoreReport,
+    RestoreTarget, RetentionPolicy,
 };
 use base::{ErrorKind, Result};
 use metrics::KindLabels;
 use parking_lot::Mutex;
-use search::registry::NamedCollection;
+use search::registry::{NamedCollection, Registry};
 
 use super::local::{self, at_low_priority};
 use super::services::NodeServices;
@@ -134,8 +136,10 @@ async fn take(
                 return Ok(known);
             }
             backup::create(&context, &named, BackupExtent::Missing).await?;
+            let listed = store.ids(&name).await?;
+            let replaced = replaced(listed, &snapshots(&store, &name).await?);
             let policy = RetentionPolicy { newest: Some(SNAPSHOTS_KEPT), age_max: Some(KEPT_FOR) };
-            backup::prune(&context, &name, &policy, KEPT_FOR).await?;
+            backup::prune_among(&context, &name, &policy, &replaced, KEPT_FOR).await?;
             snapshots(&store, &name).await
         })
     })
@@ -149,6 +153,19 @@ async fn take(
         tracing::info!(shard = %key, next = newest.next.0, removed, "a snapshot was taken");
     }
     Ok(newest)
+}
+
+/// Returns the snapshots of `listed` that can be removed: all but those of `known` with the newest
+/// positions.
+///
+/// A policy goes by ids. A holder that was stopped before its snapshot lists an old position under
+/// a new id, so the policy alone could leave only snapshots below the floor of the log. A snapshot
+/// that is not in `listed` was listed later, and stays.
+fn replaced(listed: Vec<BackupId>, known: &[StoredSnapshot]) -> BTreeSet<BackupId> {
+    let mut newest: Vec<&StoredSnapshot> = known.iter().collect();
+    newest.sort_by_key(|known| Reverse(known.position.next));
+    newest.truncate(SNAPSHOTS_KEPT);
+    listed.into_iter().filter(|id| newest.iter().all(|kept| kept.id != *id)).collect()
 }
 
 /// Returns the snapshots of a shard that can be read.
@@ -178,8 +195,8 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Restores the newest snapshot of a shard as its local collection. Returns `None` if there is
-/// none.
+/// Restores the newest snapshot of a shard that is whole as its local collection. `floor` is the
+/// floor of the log. Returns `None` if there is no snapshot.
 ///
 /// # Errors
 /// As [`backup::restore`].
@@ -187,6 +204,7 @@ pub(super) async fn restore(
     services: &Arc<NodeServices>,
     key: &ShardKey,
     record: &CollectionRecord,
+    floor: LogFloor,
 ) -> Result<Option<Arc<NamedCollection>>> {
     let _turn = services.restore_turn().await;
     let store = store_of(services, &record.id);
@@ -197,20 +215,42 @@ pub(super) async fn restore(
     let _stop = StopOnDrop(progress.clone());
     let restored = at_low_priority("restoring a snapshot", move || {
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
-        let target = RestoreTarget { name: name.clone(), replaces: true };
-        backup::block_on(async {
-            let known = snapshots(&store, &name).await?;
-            let Some(best) = known.iter().max_by_key(|known| known.position.next) else {
-                return Ok(None);
-            };
-            backup::restore(&context, &registry, &name, Some(&best.id), &target).await.map(Some)
-        })
+        backup::block_on(restore_newest(&context, &registry, &name, floor))
     })
     .await?;
     let Some(report) = restored else { return Ok(None) };
     tracing::info!(shard = %key, points = report.points, bytes = report.bytes, "a snapshot was restored");
     count(services, "restored");
     services.local.find(key)
+}
+
+/// Restores the newest snapshot of the shard `name`. If its objects are missing or damaged, the one
+/// before it is restored, unless the log begins behind it.
+async fn restore_newest(
+    context: &BackupContext<'_>,
+    registry: &Registry,
+    name: &str,
+    floor: LogFloor,
+) -> Result<Option<RestoreReport>> {
+    let target = RestoreTarget { name: name.to_owned(), replaces: true };
+    let mut known = snapshots(context.store, name).await?;
+    known.sort_by_key(|known| known.position.next);
+    let mut failed = None;
+    for snapshot in known.iter().rev() {
+        if failed.is_some() && snapshot.position.next < floor.entry {
+            break;
+        }
+        let id = &snapshot.id;
+        match backup::restore(context, registry, name, Some(id), &target).await {
+            // It may have been removed since it was listed.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss) => {
+                tracing::warn!(shard = name, %id, %error, "a snapshot cannot be restored");
+                failed = failed.or(Some(error));
+            }
+            restored => return restored.map(Some),
+        }
+    }
+    failed.map_or(Ok(None), Err)
 }
 
 fn count(services: &NodeServices, kind: &'static str) {
@@ -224,4 +264,77 @@ fn store_of(services: &NodeServices, id: &str) -> BackupStore {
 /// Returns the store of the snapshots of the collection `id`. `cluster` is the cluster's store.
 pub(crate) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
     cluster.below(&format!("data/{id}/snapshots"))
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::{EntryNumber, Epoch};
+    use os::{Pacer, Rate};
+    use search::coarse::Metric;
+    use search::points::{NewPoint, PointId};
+    use search::registry::{CollectionSettings, MediumChoice, RegistryOptions};
+    use serde_json::Map;
+
+    use super::*;
+
+    fn position(next: u64) -> FollowPosition {
+        FollowPosition { next: EntryNumber(next), epoch: Epoch(1) }
+    }
+
+    #[test]
+    fn the_newest_positions_stay() {
+        let id = |second: u32| -> BackupId {
+            format!("20260101T0000{second:02}000Z-00000000").parse().unwrap()
+        };
+        // The last two were taken by holders that had been stopped. The fifth cannot be read.
+        let known = [(1, 900), (2, 1000), (3, 500), (4, 550)]
+            .map(|(second, next)| StoredSnapshot { id: id(second), position: position(next) });
+        let replaced = replaced((1..=5).map(id).collect(), &known);
+        assert_eq!(replaced, [3, 4, 5].map(id).into());
+    }
+
+    #[test]
+    fn an_incomplete_snapshot_is_not_the_only_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, stored) = (directory.path().join("node"), directory.path().join("store"));
+        std::fs::create_dir_all(&node).unwrap();
+        let options = RegistryOptions {
+            threads: 1,
+            memory_bytes: 256 << 20,
+            cache_bytes: 0,
+            medium: MediumChoice::Mmap,
+            disk_reserve: Some(0),
+            ..RegistryOptions::new(&node)
+        };
+        let registry = Registry::open(options).unwrap();
+        let store = BackupStore::open(stored.to_str().unwrap(), &[]).unwrap();
+        let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+        let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+        let named = registry.create("c", CollectionSettings::new(2, Metric::Dot)).unwrap();
+        let take = |number: u64| {
+            let (id, payload) = (PointId::Number(number), Map::new());
+            let point = NewPoint { id, embedding: &[0.5, 0.5], record: &[], payload: &payload };
+            named.upsert(&[point]).unwrap();
+            local::store_position(&named, position(number)).unwrap();
+            let made = backup::create(&context, &named, BackupExtent::Missing);
+            backup::block_on(made).unwrap().backup
+        };
+        let older = take(3);
+        let list = backup::block_on(store.list("c", &older)).unwrap();
+        let kept: BTreeSet<String> = list.files.into_iter().map(|file| file.object).collect();
+        let newer = take(5);
+        let restore = |floor: u64| {
+            let floor = LogFloor { entry: EntryNumber(floor), epoch: Epoch(1) };
+            backup::block_on(restore_newest(&context, &registry, "c", floor))
+        };
+        assert_eq!(restore(3).unwrap().unwrap().backup, newer);
+        for object in std::fs::read_dir(stored.join("c/objects")).unwrap() {
+            let object = object.unwrap();
+            if !kept.contains(object.file_name().to_str().unwrap()) {
+                std::fs::remove_file(object.path()).unwrap();
+            }
+        }
+        assert_eq!(restore(3).unwrap().unwrap().backup, older);
+        assert_eq!(restore(4).unwrap_err().kind(), ErrorKind::DataLoss);
+    }
 }
