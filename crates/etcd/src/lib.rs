@@ -2,7 +2,7 @@
 //!
 //! The gateway needs no gRPC client, and the few requests a second of a node do not need speed. A
 //! request whose outcome is unknown may have been carried out. It may also be carried out twice if
-//! the first endpoint does not answer. Callers therefore compare revisions of creation.
+//! the first endpoint does not answer. Callers therefore compare revisions of creation, or values.
 
 #[doc(hidden)]
 pub mod fuzzing;
@@ -202,6 +202,17 @@ impl Etcd {
         let delete = json!({ "key": wire::encoded(key.as_bytes()) });
         let operation = json!({ "request_delete_range": delete });
         let answer = self.transact(&wire::if_created(key, revision, operation)).await?;
+        Ok(answer.succeeded)
+    }
+
+    /// Removes a key if it has this value. Returns true if this call removed it.
+    ///
+    /// # Errors
+    /// As [`Etcd::grant`].
+    pub async fn delete_if_value(&self, key: &str, value: &[u8]) -> Result<bool> {
+        let delete = json!({ "key": wire::encoded(key.as_bytes()) });
+        let operation = json!({ "request_delete_range": delete });
+        let answer = self.transact(&wire::if_value(key, value, operation)).await?;
         Ok(answer.succeeded)
     }
 

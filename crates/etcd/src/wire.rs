@@ -124,6 +124,19 @@ pub(super) fn if_created(key: &str, revision: i64, operation: Value) -> Value {
     })
 }
 
+/// Builds a transaction that carries out `operation` if the key has this value.
+pub(super) fn if_value(key: &str, value: &[u8], operation: Value) -> Value {
+    json!({
+        "compare": [{
+            "key": encoded(key.as_bytes()),
+            "target": "VALUE",
+            "result": "EQUAL",
+            "value": encoded(value),
+        }],
+        "success": [operation],
+    })
+}
+
 /// Builds the range of all keys that begin with `prefix`.
 pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();

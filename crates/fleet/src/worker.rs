@@ -149,6 +149,9 @@ impl FleetWorker {
                 self.release(id).await;
                 self.set(id, TurnState::HeldBack(reason));
             }
+            // This process may have been stopped since it renewed the lease. Then another process
+            // may have the slot, and the holds may be old. The next round renews it or finds out.
+            TurnStep::Grant if !self.has_lease(id) => {}
             TurnStep::Grant => {
                 tracing::debug!(%id, "has its turn");
                 self.set(id, TurnState::Granted);
@@ -157,6 +160,11 @@ impl FleetWorker {
             TurnStep::TakeSlot(free) => return self.take_slot(id, &free).await,
         }
         Ok(false)
+    }
+
+    /// Returns true if the lease of the version's slot was renewed a short time ago.
+    fn has_lease(&self, id: &VersionId) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.kept.elapsed() < self.times.lease)
     }
 
     /// Takes one of the slots for a version. Returns false if other processes were faster.
@@ -267,7 +275,8 @@ impl FleetWorker {
                 let own = hold.is_some_and(|hold| hold.process == self.rules.process);
                 if *by_hand || own {
                     tracing::info!(%id, "loads, so the fleet continues with it");
-                    self.etcd.delete(&key).await?;
+                    // Another process may have failed since the read. Its hold stays.
+                    self.etcd.delete_if_value(&key, &entry.value).await?;
                 }
                 Ok(())
             }
@@ -293,5 +302,38 @@ impl FleetWorker {
             self.metrics.without_turn.get_or_create(&labels).inc();
         }
         self.set(id, state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_client::HttpClient;
+
+    use super::*;
+    use crate::FleetUpdate;
+
+    #[test]
+    fn a_process_that_slept_grants_no_turn() {
+        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], HttpClient::new(None)).unwrap();
+        let rules = TurnRules { process: "a".to_owned(), concurrency: 1 };
+        let times = FleetTimes::default();
+        let shared = Arc::new(SharedFleet::default());
+        let metrics = UpdateMetrics::default();
+        let keys = FleetKeys::new("f");
+        let mut worker = FleetWorker::new(etcd, keys, rules, times, metrics, shared.clone());
+        let id = VersionId { model: "m".into(), version: 2 };
+        let asked = TurnState::Waiting("it waits".to_owned());
+        let update = FleetUpdate { due: None, state: asked.clone(), end: None };
+        shared.state.lock().insert(id.clone(), update);
+        let version = WaitingVersion { id: id.clone(), due: Some(Duration::ZERO), has_slot: true };
+        // No request is sent.
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for (slept, state) in [(times.lease, asked), (Duration::ZERO, TurnState::Granted)] {
+            let kept = Instant::now().checked_sub(slept).unwrap();
+            worker.slots.insert(id.clone(), HeldSlot { lease: LeaseId(1), taken: kept, kept });
+            let snapshot = FleetSnapshot::default();
+            assert!(!runtime.block_on(worker.advance(&snapshot, &version)).unwrap());
+            assert_eq!(shared.state.lock()[&id].state, state);
+        }
     }
 }

@@ -57,6 +57,19 @@ async fn one_creation_of_a_key_succeeds() {
 }
 
 #[tokio::test]
+async fn a_key_with_another_value_stays() {
+    let server = EtcdServer::start().await;
+    let etcd = server.client();
+    let lease = etcd.grant(TTL).await.unwrap();
+    etcd.put("a", &[0, 255], lease).await.unwrap();
+    assert!(!etcd.delete_if_value("a", &[0]).await.unwrap());
+    assert!(!etcd.delete_if_value("b", &[0, 255]).await.unwrap());
+    assert_eq!(*etcd.get("a").await.unwrap().unwrap().value, [0, 255]);
+    assert!(etcd.delete_if_value("a", &[0, 255]).await.unwrap());
+    assert_eq!(etcd.get("a").await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn ranges_have_all_pages_in_order() {
     const KEYS: usize = 2300;
     let server = EtcdServer::start().await;
