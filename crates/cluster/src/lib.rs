@@ -17,6 +17,7 @@ mod latency;
 mod ownership;
 mod placement;
 mod shard;
+mod snapshots;
 mod writer;
 
 pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
@@ -29,6 +30,7 @@ pub use ownership::{
 };
 pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
 pub use shard::{SHARDS_MAX, ShardId, ShardKey, shard_of};
+pub use snapshots::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 pub use writer::{
     Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
 };

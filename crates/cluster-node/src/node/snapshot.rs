@@ -5,7 +5,6 @@
 //! contain changes behind its position; a restored holder makes them a second time, with the same
 //! result.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use backup::{
     RestoreTarget, RetentionPolicy,
 };
 use base::{ErrorKind, Result};
+use cluster::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 use metrics::KindLabels;
 use parking_lot::Mutex;
 use search::registry::{NamedCollection, Registry};
@@ -24,8 +24,6 @@ use super::services::NodeServices;
 use crate::types::{CollectionRecord, ShardKey};
 use cluster_log::{FollowPosition, LogFloor, ShardLog};
 
-/// Newest snapshots of a shard that are kept.
-const SNAPSHOTS_KEPT: usize = 2;
 /// Age up to which snapshots, and objects that none names, are kept: a restore may take so long.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// Shortest time between two snapshots of a shard, and after a failed one.
@@ -137,7 +135,13 @@ async fn take(
             }
             backup::create(&context, &named, BackupExtent::Missing).await?;
             let listed = store.ids(&name).await?;
-            let replaced = replaced(listed, &snapshots(&store, &name).await?);
+            let known = snapshots(&store, &name).await?;
+            let read = known.iter();
+            let read: Vec<SnapshotRead<'_, BackupId>> = read
+                .map(|known| SnapshotRead { id: &known.id, next: known.position.next })
+                .collect();
+            let replaced: BTreeSet<BackupId> =
+                replaced_snapshots(&listed, &read).into_iter().collect();
             let policy = RetentionPolicy { newest: Some(SNAPSHOTS_KEPT), age_max: Some(KEPT_FOR) };
             backup::prune_among(&context, &name, &policy, &replaced, KEPT_FOR).await?;
             snapshots(&store, &name).await
@@ -153,19 +157,6 @@ async fn take(
         tracing::info!(shard = %key, next = newest.next.0, removed, "a snapshot was taken");
     }
     Ok(newest)
-}
-
-/// Returns the snapshots of `listed` that can be removed: all but those of `known` with the newest
-/// positions.
-///
-/// A policy goes by ids. A holder that was stopped before its snapshot lists an old position under
-/// a new id, so the policy alone could leave only snapshots below the floor of the log. A snapshot
-/// that is not in `listed` was listed later, and stays.
-fn replaced(listed: Vec<BackupId>, known: &[StoredSnapshot]) -> BTreeSet<BackupId> {
-    let mut newest: Vec<&StoredSnapshot> = known.iter().collect();
-    newest.sort_by_key(|known| Reverse(known.position.next));
-    newest.truncate(SNAPSHOTS_KEPT);
-    listed.into_iter().filter(|id| newest.iter().all(|kept| kept.id != *id)).collect()
 }
 
 /// Returns the snapshots of a shard that can be read.
@@ -279,18 +270,6 @@ mod tests {
 
     fn position(next: u64) -> FollowPosition {
         FollowPosition { next: EntryNumber(next), epoch: Epoch(1) }
-    }
-
-    #[test]
-    fn the_newest_positions_stay() {
-        let id = |second: u32| -> BackupId {
-            format!("20260101T0000{second:02}000Z-00000000").parse().unwrap()
-        };
-        // The last two were taken by holders that had been stopped. The fifth cannot be read.
-        let known = [(1, 900), (2, 1000), (3, 500), (4, 550)]
-            .map(|(second, next)| StoredSnapshot { id: id(second), position: position(next) });
-        let replaced = replaced((1..=5).map(id).collect(), &known);
-        assert_eq!(replaced, [3, 4, 5].map(id).into());
     }
 
     #[test]

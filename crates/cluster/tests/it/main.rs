@@ -9,5 +9,6 @@ mod log;
 mod ownership;
 mod placement;
 mod simulation;
+mod snapshots;
 #[path = "../worlds/mod.rs"]
 mod worlds;

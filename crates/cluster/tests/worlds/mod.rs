@@ -7,6 +7,7 @@ mod log_outcome;
 mod numbers;
 mod reads;
 mod schedule;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,6 +38,8 @@ pub(crate) enum Planted {
     LosersCount,
     /// No other node is asked if one does not answer.
     NoTimers,
+    /// Holders remove snapshots by their ids alone.
+    SnapshotsById,
 }
 
 /// Result of one world.
@@ -82,6 +85,17 @@ pub(crate) const KINDS: &[WorldKind] = &[
         run: reads::run,
         planted: &[Planted::BudgetGrows, Planted::LosersCount, Planted::NoTimers],
         least: &[("whole", 500), ("hedged_requests", 5), ("hedges_won", 1), ("retries", 5)],
+    },
+    WorldKind {
+        name: "snapshots",
+        run: snapshots::run,
+        planted: &[Planted::SnapshotsById],
+        least: &[
+            ("snapshots_listed", 5),
+            ("snapshots_removed", 2),
+            ("floors_raised", 2),
+            ("holders_stopped", 20),
+        ],
     },
 ];
 
