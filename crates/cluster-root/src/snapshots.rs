@@ -211,12 +211,12 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
         locations.access.check_admin_page(&headers)?;
         let work = async move {
             let imported = backups.import_from(&target, request.location, options).await?;
-            publish(&state, &imported.record, &imported.changes).await?;
+            Box::pin(publish(&state, &imported.record, &imported.changes)).await?;
             Ok(imported.record)
         };
         created(&context, work).await
     };
-    locations.access.admin(call, recovered).await
+    Box::pin(locations.access.admin(call, recovered)).await
 }
 
 /// Runs the work that makes a collection, and waits until each shard has a holder.

@@ -32,9 +32,10 @@ fn kept_backups_stay_whole() {
     assert_eq!((report.kept, report.objects, stored()), (3, 0, before), "within the grace time");
     let policy = RetentionPolicy { newest: Some(2), age_max: None };
     let among = BTreeSet::from([ids[4].clone()]);
-    let report =
-        backup::prune_among(&store.context(), "c", &policy, &among, Duration::from_secs(3600));
-    let report = block_on(report).unwrap();
+    let context = store.context();
+    let prune_among =
+        backup::prune_among(&context, "c", &policy, &among, Duration::from_secs(3600));
+    let report = block_on(prune_among).unwrap();
     assert_eq!((report.removed.len(), report.kept), (0, 3), "the newest is not expired");
     let report = prune(2, Duration::ZERO);
     assert_eq!((report.removed.len(), report.kept), (1, 2));

@@ -139,7 +139,7 @@ fn a_publisher_that_slept_leaves_the_version_of_another() {
     let mut is_taken = false;
     let progress = &mut |_| {
         if !std::mem::replace(&mut is_taken, true) {
-            std::thread::scope(|scope| scope.spawn(&take_over).join().unwrap());
+            std::thread::scope(|scope| scope.spawn(take_over).join().unwrap());
         }
     };
     let error = put(first.as_path(), progress).unwrap_err();
