@@ -195,6 +195,6 @@ mod tests {
         assert_eq!(read.words, ["one", "two words"]);
         assert_eq!(read.requests[1][0].tensor.shape(), [1, 3, 48, 128]);
         image::RgbImage::new(60, 48).save(to.join("01.png")).unwrap();
-        assert!(lines(dir.path()).unwrap_err().message().contains("no multiple of 8"));
+        assert!(lines(dir.path()).unwrap_err().message().contains("not a multiple of 8"));
     }
 }

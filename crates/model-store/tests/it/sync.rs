@@ -152,6 +152,7 @@ fn an_interrupted_fetch_continues() {
     let setup = Setup::new();
     let seeds: Vec<u8> = (0..40).collect();
     let local = setup.publish("m", 1, &seeds);
+    setup.reset();
     // The manifest, the graph and two of five parts arrive.
     setup.store.gets_max.store(4, Ordering::SeqCst);
     let mut mirror = setup.mirror();
