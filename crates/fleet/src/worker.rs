@@ -138,6 +138,9 @@ impl FleetWorker {
     }
 
     /// Takes the next step of a version. Returns true if it took a slot.
+    ///
+    /// # Errors
+    /// etcd's error; `Unavailable` if the lease of the version's slot was not renewed in time.
     async fn advance(
         &mut self,
         snapshot: &FleetSnapshot,
@@ -151,7 +154,10 @@ impl FleetWorker {
             }
             // This process may have been stopped since it renewed the lease. Then another process
             // may have the slot, and the holds may be old. The next round renews it or finds out.
-            TurnStep::Grant if !self.has_lease(id) => {}
+            // A lease that is never renewed counts as silence of etcd, so the wait has an end.
+            TurnStep::Grant if !self.has_lease(id) => {
+                return Err(Error::unavailable("etcd has not renewed the lease of its turn"));
+            }
             TurnStep::Grant => {
                 tracing::debug!(%id, "has its turn");
                 self.set(id, TurnState::Granted);
@@ -312,28 +318,50 @@ mod tests {
     use super::*;
     use crate::FleetUpdate;
 
-    #[test]
-    fn a_process_that_slept_grants_no_turn() {
+    /// Returns a worker that sends no request, and a version that is due and has a slot, whose
+    /// lease was renewed before `slept`.
+    fn worker_with_slot(slept: Duration, times: FleetTimes) -> (FleetWorker, WaitingVersion) {
         let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], HttpClient::new(None)).unwrap();
         let rules = TurnRules { process: "a".to_owned(), concurrency: 1 };
-        let times = FleetTimes::default();
         let shared = Arc::new(SharedFleet::default());
-        let metrics = UpdateMetrics::default();
-        let keys = FleetKeys::new("f");
-        let mut worker = FleetWorker::new(etcd, keys, rules, times, metrics, shared.clone());
         let id = VersionId { model: "m".into(), version: 2 };
         let asked = TurnState::Waiting("it waits".to_owned());
-        let update = FleetUpdate { due: None, state: asked.clone(), end: None };
+        let update = FleetUpdate { due: None, state: asked, end: None };
         shared.state.lock().insert(id.clone(), update);
-        let version = WaitingVersion { id: id.clone(), due: Some(Duration::ZERO), has_slot: true };
-        // No request is sent.
+        let metrics = UpdateMetrics::default();
+        let mut worker = FleetWorker::new(etcd, FleetKeys::new("f"), rules, times, metrics, shared);
+        let kept = Instant::now().checked_sub(slept).unwrap();
+        worker.slots.insert(id.clone(), HeldSlot { lease: LeaseId(1), taken: kept, kept });
+        (worker, WaitingVersion { id, due: Some(Duration::ZERO), has_slot: true })
+    }
+
+    #[test]
+    fn a_process_that_slept_grants_no_turn() {
+        let times = FleetTimes::default();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        for (slept, state) in [(times.lease, asked), (Duration::ZERO, TurnState::Granted)] {
-            let kept = Instant::now().checked_sub(slept).unwrap();
-            worker.slots.insert(id.clone(), HeldSlot { lease: LeaseId(1), taken: kept, kept });
+        for (slept, is_granted) in [(times.lease, false), (Duration::ZERO, true)] {
+            let (mut worker, version) = worker_with_slot(slept, times);
             let snapshot = FleetSnapshot::default();
-            assert!(!runtime.block_on(worker.advance(&snapshot, &version)).unwrap());
-            assert_eq!(shared.state.lock()[&id].state, state);
+            let advanced = runtime.block_on(worker.advance(&snapshot, &version));
+            assert_eq!(advanced.is_ok(), is_granted);
+            let state = worker.shared.state.lock()[&version.id].state.clone();
+            assert_eq!(state == TurnState::Granted, is_granted, "{state:?}");
         }
+    }
+
+    #[test]
+    fn a_lease_that_is_never_renewed_is_silence_of_etcd() {
+        let times = FleetTimes::default();
+        let (mut worker, version) = worker_with_slot(times.lease, times);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let snapshot = FleetSnapshot::default();
+        let error = runtime.block_on(worker.advance(&snapshot, &version)).unwrap_err();
+        worker.wait_without_etcd(&version, &error);
+        let state = |worker: &FleetWorker| worker.shared.state.lock()[&version.id].state.clone();
+        assert!(matches!(state(&worker), TurnState::Waiting(_)), "{:?}", state(&worker));
+        let since = Instant::now().checked_sub(times.silence).unwrap();
+        worker.silent.insert(version.id.clone(), since);
+        worker.wait_without_etcd(&version, &error);
+        assert_eq!(state(&worker), TurnState::Granted);
     }
 }
