@@ -174,7 +174,7 @@ impl StoreCatalog {
     }
 
     /// Does the same as [`StoreCatalog::remove_record`]. If `only` is an id, a collection of
-    /// another id stays.
+    /// another id stays, and so does a record that cannot be read: it may have any id.
     async fn remove_record_of(&self, name: &str, only: Option<&str>) -> Result<bool> {
         let key = self.key(name);
         // The view may lack the record, or have the record of an earlier collection.
@@ -187,7 +187,7 @@ impl StoreCatalog {
                 }
                 return Ok(false);
             }
-            Err(error) if error.kind() == ErrorKind::DataLoss => None,
+            Err(error) if error.kind() == ErrorKind::DataLoss && only.is_none() => None,
             Err(error) => return Err(error),
         };
         // No store compares the content of an object before it removes it. So the removal follows

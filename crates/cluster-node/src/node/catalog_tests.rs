@@ -59,6 +59,18 @@ async fn a_slow_removal_leaves_a_newer_collection() {
 }
 
 #[tokio::test]
+async fn an_unreadable_record_is_not_taken_back() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
+    let broken = place.key("collections/a");
+    place.objects().put(&broken, object_store::PutPayload::from_static(b"{")).await.unwrap();
+    catalog.take_record_back(&record("a")).await;
+    assert!(catalog.has_record("a").await.unwrap());
+    assert!(catalog.remove_record("a").await.unwrap(), "a removal by name removes it");
+    assert!(!catalog.has_record("a").await.unwrap());
+}
+
+#[tokio::test]
 async fn an_unreadable_record_is_no_removed_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());
