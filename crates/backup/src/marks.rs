@@ -8,7 +8,7 @@
 //!
 //! A program that was stopped for so long and then continues finds that its mark is stale, or
 //! missing. It then ends with an error: others did not see its work and may have made or removed
-//! objects. It lists no backup and removes no further object.
+//! objects. It lists no backup and removes no further backup and no further object.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -247,12 +247,17 @@ impl<'a> Mark<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use base::ErrorKind;
     use model_store::block_on;
+    use os::{Pacer, Rate};
     use search::coarse::Metric;
     use search::registry::CollectionSettings;
 
     use super::*;
+    use crate::prune::remove_marked;
+    use crate::transfer::BackupContext;
 
     fn list(id: &BackupId) -> BackupList {
         BackupList {
@@ -317,6 +322,15 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             // It stays so.
             mark.renew().await.unwrap_err();
+            let id = BackupId::now();
+            store.put_list(&list(&id)).await?;
+            let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+            let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+            let all = |lists: &BTreeMap<BackupId, DateTime<Utc>>,
+                       _: DateTime<Utc>|
+             -> Vec<BackupId> { lists.keys().cloned().collect() };
+            remove_marked(&context, "c", Duration::ZERO, &mark, all).await.unwrap_err();
+            assert_eq!(store.ids("c").await?, [id]);
             Ok(())
         };
         block_on(work).unwrap();

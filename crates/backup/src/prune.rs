@@ -112,22 +112,36 @@ async fn remove(
 ) -> Result<PruneReport> {
     let id = BackupId::now();
     let mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
-    let outcome = async {
-        let lists = context.store.list_times(collection).await?;
-        let removed = expired(&lists, mark.store_time().await?);
-        for id in &removed {
-            context.progress.check()?;
-            context.store.remove(&context.store.list_key(collection, id)).await?;
-        }
-        // Another server may have removed some of them since.
-        let kept = lists.keys().filter(|id| !removed.contains(id)).count();
-        let mut report = PruneReport { removed, kept, ..PruneReport::default() };
-        remove_objects(context, collection, grace, &mark, &mut report).await?;
-        Ok(report)
-    }
-    .await;
+    // A removal of many backups may take longer than a mark stays valid without a renewal.
+    let outcome = mark.during(remove_marked(context, collection, grace, &mark, expired)).await;
     mark.remove().await;
     outcome
+}
+
+/// Does the work of [`remove`], whose mark is `mark`.
+///
+/// # Errors
+/// As [`prune`], and as [`Mark::renew`]. No further backup and no further object is removed then.
+pub(crate) async fn remove_marked(
+    context: &BackupContext<'_>,
+    collection: &str,
+    grace: Duration,
+    mark: &Mark<'_>,
+    expired: impl Fn(&BackupTimes, DateTime<Utc>) -> Vec<BackupId>,
+) -> Result<PruneReport> {
+    let lists = context.store.list_times(collection).await?;
+    let removed = expired(&lists, mark.store_time().await?);
+    for id in &removed {
+        context.progress.check()?;
+        // After a long stop, other programs may have removed backups that were to stay.
+        mark.renew().await?;
+        context.store.remove(&context.store.list_key(collection, id)).await?;
+    }
+    // Another server may have removed some of them since.
+    let kept = lists.keys().filter(|id| !removed.contains(id)).count();
+    let mut report = PruneReport { removed, kept, ..PruneReport::default() };
+    remove_objects(context, collection, grace, mark, &mut report).await?;
+    Ok(report)
 }
 
 /// Removes objects that no list names and that are older than `grace`, unless a backup runs.
