@@ -245,9 +245,12 @@ fn requantization(config: pb::QuantizationConfigDiff) -> Value {
     }
 }
 
-/// Returns the JSON of the limits of a collection, which routes refuse unless they are off.
+/// Returns the JSON of the limits of a collection, which routes refuse unless they are off. Limits
+/// without `enabled` count as on, and a message without any member as off.
 fn strict_mode(given: pb::StrictModeConfig) -> Value {
-    object([("enabled", optional(given.enabled))])
+    let enabled = given.enabled;
+    let without_limits = pb::StrictModeConfig { enabled, ..pb::StrictModeConfig::default() };
+    json!({ "enabled": enabled.unwrap_or(given != without_limits) })
 }
 
 fn params(given: pb::CollectionParamsDiff) -> Result<Value> {
@@ -382,7 +385,9 @@ mod tests {
             })
         };
         assert_eq!(strict(Some(false)), json!({ "enabled": false }));
-        assert_eq!(strict(None), json!({}));
+        assert_eq!(strict(None), json!({ "enabled": true }));
+        let empty = pb::StrictModeConfig::default();
+        assert_eq!(strict_mode(empty), json!({ "enabled": false }));
     }
 
     #[test]

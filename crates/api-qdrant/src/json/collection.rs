@@ -159,9 +159,19 @@ fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
         | "wal_config"
         | "optimizers_config"
         | "quantization_config" => Ok(Some(value.clone())),
-        "strict_mode_config" if value.get("enabled") == Some(&Value::Bool(false)) => Ok(None),
+        "strict_mode_config" if sets_no_limit(value) => Ok(None),
         "strict_mode_config" | "init_from" => Err(Error::unimplemented(unsupported(name))),
         other => Err(Error::invalid(format!("{other}: a collection has no such setting"))),
+    }
+}
+
+/// Returns true for a strict mode that is off, and for one without any member.
+fn sets_no_limit(strict: &Value) -> bool {
+    match strict.get("enabled") {
+        None | Some(Value::Null) => {
+            strict.as_object().is_some_and(|members| members.values().all(Value::is_null))
+        }
+        Some(enabled) => enabled.as_bool() == Some(false),
     }
 }
 
@@ -224,7 +234,7 @@ impl UpdateCollection {
     pub fn hints(&self) -> Result<Map<String, Value>> {
         let mut hints = Map::new();
         if let Some(strict) = &self.strict_mode_config {
-            // A mode that is off is no hint; any other is refused.
+            // A mode without limits is no hint; any other is refused.
             hint("strict_mode_config", strict)?;
         }
         for (name, value) in self.params.iter().flatten().filter(|(_, value)| !value.is_null()) {

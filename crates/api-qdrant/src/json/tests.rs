@@ -479,8 +479,11 @@ fn hints_without_effect_are_listed() {
     let strict = |mode: Value| {
         read::<UpdateCollection>(&json!({ "strict_mode_config": mode })).unwrap().hints()
     };
-    assert_eq!(strict(json!({"enabled": false, "max_timeout": 3})).unwrap(), Map::new());
-    for on in [json!({"enabled": true}), json!({"max_timeout": 3})] {
+    let nothing = json!({"enabled": null, "max_timeout": null});
+    for off in [json!({"enabled": false, "max_timeout": 3}), json!({}), nothing, Value::Null] {
+        assert_eq!(strict(off).unwrap(), Map::new());
+    }
+    for on in [json!({"enabled": true}), json!({"max_timeout": 3}), json!([]), json!(false)] {
         assert_eq!(strict(on).unwrap_err().kind(), ErrorKind::Unimplemented);
     }
 }
