@@ -178,7 +178,13 @@ impl NumberClaim {
         let NumberClaim { version, token } = self;
         let claim = claim_name(*version);
         match create(place, &claim, PutPayload::from(token.clone())).await {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            // The client of a store repeats a request after an error of the server, and may then
+            // find its own claim.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                if !self.is_held(place).await? {
+                    return Ok(false);
+                }
+            }
             created => created?,
         }
         // Another publisher may have written the version and removed its claim since the listing.

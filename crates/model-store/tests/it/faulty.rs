@@ -30,8 +30,8 @@ pub(crate) struct FaultyStore {
     pub(crate) offline: AtomicBool,
     /// Next listings that show no object.
     pub(crate) empty_lists: AtomicU64,
-    /// True if the manifest of a version is written twice, as by a client that repeats a request.
-    pub(crate) repeats_manifests: AtomicBool,
+    /// True if claims and manifests are written twice, as by a client that repeats a request.
+    pub(crate) repeats_creates: AtomicBool,
 }
 
 impl FaultyStore {
@@ -55,7 +55,9 @@ impl fmt::Display for FaultyStore {
 #[async_trait::async_trait]
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, at: &Path, load: PutPayload, with: PutOptions) -> Result<PutResult> {
-        if self.repeats_manifests.load(Ordering::SeqCst) && at.filename() == Some(MANIFEST_NAME) {
+        let is_created =
+            at.filename().is_some_and(|name| name == MANIFEST_NAME || name.starts_with(".claim-"));
+        if self.repeats_creates.load(Ordering::SeqCst) && is_created {
             self.inner.put_opts(at, load.clone(), with.clone()).await?;
         }
         self.inner.put_opts(at, load, with).await

@@ -150,17 +150,18 @@ fn a_publisher_that_slept_leaves_the_version_of_another() {
 }
 
 #[test]
-fn a_repeated_request_finds_its_own_manifest() {
+fn a_repeated_request_finds_its_own_claim_and_manifest() {
     let dir = tempfile::tempdir().unwrap();
     affine(dir.path(), 0.5, 2.0).unwrap();
     let store = FaultyStore::new();
-    store.repeats_manifests.store(true, Ordering::SeqCst);
+    store.repeats_creates.store(true, Ordering::SeqCst);
     let place = StorePlace::new(store, "m", "mem://m");
-    let put = upload(&place, dir.path(), None, Rate::unlimited(), &mut |_| {}, never());
+    let put = upload(&place, dir.path(), Some(1), Rate::unlimited(), &mut |_| {}, never());
     assert_eq!(put.unwrap(), 1);
     let sent = place.below("1").manifest().unwrap();
     assert_eq!(sent.layout, Artifact::open(dir.path()).unwrap().manifest);
-    assert_eq!(block_on(place.below("1").list()).unwrap().len(), 3, "graph, weights and manifest");
+    let left = block_on(place.list()).unwrap();
+    assert_eq!(left.len(), 3, "graph, weights and manifest, and no claim");
 }
 
 #[test]
