@@ -20,6 +20,13 @@ pub trait CollectionCatalog: Send + Sync {
     /// The store's error.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
 
+    /// Removes a collection unless the one of its name has another id. Returns false if it is not
+    /// there.
+    ///
+    /// # Errors
+    /// The store's error; `DataLoss` for a record that cannot be read, which stays.
+    fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>>;
+
     /// Makes a change of the newest aliases and changes of collections. `change` may be called
     /// several times, if other nodes make changes too. Returns the number of the version, which
     /// grows with each change.

@@ -264,16 +264,23 @@ async fn publish(
 /// As [`check_data`]. If the data was removed, there is no record either.
 async fn create_with_data(state: &RootState, record: &CollectionRecord) -> Result<bool> {
     check_data(state, record).await?;
-    if !state.catalog.create(record).await? {
-        return Ok(false);
+    let created = state.catalog.create(record).await;
+    // After an error that may pass, the record may be there. An answer that came late is such an
+    // error.
+    let may_be_there = match &created {
+        Ok(is_created) => *is_created,
+        Err(error) => error.is_retryable(),
+    };
+    if may_be_there && let Err(error) = check_data(state, record).await {
+        // This node may have been stopped since the first check. The name may belong to another
+        // collection by now.
+        if !error.is_retryable() {
+            state.catalog.remove_own(record).await?;
+        }
+        return Err(error);
     }
-    // This node may have been stopped since the first check. From here on, the record keeps the
-    // data.
-    let kept = check_data(state, record).await;
-    if kept.as_ref().is_err_and(|error| !error.is_retryable()) {
-        state.catalog.remove(&record.name).await?;
-    }
-    kept.map(|()| true)
+    // From here on, the record keeps the data.
+    created
 }
 
 /// Checks that the data of a new collection is there.

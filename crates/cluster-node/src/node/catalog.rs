@@ -440,6 +440,10 @@ impl CollectionCatalog for StoreCatalog {
         Box::pin(self.remove_record(name))
     }
 
+    fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(self.remove_record_of(&record.name, Some(&record.id)))
+    }
+
     fn change<'a>(
         &'a self,
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),

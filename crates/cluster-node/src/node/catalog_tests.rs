@@ -71,6 +71,20 @@ async fn an_unreadable_record_is_not_taken_back() {
 }
 
 #[tokio::test]
+async fn an_own_record_is_removed_and_that_of_another_stays() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place, ViewUpdater::new());
+    let own = record("a");
+    assert!(catalog.create_record(&own).await.unwrap());
+    let other = CollectionRecord { id: "other".to_owned(), ..record("a") };
+    assert!(!CollectionCatalog::remove_own(&catalog, &other).await.unwrap());
+    assert!(catalog.has_record("a").await.unwrap());
+    assert!(CollectionCatalog::remove_own(&catalog, &own).await.unwrap());
+    assert!(!catalog.has_record("a").await.unwrap());
+    assert!(!CollectionCatalog::remove_own(&catalog, &own).await.unwrap());
+}
+
+#[tokio::test]
 async fn an_unreadable_record_is_no_removed_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());

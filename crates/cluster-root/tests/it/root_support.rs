@@ -238,6 +238,16 @@ impl CollectionCatalog for MemoryCatalog {
         Box::pin(async move { Ok(removed) })
     }
 
+    fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        let mut removed = false;
+        self.view.update(|view| {
+            let before = view.collections.len();
+            view.collections.retain(|_, known| known.id != record.id);
+            removed = view.collections.len() < before;
+        });
+        Box::pin(async move { Ok(removed) })
+    }
+
     fn change<'a>(
         &'a self,
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),

@@ -73,6 +73,11 @@ impl CollectionCatalog for OneNode {
         Box::pin(async { Ok(true) })
     }
 
+    fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        self.view.update(|view| view.collections.retain(|_, known| known.id != record.id));
+        Box::pin(async { Ok(true) })
+    }
+
     fn change<'a>(
         &'a self,
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
