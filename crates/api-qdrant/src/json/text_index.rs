@@ -26,7 +26,7 @@ pub(crate) fn tokenizer(params: &Value) -> Result<Tokenizer> {
     if !stemmer.is_null() && stemmer["type"] != "none" {
         return Err(refused("stemmer"));
     }
-    if !params["stopwords"].is_null() {
+    if !has_no_words(&params["stopwords"]) {
         return Err(refused("stopwords"));
     }
     if params["ascii_folding"] == true {
@@ -42,6 +42,12 @@ pub(crate) fn tokenizer(params: &Value) -> Result<Tokenizer> {
         min_chars: chars("min_token_len").unwrap_or(1).max(default.min_chars),
         max_chars: chars("max_token_len").unwrap_or(default.max_chars),
     })
+}
+
+/// Returns true for stop words without any word.
+fn has_no_words(stopwords: &Value) -> bool {
+    let is_empty = |words: &Value| words.is_null() || words.as_array().is_some_and(Vec::is_empty);
+    stopwords.is_null() || stopwords.as_object().is_some_and(|set| set.values().all(is_empty))
 }
 
 /// Checks that an index of the type `data_type` makes conditions on its field split texts as on a

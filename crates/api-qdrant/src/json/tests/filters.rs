@@ -172,6 +172,10 @@ fn text_indexes_say_how_texts_are_split() {
     assert_eq!(tokenizer(&Value::Null).unwrap(), Tokenizer::default());
     let no_stemmer = json!({"stemmer": {"type": "none"}});
     assert_eq!(tokenizer(&no_stemmer).unwrap(), Tokenizer::default());
+    for no_words in [json!({}), json!({"languages": [], "custom": null})] {
+        let params = json!({ "stopwords": no_words });
+        assert_eq!(tokenizer(&params).unwrap(), Tokenizer::default());
+    }
     for params in [
         json!({"tokenizer": "multilingual"}),
         json!({"stemmer": {"type": "snowball", "language": "english"}}),
