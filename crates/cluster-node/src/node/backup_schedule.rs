@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use backup::BackupId;
 use base::Result;
 
 use super::catalog::StoreCatalog;
 use super::garbage::is_collector;
 use super::services::NodeServices;
-use crate::backups::{BackupSchedule, ClusterBackups};
+use crate::backups::{BackupSchedule, BackupSet, ClusterBackups};
 use crate::types::CollectionRecord;
 
 /// Time between two checks for a collection whose backup is due.
@@ -93,13 +94,29 @@ async fn back_up_if_due(
     let made = backups.create(record).await?;
     let Some(keep) = schedule.keep_newest else { return Ok(()) };
     // Listed anew: a backup may take hours, and others are made and removed meanwhile.
-    let mut others = backups.list(&record.name).await?;
-    others.retain(|set| set.id != made.id);
-    let removed = others.len().saturating_sub(keep.max(1) - 1);
-    for old in others.iter().take(removed) {
-        backups.delete(&record.name, &old.id).await?;
+    let listed = backups.list(&record.name).await?;
+    for old in replaced(&ids(&sets), &ids(&listed), &made.id, keep) {
+        backups.delete(&record.name, &old).await?;
     }
     Ok(())
+}
+
+fn ids(sets: &[BackupSet]) -> Vec<BackupId> {
+    sets.iter().map(|set| set.id.clone()).collect()
+}
+
+/// Returns the backups that the new backup `made` replaces if `keep` backups stay. `before` were
+/// listed before it began. `listed` are all backups now, oldest first. A backup that a client made
+/// meanwhile is one of the newest: it counts, and it stays.
+fn replaced(
+    before: &[BackupId],
+    listed: &[BackupId],
+    made: &BackupId,
+    keep: usize,
+) -> Vec<BackupId> {
+    let others = listed.iter().filter(|id| *id != made);
+    let removed = others.clone().count().saturating_sub(keep.max(1) - 1);
+    others.filter(|id| before.contains(id)).take(removed).cloned().collect()
 }
 
 #[cfg(test)]
@@ -113,6 +130,23 @@ mod tests {
         // Clocks of nodes differ a little.
         assert_eq!(age(now + Duration::from_secs(2), now, every), Some(Duration::ZERO));
         assert_eq!(age(now + 2 * every, now, every), None);
+    }
+
+    #[test]
+    fn a_backup_that_a_client_made_meanwhile_stays() {
+        let id = |day: u32| -> BackupId {
+            format!("202601{day:02}T000000000Z-00000000").parse().unwrap()
+        };
+        let [old, older, made, other] = [2, 1, 3, 4].map(id);
+        let before = [older.clone(), old.clone()];
+        let listed = [older.clone(), old.clone(), made.clone(), other];
+        let removed = |keep: usize| replaced(&before, &listed, &made, keep);
+        assert_eq!(removed(1), before);
+        assert_eq!(removed(2), before);
+        assert_eq!(removed(3), [older]);
+        assert!(removed(4).is_empty());
+        // A client removed the oldest one meanwhile.
+        assert!(replaced(&before, &listed[1..], &made, 3).is_empty());
     }
 
     #[test]
