@@ -64,7 +64,7 @@ struct Upload<'a> {
 /// # Errors
 /// `AlreadyExists` if the version exists, or another publisher writes it; `NotFound` if `dir` is no
 /// published version; `Cancelled` if it was stopped; otherwise the errors of the store. The sent
-/// parts of a failed or stopped upload are removed.
+/// parts of a failed or stopped upload are removed, unless another publisher may have the number.
 pub fn upload(
     place: &StorePlace,
     dir: &Path,
