@@ -1,0 +1,41 @@
+//! Codes of collections that move to the medium if memory is short, and back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::RegistryCore;
+
+/// Time after a move of codes to the medium in which no codes are read into memory, or the two
+/// would alternate.
+const LOAD_CODES_AGAIN: Duration = Duration::from_secs(600);
+
+impl RegistryCore {
+    /// Moves codes of the collection with the most movable codes to the medium. Returns false if
+    /// there are none, or if that failed.
+    pub(in crate::registry) fn move_codes(&self) -> bool {
+        let sizes =
+            self.ready().into_iter().map(|named| (named.collection().movable_codes(), named));
+        let Some((bytes, named)) = sizes.max_by_key(|(bytes, _)| *bytes) else { return false };
+        let moved = if bytes > 0 { named.collection().move_codes() } else { Ok(false) };
+        *self.codes_moved.lock() = Some(Instant::now());
+        moved.unwrap_or_else(|error| {
+            tracing::warn!(collection = named.name(), %error, "codes cannot be moved to the medium");
+            false
+        })
+    }
+
+    /// Reads the codes of one segment into memory. Returns false if there are none that fit, or if
+    /// memory was short a while ago.
+    pub(super) fn load_codes(&self) -> bool {
+        if self.codes_moved.lock().is_some_and(|moved| moved.elapsed() < LOAD_CODES_AGAIN) {
+            return false;
+        }
+        let collections = self.ready();
+        collections.iter().take_while(|_| !self.stopped()).any(|named| {
+            named.collection().load_codes().unwrap_or_else(|error| {
+                tracing::warn!(collection = named.name(), %error, "codes stay on the medium");
+                false
+            })
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! Directories of collections: made, renamed, listed and removed.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, ErrorKind, Result};
+use os::private;
+
+use super::{RegistryCore, SETTINGS, SETTINGS_KIND};
+use crate::registry::files::{self, CollectionSettings, StoredSettings, check_name};
+use crate::registry::media::FileLayout;
+
+impl RegistryCore {
+    /// Creates the directory of a collection under a temporary name and renames it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is such a directory; the error of the file system.
+    pub(super) fn make_directory(
+        &self,
+        name: &str,
+        settings: &CollectionSettings,
+        layout: FileLayout,
+    ) -> Result<()> {
+        let root = &self.options.directory;
+        let aside = self.aside("new");
+        let place = root.join(name);
+        if place.exists() {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("{} is there and no collection; move it away", place.display()),
+            ));
+        }
+        let points = format!("points-{:016x}", random());
+        let made = private::create_dir(&aside)
+            .and_then(|()| private::create_dir(&aside.join(&points)))
+            .map_err(|error| Error::io(&aside, &error))
+            .and_then(|()| {
+                files::replace(
+                    SETTINGS_KIND,
+                    &aside.join(SETTINGS),
+                    &StoredSettings::new(settings, &points, layout),
+                )
+            })
+            .and_then(|()| {
+                std::fs::rename(&aside, &place).map_err(|error| Error::io(&place, &error))
+            });
+        if made.is_err() {
+            remove_directory(aside);
+        }
+        made?;
+        files::sync(root)
+    }
+
+    /// Returns the path of a temporary directory that is hidden and has a new name.
+    pub(in crate::registry) fn aside(&self, what: &str) -> PathBuf {
+        self.options.directory.join(format!(".{what}-{:016x}", random()))
+    }
+
+    /// Renames a collection's directory away, durably.
+    pub(super) fn set_aside(&self, name: &str) -> Result<PathBuf> {
+        let place = self.options.directory.join(name);
+        let aside = self.aside("gone");
+        std::fs::rename(&place, &aside).map_err(|error| Error::io(&place, &error))?;
+        files::sync(&self.options.directory)?;
+        Ok(aside)
+    }
+}
+
+/// Returns the names of directories that may be collections, ascending.
+///
+/// # Errors
+/// The error of the file system.
+pub(super) fn collections(directory: &Path) -> Result<Vec<String>> {
+    let fail = |error: std::io::Error| Error::io(directory, &error);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if check_name(&name).is_ok() && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Returns the directories that the last process was creating or removing. They only cost space.
+pub(super) fn leftovers(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let is_left = |name: &str| name.starts_with(".new-") || name.starts_with(".gone-");
+    let left = entries.flatten().filter(|entry| is_left(&entry.file_name().to_string_lossy()));
+    left.map(|entry| entry.path()).collect()
+}
+
+/// Removes a directory with its files. A failure is only logged, since the next start tries again.
+pub(in crate::registry) fn remove_directory(path: PathBuf) {
+    if let Err(error) = std::fs::remove_dir_all(&path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "the remaining files of a collection stay until the next start");
+    }
+}
+
+/// Returns a random number: a hash with a key drawn by the system.
+pub(in crate::registry) fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
+}

@@ -1,0 +1,207 @@
+//! Opens the collections of a registry, at the start and again after a failure.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use base::{Error, Result};
+
+use super::{OPEN_AGAIN, RegistryCore, RegistryEntry, SETTINGS, SETTINGS_KIND, remove_directory};
+use crate::collection::{Collection, CollectionOptions};
+use crate::registry::files::{self, StoredSettings};
+use crate::registry::named::NamedCollection;
+
+/// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
+/// read again.
+const BROKEN_ROUNDS: u32 = 6;
+
+impl RegistryCore {
+    /// Opens all collections one after the other, retries failed ones later, and reads codes into
+    /// memory if it has room for them, until the registry stops.
+    pub(in crate::registry) fn open_all(&self) {
+        let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
+        let mut again = Vec::new();
+        let mut broken = Vec::new();
+        self.open_each(names, &mut again, &mut broken);
+        if self.stopped() {
+            return;
+        }
+        self.opened.store(true, Ordering::Relaxed);
+        self.resources.notify();
+        // Last, because there may be a million files.
+        let leftovers = std::mem::take(&mut *self.leftovers.lock());
+        leftovers.into_iter().take_while(|_| !self.stopped()).for_each(remove_directory);
+        let mut round = 0u32;
+        while !self.stopped() {
+            let next = Instant::now() + OPEN_AGAIN;
+            let lacks_memory = |named: &Arc<NamedCollection>| named.collection().lacks_memory();
+            let complete = !again.iter().any(lacks_memory);
+            while complete && Instant::now() < next && self.load_codes() {}
+            self.pause(next.saturating_duration_since(Instant::now()));
+            if again.iter().any(lacks_memory) {
+                self.move_codes();
+            }
+            again.retain(|named| !named.removed() && named.collection().open_segments());
+            round += 1;
+            if round.is_multiple_of(BROKEN_ROUNDS) {
+                let names = std::mem::take(&mut broken)
+                    .into_iter()
+                    .filter(|name| self.mark_opening(name))
+                    .collect();
+                self.open_each(names, &mut again, &mut broken);
+            }
+        }
+    }
+
+    /// Opens collections. Collections with segments to retry are added to `again`, collections to
+    /// retry as a whole to `broken`.
+    fn open_each(
+        &self,
+        names: Vec<String>,
+        again: &mut Vec<Arc<NamedCollection>>,
+        broken: &mut Vec<String>,
+    ) {
+        for name in names {
+            if self.stopped() {
+                return;
+            }
+            let opened = self.open_one(&name);
+            self.insert(&name, &opened);
+            match opened {
+                Ok(named) if named.collection().open_segments() => again.push(named),
+                Err(error) if error.is_retryable() => broken.push(name),
+                _ => {}
+            }
+        }
+    }
+
+    /// Marks a broken collection as being opened. Returns false if it is no longer broken, for
+    /// example because it was removed.
+    fn mark_opening(&self, name: &str) -> bool {
+        // A restore replaces the directory under this lock. A collection that this thread opened
+        // meanwhile would be open twice.
+        let _changing = self.changing.lock();
+        match self.map.write().entries.get_mut(name) {
+            Some(entry @ RegistryEntry::Broken(_)) => {
+                *entry = RegistryEntry::Opening;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Opens the collection in the directory with its name.
+    ///
+    /// # Errors
+    /// As [`RegistryCore::open_at`].
+    pub(in crate::registry) fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
+        self.open_at(name, &self.options.directory.join(name))
+    }
+
+    /// Opens the collection in `directory`.
+    ///
+    /// # Errors
+    /// `DataLoss` if settings or points are missing; the errors of the file system, of the medium
+    /// and of [`Collection::open`].
+    pub(in crate::registry) fn open_at(
+        &self,
+        name: &str,
+        directory: &Path,
+    ) -> Result<Arc<NamedCollection>> {
+        let directory = directory.to_owned();
+        let stored: Option<StoredSettings> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
+        let stored = stored.ok_or_else(|| {
+            Error::data_loss(format!(
+                "{} has no settings; restore them from a copy",
+                directory.display()
+            ))
+        })?;
+        let settings = stored.settings()?;
+        let points = directory.join(&stored.points);
+        check_points(&points)?;
+        let medium = self.media.open(settings.medium, stored.layout(), &points)?;
+        let options = CollectionOptions {
+            records: settings.records,
+            codes: self.options.codes,
+            build_threads: self.options.build_threads,
+            merging: self.options.merging,
+            disk_reserve: self.options.disk_reserve,
+            ..CollectionOptions::new(settings.dims, settings.metric)
+        };
+        let collection = Collection::open(medium, options, &self.resources, self.shared.clone())?;
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let hash = self.options.uuid_hash;
+        Ok(Arc::new(NamedCollection::new(
+            name,
+            directory,
+            settings,
+            stored.points,
+            collection,
+            hash,
+            serial,
+        )))
+    }
+}
+
+/// Checks that the directory of points exists. A medium would create an empty directory, and the
+/// points would be missing without an error.
+///
+/// # Errors
+/// `DataLoss` if the directory is missing; the error of the file system.
+fn check_points(points: &Path) -> Result<()> {
+    match std::fs::metadata(points) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::data_loss(
+            format!("{} is missing; restore it from a copy", points.display()),
+        )),
+        Err(error) => Err(Error::io(points, &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+    use crate::coarse::Metric;
+    use crate::registry::CollectionSettings;
+    use crate::registry::core::tests::small_core;
+
+    #[test]
+    fn a_missing_points_directory_is_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        std::fs::remove_dir_all(named.points_directory()).unwrap();
+        let error = core.open_one("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+        core.retire("a");
+        let error = core.get("a").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "it is being replaced");
+    }
+
+    #[test]
+    fn a_broken_collection_is_retried() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
+        assert!(!core.mark_opening("a"), "it is served");
+        core.map
+            .write()
+            .entries
+            .insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
+        assert!(core.mark_opening("a") && !core.mark_opening("a"), "once");
+        assert_eq!(
+            core.remove("a").unwrap_err().kind(),
+            ErrorKind::Unavailable,
+            "not while it is opened"
+        );
+        let mut again = Vec::new();
+        let mut broken = Vec::new();
+        core.open_each(vec!["a".into()], &mut again, &mut broken);
+        assert!(core.get("a").is_ok() && again.is_empty() && broken.is_empty());
+        assert!(core.remove("a").unwrap());
+        assert!(!core.mark_opening("a"));
+    }
+}
