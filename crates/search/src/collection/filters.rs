@@ -4,29 +4,30 @@
 //! The payloads of a segment never change, so the matching rows stay valid while the segment
 //! exists. Deleted rows are removed when a query uses them.
 
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+mod counts;
+mod filter_scan;
+mod held;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use base::{Error, Result};
-use parking_lot::Mutex;
 use serde_json::Value;
 
+use self::filter_scan::FilterScan;
+use self::held::HeldFilters;
 use super::scan::{self, PayloadScan, ScanStep};
-use crate::budget::{BudgetReservation, FreeOnDemand, MemoryBudget};
+use crate::budget::MemoryBudget;
 use crate::filter::{Filter, RowSet};
 use crate::ingest::MemtableRow;
 use crate::payload_index::{IndexAnswer, SelectionParts};
-use crate::segment::{PayloadPass, Segment};
+use crate::segment::Segment;
 
-/// Maximum cached filters. The memory limit may allow fewer.
-const CLAUSES_MAX: usize = 256;
-/// Maximum segments per cached filter.
-const SEGMENTS_MAX: usize = 1024;
-/// Maximum bytes of cached rows per collection.
-const KEPT_BYTES_MAX: u64 = 64 << 20;
+pub(super) use self::counts::FilterCounts;
+pub use self::counts::FilterStats;
+pub(super) use self::held::FilterCaches;
+
 /// Maximum bytes of a filter that is cached for other queries; filters that are used again are
 /// short. The rows of a longer filter are kept for the slices of its own query.
 const CLAUSE_BYTES_MAX: u64 = 64 << 10;
@@ -34,50 +35,8 @@ const CLAUSE_BYTES_MAX: u64 = 64 << 10;
 const WARMED_MAX: usize = 8;
 /// Maximum paused passes over payloads that a collection keeps. Further passes do not pause.
 const PAUSED_MAX: usize = 64;
-/// Time after which a paused pass is dropped, because its query has ended.
-const PAUSED_FOR_MAX: Duration = Duration::from_secs(60);
 /// Sets of rows that a filter needs while it is evaluated.
 const WORKING_SETS: u64 = 4;
-
-/// Counts of filters that were evaluated on a segment, by how.
-#[derive(Debug, Default)]
-pub(crate) struct FilterCounts {
-    indexed: AtomicU64,
-    verified: AtomicU64,
-    scanned: AtomicU64,
-    paused: AtomicU64,
-    late: AtomicU64,
-}
-
-/// Counts of filters that were evaluated on a segment since the start. A cached result is not
-/// counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FilterStats {
-    /// Decided by the payload index alone.
-    pub indexed: u64,
-    /// Some payloads were read, of rows that the index left undecided.
-    pub verified: u64,
-    /// All payloads were read.
-    pub scanned: u64,
-    /// Times that reading payloads was paused to let other requests run.
-    pub paused: u64,
-    /// Ended by a deadline before all payloads were read.
-    pub late: u64,
-}
-
-impl FilterCounts {
-    /// Returns the counts.
-    pub(crate) fn stats(&self) -> FilterStats {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FilterStats {
-            indexed: count(&self.indexed),
-            verified: count(&self.verified),
-            scanned: count(&self.scanned),
-            paused: count(&self.paused),
-            late: count(&self.late),
-        }
-    }
-}
 
 /// Rows of one segment that match a filter.
 #[derive(Debug)]
@@ -87,194 +46,10 @@ pub(super) struct SelectedRows {
     pub(super) lost: u32,
 }
 
-/// Evaluation of a filter on a segment whose payloads are being read.
-#[derive(Debug)]
-struct FilterScan {
-    uuid: [u8; 16],
-    clause: Arc<Filter>,
-    selected: SelectedRows,
-    /// Rows whose payloads decide.
-    undecided: RowSet,
-    /// First row that was not read.
-    next: Option<u32>,
-    /// Fields without an index, with reasons.
-    unindexed: Vec<String>,
-    held: BudgetReservation,
-    /// Time at which it was paused last.
-    paused_at: Instant,
-}
-
-/// Filters that take memory: those of a collection, or the long ones of one work. No memory is
-/// reserved while a list is locked, because a reservation may take the memory of the list back.
-#[derive(Debug, Default)]
-struct HeldFilters {
-    /// Least recently used first.
-    kept: Mutex<VecDeque<CachedFilter>>,
-    /// Passes over payloads that stopped before their end, oldest first.
-    paused: Mutex<VecDeque<FilterScan>>,
-}
-
-/// Filters of all collections. A reservation that would be refused takes their memory back.
-#[derive(Debug, Default)]
-pub(super) struct FilterCaches(Mutex<Vec<Weak<HeldFilters>>>);
-
 #[derive(Debug, Default)]
 pub(super) struct FilterCache {
     held: Arc<HeldFilters>,
     counts: Arc<FilterCounts>,
-}
-
-/// Filter and its matching rows.
-#[derive(Debug)]
-struct CachedFilter {
-    clause: Arc<Filter>,
-    /// Memory that the filter takes.
-    _held: BudgetReservation,
-    /// Least recently used first.
-    segments: VecDeque<CachedRows>,
-    /// Time of the last use.
-    used_at: Instant,
-}
-
-#[derive(Debug)]
-struct CachedRows {
-    uuid: [u8; 16],
-    selected: Arc<SelectedRows>,
-    /// Memory that the rows take.
-    held: BudgetReservation,
-}
-
-impl CachedFilter {
-    fn bytes(&self) -> u64 {
-        self.segments.iter().map(|of| of.held.bytes()).sum()
-    }
-
-    /// Lets this thread's work go on without a pause if it used the filter in its slice. Work with
-    /// more filters than are cached would evict its first ones, pause, and read them again, without
-    /// end.
-    fn note_eviction(&self) {
-        if scan::is_in_slice(self.used_at) {
-            scan::read_on();
-        }
-    }
-}
-
-impl HeldFilters {
-    /// Returns the bytes of cached filters and of passes whose queries have ended.
-    fn bytes(&self) -> u64 {
-        let kept: u64 = self.kept.lock().iter().map(CachedFilter::bytes).sum();
-        let paused = self.paused.lock();
-        let ended = paused.iter().filter(|scan| scan.has_ended());
-        kept + ended.map(|scan| scan.held.bytes()).sum::<u64>()
-    }
-
-    /// Drops the passes whose queries have ended, and returns their bytes.
-    fn drop_ended(&self) -> u64 {
-        let mut freed = 0;
-        self.paused.lock().retain(|scan| {
-            let has_ended = scan.has_ended();
-            freed += if has_ended { scan.held.bytes() } else { 0 };
-            !has_ended
-        });
-        freed
-    }
-
-    /// Returns the time at which the first filter to evict was used last.
-    fn oldest_use(&self) -> Option<Instant> {
-        self.kept.lock().front().map(|kept| kept.used_at)
-    }
-
-    /// Returns cached rows and marks them as most recently used.
-    fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
-        let mut kept = self.kept.lock();
-        let place = kept.iter().position(|kept| *kept.clause == *clause)?;
-        let mut found = kept.remove(place)?;
-        let place = found.segments.iter().position(|of| of.uuid == segment);
-        let of = place.and_then(|place| found.segments.remove(place));
-        let selected = of.as_ref().map(|of| of.selected.clone());
-        found.segments.extend(of);
-        found.used_at = Instant::now();
-        kept.push_back(found);
-        selected
-    }
-
-    /// Caches matching rows if memory allows. Evicts the least recently used filters.
-    fn keep(
-        &self,
-        segment: [u8; 16],
-        clause: &Filter,
-        selected: Arc<SelectedRows>,
-        held: BudgetReservation,
-        budget: &Arc<MemoryBudget>,
-    ) {
-        let bytes = clause.memory_bytes();
-        let Ok(clause_held) = budget.reserve(bytes, "a filter's conditions") else {
-            // A pause would have the rows read again, without end.
-            return scan::read_on();
-        };
-        let mut kept = self.kept.lock();
-        let of = CachedRows { uuid: segment, selected, held };
-        match kept.iter_mut().find(|kept| *kept.clause == *clause) {
-            Some(known) => {
-                known.used_at = Instant::now();
-                known.segments.retain(|of| of.uuid != segment);
-                if known.segments.len() >= SEGMENTS_MAX {
-                    known.segments.pop_front();
-                }
-                known.segments.push_back(of);
-            }
-            None => {
-                let clause = Arc::new(clause.clone());
-                kept.push_back(CachedFilter {
-                    clause,
-                    _held: clause_held,
-                    segments: VecDeque::from([of]),
-                    used_at: Instant::now(),
-                });
-            }
-        }
-        let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
-        while kept.len() > CLAUSES_MAX || (total > KEPT_BYTES_MAX && kept.len() > 1) {
-            let Some(evicted) = kept.pop_front() else { break };
-            total -= evicted.bytes();
-            evicted.note_eviction();
-        }
-    }
-}
-
-impl FilterCaches {
-    /// Adds the filters of a collection until it is closed.
-    fn add(&self, cache: &FilterCache) {
-        let mut caches = self.0.lock();
-        caches.retain(|held| held.strong_count() > 0);
-        caches.push(Arc::downgrade(&cache.held));
-    }
-
-    /// Returns the filters of open collections.
-    fn open(&self) -> Vec<Arc<HeldFilters>> {
-        self.0.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl FreeOnDemand for FilterCaches {
-    fn bytes(&self) -> u64 {
-        self.open().iter().map(|held| held.bytes()).sum()
-    }
-
-    /// Drops passes whose queries have ended. Then evicts the filters that were not used for the
-    /// longest time, of all collections.
-    fn free(&self, bytes: u64) {
-        let caches = self.open();
-        let mut freed: u64 = caches.iter().map(|held| held.drop_ended()).sum();
-        while freed < bytes {
-            let used = caches.iter().filter_map(|held| Some((held.oldest_use()?, held)));
-            let Some((_, oldest)) = used.min_by_key(|(used_at, _)| *used_at) else { return };
-            // Another thread may have evicted it.
-            let Some(evicted) = oldest.kept.lock().pop_front() else { continue };
-            freed += evicted.bytes();
-            evicted.note_eviction();
-        }
-    }
 }
 
 impl FilterCache {
@@ -433,36 +208,6 @@ impl FilterCache {
     }
 }
 
-impl FilterScan {
-    /// Returns true if it was paused for so long that its query has ended.
-    fn has_ended(&self) -> bool {
-        self.paused_at.elapsed() >= PAUSED_FOR_MAX
-    }
-
-    /// Reads the payloads of undecided rows until `pass` stops.
-    fn read(&mut self, segment: &Segment, pass: &mut PayloadScan) -> Result<()> {
-        let FilterScan { clause, selected, undecided, next, .. } = self;
-        let Some(first) = *next else { return Ok(()) };
-        let SelectedRows { filter, lost } = selected;
-        let mut unreadable = 0;
-        let read = segment.payloads_of(undecided, first, &mut |row, bytes| {
-            if pass.next_row() != ScanStep::Read {
-                return ControlFlow::Break(());
-            }
-            match (segment.ids().id(row), value_of(bytes)) {
-                (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
-                (Some(_), Some(_)) => {}
-                _ => unreadable += 1,
-            }
-            ControlFlow::Continue(())
-        });
-        let PayloadPass { lost: damaged, next: stopped } = read?;
-        *lost += damaged + unreadable;
-        *next = stopped;
-        Ok(())
-    }
-}
-
 /// Returns the bytes of a set of rows.
 pub(super) fn set_bytes(segment: &Segment) -> u64 {
     u64::from(segment.rows().div_ceil(64)) * 8
@@ -480,19 +225,24 @@ pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use base::ErrorKind;
 
+    use super::filter_scan::PAUSED_FOR_MAX;
+    use super::held::CLAUSES_MAX;
     use super::*;
+    use crate::budget::FreeOnDemand;
     use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
     use crate::collection::slice_progress::SliceProgress;
     use crate::filter::{Condition, CountRange, Match, MinShould, Range};
     use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
-    fn clause(number: u64) -> Filter {
+    pub(super) fn clause(number: u64) -> Filter {
         Filter { must: vec![Condition::has_id(vec![number])], ..Filter::default() }
     }
 
-    fn segment(number: u8) -> [u8; 16] {
+    pub(super) fn segment(number: u8) -> [u8; 16] {
         [number; 16]
     }
 
@@ -560,75 +310,6 @@ mod tests {
         let budget = MemoryBudget::new(10 * set_bytes(&test.segment));
         let error = FilterCache::default().select(&test.segment, &filter, &budget).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
-    }
-
-    #[test]
-    fn filters_are_cached_with_all_segments() {
-        let filters = FilterCache::default();
-        let budget = MemoryBudget::new(1 << 30);
-        let clauses = CLAUSES_MAX as u64 + 44;
-        for number in 0..clauses {
-            for of in 0..20 {
-                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
-                let held = budget.reserve(8, "a test").unwrap();
-                filters.held.keep(segment(of), &clause(number), selected, held, &budget);
-            }
-        }
-        for number in 0..clauses {
-            for of in 0..20 {
-                assert_eq!(
-                    filters.held.find(segment(of), &clause(number)).is_some(),
-                    number >= 44,
-                    "{number} {of}"
-                );
-            }
-        }
-        assert!(filters.held.find(segment(20), &clause(clauses - 1)).is_none());
-    }
-
-    #[test]
-    fn filters_together_have_a_limit() {
-        let filters = FilterCache::default();
-        let budget = MemoryBudget::new(1 << 30);
-        for number in 0..5 {
-            let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
-            let held = budget.reserve(KEPT_BYTES_MAX / 3, "a test").unwrap();
-            filters.held.keep(segment(1), &clause(number), selected, held, &budget);
-        }
-        let there: Vec<bool> =
-            (0..5).map(|number| filters.held.find(segment(1), &clause(number)).is_some()).collect();
-        assert_eq!(there, [false, false, true, true, true]);
-    }
-
-    #[test]
-    fn a_reservation_evicts_filters_before_it_is_refused() {
-        const ROWS_BYTES: u64 = 100 << 10;
-        let budget = MemoryBudget::new(1 << 20);
-        let caches = Arc::new(FilterCaches::default());
-        let results: Weak<FilterCaches> = Arc::downgrade(&caches);
-        budget.set_results(results);
-        let one = FilterCache::new(Arc::default(), &caches);
-        let other = FilterCache::new(Arc::default(), &caches);
-        for number in 0..4 {
-            for filters in [&one, &other] {
-                let selected = Arc::new(SelectedRows { filter: RowSet::none(64), lost: 0 });
-                let held = budget.reserve(ROWS_BYTES, "a test").unwrap();
-                filters.held.keep(segment(1), &clause(number), selected, held, &budget);
-            }
-        }
-        assert_eq!(caches.bytes(), 8 * ROWS_BYTES);
-        assert!(budget.free() < 3 * ROWS_BYTES, "it does not count as free");
-        assert!(budget.reserve(2 << 20, "too much").is_err());
-        assert_eq!(caches.bytes(), 8 * ROWS_BYTES, "a refusal costs no filter");
-        let row = budget.reserve(4 * ROWS_BYTES, "a point").unwrap();
-        assert_eq!(caches.bytes(), 6 * ROWS_BYTES);
-        for filters in [&one, &other] {
-            assert!(filters.held.find(segment(1), &clause(0)).is_none(), "the oldest ones first");
-            assert!(filters.held.find(segment(1), &clause(1)).is_some());
-        }
-        assert_eq!(budget.stats().refused, 1);
-        drop((row, one, other));
-        assert_eq!((caches.bytes(), budget.stats().used), (0, 0));
     }
 
     #[test]

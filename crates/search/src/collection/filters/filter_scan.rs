@@ -1,0 +1,63 @@
+//! Evaluation of one filter on one segment, which reads the payloads of undecided rows.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::Result;
+
+use super::{SelectedRows, value_of};
+use crate::budget::BudgetReservation;
+use crate::collection::scan::{PayloadScan, ScanStep};
+use crate::filter::{Filter, RowSet};
+use crate::segment::{PayloadPass, Segment};
+
+/// Time after which a paused pass is dropped, because its query has ended.
+pub(super) const PAUSED_FOR_MAX: Duration = Duration::from_secs(60);
+
+/// Evaluation of a filter on a segment whose payloads are being read.
+#[derive(Debug)]
+pub(super) struct FilterScan {
+    pub(super) uuid: [u8; 16],
+    pub(super) clause: Arc<Filter>,
+    pub(super) selected: SelectedRows,
+    /// Rows whose payloads decide.
+    pub(super) undecided: RowSet,
+    /// First row that was not read.
+    pub(super) next: Option<u32>,
+    /// Fields without an index, with reasons.
+    pub(super) unindexed: Vec<String>,
+    pub(super) held: BudgetReservation,
+    /// Time at which it was paused last.
+    pub(super) paused_at: Instant,
+}
+
+impl FilterScan {
+    /// Returns true if it was paused for so long that its query has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.paused_at.elapsed() >= PAUSED_FOR_MAX
+    }
+
+    /// Reads the payloads of undecided rows until `pass` stops.
+    pub(super) fn read(&mut self, segment: &Segment, pass: &mut PayloadScan) -> Result<()> {
+        let FilterScan { clause, selected, undecided, next, .. } = self;
+        let Some(first) = *next else { return Ok(()) };
+        let SelectedRows { filter, lost } = selected;
+        let mut unreadable = 0;
+        let read = segment.payloads_of(undecided, first, &mut |row, bytes| {
+            if pass.next_row() != ScanStep::Read {
+                return ControlFlow::Break(());
+            }
+            match (segment.ids().id(row), value_of(bytes)) {
+                (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
+                (Some(_), Some(_)) => {}
+                _ => unreadable += 1,
+            }
+            ControlFlow::Continue(())
+        });
+        let PayloadPass { lost: damaged, next: stopped } = read?;
+        *lost += damaged + unreadable;
+        *next = stopped;
+        Ok(())
+    }
+}
