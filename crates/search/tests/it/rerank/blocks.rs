@@ -1,0 +1,115 @@
+//! The cache of blocks of record files.
+
+use std::sync::Arc;
+
+use base::Result;
+use search::rerank::{
+    BLOCK_BYTES, Records, RerankQuery, RerankResult, SearchLimits, Searcher, SharedCaches, all,
+};
+use storage::{Read, Reader};
+
+use super::{First, Shuffled, rows, segment};
+
+/// Returns a searcher with a cache of blocks.
+fn over_blocks<R: Reader + 'static>(
+    reader: impl FnOnce(Shuffled) -> R,
+) -> (Searcher, Arc<SharedCaches>) {
+    let limits =
+        SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
+    let depth = limits.in_flight;
+    let submitted = Arc::default();
+    let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
+    let shared = Arc::new(SharedCaches::new(8 << 20, 400));
+    (Searcher::new(Box::new(reader(shuffled)), limits, shared.clone()).unwrap(), shared)
+}
+
+/// Queries scattered rows, `times` times.
+fn ask_scattered(
+    searcher: &mut Searcher,
+    segments: &Arc<[Arc<dyn Records>]>,
+    times: usize,
+) -> Vec<RerankResult> {
+    let ask = |_| {
+        let candidates = all(rows((0..3000).step_by(37), |_| 0.0));
+        let scorer = First { bounded: false };
+        searcher
+            .one(RerankQuery {
+                tag: 0,
+                scorer,
+                segments: segments.clone(),
+                k: 30,
+                candidates,
+                deadline: None,
+            })
+            .unwrap()
+    };
+    (0..times).map(ask).collect()
+}
+
+fn scattered() -> Arc<[Arc<dyn Records>]> {
+    let records: Vec<(u8, usize)> =
+        (0..3000).map(|row| ((row * 7 % 251) as u8, 300 + row % 100)).collect();
+    let own = segment(&records, &[], false);
+    assert!(own.file.bytes() as usize > 4 * BLOCK_BYTES);
+    Arc::new([Arc::new(own) as Arc<dyn Records>])
+}
+
+#[test]
+fn cached_blocks_are_not_read_again() {
+    let (mut searcher, shared) = over_blocks(|shuffled| shuffled);
+    let segments = scattered();
+    let answers = ask_scattered(&mut searcher, &segments, 20);
+    let first = answers.first().unwrap();
+    let last = answers.last().unwrap();
+    assert!(first.reads > 10, "{} reads", first.reads);
+    assert_eq!((last.reads, last.cached, last.scored), (0, first.scored, first.scored));
+    assert!(answers.iter().all(|ranked| ranked.hits == first.hits && !ranked.partial));
+    let stats = shared.block_stats().unwrap();
+    let blocks = segments[0].file().bytes().div_ceil(BLOCK_BYTES as u64);
+    assert_eq!((stats.blocks, stats.filled, stats.evicted), (blocks, blocks, 0));
+    // A forgotten file frees its blocks.
+    shared.forget(segments[0].file().id());
+    assert_eq!(shared.block_stats().unwrap().blocks, 0);
+}
+
+/// Damages the largest reads, which are those of blocks, in transit.
+struct Damaging(Shuffled);
+
+impl Reader for Damaging {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn submit(&mut self, read: Read<'_>) -> Result<()> {
+        self.0.submit(read)
+    }
+
+    fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+        self.0.complete(wait, &mut |tag, result| {
+            let mut bytes = result.unwrap().to_vec();
+            if bytes.len() == SearchLimits::default().read_bytes_max {
+                bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 4);
+            }
+            each(tag, Ok(&bytes));
+        })
+    }
+}
+
+#[test]
+fn a_block_damaged_in_transit_is_read_again() {
+    let segments = scattered();
+    let whole = ask_scattered(&mut over_blocks(|shuffled| shuffled).0, &segments, 1);
+    let (mut searcher, shared) = over_blocks(Damaging);
+    for ranked in ask_scattered(&mut searcher, &segments, 20) {
+        assert_eq!(
+            (&ranked.hits, ranked.partial, ranked.scored),
+            (&whole[0].hits, false, whole[0].scored)
+        );
+    }
+    let stats = shared.block_stats().unwrap();
+    assert!(stats.filled > 4 && stats.evicted > 0, "{stats:?}");
+}
