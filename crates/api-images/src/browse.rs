@@ -16,7 +16,7 @@ use vision::{Format, thumbnail};
 use super::collection::{ImageCollection, OtherVersions, has_images};
 use super::features::{self, BLOCK};
 use super::hits::at;
-use super::point_features::stored_graph;
+use super::point_checks::stored_graph;
 use super::removal;
 use super::services::ImageServices;
 use super::settings::ImageKind;

@@ -12,7 +12,7 @@ use transport::{ByteBudget, Reservation};
 use vision::{Decoded, Format, Header, Limits, decode};
 
 use super::embedder::Embedder;
-use super::point_features::check_own_keys;
+use super::point_checks::check_own_keys;
 use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.

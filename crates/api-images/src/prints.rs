@@ -17,7 +17,7 @@ use transport::ByteBudget;
 use super::collection::ImageCollection;
 use super::features;
 use super::limits::checked_threshold;
-use super::point_features::{self, stored_graph};
+use super::point_checks::{self, stored_graph};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 
@@ -134,7 +134,7 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
     match print {
         PrintSource::File(bytes) => Ok(read(budget, &bytes, "")?.graph),
         PrintSource::Point(id) => stored(named, &id),
-        PrintSource::Record(bytes) => point_features::graph(&bytes, ImageKind::Fingerprint),
+        PrintSource::Record(bytes) => point_checks::graph(&bytes, ImageKind::Fingerprint),
     }
 }
 

@@ -13,7 +13,7 @@ use super::collection::ImageCollection;
 use super::hits::{ShownHit, size};
 use super::limits::{CandidateLimit, checked_threshold};
 use super::plan::{CandidateSource, SearchPlan, SearchResult};
-use super::point_features::stored_graph;
+use super::point_checks::stored_graph;
 use super::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use super::services::ImageServices;
 use super::settings::ImageKind;

@@ -16,7 +16,7 @@ use super::collection::ImageCollection;
 use super::features::{BLOCK, Features, original_key};
 use super::job::IngestJob;
 use super::originals::WrittenOriginal;
-use super::point_features::{check_embedding, check_payload_size};
+use super::point_checks::{check_embedding, check_payload_size};
 use super::services::ImageServices;
 
 /// Time between two attempts of bulk work to write while memory is short.

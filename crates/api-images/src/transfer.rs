@@ -11,10 +11,11 @@ use search::registry::{NamedCollection, Registry};
 use serde_json::{Map, Value, json};
 
 use super::browse;
+use super::checked_features::{CheckedFeatures, ExpectedFeatures, of_point};
 use super::collection::{CollectionSpec, ImageCollection};
 use super::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
 use super::features::uuid;
-use super::point_features::{CheckedFeatures, ExpectedFeatures, PointFeatures, of_point, parse};
+use super::point_features::{PointFeatures, parse};
 use super::services::ImageServices;
 use super::settings::ImageKind;
 

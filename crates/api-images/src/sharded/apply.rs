@@ -12,12 +12,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::logged::{LoggedImage, LoggedPoint, text_of};
+use crate::checked_features::{ExpectedFeatures, of_point};
 use crate::collection::image_settings;
 use crate::features::BLOCK;
-use crate::point_features::{
-    ExpectedFeatures, PAYLOAD_BYTES_MAX, PointFeatures, PointList, check_embedding,
-    check_payload_depth, check_payload_size, check_reserved_keys, graph, of_point, parse_json,
+use crate::point_checks::{
+    PAYLOAD_BYTES_MAX, check_embedding, check_payload_depth, check_payload_size,
+    check_reserved_keys, graph,
 };
+use crate::point_features::{PointFeatures, PointList, parse_json};
 use crate::settings::ImageSettings;
 use crate::transfer::{payloads, upsert};
 

@@ -15,10 +15,10 @@ use crate::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
 use crate::features::{
     Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
 };
-use crate::point_features::{
-    PAYLOAD_BYTES_MAX, PointFeatures, check_embedding, check_own_keys, check_payload_depth,
-    check_payload_size, parse_json,
+use crate::point_checks::{
+    PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_depth, check_payload_size,
 };
+use crate::point_features::{PointFeatures, parse_json};
 use crate::query_features::{QueryFeatures, Stages, extract, milliseconds};
 use crate::settings::{ImageKind, ImageSettings, WantedImages};
 use crate::state::ImagesState;

@@ -5,9 +5,9 @@ use search::points::PointId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::point_features::{
-    ExpectedFeatures, PAYLOAD_BYTES_MAX, PointFeatures, check_payload_size, of_point, parse,
-};
+use crate::checked_features::{ExpectedFeatures, of_point};
+use crate::point_checks::{PAYLOAD_BYTES_MAX, check_payload_size};
+use crate::point_features::{PointFeatures, parse};
 use crate::settings::{ImageSettings, WantedImages};
 
 /// Maximum bytes of the payload of logged features with the service's block. A stored original adds

@@ -32,7 +32,7 @@ use crate::plan::{
     CandidateSource, ChosenPoint, SearchHit, SearchPlan, SearchResult, allowed_rows, coarse_query,
     on_search_thread,
 };
-use crate::point_features::graph;
+use crate::point_checks::graph;
 use crate::query_features::{QueryFeatures, Stages};
 use crate::services::ImageServices;
 use crate::settings::ImageKind;
