@@ -18,6 +18,7 @@ pub(crate) mod layout;
 mod open;
 mod opening_index;
 mod opening_plan;
+mod pages;
 mod rows;
 mod vectors;
 
@@ -27,8 +28,9 @@ pub use damage::Quarantined;
 pub(crate) use file::IoStep;
 pub use ids::SegmentIds;
 pub use layout::{RecordKind, SegmentSettings, VectorEncoding};
-pub(crate) use open::{PageCache, PayloadPass, Segment, ids_alone};
+pub(crate) use open::{Segment, ids_alone};
 pub(crate) use opening_plan::{CodesOptions, kept_bytes};
+pub(crate) use pages::{PageCache, PayloadPass};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
 
 pub(crate) use vectors::reader_options;

@@ -1,0 +1,214 @@
+//! Sections of record pages: records and payloads of rows, read page by page.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use base::{Error, Result};
+use storage::Sealed;
+use storage::page::{PAGE_BYTES, RecordPage};
+
+use super::damage::Damaged;
+use super::file::SegmentContents;
+use super::layout::kind_name;
+use super::rows::{RowLocation, RowMap};
+use crate::filter::RowSet;
+
+/// Pages per read of all payloads.
+const SCAN_PAGES: u32 = 256;
+/// Pages between two wanted rows up to which they are read together.
+const GAP_PAGES: u32 = 16;
+
+/// Pass over the payloads of some rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PayloadPass {
+    /// Rows that could not be read.
+    pub(crate) lost: u32,
+    /// Row to continue with; `None` after the last.
+    pub(crate) next: Option<u32>,
+}
+
+/// Section of record pages.
+pub(super) struct SegmentPages {
+    kind: u32,
+    pub(super) offset: u64,
+    pub(super) map: RowMap,
+    damaged: Arc<Damaged>,
+}
+
+impl SegmentPages {
+    pub(super) fn open(
+        contents: &SegmentContents,
+        file: &dyn Sealed,
+        pages: u32,
+        map: u32,
+        damaged: &Arc<Damaged>,
+    ) -> Result<SegmentPages> {
+        let section = contents.section(pages)?;
+        let rows = contents.superblock.rows as u32;
+        let decoded = RowMap::decode(&contents.load(file, map)?, rows, section.bytes);
+        let map = decoded.map_err(|error| error.context(kind_name(map)))?;
+        Ok(SegmentPages { kind: pages, offset: section.offset, map, damaged: damaged.clone() })
+    }
+
+    fn offset_of(&self, page: u32) -> u64 {
+        self.offset + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// Records a page and returns the error that names it.
+    fn lose(&self, page: u32, reason: &str) -> Error {
+        let reason = format!("{}: {reason}", kind_name(self.kind));
+        self.damaged.page(self.offset_of(page) / PAGE_BYTES as u64, &reason)
+    }
+
+    fn read(&self, file: &dyn Sealed, page: u32, buffer: &mut [u8]) -> Result<()> {
+        let offset = self.offset_of(page);
+        self.damaged.read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
+    }
+
+    fn check<'a>(&self, place: RowLocation, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
+        let page =
+            RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;
+        if page.number() != place.page || u32::from(page.pages()) != place.pages {
+            return Err(
+                self.lose(place.page, &format!("it is page {} of another place", page.number()))
+            );
+        }
+        Ok(page)
+    }
+
+    fn record<'a>(&self, page: &RecordPage<'a>, place: RowLocation) -> Result<&'a [u8]> {
+        let record = page.record(place.slot);
+        record.ok_or_else(|| self.lose(place.page, &format!("it has no record {}", place.slot)))
+    }
+
+    pub(super) fn one(
+        &self,
+        file: &dyn Sealed,
+        row: u32,
+        cache: &mut PageCache,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let place = self.map.locate(row);
+        let place =
+            place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
+        let key = (file.id(), self.offset_of(place.page));
+        let bytes = cache.get(key, place.pages, |buffer| self.read(file, place.page, buffer))?;
+        let page = self.check(place, bytes)?;
+        out.extend_from_slice(self.record(&page, place)?);
+        Ok(())
+    }
+
+    /// Calls `each` with the records of `wanted` from `row` on, until `each` breaks off.
+    pub(super) fn some(
+        &self,
+        file: &dyn Sealed,
+        wanted: &RowSet,
+        row: u32,
+        each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> Result<PayloadPass> {
+        let mut buffer = Vec::new();
+        let mut pass = PayloadPass { lost: 0, next: wanted.next_from(row) };
+        while let Some(first) = pass.next.and_then(|row| self.map.locate(row)) {
+            let pages = self.pages_together(first, pass.next.unwrap_or(row), wanted);
+            buffer.resize(pages as usize * PAGE_BYTES, 0);
+            let mut end = first.page + pages;
+            let whole = file.read_at(self.offset_of(first.page), &mut buffer);
+            if whole.is_err() {
+                // If a range cannot be read, its pages are read one by one.
+                end = first.page + first.pages;
+                buffer.resize(first.pages as usize * PAGE_BYTES, 0);
+                match self.read(file, first.page, &mut buffer) {
+                    Err(error) if error.kind() != base::ErrorKind::DataLoss => return Err(error),
+                    // A page of zeros fails its check below.
+                    Err(_) => buffer.fill(0),
+                    Ok(()) => {}
+                }
+            }
+            while let Some(place) = pass.next.and_then(|row| self.map.locate(row))
+                && place.page + place.pages <= end
+            {
+                let start = (place.page - first.page) as usize * PAGE_BYTES;
+                let bytes = &buffer[start..start + place.pages as usize * PAGE_BYTES];
+                if self.wanted_of_run(place, bytes, wanted, &mut pass, each).is_break() {
+                    return Ok(pass);
+                }
+            }
+        }
+        Ok(pass)
+    }
+
+    /// Calls `each` with the wanted records of one run of pages, and moves `pass` behind them.
+    fn wanted_of_run(
+        &self,
+        place: RowLocation,
+        bytes: &[u8],
+        wanted: &RowSet,
+        pass: &mut PayloadPass,
+        each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let rows = self.map.rows_of_page(place.page);
+        let page = self.check(place, bytes).ok();
+        while let Some(row) = pass.next.filter(|row| rows.contains(row)) {
+            // Checked at opening: a run has at most 2^16 rows.
+            let place = RowLocation { slot: (row - rows.start) as u16, ..place };
+            match page.as_ref().and_then(|page| self.record(page, place).ok()) {
+                Some(record) => each(row, record)?,
+                None => pass.lost += 1,
+            }
+            pass.next = row.checked_add(1).and_then(|row| wanted.next_from(row));
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Returns the pages to read from `first` on: the pages of wanted rows that are near each
+    /// other.
+    fn pages_together(&self, first: RowLocation, mut row: u32, wanted: &RowSet) -> u32 {
+        let mut end = first.page + first.pages;
+        while let Some(next) = row.checked_add(1).and_then(|row| wanted.next_from(row))
+            && let Some(place) = self.map.locate(next)
+            && place.page <= end + GAP_PAGES
+            && place.page + place.pages - first.page <= SCAN_PAGES
+        {
+            end = end.max(place.page + place.pages);
+            row = next;
+        }
+        end - first.page
+    }
+}
+
+/// Recently read pages, so that neighbouring rows cost one read. For one thread.
+#[derive(Debug)]
+pub(crate) struct PageCache {
+    places: Vec<Option<CachedPage>>,
+}
+
+#[derive(Clone, Debug)]
+struct CachedPage {
+    /// Id of the open file, and offset in it.
+    key: (u64, u64),
+    bytes: Vec<u8>,
+}
+
+impl PageCache {
+    /// Creates a cache of so many runs of pages.
+    pub(crate) fn new(places: usize) -> PageCache {
+        PageCache { places: vec![None; places.max(1)] }
+    }
+
+    fn get(
+        &mut self,
+        key: (u64, u64),
+        pages: u32,
+        read: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<&[u8]> {
+        let count = self.places.len() as u64;
+        let place = &mut self.places[(key.1 / PAGE_BYTES as u64 % count) as usize];
+        if place.as_ref().is_none_or(|held| held.key != key) {
+            let mut bytes = place.take().map_or_else(Vec::new, |held| held.bytes);
+            bytes.resize(pages as usize * PAGE_BYTES, 0);
+            read(&mut bytes)?;
+            *place = Some(CachedPage { key, bytes });
+        }
+        Ok(place.as_ref().map_or(&[], |held| &held.bytes))
+    }
+}
