@@ -16,9 +16,6 @@ use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
 const COLOUR: &str =
     "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
-/// The negative of these values, for rebuilds.
-const OTHER: &str =
-    "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = affine x -1 0\n";
 
 /// One value per colour of an image of one pixel.
 const CLASSES: &str =
@@ -120,7 +117,7 @@ impl Served {
         self.ask("GET", path, "", b"")
     }
 
-    fn count(&self, collection: &str) -> u64 {
+    pub(super) fn count(&self, collection: &str) -> u64 {
         self.get(&format!("/v1/images/{collection}")).good()["count"].as_u64().unwrap()
     }
 }
@@ -402,75 +399,6 @@ fn an_image_beyond_the_memory_of_requests_is_too_large() {
 }
 
 #[test]
-fn an_archive_is_reported_line_by_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |_| {});
-    let pictures: Vec<Vec<u8>> = (0..5).map(picture).collect();
-    let inner = archive(&[("a.jpg", &pictures[0])]);
-    let zeroes = vec![0; 1 << 20];
-    let body = archive(&[
-        ("good/one.jpg", &pictures[0]),
-        ("../../climb.jpg", &pictures[1]),
-        ("/abs.jpg", &pictures[2]),
-        ("twice.jpg", &pictures[0]),
-        ("broken.jpg", &pictures[3][..200]),
-        ("notes.txt", b"not a picture"),
-        ("nested.zip", &inner),
-        ("zeroes.png", &zeroes),
-    ]);
-    let (lines, summary) = served.zip("/v1/images/photos", &body).lines();
-    assert_eq!(
-        summary,
-        json!({ "added": 3, "present": 1, "failed": 3, "ignored": 1 }),
-        "{lines:?}"
-    );
-    let status = |name: &str| {
-        let line = lines.iter().find(|line| line["name"] == name);
-        line.unwrap_or_else(|| panic!("{name}: {lines:?}"))["status"].clone()
-    };
-    assert_eq!([status("climb.jpg"), status("abs.jpg")], ["added", "added"]);
-    assert_eq!([status("broken.jpg"), status("nested.zip"), status("zeroes.png")], ["failed"; 3]);
-    let outside = files_below(dir.path());
-    assert!(!outside.iter().any(|path| path.to_string_lossy().contains("climb")), "{outside:?}");
-    assert!(!Path::new("/abs.jpg").exists());
-    let (_, again) = served.zip("/v1/images/photos", &body).lines();
-    assert_eq!((&again["added"], &again["present"]), (&json!(0), &json!(4)));
-    served.zip("/v1/images/photos", &body[..body.len() / 2]).bad(400, "zip");
-    served.zip("/v1/images/photos", b"").bad(400, "zip");
-    let folder = dir.path().join("folder/deep");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("four.jpg"), &pictures[4]).unwrap();
-    std::fs::write(folder.join("readme.md"), b"no image").unwrap();
-    std::os::unix::fs::symlink("/etc", folder.join("etc")).unwrap();
-    let path = json!({ "folder": dir.path().join("folder") });
-    let (lines, summary) = served.json("PUT", "/v1/images/photos", &path).lines();
-    assert_eq!(summary, json!({ "added": 1, "present": 0, "failed": 0, "ignored": 1 }));
-    assert_eq!(lines[0]["name"], "deep/four.jpg");
-    served
-        .json("PUT", "/v1/images/photos", &json!({ "folder": "relative" }))
-        .bad(400, "absolute path");
-    assert_eq!(served.count("photos"), 4);
-}
-
-#[test]
-fn a_payload_belongs_to_all_images_of_an_archive() {
-    let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |_| {});
-    let body = archive(&[("one.jpg", &picture(1)), ("two.jpg", &picture(2))]);
-    let path = "/v1/images/photos?payload=%7B%22album%22%3A%22summer%22%7D";
-    assert_eq!(served.zip(path, &body).lines().1["added"], 2);
-    let page = served.get("/v1/images/photos").good();
-    let payloads = page["images"].as_array().unwrap().iter().map(|image| image["payload"].clone());
-    assert_eq!(
-        payloads.collect::<Vec<_>>(),
-        [json!({"album": "summer"}), json!({"album": "summer"})]
-    );
-    served.zip("/v1/images/photos?name=one.jpg", &body).bad(400, "name=");
-    served.zip("/v1/images/photos?payload=1", &body).bad(400, "payload=");
-    served.zip("/v1/images/photos?background=x", &body).bad(400, "background");
-}
-
-#[test]
 fn an_acknowledged_image_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let id = {
@@ -490,79 +418,6 @@ fn an_acknowledged_image_survives_a_restart() {
     );
 }
 
-/// Rebuilds "photos" and returns the final progress.
-fn rebuilt(served: &Served, asked: &Value) -> Value {
-    let begun = served.json("POST", "/v1/images/photos/rebuild", asked);
-    assert_eq!(begun.status, 202, "{}", begun.text());
-    let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        let progress = served.get("/v1/images/photos/rebuild").good();
-        if progress["state"] != "running" {
-            return progress;
-        }
-        assert!(Instant::now() < deadline, "{progress}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-#[test]
-fn a_rebuild_lacks_lost_originals_only_within_max_failed() {
-    let dir = tempfile::tempdir().unwrap();
-    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
-    let served = served(dir.path(), |_| {});
-    let put =
-        |seed| served.put("/v1/images/photos?model=colour", &picture(seed)).good()["id"].clone();
-    let originals = || files_below(&dir.path().join("collections/.originals"));
-    let (kept, before) = (put(0), originals());
-    let lost = put(1);
-    originals()
-        .iter()
-        .filter(|file| !before.contains(file))
-        .for_each(|file| std::fs::remove_file(file).unwrap());
-    let asked =
-        |max_failed: u64| json!({ "model": "other", "switch": true, "max_failed": max_failed });
-    let refused = rebuilt(&served, &asked(0));
-    assert_eq!((&refused["state"], &refused["failed"]), (&json!("failed"), &json!(1)), "{refused}");
-    assert!(refused["error"].as_str().unwrap().contains("\"max_failed\": 1"), "{refused}");
-    assert!(refused["failures"].get(lost.as_str().unwrap()).is_some(), "{refused}");
-    assert_eq!(served.count("photos"), 2);
-    served.json("POST", "/v1/images/photos/rebuild", &asked(1 << 40)).bad(400, "at most");
-    let done = rebuilt(&served, &asked(1));
-    assert_eq!((&done["state"], &done["failed"]), (&json!("switched"), &json!(1)), "{done}");
-    let found = served.search("/v1/images/photos/search", &picture(0)).good();
-    assert_eq!((served.count("photos"), &found["results"][0]["id"]), (1, &kept));
-}
-
-#[test]
-fn a_rebuild_does_not_switch_while_images_are_damaged() {
-    let dir = tempfile::tempdir().unwrap();
-    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
-    let begun = served(dir.path(), |_| {});
-    begun.put("/v1/images/photos?model=colour", &picture(0)).good();
-    begun
-        .server
-        .collections
-        .registry()
-        .unwrap()
-        .get("photos")
-        .unwrap()
-        .collection()
-        .flush()
-        .unwrap();
-    drop(begun);
-    let segment =
-        |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
-    let path = files_below(&dir.path().join("collections")).into_iter().find(segment).unwrap();
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[100] ^= 1;
-    std::fs::write(&path, &bytes).unwrap();
-    let served = serve(dir.path(), |_| {});
-    assert!(served.server.collections.registry().unwrap().wait_open(WAIT_MAX));
-    let refused = rebuilt(&served, &json!({ "model": "other", "switch": true }));
-    assert_eq!(refused["state"], "failed", "{refused}");
-    assert!(refused["error"].as_str().unwrap().contains("could be seen"), "{refused}");
-}
-
 #[test]
 fn a_classifier_is_no_embedding_model_unless_it_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -578,70 +433,6 @@ fn a_classifier_is_no_embedding_model_unless_it_is_named() {
     let listed = served.get("/v1/images").good();
     assert_eq!(listed["collections"][1]["model"], "colour");
     assert_eq!(listed["embedding"], json!({ "model": "colour" }));
-}
-
-#[test]
-fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
-    let dir = tempfile::tempdir().unwrap();
-    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
-    let served = served(dir.path(), |_| {});
-    served.put("/v1/images/photos", &picture(0)).bad(409, "several models");
-    for seed in 0..5 {
-        served.put(&format!("/v1/images/photos?model=colour&name={seed}"), &picture(seed)).good();
-    }
-    let rebuild = |model: &str| rebuilt(&served, &json!({ "model": model, "switch": true }));
-    served
-        .json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" }))
-        .bad(409, "nobody");
-    served
-        .json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" }))
-        .bad(409, "already");
-    let progress = rebuild("other");
-    assert_eq!(
-        (&progress["state"], &progress["to"], &progress["done"]),
-        (&json!("switched"), &json!("photos.v2"), &json!(5))
-    );
-    let listed = |wanted: &str| {
-        let listed = served.get("/v1/images").good();
-        let all = listed["collections"].as_array().unwrap().clone();
-        all.into_iter().find(|entry| entry["name"] == wanted).unwrap()
-    };
-    assert_eq!(
-        (&listed("photos")["model"], &listed("photos.v1")["count"]),
-        (&json!("other"), &json!(5))
-    );
-    let found = served.search("/v1/images/photos/search?k=1", &picture(3)).good();
-    assert_eq!(found["results"][0]["name"], "3");
-    // The rebuild back copies later changes.
-    let new = served.put("/v1/images/photos?name=new", &picture(50)).good()["id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    // Qdrant's API changes an image that both versions have.
-    let third = found["results"][0]["id"].as_str().unwrap();
-    let shelf = json!({ "payload": { "shelf": 7 }, "points": [third] });
-    served.json("POST", "/collections/photos/points/payload?wait=true", &shelf).good();
-    let back = rebuild("colour");
-    assert_eq!((&back["state"], &back["to"]), (&json!("switched"), &json!("photos.v1")), "{back}");
-    assert_eq!(served.count("photos"), 6);
-    let point = served.get(&format!("/collections/photos/points/{third}")).good();
-    assert_eq!(point["result"]["payload"]["shelf"], 7, "{point}");
-    let alias = json!({ "actions": [{ "create_alias": { "collection_name": "photos.v2", "alias_name": "photos" } }] });
-    served.json("POST", "/collections/aliases", &alias).good();
-    assert_eq!(listed("photos")["model"], "other");
-    // An original stays while any version has its image.
-    served.ask("DELETE", &format!("/v1/images/photos/{new}"), "", b"").good();
-    assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
-    served.ask("DELETE", "/v1/images/photos", "", b"").good();
-    assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
-    // Deleting the last version deletes the originals, in either API.
-    let originals = dir.path().join("collections/.originals");
-    assert!(!files_below(&originals).is_empty());
-    served.ask("DELETE", "/collections/photos.v1", "", b"").good();
-    assert_eq!(
-        (files_below(&originals).len(), served.get("/v1/images/photos.v1").status),
-        (0, 404)
-    );
 }
 
 #[test]

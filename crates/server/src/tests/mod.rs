@@ -3,8 +3,10 @@
 mod audio;
 mod edge;
 mod images;
+mod images_archives;
 mod images_cluster;
 mod images_duplicates;
+mod images_rebuild;
 mod keys;
 mod metrics;
 mod openapi;
