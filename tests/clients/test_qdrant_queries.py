@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from collections_server import start
 from qdrant_client import QdrantClient, models
+from qdrant_collections import COUNT, DISTANCES, both, params, refusal
 from qdrant_comparisons import (
     by_id,
     compare_formulas,
@@ -15,7 +16,6 @@ from qdrant_comparisons import (
     compare_samples,
 )
 from qdrant_points import a_filter, scored, vectors
-from test_qdrant import COUNT, DISTANCES, both, params, refusal
 
 
 @pytest.fixture(scope="module")
