@@ -1,6 +1,8 @@
 //! Options of `serve`, one struct per section. The same struct defines the flags and the section of
 //! the settings file, so a flag and its key share name, values and documentation.
 
+mod search;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -9,6 +11,8 @@ use serde::Deserialize;
 use server::ReadinessPolicy;
 
 use crate::values::{ByteRate, ByteSize, FileMode, Host, TimeSpan, Versions, port};
+
+pub(crate) use self::search::{ClusterOptions, CodesName, GpuUse, MediumName, SearchOptions};
 
 /// `[server]`: sockets, limits, log.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -379,173 +383,6 @@ pub(crate) struct AudioOptions {
     /// Directory of enrolled voices; without it no speaker can be enrolled
     #[arg(long, value_name = "DIR")]
     pub(crate) speakers_dir: Option<PathBuf>,
-}
-
-/// `[search]`: collections, and images in them.
-#[derive(Args, Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-#[command(next_help_heading = "Search")]
-pub(crate) struct SearchOptions {
-    /// Directory of collections, or "none" to serve none [default: in the user's data directory]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) collections_dir: Option<PathBuf>,
-    /// Memory limit for all collections [default: 2GiB]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) search_memory: Option<ByteSize>,
-    /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) search_cache: Option<ByteSize>,
-    /// Free space to keep on the collections' disk: with less, changes are rejected; 0 keeps none
-    /// [default: 1 % of the disk, 64MiB to 4GiB, at most 1/8 of it]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) search_disk_reserve: Option<ByteSize>,
-    /// Search threads; 0 is one per core [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) search_threads: Option<usize>,
-    /// Access to the files of collections: dax in place on persistent memory, nvme past the page
-    /// cache, dram copied to memory at the start, mmap through the page cache. A collection may
-    /// choose another one when it is created [default: auto, which is dax for new collections on a
-    /// file system with DAX, else nvme]
-    #[arg(long, value_enum, value_name = "MEDIUM")]
-    pub(crate) search_medium: Option<MediumName>,
-    /// NUMA node whose memory holds the files with --search-medium dram, for example a CXL memory
-    /// expander [default: any]
-    #[arg(long, value_name = "NODE")]
-    pub(crate) search_memory_node: Option<u32>,
-    /// Place of the codes of segments that queries scan: dram in memory, medium read by queries
-    /// with a cache in free memory [default: auto, which is dram while they fit in --search-memory]
-    #[arg(long, value_enum, value_name = "PLACE")]
-    pub(crate) search_codes: Option<CodesName>,
-    /// Threads that build the index of a segment [default: 1]
-    #[arg(long, value_name = "N")]
-    pub(crate) search_build_threads: Option<usize>,
-    /// Rate at which flushes and merges read and write together, or "unlimited" [default: 64MiB]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) search_background_rate: Option<ByteRate>,
-    /// Segments of similar size that are merged into one: fewer segments are searched faster,
-    /// and more are written less often [default: 4]
-    #[arg(long, value_name = "N")]
-    pub(crate) search_merge_segments: Option<usize>,
-    /// Maximum points of a merged segment [default: 8388608]
-    #[arg(long, value_name = "N")]
-    pub(crate) search_segment_rows: Option<u32>,
-    /// Directory or object store URL of original images [default: beside the collections]
-    #[arg(long, value_name = "DIR|URL")]
-    pub(crate) originals: Option<String>,
-    /// Directory or object store URL of backups of collections [default: .backups in the directory
-    /// of collections, on the same disk; in a cluster, backups in --cluster-store]
-    #[arg(long, value_name = "DIR|URL")]
-    pub(crate) backup_dir: Option<String>,
-    /// Interval of backups of all collections that have changed [default: none are made]
-    #[arg(long, value_name = "TIME")]
-    pub(crate) backup_every: Option<TimeSpan>,
-    /// Number of newest backups of a collection that stay after such a backup [default: all]
-    #[arg(long, value_name = "N")]
-    pub(crate) backup_keep: Option<usize>,
-    /// Maximum rate of backups and restores, in bytes per second, or "unlimited" [default: 64MiB]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) backup_rate: Option<ByteRate>,
-    /// Model that computes image embeddings [default: the only one that takes images]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) embedding_model: Option<String>,
-    /// Search large segments on a GPU; applies to segments built from now on [default: none]
-    #[arg(long, value_enum)]
-    pub(crate) gpu: Option<GpuUse>,
-    /// Pinned host memory for codes that do not fit the GPU's memory [default: 0]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) gpu_pinned: Option<ByteSize>,
-    /// Key with the role write, or admin if there is no other key. It also signs tokens (JWT) with
-    /// the claims exp, nbf and access of Qdrant. Prefer the variable MILLPOND_API_KEY, which other
-    /// users cannot read
-    #[arg(long, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
-}
-
-/// `[cluster]`: several search servers that hold collections together.
-#[derive(Args, Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-#[command(next_help_heading = "Cluster")]
-pub(crate) struct ClusterOptions {
-    /// Directory or object store URL of the cluster: the logs and snapshots of its collections. All
-    /// nodes name the same one. With this, /collections are those of the cluster
-    #[arg(long, value_name = "DIR|URL")]
-    pub(crate) cluster_store: Option<String>,
-    /// Addresses of etcd, such as http://10.0.0.1:2379, separated by commas. If etcd has users, the
-    /// variables MILLPOND_ETCD_USER and MILLPOND_ETCD_PASSWORD name one
-    #[arg(long, value_name = "URLS", value_delimiter = ',')]
-    #[serde(default)]
-    pub(crate) cluster_etcd: Vec<String>,
-    /// Issuers of etcd's certificates (PEM), for addresses that begin with https://
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cluster_etcd_ca: Option<PathBuf>,
-    /// Certificate that this node shows to etcd (PEM), if etcd requires one of its clients
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cluster_etcd_cert: Option<PathBuf>,
-    /// Private key of --cluster-etcd-cert (PEM)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cluster_etcd_key: Option<PathBuf>,
-    /// Issuers of the nodes' certificates (PEM). Required with --tls-cert: the nodes then speak TLS
-    /// to each other. Each certificate must name the host of its node's --cluster-address
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cluster_tls_ca: Option<PathBuf>,
-    /// Name of this node, which stays the same across restarts [default: the address]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) cluster_node: Option<String>,
-    /// Work of this node: root answers clients, search holds shards, ingest writes their logs,
-    /// extract finds the features of images [default: root,search,ingest,extract]
-    #[arg(long, value_name = "ROLES")]
-    pub(crate) cluster_roles: Option<String>,
-    /// Address at which other nodes reach the HTTP port of this one [default: --host and the port]
-    #[arg(long, value_name = "HOST:PORT")]
-    pub(crate) cluster_address: Option<String>,
-    /// Name of the cluster in etcd, if several share it [default: millpond]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) cluster_name: Option<String>,
-    /// Share of the shards that this node holds and of the logs that it writes, relative to the
-    /// other nodes; 0 takes none, 64 at most [default: 1]
-    #[arg(long, value_name = "N")]
-    pub(crate) cluster_weight: Option<u32>,
-    /// Entries of a shard's log between two snapshots [default: 4096]
-    #[arg(long, value_name = "N")]
-    pub(crate) cluster_snapshot_entries: Option<u32>,
-}
-
-/// Access to the files of collections.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum MediumName {
-    /// Persistent memory where there is some, else io_uring
-    Auto,
-    /// io_uring, past the page cache
-    Nvme,
-    /// A copy in memory, made when a segment is opened
-    Dram,
-    /// Mapped through the page cache
-    Mmap,
-    /// In place on persistent memory; its file system is mounted with -o dax
-    Dax,
-}
-
-/// Place of codes.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum CodesName {
-    /// In memory while they fit, else on the medium; chosen for each segment
-    Auto,
-    /// In memory; a segment that does not fit is not searched
-    Dram,
-    /// On the medium
-    Medium,
-}
-
-/// Use of a GPU.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum GpuUse {
-    /// Search on the processor
-    None,
-    /// Search large segments on the first GPU, or on the processor if there is none or it fails
-    Auto,
 }
 
 /// Order of load and unload when versions change.
