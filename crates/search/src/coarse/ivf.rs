@@ -6,6 +6,7 @@
 //! centres are found the same way: they form one more list with its own codes, and the best are
 //! compared exactly.
 
+mod build;
 mod medium;
 
 use std::borrow::Cow;
@@ -15,27 +16,22 @@ use kernels::TopK;
 use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
-use super::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
 use super::parted::PartedScan;
-use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
+use super::pq::{Codebooks, PqCodes, PqShape};
 use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
-use super::source::VectorProfile;
 use super::tune::{self, ScanChoice};
 use super::widen::FilteredProbes;
 use super::{
-    BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query, keep_best,
+    Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, HITS_MAX,
+    LoadSection, Metric, Recall, check_query, keep_best,
 };
 use crate::filter::RowSet;
 
-/// Clusters per square root of the rows. Finding clusters and scanning them then cost about the
-/// same.
-const CLUSTERS_PER_ROOT: f64 = 4.5;
+pub(super) use self::build::build;
+
 /// Maximum clusters.
 const CLUSTERS_MAX: usize = 1 << 17;
-/// Training rows per cluster; more rows hardly move the centres.
-const TRAINED_PER_CLUSTER: usize = 64;
 /// Centres up to which all are compared exactly.
 const CENTRES_EXACT_MAX: usize = 64;
 /// Centres to prefetch ahead.
@@ -104,66 +100,10 @@ impl IvfScratch {
     }
 }
 
-/// Builds the index.
-///
-/// # Errors
-/// The errors of the source and of [`kmeans::train`].
-pub(super) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
-    let rows = build.vectors.rows();
-    let dims = build.dims;
-    let clusters = clusters_for(rows);
-    let sample = build.sample(clusters * TRAINED_PER_CLUSTER, build.seed)?;
-    let plan = KmeansPlan {
-        dims,
-        clusters,
-        iterations: kmeans::ITERATIONS,
-        crew: build.crew,
-        seed: build.seed,
-    };
-    let centres = kmeans::train(&sample, &plan)?;
-    drop(sample);
-    let nearest = build.assign(&centres, dims, &|vectors, points| {
-        points.extend_from_slice(vectors);
-        Ok(())
-    })?;
-    let mut lists = RowsByCluster::new(&nearest, centres.len() / dims);
-    lists.sort_by_id(|row| build.vectors.id(row));
-    let books = train_books(&centres, &nearest, build)?;
-    drop(nearest);
-    let mut bytes = ByteVectors::scaled(profile);
-    let codes = encode(&centres, &lists, &books, &mut bytes, build)?;
-    let RowsByCluster { order, starts } = lists;
-    let directory = ListDirectory::build(&centres, dims, inner_metric(build.metric), build)?;
-    let block_starts = block_starts(&starts);
-    let metric = build.metric;
-    let mut index = IvfPq {
-        metric,
-        dims,
-        starts,
-        block_starts,
-        centres,
-        directory,
-        books,
-        codes,
-        bytes,
-        on_medium: false,
-        recall: None,
-    };
-    index.recall = tune::measure(&index, build, &order)?;
-    Ok(BuiltIndex { order, index: Box::new(index) })
-}
-
 /// Returns the metric of the lists. Vectors of unit length have the same order by distance as by
 /// cosine.
 fn inner_metric(metric: Metric) -> Metric {
     if metric == Metric::Dot { Metric::Dot } else { Metric::L2 }
-}
-
-/// Returns the number of clusters of an index of `rows` rows.
-fn clusters_for(rows: usize) -> usize {
-    let wanted = ((rows as f64).sqrt() * CLUSTERS_PER_ROOT) as usize;
-    // Whole blocks of the directory, and at least one row for each.
-    wanted.next_multiple_of(BLOCK).min(rows).min(CLUSTERS_MAX)
 }
 
 /// Returns the first block of each cluster, and the number of blocks, from the first rows `starts`.
@@ -176,70 +116,6 @@ fn block_starts(starts: &[u32]) -> Vec<u32> {
         total
     }));
     sums
-}
-
-/// Trains the codebooks with a sample of the rows, each relative to the centre of its cluster.
-fn train_books(centres: &[f32], nearest: &[u32], build: &StreamedBuild<'_>) -> Result<Codebooks> {
-    let dims = build.dims;
-    let sample = RandomDraws::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
-    let mut vectors = Vec::with_capacity(sample.len() * dims);
-    build.vectors.gather(&sample, &mut vectors)?;
-    let mut residuals = Vec::with_capacity(vectors.len());
-    for (row, vector) in sample.iter().zip(vectors.chunks_exact(dims)) {
-        let cluster = nearest[*row as usize] as usize;
-        subtract(vector, &centres[cluster * dims..][..dims], &mut residuals);
-    }
-    drop(vectors);
-    Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)
-}
-
-/// Encodes all rows, list by list, and adds their bytes to `bytes`.
-fn encode(
-    centres: &[f32],
-    lists: &RowsByCluster,
-    books: &Codebooks,
-    bytes: &mut ByteVectors,
-    build: &StreamedBuild<'_>,
-) -> Result<PqCodes> {
-    let (dims, metric) = (build.dims, build.metric);
-    let blocks = block_starts(&lists.starts).last().copied().unwrap_or(0);
-    let mut codes = PqCodes::with_capacity(blocks as usize, books.shape());
-    bytes.reserve(lists.order.len());
-    build.by_cluster(lists, &mut |clusters, vectors| {
-        bytes.extend(vectors);
-        let mut pieces = vec![PqCodes::default(); clusters.len()];
-        let first = lists.starts[clusters.start] as usize;
-        build.crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
-            let start = (lists.starts[cluster] as usize - first) * dims;
-            let end = (lists.starts[cluster + 1] as usize - first) * dims;
-            let centre = &centres[cluster * dims..][..dims];
-            *piece = PqCodes::encode(&vectors[start..end], centre, books, metric);
-        })?;
-        pieces.iter().for_each(|piece| codes.append(piece));
-        Ok(())
-    })?;
-    Ok(codes)
-}
-
-impl ListDirectory {
-    fn build(
-        centres: &[f32],
-        dims: usize,
-        metric: Metric,
-        build: &StreamedBuild<'_>,
-    ) -> Result<ListDirectory> {
-        let count = (centres.len() / dims).max(1) as f64;
-        let mut sums = vec![0.0_f64; dims];
-        for centre in centres.chunks_exact(dims) {
-            sums.iter_mut().zip(centre).for_each(|(sum, value)| *sum += f64::from(*value));
-        }
-        let middle: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
-        let mut residuals = Vec::with_capacity(centres.len());
-        subtract(centres, &middle, &mut residuals);
-        let books = Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)?;
-        let codes = PqCodes::encode(centres, &middle, &books, metric);
-        Ok(ListDirectory { middle, books, codes })
-    }
 }
 
 impl IvfPq {
