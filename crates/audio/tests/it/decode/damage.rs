@@ -1,0 +1,126 @@
+//! Damaged and truncated recordings of each format.
+
+use base::ErrorKind;
+
+use super::{FLAC, M4A, MP3, OGG, as_floats, clip, decode, file, stream};
+
+#[test]
+fn a_truncated_flac_gives_its_beginning() {
+    let decoded = decode(stream(&FLAC[..FLAC.len() * 3 / 4])).unwrap();
+    let have = decoded.samples.len();
+    assert!(have > 12_000 && have < 24_000, "{have}");
+    assert!(decoded.samples == as_floats(&clip()[..have]));
+    let last = decoded.faults.last().unwrap();
+    assert_eq!(last.what, "the file ends early: its header says 1.000 s");
+    assert!((last.at - have as f64 / 32000.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_damaged_frame_of_flac_becomes_silence() {
+    let mut bytes = FLAC.to_vec();
+    let middle = bytes.len() * 3 / 4;
+    bytes[middle] ^= 0x55;
+    let decoded = decode(stream(&bytes)).unwrap();
+    assert_eq!(decoded.samples.len(), 32000, "{:?}", decoded.faults);
+    assert_eq!(decoded.faults.len(), 1, "{:?}", decoded.faults);
+    let expected = as_floats(&clip());
+    let off: Vec<usize> = (0..16000)
+        .filter(|frame| decoded.samples[frame * 2..][..2] != expected[frame * 2..][..2])
+        .collect();
+    let (first, last) = (off[0], off[off.len() - 1]);
+    assert!(last - first < 1024, "more than a frame is gone: {first} to {last}");
+    let at = decoded.faults[0].at * 16000.0;
+    assert!(at <= first as f64 && at + 1024.0 > last as f64, "the fault is at {at}");
+}
+
+/// Returns the offsets of the mp3's frames: 288 bytes each, after its tags.
+fn mp3_frame(index: usize) -> usize {
+    20 + 288 * (index + 1)
+}
+
+#[test]
+fn a_damaged_frame_of_mp3_costs_that_frame() {
+    let whole = decode(stream(MP3)).unwrap().samples;
+    let mut wiped = MP3.to_vec();
+    wiped[mp3_frame(10)..mp3_frame(11)].fill(0);
+    let mut headless = MP3.to_vec();
+    headless[mp3_frame(10)] = 0;
+    let mut missing = MP3.to_vec();
+    missing.drain(mp3_frame(10) + 200..mp3_frame(11) + 200);
+    let mut garbled = MP3.to_vec();
+    garbled[mp3_frame(10) + 4..mp3_frame(12)].iter_mut().for_each(|byte| *byte ^= 0xa5);
+    for (name, bytes, alike) in [
+        ("wiped", wiped, true),
+        ("headless", headless, true),
+        ("missing", missing, false),
+        ("garbled", garbled, true),
+    ] {
+        let decoded = decode(stream(&bytes)).unwrap();
+        assert!(!decoded.faults.is_empty(), "{name}");
+        assert!(
+            !alike || (decoded.faults[0].at - 0.33).abs() < 0.1,
+            "{name}: {:?}",
+            decoded.faults
+        );
+        let end = if alike { 32000 } else { decoded.samples.len() };
+        assert_eq!(decoded.samples.len(), end, "{name}: {:?}", decoded.faults);
+        assert!(decoded.samples[..8000] == whole[..8000], "{name}: before the damage");
+        // If half a frame is missing, two become one, and only the length shows it.
+        assert!(!alike || decoded.samples[20000..] == whole[20000..], "{name}: after the damage");
+    }
+}
+
+#[test]
+fn an_mp3_tag_that_adds_more_than_there_is_is_survived() {
+    // Announces one frame of 576 samples, of which 4095 are added at each end.
+    let mut bytes = MP3.to_vec();
+    bytes[49..53].copy_from_slice(&1_u32.to_be_bytes());
+    bytes[182..185].fill(0xff);
+    let decoded = decode(stream(&bytes)).unwrap();
+    assert_eq!(decoded.samples.len(), (30 * 576 - 4095 - 529) * 2, "{:?}", decoded.faults);
+    // Damage inside the added samples counts from the beginning of the sound.
+    bytes[mp3_frame(2)..mp3_frame(3)].fill(0);
+    let damaged = decode(stream(&bytes)).unwrap();
+    assert_eq!(damaged.faults.first().map(|fault| fault.at), Some(0.0));
+}
+
+#[test]
+fn a_long_mp3_with_damage_and_tags_keeps_its_times() {
+    let mut bytes = Vec::new();
+    for part in 0..20 {
+        let begin = bytes.len();
+        bytes.extend_from_slice(&MP3[mp3_frame(0)..]);
+        if part == 7 {
+            bytes[begin + 2880..begin + 4320].fill(0x11);
+        }
+    }
+    bytes.extend_from_slice(b"TAG");
+    bytes.extend_from_slice(&[b' '; 125]);
+    bytes.extend_from_slice(&[0; 5000]);
+    let decoded = decode(stream(&bytes)).unwrap();
+    let frames = (MP3.len() - mp3_frame(0)) / 288 * 20;
+    assert_eq!(decoded.samples.len(), frames * 576 * 2, "{:?}", decoded.faults);
+    assert!(!decoded.faults.is_empty() && decoded.faults.len() <= 3, "{:?}", decoded.faults);
+}
+
+#[test]
+fn damaged_ogg_goes_on() {
+    let mut bytes = OGG.to_vec();
+    let at = bytes.len() * 3 / 4;
+    bytes[at] ^= 0xff;
+    // One page may hold all of a short clip: then nothing is left, and that is reported.
+    match decode(stream(&bytes)) {
+        Ok(decoded) => assert!(!decoded.faults.is_empty()),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::DataLoss),
+    }
+}
+
+#[test]
+fn a_truncated_m4a_gives_its_beginning() {
+    for input in [stream(&M4A[..6000]), file(&M4A[..6000])] {
+        let decoded = decode(input).unwrap();
+        let have = decoded.samples.len();
+        assert!(have > 8000 && have < 32000, "{have}");
+        assert!(decoded.faults.last().unwrap().what.contains("1.000 s"), "{:?}", decoded.faults);
+    }
+}
