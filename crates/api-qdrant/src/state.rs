@@ -45,8 +45,8 @@ pub trait ImageCollections: Send + Sync {
     /// [`Registry::writing`]: uploads of the same images are waited for, and they need it.
     ///
     /// # Errors
-    /// As [`NamedCollection::delete`] and [`NamedCollection::delete_where`]; the errors of the store
-    /// of originals, after which points are deleted and their originals stay.
+    /// As [`NamedCollection::delete`] and [`NamedCollection::delete_where`]; the errors of the
+    /// store of originals, after which points are deleted and their originals stay.
     fn delete_points(&self, name: &str, selection: &PointSelection) -> Result<bool>;
 }
 

@@ -1,11 +1,13 @@
-//! Originals of images whose points a client deletes by Qdrant's interface.
+//! Removal of the originals of images: of removed points, and of points that a client deletes by
+//! Qdrant's interface.
 //!
 //! The payloads of the points name the originals, so they are read before the deletion. An image
 //! that is put in again meanwhile has an original of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use api_images::original_key;
+use api_images::{ImagesState, original_in, original_key};
 use api_qdrant::json::{self, UpdateOperation};
 use base::Result;
 use cluster_node::CollectionRecord;
@@ -14,7 +16,6 @@ use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
 use super::call::RootContext;
-use super::images::delete_originals;
 use super::payload_sizes::{POINTS_AT_ONCE_MAX, selected_ids, stored};
 use super::split::ShardOperations;
 use super::state::RootState;
@@ -23,6 +24,13 @@ use super::state::RootState;
 const DELETE: &str = "{\"delete\"";
 /// Maximum images of a request whose originals are removed at the same time.
 const REMOVALS_AT_ONCE_MAX: usize = 16;
+
+/// Minimum age at which an upload is over: its point is in the log, or never will be. Clocks of
+/// nodes and store differ less.
+const UPLOAD_OVER: Duration = Duration::from_secs(3600);
+/// Timeouts of requests after which an upload is over: the upload's own, the timeout of the
+/// removal, and one more.
+const UPLOAD_TIMEOUTS: u32 = 3;
 
 /// Originals of points that are about to be deleted.
 #[derive(Default)]
@@ -100,6 +108,34 @@ impl RemovedOriginals {
         });
         // A panic is in the log, and the points are deleted.
         let _ = removal.await;
+    }
+}
+
+/// Removes the original of a removed point, and the originals of its old uploads.
+pub(super) async fn delete_originals(
+    state: &RootState,
+    record: &CollectionRecord,
+    id: &PointId,
+    key: Option<&str>,
+) {
+    let Some(images) = &state.images else {
+        tracing::warn!(%id, "an original stays, as this node has no store of originals");
+        return;
+    };
+    // A point that was written from features alone has no original.
+    let Some(key) = key else { return };
+    let space = record.originals_space();
+    delete_original(&images.state, &original_in(&space, key)).await;
+    let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
+    if let Err(error) = images.state.delete_uploads(&space, id, age).await {
+        tracing::warn!(%id, %error, "old uploads of a removed image stay");
+    }
+}
+
+/// Removes an original to which no point refers. A failure is logged, and the request succeeds.
+pub(super) async fn delete_original(images: &ImagesState, key: &str) {
+    if let Err(error) = images.delete_original(key).await {
+        tracing::warn!(key, %error, "an original stays without a point");
     }
 }
 

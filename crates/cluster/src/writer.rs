@@ -126,15 +126,15 @@ struct FloorCheck {
     batches: usize,
 }
 
-/// What a read of the floor decides.
+/// Decision that a read of the floor is for.
 #[derive(Clone, Copy, Debug)]
 enum FloorUse {
-    /// Whether the fence counts.
+    /// The fence counts or not.
     Fence,
-    /// Whether this many pending batches, from the first, count.
+    /// This many pending batches, from the first, count or not.
     Batches(usize),
-    /// Whether the pending batch at this position, at whose number is an entry of an older owner,
-    /// gets the next number.
+    /// The pending batch at this position gets the next number or not. An entry of an older owner
+    /// has its present one.
     OlderEntry(usize),
 }
 
@@ -401,7 +401,8 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    /// Returns what a read of the floor is for; `None` if no one waits for it.
+    /// Returns the decision that a read of the floor is for; `None` if the writer does not wait for
+    /// it.
     fn floor_use(&self, request: RequestId) -> Option<FloorUse> {
         if self.state == WriterState::Checking {
             return (request == self.expected).then_some(FloorUse::Fence);

@@ -318,7 +318,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         for (content, why) in [
-            (b"\xff\xfe\n".to_vec(), "no text"),
+            (b"\xff\xfe\n".to_vec(), "not text"),
             (b"{}\n".to_vec(), "does not begin"),
             (b"{\"millpond_tune\":2,\"search\":\"b\"}\n".to_vec(), "another search"),
             (b"{\"millpond_tune\":2,\"search\":\"a\"}\n{\"ask\":1}\n".to_vec(), "line 2"),

@@ -43,5 +43,4 @@ mod target;
 mod verify;
 mod views;
 
-pub(crate) use delete::delete_originals;
 pub use routes::image_routes;

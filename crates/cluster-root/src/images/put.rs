@@ -19,14 +19,15 @@ use tokio::time::{timeout, timeout_at};
 use transport::{Reply, query_flag};
 
 use super::super::call::RootContext;
+use super::super::removed_originals::delete_original;
 use super::super::split::shard_of_id;
 use super::super::state::RootState;
 use super::super::write::{deliver, was_not_written};
 use super::call::ImageCall;
 use super::create::{NewShards, create};
+use super::pass_on;
 use super::points::{self, LookupConsistency, PointWish};
 use super::target::ImageTarget;
-use super::{delete, pass_on};
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
 pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
@@ -259,7 +260,7 @@ impl ImagePut<'_> {
             Ok(entry) => Ok(ImageEntry { target, shard, entry }),
             Err(error) => {
                 if was_not_written(&error) {
-                    delete::original(&self.images, &original).await;
+                    delete_original(&self.images, &original).await;
                 }
                 Err(error)
             }

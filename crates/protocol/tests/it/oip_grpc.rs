@@ -147,7 +147,7 @@ fn errors_name_the_fault() {
                 r.inputs[0].datatype = "INT64".into();
                 r.inputs[0].contents = Some(typed.clone());
             }),
-            "goes into int64_contents, not fp32_contents",
+            "belongs in int64_contents, not in fp32_contents",
         ),
         (
             refusal(|r| {
