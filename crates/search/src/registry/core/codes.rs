@@ -1,6 +1,5 @@
 //! Codes of collections that move to the medium if memory is short, and back.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::RegistryCore;
