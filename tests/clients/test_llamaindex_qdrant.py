@@ -1,8 +1,6 @@
 """LlamaIndex's Qdrant store, unmodified: adding, querying, filtering, deleting, and an index on top."""
 
 import numpy as np
-import pytest
-from collections_server import start
 from llama_index.core import Document, MockEmbedding, StorageContext, VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import (
@@ -13,24 +11,13 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import AsyncQdrantClient
+from qdrant_fixtures import server_fixtures
 
 DIMS = 12
 COUNT = 20
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = start(tmp_path_factory.mktemp("llamaindex"))
-    yield server
-    assert server.stop() == 0, server.log_text()
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    client = QdrantClient(url=server.url, timeout=60)
-    yield client
-    client.close()
+server, client = server_fixtures("llamaindex")
 
 
 def nodes() -> list[TextNode]:

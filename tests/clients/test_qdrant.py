@@ -3,34 +3,15 @@
 import uuid
 
 import numpy as np
-import pytest
 import requests
 from collections_server import start
 from qdrant_client import QdrantClient, models
 from qdrant_collections import COUNT, params, refusal
+from qdrant_fixtures import collection_fixture, server_fixtures
 from qdrant_points import DIMS, assert_alike, everything, points, vectors
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = start(tmp_path_factory.mktemp("qdrant"))
-    yield server
-    assert server.stop() == 0, server.log_text()
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    client = QdrantClient(url=server.url, timeout=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def collection(client, request):
-    """A name of a collection that is deleted after the test."""
-    name = request.node.name.replace("[", "-").replace("]", "")
-    yield name
-    client.delete_collection(name)
+server, client = server_fixtures("qdrant")
+collection = collection_fixture()
 
 
 def test_the_root_answers_qdrants_clients_and_others(server, recwarn):

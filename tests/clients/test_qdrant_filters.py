@@ -4,28 +4,16 @@ import random
 
 import numpy as np
 import pytest
-from collections_server import start
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
+from qdrant_fixtures import server_fixtures
 from qdrant_points import vectors
 
 DIMS = 4
 COUNT = 150
 WORDS = ["Red", "red", "fox", "FOX", "Köln", "straße", "x1", "lazy_dog", "c++", "the"]
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = start(tmp_path_factory.mktemp("filters"))
-    yield server
-    assert server.stop() == 0, server.log_text()
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    client = QdrantClient(url=server.url, timeout=60)
-    yield client
-    client.close()
+server, client = server_fixtures("filters")
 
 
 def text(rng: random.Random) -> str:

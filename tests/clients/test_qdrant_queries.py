@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from collections_server import start
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 from qdrant_collections import COUNT, DISTANCES, both, params, refusal
 from qdrant_comparisons import (
     by_id,
@@ -15,29 +14,11 @@ from qdrant_comparisons import (
     compare_matrices,
     compare_samples,
 )
+from qdrant_fixtures import collection_fixture, server_fixtures
 from qdrant_points import a_filter, scored, vectors
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = start(tmp_path_factory.mktemp("qdrant-queries"))
-    yield server
-    assert server.stop() == 0, server.log_text()
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    client = QdrantClient(url=server.url, timeout=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def collection(client, request):
-    """A name of a collection that is deleted after the test."""
-    name = request.node.name.replace("[", "-").replace("]", "")
-    yield name
-    client.delete_collection(name)
+server, client = server_fixtures("qdrant-queries")
+collection = collection_fixture()
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
