@@ -77,10 +77,6 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-fn limits((queries, query_in_flight, in_flight): (usize, usize, usize)) -> SearchLimits {
-    SearchLimits { queries, query_in_flight, in_flight, ..SearchLimits::default() }
-}
-
 fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<RerankCandidate> {
     raw.iter()
         .map(|&(segment, row, slack)| {
@@ -137,7 +133,8 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             }) as Arc<dyn Records>
         })
         .collect();
-    let limits = limits(case.limits);
+    let (queries, query_in_flight, in_flight) = case.limits;
+    let limits = SearchLimits { queries, query_in_flight, in_flight, ..SearchLimits::default() };
     let bad: Vec<u64> =
         case.bad.iter().map(|page| (START_PAGES + *page as u64) * 4096 + 5).collect();
     let reader = Shuffled {
