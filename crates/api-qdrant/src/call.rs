@@ -282,9 +282,12 @@ impl RestCall {
             if !sender.is_closed() {
                 // For requests to the store of original images.
                 let _runtime = runtime.enter();
-                let make = || match has_selection {
-                    true => until(deadline, || handler(&registry, &context, &body)),
-                    false => handler(&registry, &context, &body),
+                let make = || {
+                    if has_selection {
+                        until(deadline, || handler(&registry, &context, &body))
+                    } else {
+                        handler(&registry, &context, &body)
+                    }
                 };
                 let result = admitted
                     .inspect_err(|error| count_refusal(&refused_by, error, "write_queue"))

@@ -137,9 +137,10 @@ fn start() -> Result<Sender<WriteJob>> {
         let by_filter = by_filter.clone();
         let run = move || {
             for job in jobs {
-                match job.is_by_filter() {
-                    true => by_filter.run(job),
-                    false => job.finish(Ok(())),
+                if job.is_by_filter() {
+                    by_filter.run(job);
+                } else {
+                    job.finish(Ok(()));
                 }
             }
         };

@@ -107,18 +107,24 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
                 file.display()
             ))
         }
-        SpeakersAction::Remove { name } => match speakers.remove(name)? {
-            true => print(&format!("removed {name}\n")),
-            false => Err(CommandError::failed(format!(
-                "\"{name}\" is not enrolled in {}",
-                file.display()
-            ))),
-        },
+        SpeakersAction::Remove { name } => {
+            if speakers.remove(name)? {
+                print(&format!("removed {name}\n"))
+            } else {
+                Err(CommandError::failed(format!(
+                    "\"{name}\" is not enrolled in {}",
+                    file.display()
+                )))
+            }
+        }
         SpeakersAction::Identify { files } => identify(args, &speakers, files),
-        SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file)? {
-            true => Ok(()),
-            false => Err(CommandError::silent(ExitStatus::Wrong)),
-        },
+        SpeakersAction::Verify { name, file } => {
+            if verify(args, &speakers, name, file)? {
+                Ok(())
+            } else {
+                Err(CommandError::silent(ExitStatus::Wrong))
+            }
+        }
     }
 }
 

@@ -248,9 +248,10 @@ impl RootQuery {
 /// # Errors
 /// As [`merge::read`].
 fn texts(prefetches: &RawValue) -> Result<Vec<&RawValue>> {
-    match prefetches.get().trim_start().starts_with('[') {
-        true => merge::read(prefetches),
-        false => Ok(vec![prefetches]),
+    if prefetches.get().trim_start().starts_with('[') {
+        merge::read(prefetches)
+    } else {
+        Ok(vec![prefetches])
     }
 }
 

@@ -58,10 +58,11 @@ pub(crate) fn take(
     }
     let address = view.data as usize;
     let data = slice_from_raw_parts(view.data.cast(), view.bytes);
-    let bytes = match borrowed.iter().any(|range| range.contains(&address)) {
+    let bytes = if borrowed.iter().any(|range| range.contains(&address)) {
         // SAFETY: the answer is alive, and the shim says that its tensor has so many bytes there.
-        true => Bytes::copy_from_slice(unsafe { &*data }),
-        false => Bytes::from_owner(TorchElements { tensor: answer.take(index)?, data }),
+        Bytes::copy_from_slice(unsafe { &*data })
+    } else {
+        Bytes::from_owner(TorchElements { tensor: answer.take(index)?, data })
     };
     Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
 }

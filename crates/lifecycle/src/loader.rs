@@ -137,9 +137,10 @@ impl Loader {
             os::jemalloc::empty_thread_cache();
             outcome.unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
         };
-        match self.background && self.settled.get() {
-            true => runner.run(what, stop, work),
-            false => work(&Attempt::ordinary(stop.clone())),
+        if self.background && self.settled.get() {
+            runner.run(what, stop, work)
+        } else {
+            work(&Attempt::ordinary(stop.clone()))
         }
     }
 

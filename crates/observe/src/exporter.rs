@@ -134,12 +134,12 @@ impl Exporter {
     pub fn preferred(&self, names: MetricNames, accept: &str) -> Exposition {
         let text = self.exposition();
         let added = metric_names::exposition(names, &self.parts);
-        match wants_classic(accept) {
-            true => Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added },
-            false if added.is_empty() => Exposition { content_type: CONTENT_TYPE, text },
-            false => {
-                Exposition { content_type: CONTENT_TYPE, text: metric_names::append(&text, &added) }
-            }
+        if wants_classic(accept) {
+            Exposition { content_type: CLASSIC_TYPE, text: classic(&text) + &added }
+        } else if added.is_empty() {
+            Exposition { content_type: CONTENT_TYPE, text }
+        } else {
+            Exposition { content_type: CONTENT_TYPE, text: metric_names::append(&text, &added) }
         }
     }
 

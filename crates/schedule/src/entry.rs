@@ -256,11 +256,10 @@ impl Rejoin {
             Some(error) => Err(error),
             None => {
                 let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
-                match self.kept_apart(&runs) {
-                    true => {
-                        batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
-                    }
-                    false => again(&self.inputs, &self.outputs),
+                if self.kept_apart(&runs) {
+                    batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
+                } else {
+                    again(&self.inputs, &self.outputs)
                 }
             }
         };

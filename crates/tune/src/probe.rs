@@ -155,12 +155,12 @@ impl Prober<'_, '_> {
                 up = within;
             }
             let grew = before.is_none_or(|before| qps >= before * GROWTH_MIN);
-            let next = match up {
-                true if within && grew && !refused => {
-                    LADDER.into_iter().find(|&step| step >= clients * 2)
-                }
-                false if !within && !refused && clients > 1 => Some(LADDER[rung_of(clients / 2)]),
-                _ => None,
+            let next = if up && within && grew && !refused {
+                LADDER.into_iter().find(|&step| step >= clients * 2)
+            } else if !up && !within && !refused && clients > 1 {
+                Some(LADDER[rung_of(clients / 2)])
+            } else {
+                None
             };
             let Some(next) = next else { break };
             clients = next;

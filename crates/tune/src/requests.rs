@@ -162,12 +162,12 @@ pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
         })?;
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         let room = REQUESTS_MAX - requests.len();
-        let read = match has_extension(path, LINES) {
-            true => from_json_lines(text.into(), room),
-            false if room == 0 => {
-                Err(Error::too_large(format!("more than {REQUESTS_MAX} requests in all")))
-            }
-            false => from_json(&text).map(|request| vec![request]),
+        let read = if has_extension(path, LINES) {
+            from_json_lines(text.into(), room)
+        } else if room == 0 {
+            Err(Error::too_large(format!("more than {REQUESTS_MAX} requests in all")))
+        } else {
+            from_json(&text).map(|request| vec![request])
         };
         requests.extend(read.map_err(|e| e.context(path.display()))?);
     }

@@ -142,10 +142,13 @@ fn read(
 /// Returns frames and classes of one window in an output of `shape`.
 fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usize, usize)> {
     // A model whose input has no axis for windows may omit it in its outputs too.
-    let inner = match recogniser.axes.contains(&InputAxis::Windows) || shape.first() == Some(&1) {
-        true if shape.first() == Some(&count) => &shape[1..],
-        true => return None,
-        false => shape,
+    let has_windows = recogniser.axes.contains(&InputAxis::Windows) || shape.first() == Some(&1);
+    let inner = if !has_windows {
+        shape
+    } else if shape.first() == Some(&count) {
+        &shape[1..]
+    } else {
+        return None;
     };
     let elements: usize = inner.iter().product();
     if recogniser.kind == RecogniserKind::Embeddings {

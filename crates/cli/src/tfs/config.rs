@@ -372,12 +372,13 @@ fn list(flags: &Flags, file: Option<&Path>) -> CommandResult<pb::ModelServerConf
             "millpond tfs --model_name=NAME --model_base_path=/DIR, or --model_config_file=FILE",
         ));
     };
-    let absolute = match base_path.contains("://") {
-        true => base_path.to_owned(),
-        false => std::path::absolute(base_path)
+    let absolute = if base_path.contains("://") {
+        base_path.to_owned()
+    } else {
+        std::path::absolute(base_path)
             .map_err(|error| CommandError::usage(format!("--model_base_path: {error}")))?
             .to_string_lossy()
-            .into_owned(),
+            .into_owned()
     };
     let model = pb::ModelConfig {
         name: flags.text("model_name").unwrap_or("default").to_owned(),

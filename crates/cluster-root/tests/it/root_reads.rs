@@ -387,9 +387,10 @@ async fn strong_reads_say_so() {
 
 /// Answers as a holder that applies the end of its log for strong reads only.
 fn lagging(shard: u32, request: &Value) -> Value {
-    match request["path"] == "points" && request["strong"] == false {
-        true => json!([]),
-        false => numbers(shard, request),
+    if request["path"] == "points" && request["strong"] == false {
+        json!([])
+    } else {
+        numbers(shard, request)
     }
 }
 
@@ -416,9 +417,8 @@ async fn a_point_that_a_holder_lacks_is_read_again() {
 #[tokio::test]
 async fn an_absent_point_is_not_certain_without_the_log() {
     let root = TestRoot::with_collection(SHARDS, "Dot");
-    let behind = |shard, request: &Value| match request["strong"] == true {
-        true => json!({"refused": 503}),
-        false => lagging(shard, request),
+    let behind = |shard, request: &Value| {
+        if request["strong"] == true { json!({"refused": 503}) } else { lagging(shard, request) }
     };
     let node = FakeNode::start("a", behind).await;
     root.serve("a", &node.address, &[0, 1, 2, 3]);

@@ -192,10 +192,12 @@ impl Model {
     /// Returns the versions that `spec` asks for; `None` while they are not known yet.
     fn targets(&mut self, spec: &LoadSpec, may_wait: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
-            Some(number) => match self.pin(number, may_wait)? {
-                true => BTreeSet::from([number]),
-                false => return Ok(None),
-            },
+            Some(number) => {
+                if !self.pin(number, may_wait)? {
+                    return Ok(None);
+                }
+                BTreeSet::from([number])
+            }
             None => {
                 let chosen = self.wanted(&self.views(Instant::now()));
                 if may_wait && self.settling_above(&chosen) {

@@ -46,10 +46,12 @@ pub(crate) fn need(
     begun: bool,
 ) -> UpdateNeed {
     let older_serves = views.iter().any(|view| view.ready && view.version < version);
-    match chosen.contains(&version) {
-        false => UpdateNeed::NotChosen,
-        true if older_serves && !begun => UpdateNeed::Turn,
-        true => UpdateNeed::FirstLoad,
+    if !chosen.contains(&version) {
+        UpdateNeed::NotChosen
+    } else if older_serves && !begun {
+        UpdateNeed::Turn
+    } else {
+        UpdateNeed::FirstLoad
     }
 }
 

@@ -73,9 +73,10 @@ impl FilterCache {
         budget: &Arc<MemoryBudget>,
     ) -> Result<Arc<SelectedRows>> {
         let uuid = segment.uuid();
-        let keeper = match clause.memory_bytes() <= CLAUSE_BYTES_MAX {
-            true => Some(self.held.clone()),
-            false => scan::progress().map(|progress| progress.get::<HeldFilters>()),
+        let keeper = if clause.memory_bytes() <= CLAUSE_BYTES_MAX {
+            Some(self.held.clone())
+        } else {
+            scan::progress().map(|progress| progress.get::<HeldFilters>())
         };
         if let Some(selected) = keeper.as_ref().and_then(|keeper| keeper.find(uuid, clause)) {
             return Ok(selected);

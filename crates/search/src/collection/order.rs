@@ -117,9 +117,8 @@ impl FirstPoints {
     /// Returns true if no point with `value` can be among the first.
     fn is_beyond(&self, value: OrderKey) -> bool {
         let last = self.heap.peek().filter(|_| self.heap.len() >= self.limit);
-        last.is_some_and(|last| match self.range.descending {
-            false => value > last.value,
-            true => value < last.value,
+        last.is_some_and(|last| {
+            if self.range.descending { value < last.value } else { value > last.value }
         })
     }
 

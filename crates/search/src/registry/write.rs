@@ -160,9 +160,10 @@ impl NamedCollection {
     pub fn delete_matching(&self, points: &MatchingPoints, filter: &Filter) -> Result<Vec<u64>> {
         let (applied, ids) = {
             let _changes = self.lock_changes()?;
-            let ids = match self.generation() == points.generation {
-                true => points.ids.clone(),
-                false => self.still_matching(&points.ids, filter)?,
+            let ids = if self.generation() == points.generation {
+                points.ids.clone()
+            } else {
+                self.still_matching(&points.ids, filter)?
             };
             let ops: Vec<Op<'_>> = ids.iter().map(|&id| Op::Delete(id)).collect();
             let applied = self.collection().apply(&ops);

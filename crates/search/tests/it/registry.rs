@@ -362,12 +362,10 @@ fn incomplete_changes_by_filter_are_refused() {
     let mut below = vec![directory.path().to_owned()];
     let path = loop {
         let path = below.pop().unwrap();
-        match path.is_dir() {
-            true => {
-                below.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()))
-            }
-            false if path.ends_with(&segment) => break path,
-            false => {}
+        if path.is_dir() {
+            below.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.ends_with(&segment) {
+            break path;
         }
     };
     let mut bytes = std::fs::read(&path).unwrap();

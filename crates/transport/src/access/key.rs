@@ -122,12 +122,12 @@ impl KeyGrant {
         if rules.peek().is_none() {
             return denied(format!("may not use collection {name}"));
         }
-        match rules.any(|rule| rule.allows(usage)) {
-            true => Ok(()),
-            false if usage == CollectionUsage::Manage => {
-                denied(format!("may not create, remove or change collection {name} as a whole"))
-            }
-            false => denied(format!("may only read collection {name}")),
+        if rules.any(|rule| rule.allows(usage)) {
+            Ok(())
+        } else if usage == CollectionUsage::Manage {
+            denied(format!("may not create, remove or change collection {name} as a whole"))
+        } else {
+            denied(format!("may only read collection {name}"))
         }
     }
 

@@ -196,14 +196,14 @@ impl ServeSettings {
     /// Returns a usage error if no flag, setting or variable has one.
     pub(super) fn check_has_key(&self) -> CommandResult {
         let server = &self.server;
-        match server.keys.is_some() || server.admin_key.is_some() || self.search.api_key.is_some() {
-            true => Ok(()),
-            false => Err(CommandError::usage(
-                "MILLPOND_REQUIRE_KEY is set, but there is no key: MILLPOND_API_KEY and MILLPOND_ADMIN_KEY are unset or \
-                 empty",
-            )
-            .hint("in Kubernetes, put a key that is not empty into the Secret of `keysSecret`, as `api-key`")),
+        if server.keys.is_some() || server.admin_key.is_some() || self.search.api_key.is_some() {
+            return Ok(());
         }
+        Err(CommandError::usage(
+            "MILLPOND_REQUIRE_KEY is set, but there is no key: MILLPOND_API_KEY and MILLPOND_ADMIN_KEY are unset or \
+             empty",
+        )
+        .hint("in Kubernetes, put a key that is not empty into the Secret of `keysSecret`, as `api-key`"))
     }
 
     /// Checks keys and host names.
