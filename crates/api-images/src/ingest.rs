@@ -270,8 +270,8 @@ impl Batch<'_> {
     ) -> Result<ReadyImage> {
         let embedding = embedding?;
         let target = target.as_ref().map_err(Clone::clone)?;
-        let (payload, bytes) = (&item.payload, item.bytes.clone());
-        let image = EmbeddedImage { features, embedding, payload, bytes };
+        let bytes = item.bytes.clone();
+        let image = EmbeddedImage { features, embedding, payload: &item.payload, bytes };
         self.job.runtime.block_on(store::with_original(&self.job.services, target, image))
     }
 

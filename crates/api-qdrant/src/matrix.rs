@@ -143,7 +143,8 @@ fn matrix(
     body: &[u8],
 ) -> Result<SampleMatrix> {
     let request: MatrixRequest = json::parse(body)?;
-    let (sample, limit) = (request.sample()?, request.limit());
+    let sample = request.sample()?;
+    let limit = request.limit();
     let run = QueryRun { named, thread, context, deadline: context.deadline };
     run.check_using(request.using.as_deref().unwrap_or_default(), true)?;
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;

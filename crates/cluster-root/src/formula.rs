@@ -82,7 +82,8 @@ pub(super) async fn hits(
         let read = Box::pin(confirmed_answers(run.context, run.record, wanted, &ids)).await?;
         found = found.after(read.coverage);
         let bytes = read.results.values().map(|result| result.get().len()).sum();
-        let (results, _reservation) = (read.results, read.reservation);
+        let results = read.results;
+        let _reservation = read.reservation;
         let work = move || scores.hits(&ids, &payload_members::payloads(&results)?);
         hits.append(&mut run.context.compute(bytes, work).await?);
     }

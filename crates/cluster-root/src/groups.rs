@@ -146,7 +146,8 @@ impl GroupsRun<'_> {
     async fn answer(&self, found: Completeness) -> Result<RootAnswer> {
         let best = self.read(self.best_groups()?).await?;
         let found = found.after(best.coverage);
-        let (order, limit) = (self.order, self.request.limit);
+        let order = self.order;
+        let limit = self.request.limit;
         let best = self.compute(best, move |results| best_values(results, order, limit)).await?;
         let found = found.or_partial(best.partial);
         let values = best.value;
@@ -155,7 +156,8 @@ impl GroupsRun<'_> {
         }
         let hits = self.read(self.hits_of(&values)?).await?;
         let found = found.after(hits.coverage);
-        let (size, field) = (self.request.group_size, self.request.group_by.clone());
+        let size = self.request.group_size;
+        let field = self.request.group_by.clone();
         let merge = move |results: &[&RawValue]| {
             merged_groups(results, values, order, GroupHits { size, field: &field })
         };

@@ -45,8 +45,8 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
         others.entry(id).or_insert(other).ids.append(&mut ids);
     }
     for other in others.values_mut() {
-        let (record, settings) = (&other.record, &other.settings);
-        let source = QueryRun { context: run.context, record, settings };
+        let source =
+            QueryRun { context: run.context, record: &other.record, settings: &other.settings };
         other.vectors = Box::pin(source.point_vectors(&other.ids)).await?;
     }
     for (query, source) in queries.iter_mut().zip(sources) {
@@ -87,8 +87,7 @@ impl RootQuery {
                 settings.dims, record.name
             )));
         }
-        let (ids, vectors) = (self.ids(), PointVectors::new());
-        Ok(OtherPoints { record, settings, ids, vectors })
+        Ok(OtherPoints { record, settings, ids: self.ids(), vectors: PointVectors::new() })
     }
 
     /// Replaces the points of the query by their vectors.

@@ -75,7 +75,8 @@ async fn best_hits(
     let read = answers(run.context, &read).await?;
     let found = found.after(read.coverage);
     let bytes = read.results.values().map(|result| result.get().len()).sum();
-    let (results, _reservation) = (read.results, read.reservation);
+    let results = read.results;
+    let _reservation = read.reservation;
     let merge = move || {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         let shards = ShardResults { results: &texts, incomplete: found.partial };

@@ -71,7 +71,8 @@ pub(super) async fn check(
         let mut stored = stored(context, record, ids).await.map_err(|error| {
             error.context("the payloads to change cannot be read, so their new size is not known")
         })?;
-        let (ids, steps) = (ids.to_vec(), steps.clone());
+        let ids = ids.to_vec();
+        let steps = steps.clone();
         let work = move || ids.iter().try_for_each(|id| run(*id, stored.remove(id), &steps[id]));
         context.compute(bytes.max(PAYLOAD_BYTES_MAX), work).await?;
     }

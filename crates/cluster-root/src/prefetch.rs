@@ -140,7 +140,8 @@ async fn batch_hits(
     let metric = run.settings.metric;
     let ranges: Vec<(HitOrder, HitRange)> =
         queries.iter().map(|query| (query.order(metric), query.range())).collect();
-    let (results, _reservation) = (read.results, read.reservation);
+    let results = read.results;
+    let _reservation = read.reservation;
     let merge = move || {
         let texts: Vec<&RawValue> = results.values().map(|result| &**result).collect();
         merge::batch_keys(ShardResults { results: &texts, incomplete: false }, &ranges)

@@ -68,7 +68,8 @@ impl QueryRun<'_> {
             let hits = hits.into_iter().map(|scored| scored.hit).collect();
             return parts::answer(self, &query.members, hits, found).await;
         }
-        let (order, range) = (query.order(self.settings.metric), query.range());
+        let order = query.order(self.settings.metric);
+        let range = query.range();
         let vectors = self.point_vectors(&query.ids()).await?;
         let body = split::raw(&query.for_shards(&vectors)?)?;
         let read = of_all(self.context, self.record, "points/query", body);

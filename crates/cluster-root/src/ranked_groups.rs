@@ -69,8 +69,10 @@ pub(super) async fn groups(
         let read = Box::pin(read).await?;
         found = found.after(read.coverage);
         let bytes = read.results.values().map(|result| result.get().len()).sum();
-        let (results, _reservation) = (read.results, read.reservation);
-        let (hits, field) = (hits.to_vec(), request.group_by.clone());
+        let results = read.results;
+        let _reservation = read.reservation;
+        let hits = hits.to_vec();
+        let field = request.group_by.clone();
         let work = move || {
             let payloads = payload_members::payloads(&results)?;
             for hit in hits {

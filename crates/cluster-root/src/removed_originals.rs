@@ -89,14 +89,16 @@ impl RemovedOriginals {
         if self.0.is_empty() {
             return;
         }
-        let (state, record) = (state.clone(), record.clone());
+        let state = state.clone();
+        let record = record.clone();
         let removal = tokio::spawn(async move {
             let mut originals = self.0.into_iter();
             let mut running = JoinSet::new();
             loop {
                 while running.len() < REMOVALS_AT_ONCE_MAX {
                     let Some(RemovedOriginal { id, key }) = originals.next() else { break };
-                    let (state, record) = (state.clone(), record.clone());
+                    let state = state.clone();
+                    let record = record.clone();
                     running.spawn(async move {
                         delete_originals(&state, &record, &id, Some(key.as_str())).await;
                     });

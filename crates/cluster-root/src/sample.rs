@@ -140,7 +140,8 @@ async fn points(
     let read = answers(run.context, &read).await?;
     let found = found.after(read.coverage);
     let bytes = read.results.values().map(|result| result.get().len()).sum();
-    let (results, _reservation) = (read.results, read.reservation);
+    let results = read.results;
+    let _reservation = read.reservation;
     let work = move || {
         let mut partial = false;
         let mut samples: HashMap<u32, std::vec::IntoIter<&RawValue>> = HashMap::new();

@@ -356,7 +356,8 @@ impl ShardWrite {
 
     async fn send(&self, address: &str, operations: &str) -> Result<OwnerReply> {
         let collection = &self.key.collection;
-        let (shard, timeout_ms) = (self.key.shard.0, timeout_ms(self.deadline));
+        let shard = self.key.shard.0;
+        let timeout_ms = timeout_ms(self.deadline);
         let body = format!(
             "{{\"collection\":\"{collection}\",\"shard\":{shard},\"timeout_ms\":{timeout_ms},\
              \"operations\":[{operations}]}}"

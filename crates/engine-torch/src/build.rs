@@ -137,7 +137,8 @@ impl ModuleBuilder {
                     let raw = self.raw.as_ptr();
                     let name = name.as_ptr();
                     let of = of.as_ptr();
-                    let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
+                    let rank = dims.len() as i32;
+                    let dims = dims.as_ptr();
                     (self.library.call.mpt_builder_view)(raw, name, of, start, dims, rank, buffer)
                 };
                 self.library.check(code)?;
@@ -163,7 +164,8 @@ impl ModuleBuilder {
         let code = unsafe {
             let raw = self.raw.as_ptr();
             let name = name.as_ptr();
-            let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
+            let rank = dims.len() as i32;
+            let dims = dims.as_ptr();
             (self.library.call.mpt_builder_tensor)(raw, name, number, dims, rank, buffer, &mut data)
         };
         self.library.check(code)?;

@@ -285,7 +285,8 @@ impl Output {
     fn listen(stderr: Option<ChildStderr>, model: &str) -> Result<Output> {
         let last = Arc::new(Mutex::new(String::new()));
         let (open, closed) = bounded::<()>(0);
-        let (model, kept) = (model.to_owned(), last.clone());
+        let model = model.to_owned();
+        let kept = last.clone();
         spawn("isolate-log", move || {
             let _open = open;
             let mut pieces = Lines { model, last: kept, line: Vec::new() };

@@ -49,7 +49,8 @@ impl IsolatedSession {
         };
         let supervised = Arc::new(Supervised::default());
         let (first, opened) = bounded(1);
-        let (shared, theirs) = (supervised.clone(), isolation.clone());
+        let shared = supervised.clone();
+        let theirs = isolation.clone();
         let stop = request.stop.clone();
         isolation.start(Box::new(move || {
             let failed = first.clone();

@@ -69,10 +69,8 @@ impl Cache {
         let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let unique = format!("{}-{nanoseconds}", std::process::id());
         // Locked before it has the name for which other runs check the lock.
-        let (starting, dir) = (
-            cache_dir.join(format!("new-{unique}")),
-            cache_dir.join(format!("{RUN_PREFIX}{unique}")),
-        );
+        let starting = cache_dir.join(format!("new-{unique}"));
+        let dir = cache_dir.join(format!("{RUN_PREFIX}{unique}"));
         private::create_dir(&starting).map_err(|e| here(&starting, &e))?;
         let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| here(&starting, &e))?;
         lock.lock().map_err(|e| Error::io(&starting, &e))?;

@@ -86,7 +86,8 @@ impl Loader {
         }
         let mut runner = BackgroundRunner::new(name, "loading", self.starvation_limit);
         while let Ok(job) = jobs.recv() {
-            let (id, fingerprint) = (job.id.clone(), job.fingerprint);
+            let id = job.id.clone();
+            let fingerprint = job.fingerprint;
             let active = self.activity.begin(&id);
             let outcome = self.convert_and_load(&mut runner, job);
             drop(active);
@@ -107,7 +108,8 @@ impl Loader {
         job.converted.take_if(|(of, _)| *of != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
         if self.placement == ParameterPlacement::Pool && foreign && job.converted.is_none() {
-            let (loader, of) = (self.clone(), job.clone());
+            let loader = self.clone();
+            let of = job.clone();
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
             job.converted =
@@ -118,7 +120,8 @@ impl Loader {
         {
             return Ok(Outcome::Converted(of, converted));
         }
-        let (loader, stop) = (self.clone(), job.stop.clone());
+        let loader = self.clone();
+        let stop = job.stop.clone();
         let what = format!("loading {}", job.id);
         self.attempt(runner, &what, &stop, move |attempt| loader.load(&job, attempt))
     }
@@ -248,10 +251,9 @@ impl Loader {
     /// Prepares a model file that its engine opens as it is, into an arena of the pool or into its
     /// own memory.
     fn place_as_is(&self, job: &LoadJob, kind: ForeignKind, attempt: &Attempt) -> Result<Placing> {
-        let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
         let mut placed = Placed {
-            engine,
-            graph,
+            engine: self.engine(kind.engine)?,
+            graph: job.dir.join(kind.file),
             parameters: Vec::new(),
             arena: None,
             parameter_bytes: 0,
@@ -296,7 +298,8 @@ impl Loader {
         self.stage(&job.id, LifecycleState::Loading, None);
         let graph = artifact.graph();
         check_hash(&graph, &artifact.manifest.graph, &attempt.stop)?;
-        let (mut cost, mut parameters) = (LoadCost::default(), Vec::new());
+        let mut cost = LoadCost::default();
+        let mut parameters = Vec::new();
         if let Some(weights) = artifact.weights()
             && !chunks.is_empty()
         {
@@ -379,7 +382,8 @@ fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {
     let Some(expected) = &file.blake3 else { return Ok(()) };
     let io = |error: std::io::Error| Error::io(path, &error);
     let mut reader = std::fs::File::open(path).map_err(io)?;
-    let (mut hasher, mut piece) = (blake3::Hasher::new(), vec![0; HASH_PIECE_BYTES]);
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = vec![0; HASH_PIECE_BYTES];
     loop {
         go_on(stop)?;
         match reader.read(&mut piece).map_err(io)? {

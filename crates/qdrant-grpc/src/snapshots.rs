@@ -21,7 +21,8 @@ pub(crate) fn list(message: pb::ListSnapshotsRequest) -> Result<RestRequest> {
 }
 
 pub(crate) fn delete(message: pb::DeleteSnapshotRequest) -> Result<RestRequest> {
-    let (path, name) = (path(&message.collection_name), segment(&message.snapshot_name));
+    let path = path(&message.collection_name);
+    let name = segment(&message.snapshot_name);
     Ok(RestRequest::new(Method::DELETE, format!("{path}/{name}")))
 }
 

@@ -164,7 +164,8 @@ fn foretold(rule: &OutputPlan, batch_key: &BatchKey, output: &NamedTensor) -> Re
         else {
             continue;
         };
-        let (wanted, found) = (axis.size(padded), output.tensor.shape().get(axis.axis).copied());
+        let wanted = axis.size(padded);
+        let found = output.tensor.shape().get(axis.axis).copied();
         if found != Some(wanted) {
             return Err(Misfit(format!(
                 "axis {} of output \"{}\" is {found:?}; its rule gives {wanted} if the input has {padded}",

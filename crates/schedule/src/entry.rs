@@ -50,7 +50,8 @@ impl Entry {
     /// `InvalidArgument` if there are too many items for the parts, or an input that the server
     /// fills in would be too large or has no source.
     pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
-        let (plan, options) = (job.servable.plan(), job.servable.schedule());
+        let plan = job.servable.plan();
+        let options = job.servable.schedule();
         let joinable = plan.batchable || plan.pads();
         if joinable && let Some(items) = batch_key::items(plan, &job.inputs) {
             bounds::items(plan, items, options.max_batch)?;

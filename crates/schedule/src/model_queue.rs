@@ -146,7 +146,8 @@ impl ModelQueue {
     ) -> Result<(), (usize, usize)> {
         let Some(first) = entries.first() else { return Ok(()) };
         let options = first.servable.schedule();
-        let (level, levels) = (first.level, options.levels());
+        let level = first.level;
+        let levels = options.levels();
         let model_max = options.queue_max.unwrap_or(server_max);
         let level_max =
             options.priorities.get(level).and_then(|l| l.queue_max).unwrap_or(model_max);

@@ -158,7 +158,11 @@ impl QueryRun<'_> {
         self.check_using(&request.using, true).ok()?;
         let count = self.hits_to_find(request.limit(), request.offset()).ok()?;
         let embedding = scores::embedding(&self.named.settings(), values.clone()).ok()?;
-        let (params, score_threshold) = (&request.params, request.score_threshold);
-        Some(PlainQuery { embedding, count, params, score_threshold })
+        Some(PlainQuery {
+            embedding,
+            count,
+            params: &request.params,
+            score_threshold: request.score_threshold,
+        })
     }
 }

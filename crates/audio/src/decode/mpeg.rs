@@ -247,7 +247,8 @@ impl Mpeg {
                 return if zeros { DecodeStep::End } else { DecodeStep::Lost { frames: 0, what } };
             }
             // After damage, a frame must be followed by another one, or by the end.
-            let (kind, whole) = (self.header.kind, start.len() < window);
+            let kind = self.header.kind;
+            let whole = start.len() < window;
             let known = |at: usize| {
                 MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind)
             };

@@ -35,7 +35,6 @@ impl CutPlan {
     ) -> Result<CutPlan> {
         let Recogniser { batch, sequence, pieces, .. } = recogniser;
         let whole = (pieces.length + pieces.lead_in) as usize;
-        let (length, lead_in) = (pieces.length, pieces.lead_in);
         let refuse =
             |what: &str| Error::invalid(format!("recogniser \"{}\": {what}", recogniser.name));
         if *sequence && stateful {
@@ -65,8 +64,8 @@ impl CutPlan {
             recogniser.may_wait(whole * lanes)?;
             let short = lanes == 1;
             return Ok(CutPlan {
-                length,
-                lead_in,
+                length: pieces.length,
+                lead_in: pieces.lead_in,
                 run: *batch,
                 fill: None,
                 stream: true,
@@ -84,8 +83,8 @@ impl CutPlan {
             // Zeros after a run's windows would become part of the next run's state.
             let short = !fit.carried.is_empty() && fit.items.is_none();
             return Ok(CutPlan {
-                length,
-                lead_in,
+                length: pieces.length,
+                lead_in: pieces.lead_in,
                 run,
                 fill: fit.items,
                 stream: false,
@@ -94,7 +93,8 @@ impl CutPlan {
             });
         }
         let run = fit.items.unwrap_or(*batch);
-        let (length, fill) = (run as u64, fit.items);
+        let length = run as u64;
+        let fill = fit.items;
         Ok(CutPlan { length, lead_in: 0, run, fill, stream: false, lanes: 1, short: true })
     }
 }

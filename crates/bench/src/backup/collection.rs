@@ -42,7 +42,8 @@ pub(super) fn open(directory: &Path) -> Result<Arc<Registry>> {
 /// Returns the embedding of a point. `version` moves it within its cluster.
 fn embedding(args: &BackupBenchArgs, id: u64, version: u64) -> Vec<f32> {
     let cluster = at(args.seed, id) % CLUSTERS;
-    let (centre, own) = (at(args.seed + 1, cluster), at(args.seed + 2 + version, id));
+    let centre = at(args.seed + 1, cluster);
+    let own = at(args.seed + 2 + version, id);
     let value = |dim: u64| signed_unit(centre, dim) + SPREAD * signed_unit(own, dim);
     (0..args.dims as u64).map(value).collect()
 }

@@ -47,7 +47,8 @@ pub(super) struct PlannedPoint {
 impl DuplicateData {
     /// Returns the role of a number: sources, then copies, then lookalikes, then the others.
     fn role(&self, number: u64) -> PointRole {
-        let (copies, lookalikes) = (self.planted, self.planted + self.lookalikes);
+        let copies = self.planted;
+        let lookalikes = self.planted + self.lookalikes;
         match number {
             _ if number < self.planted => PointRole::Source { pair: number },
             _ if number < 2 * self.planted => PointRole::Copy { pair: number - copies },

@@ -190,7 +190,8 @@ impl Drawing {
 
     /// Applies ReLU and the mask.
     fn activate(&mut self, value: &str) -> String {
-        let (positive, masked) = (format!("{value}.relu"), format!("{value}.masked"));
+        let positive = format!("{value}.relu");
+        let masked = format!("{value}.masked");
         self.add(Node::new("Relu", &[value], &[&positive]));
         let mask = self.mask.clone();
         self.add(Node::new("Mul", &[&positive, &mask], &[&masked]));

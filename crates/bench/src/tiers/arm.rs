@@ -61,8 +61,9 @@ impl ArmProcess {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|e| {
                 Error::unavailable(format!("{}: cannot be started: {e}", env.millpond.display()))
             })?;
-        let (to, from) = (child.stdin.take(), child.stdout.take());
-        let from = BufReader::new(from.ok_or_else(|| Error::internal("an arm without output"))?);
+        let to = child.stdin.take();
+        let from = child.stdout.take().ok_or_else(|| Error::internal("an arm without output"))?;
+        let from = BufReader::new(from);
         let ready = WorkerReady { warmed: 0, note: None };
         let mut process = ArmProcess { arm: job.arm, cache, job, ready, child, to, from };
         process.ready = process.hear()?;

@@ -34,7 +34,7 @@ impl Curve {
     pub(super) fn qps_at(&self, recall: f64) -> Option<f64> {
         let envelope = self.envelope();
         let above = envelope.iter().position(|point| point.recall >= recall)?;
-        let (_, high) = (above, envelope[above]);
+        let high = envelope[above];
         let Some(low) = above.checked_sub(1).map(|at| envelope[at]) else { return Some(high.qps) };
         let share = (recall - low.recall) / (high.recall - low.recall);
         Some((low.qps.ln() * (1.0 - share) + high.qps.ln() * share).exp())

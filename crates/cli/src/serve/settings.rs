@@ -81,7 +81,8 @@ impl ServeSettings {
     pub(super) fn resolve(args: &ServeArgs) -> CommandResult<ServeSettings> {
         let file =
             args.config_path().as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
-        let (roots, models) = (file.roots.clone(), file.models.clone());
+        let roots = file.roots.clone();
+        let models = file.models.clone();
         let mut settings = ServeSettings::join(args, file)?;
         for root in roots {
             settings.add(ModelSource { name: None, dir: root })?;
@@ -165,7 +166,8 @@ impl ServeSettings {
             let mut advice = layout::advice(&model.dir, false);
             let hidden = layout::models_in(&model.dir);
             if let Some(first) = hidden.first().filter(|_| layout::is_model(&model.dir)) {
-                let (dir, count) = (model.dir.display(), hidden.len());
+                let dir = model.dir.display();
+                let count = hidden.len();
                 advice.push(format!(
                     "{dir} is model \"{name}\", as it has numbered directories; the {count} models in it \
                      ({first}...) are not served: move the numbered ones into a directory of their own"

@@ -306,7 +306,8 @@ impl ClusterBackups {
         for keys in keys.chunks(ENDS_AT_ONCE_MAX) {
             let mut running = tokio::task::JoinSet::new();
             for key in keys {
-                let (key, log) = (key.clone(), ShardLog::new(self.cluster.place(), key));
+                let log = ShardLog::new(self.cluster.place(), key);
+                let key = key.clone();
                 running.spawn(async move { log.end().await.map(|end| (key, end)) });
             }
             while let Some(done) = running.join_next().await {
@@ -515,7 +516,8 @@ impl ClusterBackups {
         let id = shard.id.clone();
         let removed = blocking(move || {
             // Removals are not paced.
-            let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+            let pacer = Pacer::new(Rate::unlimited());
+            let progress = BackupProgress::default();
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
             backup::block_on(delete_if_there(&context, &name, &id, grace))
         });

@@ -156,7 +156,8 @@ impl ClusterBackups {
         let id = id.clone();
         let work = move || {
             // Removals are not paced.
-            let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+            let pacer = Pacer::new(Rate::unlimited());
+            let progress = BackupProgress::default();
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
             backup::block_on(async {
                 for part in &parts {

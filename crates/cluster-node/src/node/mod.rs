@@ -107,7 +107,8 @@ impl ClusterNode {
         if options.snapshot_entries == 0 {
             return Err(Error::invalid("a snapshot is taken after at least one entry"));
         }
-        let (roles, name) = (info.roles, info.name.clone());
+        let roles = info.roles;
+        let name = info.name.clone();
         let view = ViewUpdater::new();
         let place = store.place().clone();
         let backups = ClusterBackups::new(ClusterBackupOptions {
@@ -131,8 +132,8 @@ impl ClusterNode {
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
-        let (cluster, updater) = (&options.cluster, view.clone());
-        let joined = Membership::start(etcd.clone(), cluster, place.clone(), info, updater);
+        let joined =
+            Membership::start(etcd.clone(), &options.cluster, place.clone(), info, view.clone());
         let membership = Arc::new(joined.await?);
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
@@ -149,7 +150,6 @@ impl ClusterNode {
             tasks.spawn(backup_schedule::run(services.clone(), catalog.clone(), backups));
             tasks.spawn(hints.run(services));
         }
-        let (view, tasks) = (view.source(), Mutex::new(tasks));
         Ok(Arc::new(ClusterNode {
             name,
             roles,
@@ -161,10 +161,10 @@ impl ClusterNode {
             membership,
             catalog,
             backups,
-            view,
+            view: view.source(),
             client,
             etcd,
-            tasks,
+            tasks: Mutex::new(tasks),
             reads: Semaphore::new(endpoints::READS_RUNNING_MAX),
             background_reads: Semaphore::new(
                 api_images::background_threads().min(endpoints::BACKGROUND_READS_MAX),

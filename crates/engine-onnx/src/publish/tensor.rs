@@ -155,7 +155,8 @@ impl TensorHead {
 impl Location {
     /// Reads one `StringStringEntryProto`.
     fn entry(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
-        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let mut key = Vec::new();
+        let mut value = Vec::new();
         let mut at = field.payload.start;
         while at < field.payload.end {
             let part = walker.field(at, field.payload.end)?;

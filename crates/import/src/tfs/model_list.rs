@@ -107,7 +107,8 @@ impl ModelListRules {
     }
 
     fn base_path(&self, model: &pb::ModelConfig) -> Result<BasePath> {
-        let (name, path) = (&model.name, &model.base_path);
+        let name = &model.name;
+        let path = &model.base_path;
         let local = path.strip_prefix("file://").unwrap_or(path);
         if let Some((scheme, _)) = local.split_once("://") {
             let Some(StoreCopies { cache_dir, options }) = &self.stores else {

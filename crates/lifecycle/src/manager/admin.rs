@@ -271,7 +271,8 @@ impl Model {
     /// Checks if all of `targets` are ready.
     fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> WaiterVerdict {
         let views = self.views(now);
-        let (aspired, wanted) = (self.choice(&views).aspired, self.wanted(&views));
+        let aspired = self.choice(&views).aspired;
+        let wanted = self.wanted(&views);
         for number in targets {
             let Some(version) = self.versions.get(number) else {
                 return WaiterVerdict::Done(Err(Error::not_found(format!(

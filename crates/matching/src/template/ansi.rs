@@ -28,8 +28,7 @@ const VIEW_2009: usize = 19;
 /// small. ISO/IEC 19794-2:2005, with the same first bytes, has four bytes.
 pub(super) fn is_2004(bytes: &[u8]) -> bool {
     let mut input = Fields { bytes, at: MAGIC_2004.len() };
-    let (high, low) = (input.number(2), input.number(2));
-    match (high, low) {
+    match (input.number(2), input.number(2)) {
         (Ok(0), Ok(low)) => low < BYTES_MIN - 2,
         (Ok(high), _) => high >= BYTES_MIN,
         _ => false,

@@ -122,7 +122,8 @@ impl LogFiles {
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let seconds = now.map_or(0, |since| since.as_secs());
-        let (pid, number) = (std::process::id(), self.number);
+        let pid = std::process::id();
+        let number = self.number;
         self.number += 1;
         let extension = self.format.extension();
         let name = format!("{STEM}{model}-{seconds}-{pid}-{number}{extension}");
@@ -193,7 +194,8 @@ fn repair(path: &Path, format: RequestLogFormat) -> Result<u64> {
     };
     let whole = whole.map_err(io)?;
     if whole < length {
-        let (file_name, cut) = (path.display(), length - whole);
+        let file_name = path.display();
+        let cut = length - whole;
         tracing::warn!(file = %file_name, "cut {cut} bytes of an incomplete record off its end");
         file.set_len(whole).map_err(io)?;
     }

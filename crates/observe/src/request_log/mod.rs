@@ -183,8 +183,8 @@ impl RequestLog {
             .spawn(move || writer.run(&messages))
             .map_err(|e| Error::exhausted(format!("the thread of the request log: {e}")))?;
         let writer = Mutex::new(Some(writer));
-        let (rate, seen) = (config.rate, AtomicU64::new(0));
-        Ok(RequestLog { rate, format, seen, queue, state, writer })
+        let seen = AtomicU64::new(0);
+        Ok(RequestLog { rate: config.rate, format, seen, queue, state, writer })
     }
 
     /// Waits until all sampled requests are written. Later ones are dropped.
@@ -220,12 +220,11 @@ impl RequestObserver for RequestLog {
         let tensors = inputs.iter().chain(outcome.iter().flatten());
         let bytes = tensors.map(|named| named.tensor.byte_len() as u64).sum();
         let queued = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let (id, signature) = (servable.id.clone(), servable.signature_name().to_owned());
         let ended = SystemTime::now();
         let logged = LoggedRequest {
-            id,
+            id: servable.id.clone(),
             protocol,
-            signature,
+            signature: servable.signature_name().to_owned(),
             inputs,
             requested,
             outcome,

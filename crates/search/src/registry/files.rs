@@ -119,20 +119,17 @@ impl StoredSettings {
     }
 
     pub(super) fn settings(&self) -> Result<CollectionSettings> {
-        let (dims, metric) = (self.dims, self.metric);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {
             return Err(Error::data_loss("the settings do not say where the points are"));
         }
-        let vector_name = self.vector_name.clone();
-        let extra = self.extra.clone();
         let settings = CollectionSettings {
-            dims,
-            metric,
-            vector_name,
+            dims: self.dims,
+            metric: self.metric,
+            vector_name: self.vector_name.clone(),
             records: self.records,
             medium: self.medium,
-            extra,
+            extra: self.extra.clone(),
         };
         settings.check().map_err(|error| Error::data_loss(error.message()))?;
         Ok(settings)

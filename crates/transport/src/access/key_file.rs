@@ -111,7 +111,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<AccessKey>> {
             file.keys.len()
         )));
     }
-    let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
+    let mut names = HashSet::new();
+    let mut hashes = HashSet::new();
     let mut keys: Vec<AccessKey> = Vec::with_capacity(file.keys.len());
     for entry in file.keys {
         let key = entry.key()?;

@@ -40,7 +40,8 @@ const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 impl ServeSettings {
     /// Checks all settings but those of models, alone and against each other.
     pub(super) fn check_values(&self) -> CommandResult {
-        let (server, lifecycle) = (&self.server, &self.lifecycle);
+        let server = &self.server;
+        let lifecycle = &self.lifecycle;
         number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
         number("threads", self.inference.threads, 0, THREADS_MAX)?;
         number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;

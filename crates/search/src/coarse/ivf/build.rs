@@ -98,7 +98,8 @@ fn encode(
     bytes: &mut ByteVectors,
     build: &StreamedBuild<'_>,
 ) -> Result<PqCodes> {
-    let (dims, metric) = (build.dims, build.metric);
+    let dims = build.dims;
+    let metric = build.metric;
     let blocks = block_starts(&lists.starts).last().copied().unwrap_or(0);
     let mut codes = PqCodes::with_capacity(blocks as usize, books.shape());
     bytes.reserve(lists.order.len());

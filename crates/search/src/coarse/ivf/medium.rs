@@ -66,7 +66,8 @@ impl IvfPq {
         };
         let parts = parts(lists.iter().map(blocks));
         let block_bytes = self.books.shape().block_bytes() + TERMS_BYTES;
-        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        let mut wanted = Vec::new();
+        let mut found = Vec::new();
         let mut start = 0;
         while start < parts.len() {
             let now = batch(&parts, start, usize::MAX, block_bytes);

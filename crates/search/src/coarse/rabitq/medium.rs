@@ -123,7 +123,8 @@ impl Rabitq {
         // All rows of a block may pass.
         let row_bytes = nibble_bytes(self.rotation.padded()) + ROW_FACTORS_BYTES;
         let block_bytes = block_bytes(self.rotation.padded()) + FACTORS_BYTES + row_bytes * BLOCK;
-        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        let mut wanted = Vec::new();
+        let mut found = Vec::new();
         let mut start = 0;
         let mut count = PARTS_FIRST;
         while start < parts.len() {
