@@ -361,21 +361,14 @@ mod tests {
 
     use search::coarse::Metric;
     use search::points::NewPoint;
-    use search::registry::{CollectionSettings, MediumChoice, RegistryOptions};
+    use search::registry::{CollectionSettings, RegistryOptions};
 
     use super::*;
 
     #[test]
     fn a_page_ends_at_its_deadline() {
         let dir = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            threads: 1,
-            memory_bytes: 256 << 20,
-            cache_bytes: 0,
-            medium: MediumChoice::Mmap,
-            ..RegistryOptions::new(dir.path())
-        };
-        let registry = Registry::open(options).unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
         let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
         let payload = Map::from_iter([("n".to_owned(), json!([1]))]);
         let (id, embedding) = (PointId::Number(1), &[1.0, 0.0]);

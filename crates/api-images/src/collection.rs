@@ -248,19 +248,12 @@ pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use search::registry::{MediumChoice, RegistryOptions};
+    use search::registry::RegistryOptions;
 
     use super::*;
 
     fn registry(directory: &std::path::Path) -> Arc<Registry> {
-        let options = RegistryOptions {
-            threads: 1,
-            memory_bytes: 256 << 20,
-            cache_bytes: 0,
-            medium: MediumChoice::Mmap,
-            ..RegistryOptions::new(directory)
-        };
-        Registry::open(options).unwrap()
+        Registry::open(RegistryOptions::for_tests(directory)).unwrap()
     }
 
     fn wanted() -> CollectionSpec {

@@ -243,21 +243,14 @@ fn while_overloaded<T>(mut attempt: impl FnMut() -> Result<Result<T>>) -> Result
 mod tests {
     use base::Error;
     use search::coarse::Metric;
-    use search::registry::{CollectionSettings, MediumChoice, Registry, RegistryOptions};
+    use search::registry::{CollectionSettings, Registry, RegistryOptions};
 
     use super::*;
 
     #[test]
     fn images_of_other_requests_keep_their_payload() {
         let dir = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            threads: 1,
-            memory_bytes: 256 << 20,
-            cache_bytes: 0,
-            medium: MediumChoice::Mmap,
-            ..RegistryOptions::new(dir.path())
-        };
-        let registry = Registry::open(options).unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
         let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
         let payload = |tag: &str| {
             let block = json!({ "original": "0/1.png", "name": tag });

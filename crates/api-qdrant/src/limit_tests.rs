@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::ErrorKind;
 use search::collection::SearchThread;
 use search::points::PointSelection;
-use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::registry::{NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
 use crate::call::CallContext;
@@ -42,14 +42,7 @@ fn context(collection: &str) -> CallContext {
 }
 
 fn open(directory: &std::path::Path) -> Arc<Registry> {
-    let options = RegistryOptions {
-        threads: 1,
-        memory_bytes: 256 << 20,
-        cache_bytes: 0,
-        medium: MediumChoice::Mmap,
-        ..RegistryOptions::new(directory)
-    };
-    Registry::open(options).unwrap()
+    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
 }
 
 fn create(registry: &Registry, name: &str) -> base::Result<bool> {

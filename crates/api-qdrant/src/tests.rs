@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use http::{HeaderMap, header};
 use search::collection::SearchThread;
 use search::points::PointSelection;
-use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::registry::{NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
 use crate::call::CallContext;
@@ -50,14 +50,7 @@ impl ImageCollections for MarkedImages {
 }
 
 fn open(directory: &std::path::Path) -> Arc<Registry> {
-    let options = RegistryOptions {
-        threads: 1,
-        memory_bytes: 256 << 20,
-        cache_bytes: 0,
-        medium: MediumChoice::Mmap,
-        ..RegistryOptions::new(directory)
-    };
-    Registry::open(options).unwrap()
+    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
 }
 
 impl Bench {

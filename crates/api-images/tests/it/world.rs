@@ -29,7 +29,7 @@ use os::Rate;
 use schedule::{Scheduler, SchedulerConfig};
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PointId};
-use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::registry::{NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use transport::access::{AccessPolicy, CorsPolicy};
@@ -80,14 +80,7 @@ pub(crate) struct World {
 
 /// Opens a registry in `directory`.
 pub(crate) fn open(directory: &Path) -> Arc<Registry> {
-    let options = RegistryOptions {
-        threads: 1,
-        memory_bytes: 256 << 20,
-        cache_bytes: 0,
-        medium: MediumChoice::Mmap,
-        ..RegistryOptions::new(directory)
-    };
-    Registry::open(options).unwrap()
+    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
 }
 
 fn start_lifecycle(directory: &Path) -> Arc<Lifecycle> {

@@ -14,7 +14,9 @@ use os::{Pacer, Rate};
 use search::coarse::Metric;
 use search::collection::{CollectionQuery, PointParts};
 use search::points::{NewPoint, PointId};
-use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
+use search::registry::{
+    CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions,
+};
 use serde_json::{Map, json};
 
 pub(crate) const DIMS: usize = 4;
@@ -25,11 +27,9 @@ pub(crate) type Contents = BTreeMap<String, (Vec<f32>, String)>;
 
 pub(crate) fn open(directory: &Path) -> Arc<Registry> {
     let options = RegistryOptions {
-        memory_bytes: 128 << 20,
         cache_bytes: 1 << 20,
-        threads: 1,
-        disk_reserve: Some(0),
-        ..RegistryOptions::new(directory)
+        medium: MediumChoice::Auto,
+        ..RegistryOptions::for_tests(directory)
     };
     let registry = Registry::open(options).unwrap();
     assert!(registry.wait_open(TIMEOUT));

@@ -7,7 +7,7 @@ use cluster_log::{Batch, CreateOutcome};
 use object_store::{ObjectStoreExt, PutPayload};
 use search::coarse::Metric;
 use search::points::{NewPoint, PointId};
-use search::registry::{MediumChoice, Registry, RegistryOptions};
+use search::registry::{Registry, RegistryOptions};
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -28,15 +28,7 @@ impl RegistrySource for TestRegistry {
 
 fn open_registry(directory: &std::path::Path) -> Arc<Registry> {
     std::fs::create_dir_all(directory).unwrap();
-    let options = RegistryOptions {
-        threads: 1,
-        memory_bytes: 256 << 20,
-        cache_bytes: 0,
-        medium: MediumChoice::Mmap,
-        disk_reserve: Some(0),
-        ..RegistryOptions::new(directory)
-    };
-    Registry::open(options).unwrap()
+    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
 }
 
 /// A cluster's store in a directory, and its backups.

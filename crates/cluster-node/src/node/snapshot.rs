@@ -263,7 +263,7 @@ mod tests {
     use os::{Pacer, Rate};
     use search::coarse::Metric;
     use search::points::{NewPoint, PointId};
-    use search::registry::{CollectionSettings, MediumChoice, RegistryOptions};
+    use search::registry::{CollectionSettings, RegistryOptions};
     use serde_json::Map;
 
     use super::*;
@@ -277,15 +277,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (node, stored) = (directory.path().join("node"), directory.path().join("store"));
         std::fs::create_dir_all(&node).unwrap();
-        let options = RegistryOptions {
-            threads: 1,
-            memory_bytes: 256 << 20,
-            cache_bytes: 0,
-            medium: MediumChoice::Mmap,
-            disk_reserve: Some(0),
-            ..RegistryOptions::new(&node)
-        };
-        let registry = Registry::open(options).unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(&node)).unwrap();
         let store = BackupStore::open(stored.to_str().unwrap(), &[]).unwrap();
         let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };

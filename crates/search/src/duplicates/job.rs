@@ -257,13 +257,7 @@ mod tests {
     #[test]
     fn a_failed_step_is_repeated() {
         let dir = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 64 << 20,
-            cache_bytes: 1 << 20,
-            threads: 1,
-            ..RegistryOptions::new(dir.path())
-        };
-        let registry = Registry::open(options).unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
         let named = registry.create("c", CollectionSettings::new(2, Metric::Cosine)).unwrap();
         for id in [1, 2] {
             let (id, payload) = (PointId::Number(id), &serde_json::Map::new());

@@ -76,6 +76,19 @@ impl RegistryOptions {
         }
     }
 
+    /// Creates options for the tests of other crates: 256 MiB of memory, no caches, one search
+    /// thread, and mapped files. Writes are accepted on a full disk.
+    pub fn for_tests(directory: impl Into<PathBuf>) -> RegistryOptions {
+        RegistryOptions {
+            memory_bytes: 256 << 20,
+            cache_bytes: 0,
+            threads: 1,
+            medium: MediumChoice::Mmap,
+            disk_reserve: Some(0),
+            ..RegistryOptions::new(directory)
+        }
+    }
+
     pub(super) fn threads(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),

@@ -333,8 +333,7 @@ fn a_registry_reads_codes_after_the_start() {
     let options = || RegistryOptions {
         memory_bytes: 1 << 30,
         cache_bytes: 0,
-        threads: 1,
-        ..RegistryOptions::new(directory.path())
+        ..crate::registry::options(directory.path())
     };
     let registry = crate::registry::open_with(options());
     let named = registry.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();

@@ -255,10 +255,8 @@ fn an_ending_copy_keeps_files_that_no_list_names_yet() {
 fn creation_needs_the_disk_reserve() {
     let root = tempfile::tempdir().unwrap();
     let options = RegistryOptions {
-        memory_bytes: 64 << 20,
-        cache_bytes: 0,
         disk_reserve: Some(u64::MAX / 2),
-        ..RegistryOptions::new(root.path())
+        ..crate::registry::options(root.path())
     };
     let registry = Registry::open(options).unwrap();
     for _ in 0..10 {
@@ -274,12 +272,7 @@ fn creation_needs_the_disk_reserve() {
 fn files_are_private_to_the_user() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("collections");
-    let options = RegistryOptions {
-        memory_bytes: 64 << 20,
-        cache_bytes: 0,
-        ..RegistryOptions::new(directory.clone())
-    };
-    let registry = Registry::open(options).unwrap();
+    let registry = Registry::open(crate::registry::options(&directory)).unwrap();
     let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..5).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
     named.collection().flush().unwrap();

@@ -2,8 +2,6 @@
 //! interrupted.
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::ErrorKind;
@@ -14,28 +12,17 @@ use search::duplicates::{
     run,
 };
 use search::points::{NewPoint, PointId};
-use search::registry::{CollectionSettings, NamedCollection, Registry, RegistryOptions};
+use search::registry::{CollectionSettings, NamedCollection};
 use tempfile::TempDir;
 
 use crate::points::mix;
+use crate::registry::open;
 
 const DIMS: usize = 24;
 const ACCEPT: f32 = 125.0;
 
 fn options(threshold: f32, accept: Option<f32>) -> DuplicateOptions {
     DuplicateOptions { threshold, accept, points_per_second: 0, threads: 2 }
-}
-
-fn registry(directory: &Path) -> Arc<Registry> {
-    let options = RegistryOptions {
-        memory_bytes: 64 << 20,
-        cache_bytes: 1 << 20,
-        threads: 1,
-        ..RegistryOptions::new(directory)
-    };
-    let registry = Registry::open(options).unwrap();
-    assert!(registry.wait_open(crate::points::TIMEOUT));
-    registry
 }
 
 /// Returns the embedding of a point: every third one is near the one before.
@@ -81,7 +68,7 @@ fn naive(ids: &[u64], threshold: f32) -> BTreeSet<(u64, u64)> {
 #[test]
 fn pairs_equal_a_comparison_of_all_points() {
     let dir = TempDir::new().unwrap();
-    let registry = registry(dir.path());
+    let registry = open(dir.path());
     let named = registry.create("c", CollectionSettings::new(DIMS, Metric::Cosine)).unwrap();
     // Two segments, a memtable, a deleted point.
     for id in 0..700 {
@@ -108,7 +95,7 @@ fn pairs_equal_a_comparison_of_all_points() {
 #[test]
 fn keypoints_refuse_lookalikes() {
     let dir = TempDir::new().unwrap();
-    let registry = registry(dir.path());
+    let registry = open(dir.path());
     let named = registry.create("c", CollectionSettings::new(DIMS, Metric::Cosine)).unwrap();
     let record = |graph: &matching::Graph| {
         let mut bytes = Vec::new();
@@ -141,7 +128,7 @@ fn keypoints_refuse_lookalikes() {
 #[test]
 fn a_cancelled_job_continues_after_a_restart() {
     let dir = TempDir::new().unwrap();
-    let first = registry(dir.path());
+    let first = open(dir.path());
     let named = first.create("c", CollectionSettings::new(DIMS, Metric::Cosine)).unwrap();
     for id in 0..2400 {
         put(&named, id, &embedding(id), &[]);
@@ -166,7 +153,7 @@ fn a_cancelled_job_continues_after_a_restart() {
     let before = DuplicateProgress::read(&DuplicateStore::of(&named)).unwrap().unwrap();
     drop(named);
     drop(first);
-    let second = registry(dir.path());
+    let second = open(dir.path());
     let named = second.get("c").unwrap();
     let progress = run(&named, options(0.8, None), &DuplicateControl::default()).unwrap();
     assert_eq!((progress.state, progress.done), (DuplicateState::Done, 2400));
@@ -186,7 +173,7 @@ fn a_cancelled_job_continues_after_a_restart() {
 #[test]
 fn damaged_pairs_are_named_and_invalid_options_refused() {
     let dir = TempDir::new().unwrap();
-    let registry = registry(dir.path());
+    let registry = open(dir.path());
     let named = registry.create("c", CollectionSettings::new(DIMS, Metric::Cosine)).unwrap();
     put(&named, 1, &embedding(0), &[]);
     put(&named, 2, &embedding(0), &[]);

@@ -9,7 +9,7 @@ use base::ErrorKind;
 use search::coarse::Metric;
 use search::collection::{Collection, CollectionQuery};
 use search::ingest::StoredPoint;
-use search::registry::{CollectionSettings, Registry, RegistryOptions};
+use search::registry::{CollectionSettings, Registry};
 use storage::watermark::Watermark;
 use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
 
@@ -272,12 +272,7 @@ fn a_watermark_adds_no_sync_to_a_write() {
 #[test]
 fn background_threads_record_durable_logs() {
     let root = tempfile::tempdir().unwrap();
-    let options = RegistryOptions {
-        memory_bytes: 64 << 20,
-        cache_bytes: 0,
-        ..RegistryOptions::new(root.path())
-    };
-    let registry = Registry::open(options).unwrap();
+    let registry = Registry::open(crate::registry::options(root.path())).unwrap();
     let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..10).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
     let entries =
