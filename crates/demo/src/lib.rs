@@ -210,7 +210,7 @@ fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
 fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<String>> {
     let mut args = vec![repository.display().to_string(), "--poll".into(), "200ms".into()];
     let collections = env.cache_dir.join("run").join("demo-collections");
-    cache::fresh(&collections)?;
+    cache::create_empty_dir(&collections)?;
     let place = if images { collections.display().to_string() } else { "none".into() };
     args.extend(["--collections-dir".into(), place]);
     Ok(args)
@@ -253,7 +253,7 @@ fn publish_all(
     gallery: Option<&Gallery>,
 ) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
-    cache::fresh(&repository)?;
+    cache::create_empty_dir(&repository)?;
     let digits = env.cache_dir.join("run").join("digits.onnx");
     digits::write(&digits)?;
     let mut sources = vec![(digits::MODEL, digits)];

@@ -19,7 +19,7 @@ use crate::runtime::Runtime;
 use crate::{element, metadata, signature};
 
 /// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
-const FEW: usize = 8;
+const INLINE_MAX: usize = 8;
 
 /// A model in ONNX Runtime. Dropping it releases the library's session first, then the regions.
 pub(crate) struct OnnxSession {
@@ -70,9 +70,9 @@ impl Session for OnnxSession {
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let feeds = OnnxFeeds::new(self.runtime, &self.inputs, inputs)?;
         let wanted = self.outputs.wanted(outputs)?;
-        let names: SmallVec<[*const c_char; FEW]> =
+        let names: SmallVec<[*const c_char; INLINE_MAX]> =
             wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
-        let mut results: SmallVec<[*mut sys::OrtValue; FEW]> =
+        let mut results: SmallVec<[*mut sys::OrtValue; INLINE_MAX]> =
             SmallVec::from_elem(null_mut(), names.len());
         // SAFETY: the session is alive and may run on many threads at once; names and values are
         // arrays of the lengths given, the names NUL-terminated, the values alive (a handle has the
@@ -95,7 +95,7 @@ impl Session for OnnxSession {
         };
         // Owned before anything else happens, so that no path leaks one.
         // SAFETY: the library gives each result to us and keeps none; a null one is an error.
-        let results: SmallVec<[Result<Handle<sys::OrtValue>>; FEW]> =
+        let results: SmallVec<[Result<Handle<sys::OrtValue>>; INLINE_MAX]> =
             results.into_iter().map(|value| unsafe { Handle::own(value) }).collect();
         ran?;
         let borrowed = BorrowedRanges { feeds: &feeds.ranges, parameters: &self.parameters };
@@ -136,7 +136,7 @@ impl PortNames {
         }
     }
 
-    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; FEW]>> {
+    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
         if outputs.is_empty() {
             return Ok((0..self.names.len()).collect());
         }
@@ -150,12 +150,12 @@ impl PortNames {
 
 /// The inputs of one run in the library's form.
 struct OnnxFeeds {
-    names: SmallVec<[*const c_char; FEW]>,
-    values: SmallVec<[Handle<sys::OrtValue>; FEW]>,
+    names: SmallVec<[*const c_char; INLINE_MAX]>,
+    values: SmallVec<[Handle<sys::OrtValue>; INLINE_MAX]>,
     /// Address ranges of the elements.
-    ranges: SmallVec<[(usize, usize); FEW]>,
+    ranges: SmallVec<[(usize, usize); INLINE_MAX]>,
     /// Keeps the values' memory alive.
-    _bytes: SmallVec<[Bytes; FEW]>,
+    _bytes: SmallVec<[Bytes; INLINE_MAX]>,
 }
 
 impl OnnxFeeds {

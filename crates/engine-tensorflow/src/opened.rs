@@ -20,7 +20,7 @@ use crate::model_file::{self, GraphTags};
 use crate::tensor::TfTensor;
 
 /// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
-pub(crate) const FEW: usize = 8;
+pub(crate) const INLINE_MAX: usize = 8;
 /// Maximum threads of one run.
 const THREADS_MAX: usize = 1024;
 /// Number of threads between operators for which TensorFlow runs them on the calling thread.
@@ -231,7 +231,7 @@ impl OpenedModel {
         feeds: &Feeds,
         fetches: &[RawOutput],
         targets: &[*mut RawOperation],
-    ) -> Result<SmallVec<[TfTensor; FEW]>> {
+    ) -> Result<SmallVec<[TfTensor; INLINE_MAX]>> {
         let targets: Vec<*const RawOperation> = targets.iter().map(|it| it.cast_const()).collect();
         let values = feeds.values();
         let run = RawRun { places: &feeds.places, values: &values, fetches, targets: &targets };
@@ -246,11 +246,11 @@ impl OpenedModel {
         &self,
         run: RawRun<'_>,
         fault: fn(i32, &str) -> Error,
-    ) -> Result<SmallVec<[TfTensor; FEW]>> {
+    ) -> Result<SmallVec<[TfTensor; INLINE_MAX]>> {
         if run.places.len() != run.values.len() {
             return Err(Error::internal("a run has not one value for each input"));
         }
-        let mut results: SmallVec<[*mut RawTensor; FEW]> =
+        let mut results: SmallVec<[*mut RawTensor; INLINE_MAX]> =
             SmallVec::from_elem(null_mut(), run.fetches.len());
         let outcome = self.library.call(
             |status| {
@@ -277,7 +277,7 @@ impl OpenedModel {
         );
         // Owned before anything else happens, so that no path leaks one.
         // SAFETY: TensorFlow gives each result to us; a null one is an error.
-        let results: SmallVec<[Result<TfTensor>; FEW]> =
+        let results: SmallVec<[Result<TfTensor>; INLINE_MAX]> =
             results.into_iter().map(|raw| unsafe { TfTensor::own(self.library, raw) }).collect();
         outcome?;
         results.into_iter().collect()

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::api::{RawOutput, RawTensor};
 use crate::fault;
-use crate::opened::{FEW, OpenedModel, RawRun, buffer};
+use crate::opened::{INLINE_MAX, OpenedModel, RawRun, buffer};
 use crate::signature::ReadSignatures;
 use crate::tensor::TfTensor;
 
@@ -116,9 +116,9 @@ impl Session for TfSession {
         let feeds = plan.feed(&self.model, inputs)?;
         let wanted = plan.wanted(outputs)?;
         let chosen = plan.chosen(&wanted);
-        let fetches: SmallVec<[RawOutput; FEW]> =
+        let fetches: SmallVec<[RawOutput; INLINE_MAX]> =
             chosen.iter().map(|&at| plan.fetches[at]).collect();
-        let values: SmallVec<[*mut RawTensor; FEW]> =
+        let values: SmallVec<[*mut RawTensor; INLINE_MAX]> =
             feeds.iter().map(|feed| feed.as_ptr()).collect();
         let run = RawRun { places: &plan.places, values: &values, fetches: &fetches, targets: &[] };
         // TensorFlow refuses a run without a fetch: all outputs are inputs.
@@ -127,7 +127,7 @@ impl Session for TfSession {
         } else {
             self.model.run(run, fault::of_run)?
         };
-        let mut tensors: SmallVec<[Option<Tensor>; FEW]> =
+        let mut tensors: SmallVec<[Option<Tensor>; INLINE_MAX]> =
             SmallVec::from_elem(None, plan.fetches.len());
         for (&at, result) in chosen.iter().zip(results) {
             tensors[at] = Some(result.into_tensor(|address| self.is_borrowed(address))?);
@@ -169,7 +169,7 @@ struct SignaturePlan {
     sources: Vec<OutputSource>,
     fetches: Vec<RawOutput>,
     /// Sets of fetches that were requested alone.
-    subsets: Mutex<HashSet<SmallVec<[usize; FEW]>>>,
+    subsets: Mutex<HashSet<SmallVec<[usize; INLINE_MAX]>>>,
 }
 
 // SAFETY: the operations belong to the graph, which the session keeps; they are only compared and
@@ -184,7 +184,7 @@ enum FeedValue<'a> {
     Default(&'a TfTensor),
 }
 
-type FeedValues<'a> = SmallVec<[FeedValue<'a>; FEW]>;
+type FeedValues<'a> = SmallVec<[FeedValue<'a>; INLINE_MAX]>;
 
 impl FeedValue<'_> {
     fn as_ptr(&self) -> *mut RawTensor {
@@ -245,7 +245,7 @@ impl SignaturePlan {
 
     /// Makes the values of all feeds.
     fn feed(&self, model: &OpenedModel, inputs: &[NamedTensor]) -> Result<FeedValues<'_>> {
-        let mut sent: SmallVec<[Option<TfTensor>; FEW]> = SmallVec::new();
+        let mut sent: SmallVec<[Option<TfTensor>; INLINE_MAX]> = SmallVec::new();
         sent.resize_with(self.slots.len(), || None);
         for (guess, input) in inputs.iter().enumerate() {
             let at = position(&self.inputs, &input.name, guess).ok_or_else(|| {
@@ -271,7 +271,7 @@ impl SignaturePlan {
     }
 
     /// Returns the positions of the requested outputs.
-    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; FEW]>> {
+    fn wanted(&self, outputs: &[Arc<str>]) -> Result<SmallVec<[usize; INLINE_MAX]>> {
         if outputs.is_empty() {
             return Ok((0..self.outputs.len()).collect());
         }
@@ -283,8 +283,8 @@ impl SignaturePlan {
     }
 
     /// Returns the fetches of a run that must give the outputs `wanted`.
-    fn chosen(&self, wanted: &[usize]) -> SmallVec<[usize; FEW]> {
-        let mut chosen: SmallVec<[usize; FEW]> = wanted
+    fn chosen(&self, wanted: &[usize]) -> SmallVec<[usize; INLINE_MAX]> {
+        let mut chosen: SmallVec<[usize; INLINE_MAX]> = wanted
             .iter()
             .filter_map(|&output| match self.sources[output] {
                 OutputSource::Fetch(at) => Some(at),

@@ -19,7 +19,7 @@ use crate::signature::{self, ForwardPlan, ModuleOutput};
 use crate::{element, outputs};
 
 /// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
-const FEW: usize = 8;
+const INLINE_MAX: usize = 8;
 
 /// Memory of a model's parameters; dropped after the module.
 pub(crate) enum ParameterMemory {
@@ -158,7 +158,7 @@ impl TorchModel {
         feeds: &TorchFeeds,
         wanted: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
-        let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
+        let mut borrowed: SmallVec<[Range<usize>; INLINE_MAX]> = feeds.ranges().collect();
         let parameters = match &self.memory {
             ParameterMemory::Heap => None,
             ParameterMemory::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
@@ -291,11 +291,11 @@ struct TorchFeed {
 }
 
 /// The inputs of one run in LibTorch's form.
-struct TorchFeeds(SmallVec<[TorchFeed; FEW]>);
+struct TorchFeeds(SmallVec<[TorchFeed; INLINE_MAX]>);
 
 impl TorchFeeds {
     fn new(plan: &ForwardPlan, inputs: &[NamedTensor]) -> Result<TorchFeeds> {
-        let mut feeds: SmallVec<[TorchFeed; FEW]> = SmallVec::new();
+        let mut feeds: SmallVec<[TorchFeed; INLINE_MAX]> = SmallVec::new();
         for input in inputs {
             let place = *plan.inputs.get(&*input.name).ok_or_else(|| {
                 Error::invalid(format!("the model has no input \"{}\"", input.name))
@@ -315,7 +315,7 @@ impl TorchFeeds {
     }
 
     /// Returns a value for every argument of forward. The values point into the feeds.
-    fn values(&self, plan: &ForwardPlan) -> SmallVec<[RawValue; FEW]> {
+    fn values(&self, plan: &ForwardPlan) -> SmallVec<[RawValue; INLINE_MAX]> {
         let absent = RawValue {
             data: std::ptr::null(),
             dims: std::ptr::null(),

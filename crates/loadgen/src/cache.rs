@@ -56,7 +56,7 @@ fn check_space(dir: &Path, bytes: u64) -> Result<()> {
 ///
 /// # Errors
 /// The errors of the file system.
-pub fn fresh(path: &Path) -> Result<()> {
+pub fn create_empty_dir(path: &Path) -> Result<()> {
     remove(path)?;
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, &e))
 }
@@ -79,7 +79,7 @@ pub fn remove(path: &Path) -> Result<()> {
 /// The errors of the file system.
 pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> Result<()> {
     let part = model_dir.join(format!(".part-{version}"));
-    fresh(&part)?;
+    create_empty_dir(&part)?;
     link_files(cached, &part)?;
     let place = model_dir.join(version.to_string());
     std::fs::rename(&part, &place).map_err(|e| Error::io(&place, &e))

@@ -118,7 +118,7 @@ impl<'a> Servers<'a> {
     /// Starts a server with a session for each number of threads inside a run.
     fn start(&mut self) -> Result<()> {
         let root = run_dir(self.env);
-        cache::fresh(&root)?;
+        cache::create_empty_dir(&root)?;
         let mut sessions = Vec::new();
         for intra_op in sizes(self.cores) {
             let current = TunePoint::sync(self.cores / intra_op, intra_op);

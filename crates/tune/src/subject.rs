@@ -155,7 +155,7 @@ fn mappable(
         return Ok((dir, None));
     }
     let root = env.cache_dir.join("run").join(format!("tune-{}-converted", std::process::id()));
-    loadgen::cache::fresh(&root)?;
+    loadgen::cache::create_empty_dir(&root)?;
     let copy = ConvertedCopy(root.clone());
     let options = PublishOptions {
         source: dir,

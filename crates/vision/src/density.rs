@@ -91,11 +91,11 @@ impl<'a> Directory<'a> {
     pub(crate) fn open(bytes: &'a [u8]) -> Option<Directory<'a>> {
         let mut directory =
             Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
-        if directory.number(2)? != 42 {
+        if directory.u16_at(2)? != 42 {
             return None;
         }
-        let start = directory.long(4)? as usize;
-        directory.count = usize::from(directory.number(start)?).min(ENTRIES_MAX);
+        let start = directory.u32_at(4)? as usize;
+        directory.count = usize::from(directory.u16_at(start)?).min(ENTRIES_MAX);
         directory.first = start.checked_add(2)?;
         Some(directory)
     }
@@ -107,13 +107,13 @@ impl<'a> Directory<'a> {
     }
 
     /// Reads 16 bits.
-    pub(crate) fn number(&self, at: usize) -> Option<u16> {
+    pub(crate) fn u16_at(&self, at: usize) -> Option<u16> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) })
     }
 
     /// Reads 32 bits.
-    fn long(&self, at: usize) -> Option<u32> {
+    fn u32_at(&self, at: usize) -> Option<u32> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })
     }
@@ -124,14 +124,14 @@ fn tiff(bytes: &[u8]) -> Option<f32> {
     let mut dots = None;
     let mut unit = 2;
     for at in directory.entries() {
-        match directory.number(at)? {
+        match directory.u16_at(at)? {
             X_RESOLUTION => {
-                let value = directory.long(at + 8)? as usize;
+                let value = directory.u32_at(at + 8)? as usize;
                 let (over, under) =
-                    (directory.long(value)?, directory.long(value.checked_add(4)?)?);
+                    (directory.u32_at(value)?, directory.u32_at(value.checked_add(4)?)?);
                 dots = (under != 0).then_some(over as f32 / under as f32);
             }
-            RESOLUTION_UNIT => unit = directory.number(at + 8)?,
+            RESOLUTION_UNIT => unit = directory.u16_at(at + 8)?,
             _ => {}
         }
     }

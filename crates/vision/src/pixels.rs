@@ -70,7 +70,7 @@ impl Image {
 
     /// Returns the pixels of a region. Parts outside the image are left out; at least one pixel
     /// stays.
-    pub fn part(&self, region: PixelRegion) -> Image {
+    pub fn crop(&self, region: PixelRegion) -> Image {
         let x = region.x.min(self.width - 1);
         let y = region.y.min(self.height - 1);
         let width = region.width.clamp(1, self.width - x);

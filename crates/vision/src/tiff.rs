@@ -210,8 +210,8 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     const PALETTE: u16 = 3;
     const BLACK_IS_ZERO: u16 = 1;
     let directory = Directory::open(bytes)?;
-    let at = directory.entries().find(|&at| directory.number(at) == Some(PHOTOMETRIC))? + 8;
-    if directory.number(at) != Some(PALETTE) {
+    let at = directory.entries().find(|&at| directory.u16_at(at) == Some(PHOTOMETRIC))? + 8;
+    if directory.u16_at(at) != Some(PALETTE) {
         return None;
     }
     let mut file = bytes.to_vec();

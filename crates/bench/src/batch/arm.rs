@@ -190,7 +190,7 @@ fn text(model: WorkloadModel, arm: BatchArm, args: &BatchArgs) -> String {
 
 /// Publishes `artifact` as version 1 of a model at `dir`, with the settings `text`.
 pub(crate) fn publish(artifact: &Path, dir: &Path, text: &str) -> Result<()> {
-    cache::fresh(dir)?;
+    cache::create_empty_dir(dir)?;
     settings::put(dir, text)?;
     cache::publish_link(artifact, dir, 1)
 }

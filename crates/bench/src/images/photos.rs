@@ -15,7 +15,7 @@ const DEPTH_MAX: usize = 8;
 /// Maximum number of photographs: their files are kept in memory.
 const PHOTOS_MAX: usize = 20_000;
 /// Size of a made-up image in pixels.
-const MADE: (u32, u32) = (320, 240);
+const MADE_UP_SIZE: (u32, u32) = (320, 240);
 /// Shapes in a made-up image.
 const SHAPES: usize = 90;
 
@@ -94,7 +94,7 @@ pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
 }
 
 fn scene(seed: u64) -> Image {
-    let (width, height) = MADE;
+    let (width, height) = MADE_UP_SIZE;
     let mut random = RandomSequence::new(seed);
     let mut image = Image { width, height, rgb: vec![128; (width * height * 3) as usize] };
     for _ in 0..SHAPES {

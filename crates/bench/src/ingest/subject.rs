@@ -63,9 +63,9 @@ impl IngestSubject {
     /// Starts a server without collections.
     pub(super) fn new(args: &IngestArgs, env: &BenchEnv) -> Result<IngestSubject> {
         let root = env.cache_dir.join("run").join("ingest");
-        cache::fresh(&root)?;
+        cache::create_empty_dir(&root)?;
         let model_dir = root.join(model::NAME);
-        cache::fresh(&model_dir)?;
+        cache::create_empty_dir(&model_dir)?;
         cache::publish_link(&model::publish(env)?, &model_dir, 1)?;
         let mut plan_args = vec![format!("{}={}", model::NAME, model_dir.display())];
         plan_args

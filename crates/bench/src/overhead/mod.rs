@@ -260,7 +260,7 @@ fn start_server(
     threads: usize,
 ) -> Result<ServerProcess> {
     let model_dir = env.cache_dir.join("run").join("overhead").join(MODEL);
-    cache::fresh(&model_dir)?;
+    cache::create_empty_dir(&model_dir)?;
     cache::publish_link(&subject.dir, &model_dir, 1)?;
     let mut server_args = vec![format!("{MODEL}={}", model_dir.display())];
     server_args.extend(["--workers".to_owned(), threads.to_string()]);

@@ -54,7 +54,7 @@ pub(super) fn prepare(env: &BenchEnv, dir: &Path) -> Result<Vec<Vec<NamedTensor>
     let key = format!("{}-s{MODEL_SEED}", ctr.key());
     let made = cache::ensure(&env.cache_dir, &key, ctr.bytes(), write)?;
     let model_dir = dir.join(MODEL);
-    cache::fresh(&model_dir)?;
+    cache::create_empty_dir(&model_dir)?;
     cache::publish_link(&made, &model_dir, 1)?;
     let bytes = |inputs: &[NamedTensor]| -> usize {
         inputs.iter().map(|input| input.tensor.byte_len()).sum()

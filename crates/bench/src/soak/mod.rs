@@ -143,7 +143,7 @@ pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let models = args.models(env)?;
     let cache_dir = env.cache_dir.join("run").join("soak-cache");
-    cache::fresh(&cache_dir)?;
+    cache::create_empty_dir(&cache_dir)?;
     let mut server_args: Vec<String> = ["--poll", "50ms", "--cache-dir"].map(String::from).into();
     server_args.push(cache_dir.display().to_string());
     server_args.extend(args.server_arg.iter().cloned());

@@ -97,7 +97,7 @@ impl SwapSetup<'_> {
         let Some(kind) = self.args.store.filter(|_| arm == SwapArm::Store) else { return Ok(None) };
         models.iter().try_for_each(|model| store::check_published(model.contents.of(1)))?;
         let root = self.env.cache_dir.join("run").join("swap-store");
-        cache::fresh(&root)?;
+        cache::create_empty_dir(&root)?;
         let copies = root.join("copies");
         let limit = self.args.bytes * store::CACHED_HALVES / 2;
         args.extend(["--cache-dir".to_owned(), copies.display().to_string()]);

@@ -36,7 +36,7 @@ pub(super) fn published(files: &ContentFiles<'_>, pair: ContentPair) -> Result<S
     let form = ContentForm { suffix: "-tensorflow", disk_copies: 3 };
     SwapContents::make(files.env, &files.ctr, pair, form, &|content, dir, progress| {
         let source = dir.join(PLAIN);
-        cache::fresh(&source)?;
+        cache::create_empty_dir(&source)?;
         write(files, content, &source, progress)?;
         publish(files, &source, dir)?;
         cache::remove(&source)
@@ -52,7 +52,7 @@ fn write(
 ) -> Result<()> {
     let script = PythonScript::find(files.env, SCRIPT, files.python, PYTHON, REMEDY)?;
     let layout = dir.join(LAYOUT);
-    cache::fresh(&layout)?;
+    cache::create_empty_dir(&layout)?;
     files.ctr.write_layout(content, &layout, progress)?;
     let mut command = script.command();
     command.arg("--layout").arg(&layout).arg("--to").arg(dir);

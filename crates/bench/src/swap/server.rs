@@ -104,10 +104,10 @@ impl SwapServer {
             Some(store) => store.dir.clone(),
             None => env.cache_dir.join("run").join(&plan.name),
         };
-        cache::fresh(&root)?;
+        cache::create_empty_dir(&root)?;
         let serve = |model: &Arc<SwapModel>| {
             let dir = root.join(&model.name);
-            cache::fresh(&dir)?;
+            cache::create_empty_dir(&dir)?;
             cache::publish_link(model.contents.of(1), &dir, 1)?;
             if let Some(settings) = model.engine.settings() {
                 loadgen::report::write_file(&dir.join(SETTINGS_FILE), settings.as_bytes())?;

@@ -66,7 +66,7 @@ impl BenchStore {
         python: Option<&Path>,
     ) -> Result<BenchStore> {
         let dir = root.join(BUCKET);
-        loadgen::cache::fresh(&dir)?;
+        loadgen::cache::create_empty_dir(&dir)?;
         if kind == StoreKind::File {
             let url = format!("file://{}", dir.display());
             return Ok(BenchStore { dir, url, variables: Vec::new(), server: None });

@@ -82,7 +82,7 @@ pub(super) fn measure(
     dir: &Path,
     progress: &StepProgress,
 ) -> Result<TierResults> {
-    cache::fresh(dir)?;
+    cache::create_empty_dir(dir)?;
     let mut notes = Vec::new();
     let shape = shape(args, dir, &mut notes)?;
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
@@ -149,7 +149,7 @@ fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<WrittenSegme
     }
     medium.persist_names()?;
     if args.arms().contains(&TierArm::Pmem) {
-        cache::fresh(&args.tmpfs.join(PMEM))?;
+        cache::create_empty_dir(&args.tmpfs.join(PMEM))?;
         let pmem = DaxMedium::new(args.tmpfs.join(PMEM), true)?;
         (0..shape.segments).try_for_each(|segment| copy(&medium, &pmem, &segment_name(segment)))?;
     }

@@ -100,7 +100,7 @@ impl PhotoView {
         match self.kind {
             ViewKind::Coarse => photograph.clone(),
             ViewKind::Mirrored => photograph.mirrored(),
-            ViewKind::Part => photograph.part(self.region),
+            ViewKind::Part => photograph.crop(self.region),
         }
     }
 
