@@ -28,7 +28,7 @@ pub(crate) struct NewImage {
     pub(crate) bytes: Bytes,
 }
 
-/// Puts an image in; durable once this returns.
+/// Adds an image. It is durable when this returns.
 ///
 /// # Errors
 /// Returns the errors of the image, the model, the store of originals and the collection.

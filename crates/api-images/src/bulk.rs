@@ -212,7 +212,7 @@ pub struct BulkReporter {
 }
 
 impl BulkReporter {
-    /// Reports the outcome.
+    /// Sends the outcome to the thread that writes the response.
     pub fn send(mut self, outcome: Result<BulkOutcome>) {
         self.send_once(outcome);
     }

@@ -43,7 +43,8 @@ impl DuplicatesRequest {
         self.restart
     }
 
-    /// Returns the options for a collection, whose images are of a `kind` if it has any.
+    /// Returns the options for a collection. `kind` is the kind of its images, or `None` if it
+    /// holds only vectors.
     ///
     /// # Errors
     /// `InvalidArgument` for options that cannot work.

@@ -49,7 +49,7 @@ pub fn default_candidates(kind: ImageKind) -> usize {
     }
 }
 
-/// Returns the most images that a search compares.
+/// Returns the maximum number of images that a search compares.
 pub fn candidates_max(kind: ImageKind) -> usize {
     match kind {
         ImageKind::Photo => CANDIDATES_MAX,

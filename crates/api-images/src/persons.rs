@@ -103,12 +103,12 @@ impl FoundPersons {
         Ok(FoundPersons { fingers, threshold, persons: HashMap::new() })
     }
 
-    /// Returns the least score of an accepted person.
+    /// Returns the smallest score of an accepted person.
     pub fn threshold(&self) -> f32 {
         self.threshold
     }
 
-    /// Adds a print that resembles the finger of this number.
+    /// Adds a print that resembles the queried finger with the number `finger`.
     pub fn add(&mut self, finger: usize, found: &FoundPrint<'_>) {
         let named = found.payload.get(PERSON).filter(|person| !person.is_null());
         let person = PersonKey {

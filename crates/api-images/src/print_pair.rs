@@ -28,7 +28,7 @@ pub enum PrintJson {
         /// Id of the image.
         id: PointId,
     },
-    /// A picture or a template.
+    /// An image or a template.
     File {
         /// Bytes of the file in base64.
         file: String,

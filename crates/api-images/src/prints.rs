@@ -1,4 +1,4 @@
-//! Fingerprints of requests: pictures and templates, comparison of two, and templates of stored
+//! Fingerprints of requests: images and templates, comparison of two, and templates of stored
 //! ones.
 
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use super::settings::ImageKind;
 /// Minutiae of a file.
 pub(crate) struct FilePrint {
     pub(crate) graph: Graph,
-    /// Size of the picture in pixels; of a template at 500 dots per inch.
+    /// Size of the image in pixels; of a template at 500 dots per inch.
     pub(crate) width: u32,
     pub(crate) height: u32,
     pub(crate) decode: Duration,
     pub(crate) keypoints: Duration,
 }
 
-/// Reads the minutiae of a picture, or of the first view of a template.
+/// Reads the minutiae of an image, or of the first view of a template.
 ///
 /// # Errors
 /// `InvalidArgument` or `TooLarge` for a file that cannot be read, with `name`; the errors of
@@ -61,7 +61,7 @@ pub(crate) fn read(budget: &Arc<ByteBudget>, bytes: &[u8], name: &str) -> Result
 
 /// A fingerprint to compare.
 pub(crate) enum PrintSource {
-    /// Bytes of a picture or a template.
+    /// Bytes of an image or a template.
     File(Bytes),
     /// Id of a fingerprint in the collection.
     Point(PointId),
@@ -69,7 +69,7 @@ pub(crate) enum PrintSource {
     Record(Vec<u8>),
 }
 
-/// Returns the error for an id beside JSON that names both prints.
+/// Returns the error for a request with `id=` whose JSON body names both prints.
 pub fn both_named() -> Error {
     Error::invalid("id= is for a file in the body; JSON names both prints")
 }

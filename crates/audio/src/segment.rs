@@ -43,7 +43,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Makes windows over rows of `width` values. A window, hop or width of zero counts as one.
+    /// Creates windows over rows of `width` values. A window, hop or width of zero counts as one.
     pub fn new(spec: WindowSpec, width: usize) -> Windows {
         let width = width.max(1);
         let spec =

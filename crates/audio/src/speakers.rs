@@ -106,8 +106,8 @@ impl Speakers {
         Speakers(Arc::new(SpeakerStore { path, writing: Mutex::new(()), document }))
     }
 
-    /// Adds an embedding of `name`'s voice, of any length but zero; an enrolled speaker gets the
-    /// mean of all. The change is durable when this returns.
+    /// Adds an embedding of the voice of `name`. Only its direction counts. The stored voice is the
+    /// mean of all directions. The change is durable when this returns.
     ///
     /// # Errors
     /// `InvalidArgument` for a name that is empty, too long or has control characters, and for an

@@ -193,7 +193,7 @@ impl BackupStore {
         Ok(lists)
     }
 
-    /// Writes a list.
+    /// Writes the list of a backup.
     pub(crate) async fn put_list(&self, list: &BackupList) -> Result<()> {
         self.put(&self.list_key(&list.collection, &list.id), list.encode()?.into()).await
     }

@@ -161,7 +161,7 @@ impl Variable {
         Variable { name, help }
     }
 
-    /// Returns its value as text; `None` if it is unset, empty or not UTF-8.
+    /// Returns the value of the variable. `None` if it is unset, empty or not UTF-8.
     pub(crate) fn text(&self) -> Option<String> {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
     }

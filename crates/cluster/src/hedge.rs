@@ -14,7 +14,7 @@ const COST: u32 = 100;
 /// Step of the estimate relative to it, for a request above the quantile. A request below moves it
 /// by `STEP * (1 - QUANTILE) / QUANTILE`, so that both balance at the quantile.
 const STEP: f64 = 0.05;
-/// Quantile after which the other holder is asked.
+/// Quantile of the latency after which a second request goes to the other holder.
 const QUANTILE: f64 = 0.95;
 /// Shortest estimate: below it a second request costs more than it saves.
 const ESTIMATE_MIN: Duration = Duration::from_millis(1);
@@ -27,12 +27,12 @@ pub struct LatencyEstimate {
 }
 
 impl LatencyEstimate {
-    /// Starts with a guess.
-    pub fn new(guess: Duration) -> LatencyEstimate {
-        LatencyEstimate { seconds: guess.max(ESTIMATE_MIN).as_secs_f64() }
+    /// Creates an estimate that starts at `initial`.
+    pub fn new(initial: Duration) -> LatencyEstimate {
+        LatencyEstimate { seconds: initial.max(ESTIMATE_MIN).as_secs_f64() }
     }
 
-    /// Takes the latency of one request.
+    /// Adds the latency of one request to the estimate.
     pub fn record(&mut self, latency: Duration) {
         let change = if latency.as_secs_f64() > self.seconds {
             STEP

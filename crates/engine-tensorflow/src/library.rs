@@ -61,7 +61,7 @@ pub struct TensorFlowEngine {
 }
 
 impl TensorFlowEngine {
-    /// Returns the engine; opens nothing.
+    /// Creates the engine. The first load opens the library.
     pub fn new(search: LibrarySearch) -> TensorFlowEngine {
         TensorFlowEngine { search }
     }

@@ -36,27 +36,27 @@ pub struct FakeCounters {
 }
 
 impl FakeCounters {
-    /// Returns the loads that succeeded.
+    /// Returns the number of successful loads.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::SeqCst)
     }
 
-    /// Returns the loads that failed.
+    /// Returns the number of failed loads.
     pub fn failed_loads(&self) -> u64 {
         self.failed_loads.load(Ordering::SeqCst)
     }
 
-    /// Returns the runs that began.
+    /// Returns the number of runs that began.
     pub fn runs(&self) -> u64 {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// Returns the dropped sessions.
+    /// Returns the number of dropped sessions.
     pub fn releases(&self) -> u64 {
         self.releases.load(Ordering::SeqCst)
     }
 
-    /// Returns the sessions that are alive.
+    /// Returns the number of sessions that are not dropped.
     pub fn live(&self) -> u64 {
         self.loads().saturating_sub(self.releases())
     }

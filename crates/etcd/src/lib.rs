@@ -29,14 +29,14 @@ use wire::{KeepAliveAnswer, LeaseAnswer, RangeAnswer, TransactionAnswer};
 
 /// Time for a request to one endpoint.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Entries of one answer.
+/// Maximum entries of one answer.
 const PAGE_ENTRIES_MAX: usize = 1000;
-/// Entries below one prefix.
+/// Maximum entries below one prefix.
 const RANGE_ENTRIES_MAX: usize = 1 << 20;
-/// Endpoints of one cluster.
+/// Maximum endpoints of one cluster.
 const ENDPOINTS_MAX: usize = 16;
 
-/// Characters of a name that becomes part of keys.
+/// Maximum characters of a name that becomes part of keys.
 const NAME_CHARACTERS_MAX: usize = 128;
 
 /// Checks the name of a `thing` (node, cluster or fleet), which becomes part of keys.
@@ -66,7 +66,7 @@ pub struct EtcdEntry {
     pub key: String,
     /// Value.
     pub value: Bytes,
-    /// Revision in which the key was created, which no other creation ever has.
+    /// Revision in which the key was created. No other creation of the key has it.
     pub create_revision: i64,
     /// Lease that it ends with; 0 if it has none.
     pub lease: LeaseId,
@@ -153,7 +153,7 @@ impl Etcd {
         }
     }
 
-    /// Ends a lease and removes its keys. An absent lease is no error.
+    /// Ends a lease and removes its keys. An absent lease is not an error.
     ///
     /// # Errors
     /// As [`Etcd::grant`].
@@ -185,7 +185,7 @@ impl Etcd {
         Ok(answer.succeeded.then_some(answer.header.revision))
     }
 
-    /// Removes a key. An absent key is no error.
+    /// Removes a key. An absent key is not an error.
     ///
     /// # Errors
     /// As [`Etcd::grant`].

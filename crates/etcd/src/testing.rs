@@ -77,7 +77,7 @@ impl EtcdServer {
         format!("{}://{}", scheme(self.tls.as_ref()), self.address())
     }
 
-    /// Returns `HOST:PORT`.
+    /// Returns the address for clients as `HOST:PORT`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.ports[0])
     }
@@ -97,8 +97,8 @@ impl EtcdServer {
         &self.tls.as_ref().expect("etcd was started without TLS").authority
     }
 
-    /// Pauses the process (it does not end), and waits until all of its threads stand still: one
-    /// that runs at the moment of the signal could still answer a request.
+    /// Pauses the process and waits until all of its threads have stopped. A thread that runs at
+    /// the moment of the signal could still answer a request.
     pub fn pause(&self) {
         self.signal("-STOP");
         let deadline = Instant::now() + PAUSE_MAX;
@@ -141,7 +141,7 @@ impl EtcdServer {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Waits for an answer; false if the process ended.
+    /// Waits until the server answers. Returns false if the process has ended.
     async fn answers(&mut self) -> bool {
         let client = self.client();
         let ready = async {

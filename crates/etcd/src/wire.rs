@@ -85,7 +85,7 @@ pub(super) struct KeyValue {
 }
 
 impl KeyValue {
-    /// Returns the key as it is in etcd: keys are ordered by their bytes.
+    /// Returns the bytes of the key. etcd orders keys by their bytes.
     pub(super) fn key(&self) -> Result<Vec<u8>> {
         decoded(&self.key)
     }
@@ -137,7 +137,7 @@ pub(super) fn if_value(key: &str, value: &[u8], operation: Value) -> Value {
     })
 }
 
-/// Builds the range of all keys that begin with `prefix`.
+/// Returns the end of the range of all keys that begin with `prefix`.
 pub(super) fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     while let Some(last) = end.pop() {

@@ -65,14 +65,14 @@ impl TopK {
         }
     }
 
-    /// Returns the `k` smallest, smallest first.
+    /// Returns the `k` smallest costs with their rows, smallest first.
     pub fn sorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
         self.shrink();
         self.keys.sort_unstable();
         self.keys.iter().map(|key| parts(*key))
     }
 
-    /// Returns the `k` smallest in no particular order.
+    /// Returns the `k` smallest costs with their rows, in no particular order.
     pub fn unsorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
         self.shrink();
         self.keys.iter().map(|key| parts(*key))

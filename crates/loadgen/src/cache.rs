@@ -52,7 +52,7 @@ fn check_space(dir: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Makes `path` an empty directory. Removes what was there.
+/// Creates the empty directory `path`. Removes an existing one with its content.
 ///
 /// # Errors
 /// The errors of the file system.

@@ -7,7 +7,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Parses exposition text; lines that are no series are ignored.
+    /// Parses exposition text. Ignores lines that are not series.
     pub fn parse(text: &str) -> Scrape {
         let series = text
             .lines()

@@ -80,9 +80,9 @@ impl SlidingHistogram {
         self.start
     }
 
-    /// Returns the finished seconds in the window from number `from` on, oldest first, with their
-    /// numbers. Idle seconds are empty. A latency recorded late into a second that was read already
-    /// is not seen again.
+    /// Returns the finished seconds of the window with their numbers, oldest first, starting at
+    /// number `from`. Idle seconds are empty. If a latency is recorded into a second that was read
+    /// before, the caller does not see it.
     pub fn finished(&self, from: u64, now: Instant) -> Vec<(u64, Percentiles)> {
         let current = now.saturating_duration_since(self.start).as_secs();
         // Copied under the lock, evaluated outside: recording never waits for a percentile.

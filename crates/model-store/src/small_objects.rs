@@ -33,10 +33,11 @@ impl SmallObjects {
         self.place.key(name)
     }
 
-    /// Creates an object. Returns false if it is there.
+    /// Creates an object. Returns false if the object exists.
     ///
-    /// # Errors `FailedPrecondition` if the store cannot create an object only if it is absent.
-    /// Otherwise the store's error; the object may have been created nevertheless.
+    /// # Errors
+    /// `FailedPrecondition` if the store cannot create an object only if it is absent. Otherwise
+    /// the store's error; the object may have been created nevertheless.
     pub async fn create(&self, key: &Key, bytes: Vec<u8>) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, PutPayload::from(bytes), options);

@@ -297,7 +297,8 @@ impl BackgroundRunner {
 }
 
 /// Starts the two threads of repeated work: `name` at low priority, and `name`-hi at ordinary
-/// priority. `body` runs on both until it returns. `doing` ("flushing") is for the log.
+/// priority. `body` runs on both until it returns. `doing` names the work in the log, such as
+/// "flushing".
 ///
 /// # Errors
 /// `ResourceExhausted` if a thread cannot be started.

@@ -99,9 +99,9 @@ fn set_short_turns_at(nice: libc::c_int) -> libc::c_int {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) as libc::c_int }
 }
 
-/// Prepares a background thread that other threads wait for in the end: low priority, and
-/// allocations from the background arena. `doing` ("flushing") is for the log. If the system
-/// refuses the priority, that is logged and the work goes on.
+/// Sets low priority for the calling thread, and lets it allocate from the background arena. Use
+/// this for background work that other threads wait for in the end. If the system refuses the
+/// priority, logs that `doing` (such as "flushing") runs at ordinary priority.
 pub fn enter_low_priority(doing: &str) {
     if let Err(error) = set_low_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");
@@ -109,9 +109,9 @@ pub fn enter_low_priority(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// Prepares any other background thread: idle priority, and allocations from the background arena.
-/// `doing` ("loading") is for the log. If the system refuses the priority, that is logged and the
-/// work goes on.
+/// Sets idle priority for the calling thread, and lets it allocate from the background arena. If
+/// the system refuses the priority, logs that `doing` (such as "loading") runs at ordinary
+/// priority.
 pub fn enter_background(doing: &str) {
     if let Err(error) = set_idle_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");

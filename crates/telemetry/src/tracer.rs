@@ -94,7 +94,7 @@ impl Tracer {
         })
     }
 
-    /// Returns the rates.
+    /// Returns the current sampling rates.
     pub fn rates(&self) -> SamplingRates {
         self.rates.load().rates.clone()
     }
@@ -163,7 +163,7 @@ impl Tracer {
         ids
     }
 
-    /// Ends the trace of a load, for the links of requests.
+    /// Ends the trace of a load. Requests that begin after `end` are not linked to it.
     pub fn end_load(&self, span: SpanId, end: Instant) {
         self.loads.end(span, end);
     }

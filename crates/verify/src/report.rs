@@ -27,7 +27,8 @@ impl ComparisonReport {
         self.comparison.compared > 0 && !self.differs()
     }
 
-    /// Returns true if answers differ. Both are false if no answers were compared.
+    /// Returns true if an answer differs. If no answers were compared, this and
+    /// [`ComparisonReport::agrees`] return false.
     pub fn differs(&self) -> bool {
         !self.comparison.differences.is_empty()
             || self.counts.iter().any(|one| one.faults.wrong > 0)

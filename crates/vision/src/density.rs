@@ -106,13 +106,13 @@ impl<'a> Directory<'a> {
         (0..self.count).map(move |entry| first + 12 * entry)
     }
 
-    /// Reads 16 bits.
+    /// Returns the unsigned 16-bit number at the offset `at`.
     pub(crate) fn u16_at(&self, at: usize) -> Option<u16> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) })
     }
 
-    /// Reads 32 bits.
+    /// Returns the unsigned 32-bit number at the offset `at`.
     fn u32_at(&self, at: usize) -> Option<u32> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })

@@ -68,8 +68,8 @@ impl Image {
         Image { rgb: pixels.flatten().copied().collect(), ..*self }
     }
 
-    /// Returns the pixels of a region. Parts outside the image are left out; at least one pixel
-    /// stays.
+    /// Returns the pixels of a region. Omits parts of the region outside the image, and keeps at
+    /// least one pixel.
     pub fn crop(&self, region: PixelRegion) -> Image {
         let x = region.x.min(self.width - 1);
         let y = region.y.min(self.height - 1);

@@ -91,7 +91,7 @@ impl DuplicateData {
         scaled(common.iter().zip(own).map(|(common, own)| common * COMMON + own).collect())
     }
 
-    /// Returns a vector near another one.
+    /// Returns a copy of `vector` with noise. `number` seeds the noise.
     fn near(&self, vector: &[f32], number: u64) -> Vec<f32> {
         let share = 0.5 * (signed_unit(self.seed ^ 4, number) + 1.0);
         let noise = COPY_NOISE.0 + (COPY_NOISE.1 - COPY_NOISE.0) * share;

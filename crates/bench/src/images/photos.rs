@@ -14,7 +14,7 @@ const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp
 const DEPTH_MAX: usize = 8;
 /// Maximum number of photographs: their files are kept in memory.
 const PHOTOS_MAX: usize = 20_000;
-/// Size of a made-up image in pixels.
+/// Width and height of a made-up image in pixels.
 const MADE_UP_SIZE: (u32, u32) = (320, 240);
 /// Shapes in a made-up image.
 const SHAPES: usize = 90;

@@ -49,9 +49,9 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Registers the node `own` in the cluster `cluster`, whose store is `store`, and reads the
-    /// view, which it follows from then on: `nodes` and `owners` of `view`, while `collections`
-    /// stays as it is. Needs a tokio runtime.
+    /// Registers the node `own` in the cluster `cluster`, whose store is `store`. Reads `nodes` and
+    /// `owners` into `view` and then applies their changes to it. Does not change `collections` of
+    /// `view`. Needs a tokio runtime.
     ///
     /// If etcd or the store does not answer, the node is registered later: it tries again with
     /// growing pauses. [`Membership::unjoined`] says why it has not joined.

@@ -47,7 +47,7 @@ impl Node {
         self
     }
 
-    /// Takes the operator from another set than ONNX's own; [`ModelBuilder::opset`] must import it.
+    /// Selects an operator set other than that of ONNX. [`ModelBuilder::opset`] must import it.
     pub fn domain(mut self, domain: &str) -> Node {
         encode::bytes(&mut self.bytes, node::DOMAIN, domain.as_bytes());
         self

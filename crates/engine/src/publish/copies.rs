@@ -9,7 +9,7 @@ use base::{Error, Result};
 /// Directories of a version with requests for warming up: those of SavedModels, which may have
 /// other files too, and those of the Open Inference Protocol.
 const REQUEST_DIRS: [&str; 2] = ["assets.extra", "warmup"];
-/// Most levels of directories inside a directory of a version.
+/// Maximum depth of directories inside the directory of a version.
 pub const DEPTH_MAX: usize = 8;
 
 /// Copies the recorded requests of the version in the directory `source` to the directory `to`.

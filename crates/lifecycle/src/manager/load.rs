@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    /// Drops the request to load a version again if its files cannot be loaded unless they change.
+    /// Drops requests to load a version again if its files are unusable, unreadable or deleted.
     pub(super) fn drop_vain_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {

@@ -19,15 +19,15 @@ pub(crate) struct Update {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UpdateStage {
-    /// It waits for its part of the window.
+    /// The version waits for its part of the window.
     Window,
-    /// It waits for a turn.
+    /// The version waits for a turn.
     Turn,
-    /// The fleet does not load it.
+    /// The fleet does not load the version.
     HeldBack,
-    /// It may be loaded.
+    /// The version may be loaded.
     Granted,
-    /// It may be loaded, because an administrator asked.
+    /// The version may be loaded, because an administrator requested it.
     ByHand,
 }
 

@@ -76,8 +76,9 @@ pub struct RolloutMeasures {
 }
 
 impl RolloutMeasures {
-    /// Starts to count. `signature` describes the outputs whose distributions are judged, if any;
-    /// `workers` run the requests.
+    /// Creates counts of zero. `signature` describes the outputs whose distributions are judged,
+    /// or is `None` if the rollout judges no outputs. `workers` is the number of threads that run
+    /// models.
     pub(crate) fn new(
         tolerance: f64,
         signature: Option<&Signature>,
@@ -202,7 +203,8 @@ impl RolloutPart {
         &self.measures
     }
 
-    /// Returns true if stable answers a request of the candidate, which has too many in flight.
+    /// Returns true if the stable version runs this request of the candidate, because too many
+    /// requests to the candidate are in flight.
     pub fn overflowed(&self) -> bool {
         self.overflowed
     }

@@ -22,7 +22,7 @@ pub(super) struct Trial<'a> {
     exact: SourceVectors<'a>,
 }
 
-/// Exact scores from the vectors of a build (as compared).
+/// Source of exact scores: the vectors of a build, in the form in which they are compared.
 struct SourceVectors<'a> {
     vectors: &'a dyn BuildVectors,
     dims: usize,

@@ -105,7 +105,8 @@ pub use walk::{WALK_STEP_MAX, WalkPosition, WalkStep, WalkedPoint};
 pub use write::Applied;
 
 impl Collection {
-    /// Stops background work for good; queries still work. Call this before the files are removed.
+    /// Stops background work permanently. Queries still work. Call this before the files are
+    /// removed.
     pub fn close(&self) {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.record_progress_now();

@@ -89,7 +89,7 @@ impl RowSet {
         Some(at * 64 + word.trailing_zeros())
     }
 
-    /// Adds `row`, unless it is not below [`RowSet::rows`].
+    /// Adds `row` if it is below [`RowSet::rows`].
     pub fn insert(&mut self, row: u32) {
         if row < self.rows && !self.contains(row) {
             self.words[row as usize / 64] |= 1 << (row % 64);
@@ -139,7 +139,7 @@ impl RowSet {
         self.recount();
     }
 
-    /// Takes the rows of `other` out of the set.
+    /// Removes the rows of `other` from the set.
     pub fn subtract(&mut self, other: &RowSet) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             *word &= !other;

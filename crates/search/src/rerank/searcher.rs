@@ -104,7 +104,7 @@ impl Searcher {
         Ok(())
     }
 
-    /// Returns true if its reader has not failed and has no reads in flight.
+    /// Returns true if the reader of this searcher has not failed and has no reads in flight.
     pub fn is_sound(&self) -> bool {
         !self.broken && self.reader.in_flight() == 0
     }

@@ -324,7 +324,7 @@ impl MissingRange<'_> {
     }
 }
 
-/// Decodes numbers; `None` if there is one that no index stores.
+/// Decodes little-endian floats. Returns `None` if one is NaN, which no index stores.
 fn floats(bytes: &[u8]) -> Option<CodeContent> {
     let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     let values: Vec<f32> = values.collect();

@@ -45,7 +45,7 @@ impl AccessPolicy {
         }))
     }
 
-    /// Requires a key on `routes`, if the server has any. Other paths stay 404.
+    /// Requires a key on `routes` if the server has keys. Other paths still get status 404.
     pub fn guard_operations(self: &Arc<Self>, routes: Router, guard: OperationGuard) -> Router {
         if self.keys.is_none() {
             return routes;

@@ -159,7 +159,7 @@ impl KeyRing {
         }
     }
 
-    /// Ends a session.
+    /// Ends the session, if it is open.
     pub fn close_session(&self, session: &SessionId) {
         self.sessions.close(session);
     }
