@@ -50,6 +50,18 @@ pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
         .collect()
 }
 
+/// Compares `doctest` of a crate with its sources: `cargo test --doc` reads a whole crate before it
+/// finds no example.
+pub(crate) fn doc_tests(krate: &str, manifest: &toml::Table, has_examples: bool) -> Vec<Complaint> {
+    let setting = manifest.get("lib").and_then(|lib| lib.get("doctest")?.as_bool());
+    let text = match (has_examples, setting) {
+        (true, Some(false)) => "has `doctest = false`, and a doc comment has an example",
+        (false, None | Some(true)) => "no doc comment has an example: add `[lib] doctest = false`",
+        _ => return Vec::new(),
+    };
+    vec![complaint(format!("crates/{krate}/Cargo.toml"), text)]
+}
+
 /// Checks one Rust file: unsafe code, unfinished work, lengths.
 pub(crate) fn rust_file(path: &str, text: &str) -> Vec<Complaint> {
     let masked = source::mask(text);
@@ -284,6 +296,17 @@ mod tests {
         let check = |text: &str| places(lints("base", &toml::from_str(text).unwrap()));
         assert_eq!(check("[lints]\nworkspace = true\n"), [""; 0]);
         assert_eq!(check("[lints.rust]\nunsafe_code = \"allow\"\n"), ["crates/base/Cargo.toml"]);
+    }
+
+    #[test]
+    fn crates_without_examples_have_no_doc_tests() {
+        let check = |text: &str, has_examples| {
+            doc_tests("base", &toml::from_str(text).unwrap(), has_examples).len()
+        };
+        assert_eq!(check("[lib]\ndoctest = false\n", false), 0);
+        assert_eq!(check("[lib]\ndoctest = false\n", true), 1);
+        assert_eq!(check("", false), 1);
+        assert_eq!(check("", true), 0);
     }
 
     #[test]

@@ -46,6 +46,15 @@ pub(crate) fn refused_beginnings(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
+/// True if a doc comment has a block of code, which `cargo test --doc` compiles.
+pub(crate) fn has_example(text: &str) -> bool {
+    let is_block = |line: CommentLine<'_>| {
+        let doc = line.text.strip_prefix(['/', '!']);
+        doc.is_some_and(|doc| doc.trim_start().starts_with("```"))
+    };
+    comment_lines(text).any(is_block)
+}
+
 fn comment_lines(text: &str) -> impl Iterator<Item = CommentLine<'_>> {
     text.lines().enumerate().filter_map(|(index, whole)| {
         let text = whole.trim_start().strip_prefix("//")?;
@@ -56,6 +65,13 @@ fn comment_lines(text: &str) -> impl Iterator<Item = CommentLine<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn examples_are_found() {
+        assert!(has_example("/// Adds.\n///\n/// ```no_run\n/// ```\nfn f() {}\n"));
+        assert!(has_example("//! ```\n//! ```\n"));
+        assert!(!has_example("// ```\nlet text = \"/// ```\";\n"));
+    }
 
     #[test]
     fn wide_comments_are_found() {
