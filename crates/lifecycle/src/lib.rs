@@ -32,6 +32,7 @@ mod source;
 mod source_thread;
 mod status;
 mod threads;
+mod unfinished;
 mod unloader;
 mod updates;
 mod warmup;
@@ -75,5 +76,7 @@ pub mod fuzzing {
 
 /// Time after which a retired version that is still in use is reported. The wait goes on.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
-/// Longest wait of a shutdown for running requests.
+/// Time after which a load that was stopped and has not ended is reported. The wait goes on.
+pub const LOAD_STOP_LONG: Duration = Duration::from_secs(30);
+/// Longest wait of a shutdown for running requests and loads.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);

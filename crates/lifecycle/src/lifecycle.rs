@@ -27,6 +27,7 @@ use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::source::Scanner;
 use crate::source_thread::{self, ScanPace, ScanRequests, ScanTrigger};
+use crate::unfinished::UnfinishedLoads;
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
 use crate::{
@@ -46,6 +47,7 @@ pub struct Lifecycle {
     catalog: Arc<Catalog>,
     settled: Arc<Settled>,
     activity: Arc<LoadActivity>,
+    unfinished: Arc<UnfinishedLoads>,
     to: Sender<Message>,
     stop_prefault: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -84,6 +86,7 @@ impl Lifecycle {
             starvation_limit: config.starvation_limit,
             settled: lifecycle.settled.clone(),
             activity: lifecycle.activity.clone(),
+            unfinished: lifecycle.unfinished.clone(),
             threads_max: config.threads_max,
             ignored: IgnoredSettings::default(),
             out: lifecycle.to.clone(),
@@ -128,6 +131,7 @@ impl Lifecycle {
             catalog: Arc::new(Catalog::default()),
             settled: Arc::new(Settled::default()),
             activity: Arc::default(),
+            unfinished: Arc::default(),
             to,
             stop_prefault: Arc::default(),
             threads: Mutex::default(),
@@ -216,8 +220,9 @@ impl Lifecycle {
     }
 
     /// Stops all loads, takes every version out of the catalogue, releases idle versions and joins
-    /// the threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for running requests; versions still in use
-    /// then end with the process. May be called more than once.
+    /// the threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for running requests and loads. Versions
+    /// still in use and loads that have not stopped are logged then, and end with the process. May
+    /// be called more than once.
     pub fn shutdown(&self) {
         let mut threads = self.threads.lock();
         if threads.is_empty() {
@@ -230,6 +235,7 @@ impl Lifecycle {
         for thread in threads.drain(..) {
             join(thread, deadline);
         }
+        self.unfinished.log_all();
     }
 
     fn pass_on(&self, message: Message) {

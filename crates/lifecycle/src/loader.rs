@@ -28,6 +28,7 @@ use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::status::LoadCost;
 use crate::threads;
+use crate::unfinished::UnfinishedLoads;
 use crate::warmup::{self, WarmupSource, WarmupVersion};
 use crate::{Converter, LifecycleState, ParameterPlacement};
 
@@ -50,6 +51,7 @@ pub(crate) struct Loader {
     pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
     pub(crate) activity: Arc<LoadActivity>,
+    pub(crate) unfinished: Arc<UnfinishedLoads>,
     pub(crate) threads_max: usize,
     pub(crate) ignored: IgnoredSettings,
     pub(crate) out: Sender<Message>,
@@ -88,14 +90,28 @@ impl Loader {
         while let Ok(job) = jobs.recv() {
             let id = job.id.clone();
             let fingerprint = job.fingerprint;
-            let active = self.activity.begin(&id);
-            let outcome = self.convert_and_load(&mut runner, job);
-            drop(active);
-            let outcome = outcome.unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
+            let outcome = match self.unfinished.reason(&id) {
+                Some(reason) => Outcome::Deferred { reason, converted: job.converted },
+                None => self
+                    .run_job(&mut runner, job)
+                    .unwrap_or_else(|error| Outcome::Failed { error, fingerprint }),
+            };
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
             }
         }
+    }
+
+    /// Runs a job, and remembers a load that was stopped and has not ended.
+    fn run_job(self: &Arc<Self>, runner: &mut BackgroundRunner, job: LoadJob) -> Result<Outcome> {
+        let (id, began) = (job.id.clone(), SystemTime::now());
+        let active = self.activity.begin(&id);
+        let outcome = self.convert_and_load(runner, job);
+        drop(active);
+        if let Some(work) = runner.take_left() {
+            self.unfinished.add(id, began, work);
+        }
+        outcome
     }
 
     fn convert_and_load(

@@ -4,6 +4,7 @@
 mod admin;
 mod configure;
 mod load;
+mod load_stop;
 mod model;
 mod prefault;
 mod resume;
@@ -307,6 +308,7 @@ impl Manager {
     fn step(&mut self, name: &Arc<str>) {
         let by_hand = self.reconfigurations.iter().any(|change| change.by_hand.contains(name));
         let Some(model) = self.models.get_mut(name) else { return };
+        model.report_slow_stops(&self.context, Instant::now());
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
             model.take_turns(&self.context, now, by_hand);

@@ -68,8 +68,8 @@ pub struct VersionStatus {
     /// Reason for the failure or the wait.
     pub reason: Option<String>,
     /// A remark that does not stop the version: its files changed since it was loaded, its
-    /// generated warm-up was refused, it is being reloaded, or it cannot take over the model's new
-    /// settings.
+    /// generated warm-up was refused, it is being reloaded, its load was stopped and has not ended,
+    /// or it cannot take over the model's new settings.
     pub note: Option<String>,
     /// Wait for its turn in the fleet; `None` if it does not wait. The reason describes it.
     pub update: Option<UpdateStatus>,
@@ -209,6 +209,13 @@ pub enum LifecycleEvent {
     /// The last user of a retired version needs longer than [`crate::DRAIN_LONG`]. The wait goes
     /// on.
     DrainSlow {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Version number.
+        version: u64,
+    },
+    /// A load that was stopped has not ended after [`crate::LOAD_STOP_LONG`]. The wait goes on.
+    LoadStopSlow {
         /// Name of the model.
         model: Arc<str>,
         /// Version number.

@@ -158,6 +158,11 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             let text = "still has requests, although it should be released";
             of("drain_slow", EventLevel::Warning, model, Some(*version), text)
         }
+        LifecycleEvent::LoadStopSlow { model, version } => {
+            let text =
+                "its load was stopped and has not ended, because the engine has not returned";
+            of("load_stop_slow", EventLevel::Warning, model, Some(*version), text)
+        }
         LifecycleEvent::RolloutStarted { model, candidate } => {
             of("rollout_started", info, model, Some(*candidate), "a rollout began")
         }
@@ -245,6 +250,7 @@ mod tests {
             },
             changed(1, LifecycleState::Released, None),
             LifecycleEvent::DrainSlow { model: "m".into(), version: 1 },
+            LifecycleEvent::LoadStopSlow { model: "m".into(), version: 4 },
             LifecycleEvent::UpdateHeldBack {
                 model: "m".into(),
                 version: 5,
@@ -271,6 +277,7 @@ mod tests {
                 ("reload_failed", Some(3), 1),
                 ("released", Some(1), 1),
                 ("drain_slow", Some(1), 1),
+                ("load_stop_slow", Some(4), 1),
                 ("held_back", Some(5), 1),
                 ("withdrawn", Some(WITHDRAWN), 1),
                 ("rollout_ended", None, 1),

@@ -14,7 +14,7 @@
 //! library that starts threads for requests while an idle thread loads a model.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -176,6 +176,23 @@ impl IdleThread {
     }
 }
 
+/// Work that a [`BackgroundRunner`] stopped and no longer waits for.
+pub struct LeftWork(Weak<()>);
+
+impl LeftWork {
+    /// Returns true once the work has ended.
+    pub fn ended(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+/// Work that began on the idle thread.
+struct IdleWork<T> {
+    outcome: Receiver<Result<T>>,
+    /// Without an owner once the work has ended.
+    runs: Weak<()>,
+}
+
 /// Runs work at idle priority, and at ordinary priority if it starves. Belongs to a thread of
 /// ordinary priority.
 pub struct BackgroundRunner {
@@ -184,6 +201,8 @@ pub struct BackgroundRunner {
     starvation_limit: Duration,
     /// Absent before the first work, and after work that did not stop in time.
     idle: Option<IdleThread>,
+    /// Work that was stopped and got too little time to end.
+    left: Option<LeftWork>,
 }
 
 impl BackgroundRunner {
@@ -193,7 +212,7 @@ impl BackgroundRunner {
     /// it the same time to stop. Work that does not notice its stop flag, such as a call into an
     /// engine, keeps its thread and ends on its own.
     pub fn new(name: &str, doing: &'static str, starvation_limit: Duration) -> BackgroundRunner {
-        BackgroundRunner { name: name.to_owned(), doing, starvation_limit, idle: None }
+        BackgroundRunner { name: name.to_owned(), doing, starvation_limit, idle: None, left: None }
     }
 
     /// Runs `work` until it ends or `stop` is set. `work` must be able to begin anew, and checks
@@ -214,8 +233,9 @@ impl BackgroundRunner {
             priority: Priority::Background,
             starvation_limit: self.starvation_limit,
         };
-        let outcome = match self.begin(&work, &attempt) {
-            Ok(outcome) => self.wait(&outcome, &attempt, stop),
+        let begun = self.begin(&work, &attempt);
+        let outcome = match &begun {
+            Ok(begun) => self.wait(&begun.outcome, &attempt, stop),
             Err(error) => {
                 tracing::warn!(%error, "{what}: not at idle priority");
                 None
@@ -226,22 +246,31 @@ impl BackgroundRunner {
                 if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
             Some(outcome) => return outcome,
             None if stop.load(Ordering::Relaxed) => {
+                self.left = begun.ok().map(|begun| LeftWork(begun.runs));
                 return Err(Error::cancelled("stopped; what got no processor time ends by itself"));
             }
             None => {}
         }
+        // Work that was left alone drops its outcome on its own thread.
+        drop(begun);
         tracing::info!(
             "{what}: continues at ordinary priority, because it got almost no processor time"
         );
         work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt })
     }
 
-    /// Starts `work` on the idle thread and returns the channel of its outcome.
+    /// Returns the work that the last [`BackgroundRunner::run`] stopped and left behind, unless it
+    /// has ended meanwhile.
+    pub fn take_left(&mut self) -> Option<LeftWork> {
+        self.left.take().filter(|left| !left.ended())
+    }
+
+    /// Starts `work` on the idle thread.
     fn begin<T: Send + 'static>(
         &mut self,
         work: &Arc<impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static>,
         attempt: &Attempt,
-    ) -> Result<Receiver<Result<T>>> {
+    ) -> Result<IdleWork<T>> {
         let idle = match self.idle.take() {
             Some(idle) => idle,
             None => IdleThread::start(&self.name, self.doing)?,
@@ -249,13 +278,19 @@ impl BackgroundRunner {
         let (send, outcome) = bounded(1);
         let work = work.clone();
         let attempt = attempt.clone();
-        // If the runner waits no longer, the outcome is dropped here.
-        let task = Box::new(move || drop(send.send(work(&attempt))));
+        let running = Arc::new(());
+        let runs = Arc::downgrade(&running);
+        let task = Box::new(move || {
+            // Dropped before `send`, also if the work panics.
+            let _running = running;
+            // If the runner waits no longer, the outcome is dropped here.
+            drop(send.send(work(&attempt)));
+        });
         idle.tasks
             .send(task)
             .map_err(|_| Error::internal("the thread of idle priority has ended"))?;
         self.idle = Some(idle);
-        Ok(outcome)
+        Ok(IdleWork { outcome, runs })
     }
 
     /// Waits for the outcome. Returns `None` if the thread has panicked, or if it starves and does
@@ -468,8 +503,13 @@ mod tests {
         };
         assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
         assert!(runner.idle.is_none(), "the thread that is inside the work is left alone");
+        let left = runner.take_left().unwrap();
+        assert!(!left.ended() && runner.take_left().is_none());
         drop(hogs);
         end.store(true, Ordering::Relaxed);
+        while !left.ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]

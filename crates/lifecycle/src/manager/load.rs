@@ -78,6 +78,7 @@ impl Model {
             return Readiness::Later;
         }
         load.dispatched = true;
+        load.began = Some(now);
         load.files = Some(disk.fingerprint);
         load.not_before = None;
         Readiness::Now(Box::new(LoadJob {
@@ -132,6 +133,23 @@ impl Model {
                 version.reload |= queued && incomplete && !none && version.serving.is_some();
                 self.show_disk(context, number);
             }
+        }
+    }
+
+    /// Reports each load that was stopped a long time ago and has not ended.
+    pub(super) fn report_slow_stops(&mut self, context: &ManagerContext, now: Instant) {
+        for (&version, state) in &mut self.versions {
+            let Some(load) = &mut state.load else { continue };
+            let slow = load.stopped.as_mut().is_some_and(|stop| stop.take_slow(now));
+            if !slow {
+                continue;
+            }
+            let seconds = load.age(now).as_secs();
+            let text = "its load was stopped and has not ended; it keeps a load thread and its \
+                        memory until the engine returns";
+            tracing::warn!(model = %self.name, version, seconds, "{text}");
+            let model = self.name.clone();
+            context.observer.event(&LifecycleEvent::LoadStopSlow { model, version });
         }
     }
 

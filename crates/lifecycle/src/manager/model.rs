@@ -12,6 +12,7 @@ use engine::Servable;
 use crate::catalog::{Entry, ReadySet};
 use crate::convert::Converted;
 use crate::manager::ManagerContext;
+use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
 use crate::manager::update_state::Update;
 use crate::policy::{self, Choice, View};
@@ -118,8 +119,12 @@ impl Serving {
 #[derive(Default)]
 pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,
+    /// Request to the load thread to end it.
+    pub(crate) stopped: Option<LoadStop>,
     /// True once a load thread has it.
     pub(crate) dispatched: bool,
+    /// Time at which the load thread got it.
+    pub(crate) began: Option<Instant>,
     /// Fingerprint of the files that the load thread takes.
     pub(crate) files: Option<Fingerprint>,
     /// Earliest time of the next try.
@@ -128,6 +133,13 @@ pub(crate) struct Load {
     pub(crate) converts_only: bool,
     /// Fingerprint of files that an earlier try converted, and the result.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
+}
+
+impl Load {
+    /// Returns the time since the load thread got it.
+    pub(crate) fn age(&self, now: Instant) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| now.saturating_duration_since(began))
+    }
 }
 
 pub(crate) struct Failure {
@@ -235,11 +247,11 @@ impl Version {
 
     /// Ends a load that is not wanted. A load that no thread has yet is dropped.
     pub(crate) fn stop_load(&mut self) {
-        if let Some(load) = &self.load {
+        if let Some(load) = self.load.as_mut().filter(|load| load.dispatched) {
             load.stop.store(true, Ordering::Relaxed);
-            if !load.dispatched {
-                self.load = None;
-            }
+            load.stopped.get_or_insert_with(LoadStop::now);
+        } else {
+            self.load = None;
         }
     }
 
@@ -434,11 +446,16 @@ fn status(number: u64, version: &Version) -> VersionStatus {
             .then(|| "being loaded again".to_owned())
     };
     let unsettled = || version.serving.as_ref()?.unsettled.clone();
+    let stopped = || Some(version.load.as_ref()?.stopped.as_ref()?.note());
     VersionStatus {
         version: number,
         state: version.state,
         reason: version.reason.clone(),
-        note: again().or_else(changed).or_else(unsettled).or_else(|| version.note.clone()),
+        note: stopped()
+            .or_else(again)
+            .or_else(changed)
+            .or_else(unsettled)
+            .or_else(|| version.note.clone()),
         update: version.update.as_ref().and_then(Update::status),
         parameter_bytes: version
             .serving

@@ -29,7 +29,7 @@ impl Manager {
         while !self.models.values().all(super::Model::at_rest) {
             self.context.flush();
             let Ok(message) = self.inbox.recv_deadline(deadline) else {
-                tracing::warn!("something is still in use; it ends with the process");
+                self.log_unfinished(Instant::now());
                 break;
             };
             self.wind_down(message);
@@ -37,6 +37,21 @@ impl Manager {
         self.abandon.store(true, Ordering::Relaxed);
         // A request that still uses one must not be the one to release it.
         self.context.backlog.drain(..).for_each(|retired| std::mem::forget(retired.servable));
+    }
+
+    /// Logs the versions that end with the process.
+    fn log_unfinished(&self, now: Instant) {
+        for (name, model) in &self.models {
+            for (version, state) in &model.versions {
+                if let Some(load) = &state.load {
+                    let seconds = load.age(now).as_secs();
+                    tracing::warn!(model = %name, version, seconds, "its load has not ended; it ends with the process");
+                }
+                if !state.draining.is_empty() {
+                    tracing::warn!(model = %name, version, "is in use or being released; it ends with the process");
+                }
+            }
+        }
     }
 
     fn wind_down(&mut self, message: Message) {

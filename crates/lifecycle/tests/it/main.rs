@@ -19,6 +19,7 @@ mod settling;
 mod shutdown;
 mod sources;
 mod starving;
+mod stopping;
 mod swaps;
 mod updates;
 mod warming;

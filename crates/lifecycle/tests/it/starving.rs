@@ -93,3 +93,35 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     assert_eq!(names.last(), Some(&"load-0-idle"));
     world.lifecycle().shutdown();
 }
+
+#[test]
+fn a_stopped_load_inside_an_engine_is_not_started_again() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    let models = vec![cold(&world, "m")];
+    world.start(Setting {
+        models,
+        change: |config| config.starvation_limit = LIMIT,
+        ..Setting::default()
+    });
+    world.until_ready("m", 1);
+    assert!(world.lifecycle().wait_settled(Duration::from_secs(30)));
+    world.threads.busy.store(true, Ordering::Relaxed);
+    world.publish("m", 2);
+    let loads = || world.threads.loads.lock().unwrap().len();
+    eventually("an idle thread is inside the engine", || loads() == 2);
+    world.remove("m", 2);
+    let note = || world.version("m", 2).and_then(|version| version.note).unwrap_or_default();
+    eventually("the load is stopped", || note().contains("has not ended"));
+    let hogs = Hogs::start();
+    eventually("the load thread waits no longer", || world.version("m", 2).is_none());
+    drop(hogs);
+    world.publish("m", 2);
+    let reason = || world.version("m", 2).and_then(|version| version.reason).unwrap_or_default();
+    eventually("the reason", || reason().contains("was stopped and has not ended"));
+    assert_eq!(loads(), 2, "a second load has not begun");
+    world.threads.busy.store(false, Ordering::Relaxed);
+    world.until_ready("m", 2);
+    assert!(loads() > 2);
+    world.lifecycle().shutdown();
+}
