@@ -6,10 +6,14 @@
 //! model. The key ends with a lease, which the process keeps alive during the load. With N slots, N
 //! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version
 //! failed, with the error. It ends after a day, or when an administrator's load of the version
-//! succeeds in any process.
+//! succeeds in any process, or any load in the process that failed.
 //!
 //! A process that fails writes the hold before it gives its slot back, and a process that takes a
 //! slot reads the holds afterwards. So with one slot, one process tries a bad version.
+//!
+//! A process whose turn ended before its load may fail after others have loaded the version. Its
+//! hold ends after [`FleetTimes::turn`], and replaces no other hold. Then one process takes a turn
+//! and tries the version again.
 //!
 //! # Without etcd
 //! An update waits for at most [`FleetTimes::silence`] and is then loaded without a turn. Loads
@@ -70,7 +74,8 @@ pub struct FleetTimes {
     pub silence: Duration,
     /// Longest time of a turn. Then another process may load, although this one has not finished.
     pub turn: Duration,
-    /// Time for which a version that failed is held back.
+    /// Time for which a version that failed is held back. After the end of the turn, a failure
+    /// counts for [`FleetTimes::turn`] only.
     pub hold: Duration,
 }
 

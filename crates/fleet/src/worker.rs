@@ -1,6 +1,6 @@
 //! The thread that keeps the turns of this process in etcd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub(super) struct FleetWorker {
     metrics: UpdateMetrics,
     shared: Arc<SharedFleet>,
     slots: BTreeMap<VersionId, HeldSlot>,
+    /// Versions whose turn ended before their load.
+    turns_lost: BTreeSet<VersionId>,
     /// Start of etcd's silence, by version that wants to load.
     silent: BTreeMap<VersionId, Instant>,
     /// Error of the last request, which is logged once while it stays the same.
@@ -53,9 +55,18 @@ impl FleetWorker {
         metrics: UpdateMetrics,
         shared: Arc<SharedFleet>,
     ) -> FleetWorker {
-        let slots = BTreeMap::new();
-        let silent = BTreeMap::new();
-        FleetWorker { etcd, keys, rules, times, metrics, shared, slots, silent, logged: None }
+        FleetWorker {
+            etcd,
+            keys,
+            rules,
+            times,
+            metrics,
+            shared,
+            slots: BTreeMap::new(),
+            turns_lost: BTreeSet::new(),
+            silent: BTreeMap::new(),
+            logged: None,
+        }
     }
 
     /// Works until the stop.
@@ -186,6 +197,7 @@ impl FleetWorker {
                 created || self.etcd.get(&key).await?.is_some_and(|entry| entry.lease == lease);
             if own {
                 self.slots.insert(id.clone(), HeldSlot { lease, taken, kept: taken });
+                self.turns_lost.remove(id);
                 return Ok(true);
             }
         }
@@ -214,6 +226,7 @@ impl FleetWorker {
             if slot.taken.elapsed() >= self.times.turn {
                 tracing::warn!(%id, "has loaded for too long: other processes may load it too");
                 self.release(&id).await;
+                self.turns_lost.insert(id);
                 continue;
             }
             if slot.kept.elapsed() < self.times.keep_alive {
@@ -227,6 +240,7 @@ impl FleetWorker {
                 Ok(false) => {
                     tracing::warn!(%id, "its turn ended, because etcd did not answer; its load continues");
                     self.slots.remove(&id);
+                    self.turns_lost.insert(id);
                 }
                 Err(error) => tracing::debug!(%id, %error, "a turn could not be renewed"),
             }
@@ -250,6 +264,7 @@ impl FleetWorker {
             // Another end that came meanwhile is written in the next round.
             if last.is_some_and(|last| last.since == since) {
                 state.remove(&id);
+                self.turns_lost.remove(&id);
             }
         }
         left
@@ -270,10 +285,16 @@ impl FleetWorker {
         match end {
             UpdateEnd::Dropped => Ok(()),
             UpdateEnd::Failed(error) => {
-                let lease = self.etcd.grant(self.times.hold).await?;
+                let is_late = self.has_lost_turn(id);
+                let lease = self.etcd.grant(self.hold_time(is_late)).await?;
                 let hold = VersionHold::new(&self.rules.process, error);
-                tracing::warn!(%id, "no other process of the fleet loads it, since it failed here");
-                self.etcd.put(&key, &encoded(&hold), lease).await
+                tracing::warn!(%id, is_late, "no other process of the fleet loads it, since it failed here");
+                if is_late {
+                    // A hold of a process that failed within its turn stays as it is.
+                    self.etcd.create(&key, &encoded(&hold), lease).await.map(drop)
+                } else {
+                    self.etcd.put(&key, &encoded(&hold), lease).await
+                }
             }
             UpdateEnd::Loaded { by_hand } => {
                 let Some(entry) = self.etcd.get(&key).await? else { return Ok(()) };
@@ -287,6 +308,18 @@ impl FleetWorker {
                 Ok(())
             }
         }
+    }
+
+    /// Returns true if the version's turn has ended, so that other processes may have loaded the
+    /// version since.
+    fn has_lost_turn(&self, id: &VersionId) -> bool {
+        self.turns_lost.contains(id) || (self.slots.contains_key(id) && !self.has_lease(id))
+    }
+
+    /// Returns the time for which a failure holds a version back. After a late failure, another
+    /// process tries the version again once a turn would have ended.
+    fn hold_time(&self, is_late: bool) -> Duration {
+        if is_late { self.times.turn.min(self.times.hold) } else { self.times.hold }
     }
 
     /// Lets a version go on without a turn once it has waited long enough for an answer.
@@ -346,6 +379,23 @@ mod tests {
             assert_eq!(advanced.is_ok(), is_granted);
             let state = worker.shared.state.lock()[&version.id].state.clone();
             assert_eq!(state == TurnState::Granted, is_granted, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_after_the_turn_holds_back_for_one_turn() {
+        let times = FleetTimes { turn: Duration::from_secs(20), ..FleetTimes::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // The age of the slot and of its last keep-alive.
+        for (age, is_late) in [(Duration::ZERO, false), (times.lease, true), (times.turn, true)] {
+            let (mut worker, version) = worker_with_slot(age, times);
+            runtime.block_on(worker.keep_slots());
+            assert_eq!(worker.slots.is_empty(), age >= times.turn, "{age:?}");
+            assert_eq!(worker.has_lost_turn(&version.id), is_late, "{age:?}");
+            let hold = if is_late { times.turn } else { times.hold };
+            assert_eq!(worker.hold_time(is_late), hold);
+            let without_turn = VersionId { version: 3, ..version.id };
+            assert!(!worker.has_lost_turn(&without_turn));
         }
     }
 

@@ -207,6 +207,34 @@ async fn a_turn_has_a_longest_time() {
 }
 
 #[tokio::test]
+async fn a_failure_after_the_turn_holds_back_for_one_turn() {
+    let server = EtcdServer::start().await;
+    let times = FleetTimes { turn: Duration::from_secs(3), ..SHORT };
+    let a = Process::start(server.client(), "a", 1, times);
+    let [_, b, c] = fleet(&server, 1);
+    let (m2, m3) = (id("m", 2), id("m", 3));
+    a.until_granted(&m2).await;
+    b.until_granted(&m2).await;
+    b.end(&m2, LOADED);
+    until_keys(&server, "slots/m/", false).await;
+    a.end(&m2, UpdateEnd::Failed("out of memory".to_owned()));
+    until_keys(&server, "holds/m/2", true).await;
+    c.until_granted(&m2).await;
+    c.end(&m2, LOADED);
+
+    // It replaces no hold of a process that failed within its turn.
+    a.until_granted(&m3).await;
+    b.until_granted(&m3).await;
+    b.end(&m3, UpdateEnd::Failed("bad".to_owned()));
+    until_keys(&server, "holds/m/3", true).await;
+    a.end(&m3, UpdateEnd::Failed("bad after the turn".to_owned()));
+    // The ends of a process are written in the order of the versions.
+    a.end(&id("m", 4), UpdateEnd::Failed("bad".to_owned()));
+    until_keys(&server, "holds/m/4", true).await;
+    assert!(c.until_held_back(&m3).await.ends_with("UTC: bad"));
+}
+
+#[tokio::test]
 async fn without_etcd_an_update_waits_for_a_limit() {
     let mut server = EtcdServer::start().await;
     let times = FleetTimes { silence: Duration::from_millis(300), ..SHORT };
