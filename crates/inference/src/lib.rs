@@ -9,14 +9,15 @@ mod service;
 mod shadow;
 mod slow;
 mod stats;
+mod ticket;
 mod traffic;
 
 pub use observer::{ObservedRequest, RequestObserver};
 pub use runs::{RunCounts, RunSize};
 pub use service::{
-    CancelOnDrop, InferenceRequest, InferenceResponse, InferenceService, RequestTicket,
-    tensor_bytes,
+    CancelOnDrop, InferenceRequest, InferenceResponse, InferenceService, tensor_bytes,
 };
 pub use slow::{CAUSES, SlowCause, SlowLog, SlowRequest};
 pub use stats::{InferenceStats, TimeTotal, VersionStats};
+pub use ticket::RequestTicket;
 pub use traffic::{LATENCY_BUCKETS, TrafficReading, VersionTraffic, latency_bound, latency_bucket};
