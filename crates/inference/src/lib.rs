@@ -4,6 +4,7 @@
 
 mod observer;
 mod pressure;
+mod request;
 mod runs;
 mod service;
 mod shadow;
@@ -13,10 +14,9 @@ mod ticket;
 mod traffic;
 
 pub use observer::{ObservedRequest, RequestObserver};
+pub use request::{InferenceRequest, InferenceResponse, tensor_bytes};
 pub use runs::{RunCounts, RunSize};
-pub use service::{
-    CancelOnDrop, InferenceRequest, InferenceResponse, InferenceService, tensor_bytes,
-};
+pub use service::{CancelOnDrop, InferenceService};
 pub use slow::{CAUSES, SlowCause, SlowLog, SlowRequest};
 pub use stats::{InferenceStats, TimeTotal, VersionStats};
 pub use ticket::RequestTicket;

@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{
-    Data, Dim, Error, ErrorKind, Moment, NamedTensor, RequestClock, Result, RunRecord,
-    TimelineSink, VersionId,
-};
+use base::{Error, ErrorKind, Moment, RequestClock, Result, RunRecord, TimelineSink, VersionId};
 use engine::{ScheduleMode, ScheduleOptions, Servable};
 use lifecycle::{ActivityMark, Catalog, Lifecycle, RequestKey, RolloutPart, Route};
 use metrics::{
@@ -20,13 +17,11 @@ use tokio::sync::oneshot;
 
 use crate::observer::{ObservedRequest, RequestObserver};
 use crate::pressure;
+use crate::request::{InferenceRequest, InferenceResponse, blame_sizes, items, uneven};
 use crate::runs::AnsweredRequest;
 use crate::shadow::{ShadowRunner, TrackedRequest};
 use crate::stats::InferenceStats;
 use crate::ticket::{AnswerCount, RequestTicket};
-
-/// Most inputs that a message about batch sizes lists.
-const SIZES_SHOWN_MAX: usize = 8;
 
 /// Runs requests on the served models, and counts them.
 pub struct InferenceService {
@@ -38,31 +33,6 @@ pub struct InferenceService {
     observer: Option<Arc<dyn RequestObserver>>,
     sink: Option<Arc<dyn TimelineSink>>,
     shadows: ShadowRunner,
-}
-
-/// A decoded request.
-pub struct InferenceRequest {
-    /// The version that runs it.
-    pub servable: Arc<Servable>,
-    /// Inputs by name.
-    pub inputs: Vec<NamedTensor>,
-    /// Names of the wanted outputs; empty for all of them.
-    pub outputs: Vec<Arc<str>>,
-    /// The client's own deadline.
-    pub timeout: Option<Duration>,
-    /// Priority level, 1 first; 0 is the model's default.
-    pub priority: usize,
-    /// Part of the request in a rollout, as [`InferenceService::route`] returned it with the
-    /// version.
-    pub rollout: Option<RolloutPart>,
-}
-
-/// Outputs, and the version that made them.
-pub struct InferenceResponse {
-    /// The version.
-    pub id: VersionId,
-    /// Outputs by name.
-    pub outputs: Vec<NamedTensor>,
 }
 
 /// Sets the flag on drop, which ends the work for a client that has disconnected.
@@ -397,56 +367,6 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
         if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
     let level = options.priorities.get(level.saturating_sub(1));
     level.and_then(|level| level.timeout).or(options.timeout)
-}
-
-/// Returns the bytes that `tensors` take in memory.
-pub fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
-    let bytes = |tensor: &NamedTensor| match tensor.tensor.data() {
-        Data::Bytes(bytes) => bytes.len(),
-        Data::Strings(strings) => strings.iter().map(|text| size_of_val(text) + text.len()).sum(),
-    };
-    tensors.iter().map(bytes).sum::<usize>() as u64
-}
-
-/// Returns the number of items: the size of axis 0 of the first input that has the batch there.
-fn items(call: &InferenceRequest) -> usize {
-    let plan = call.servable.plan();
-    let batched = |input: &&NamedTensor| !plan.is_shared(&input.name);
-    let batch =
-        call.inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
-    batch.filter(|_| plan.batchable).unwrap_or(1)
-}
-
-/// Returns a list for a message if inputs with a dynamic axis 0 differ in size there. A model may
-/// accept that (queries against documents), so the request runs.
-fn uneven(call: &InferenceRequest) -> Option<String> {
-    let specs = &call.servable.signature().inputs;
-    let free = |input: &&NamedTensor| {
-        let spec = specs.iter().find(|spec| *spec.name == *input.name);
-        let dims = spec.and_then(|spec| spec.shape.as_ref());
-        dims.is_some_and(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
-    };
-    let first = call.inputs.iter().find(free)?.tensor.shape().first()?;
-    let sizes = || {
-        let free = call.inputs.iter().filter(free);
-        free.filter_map(|input| Some((&input.name, input.tensor.shape().first()?)))
-    };
-    if sizes().all(|(_, size)| size == first) {
-        return None;
-    }
-    let shown = sizes().take(SIZES_SHOWN_MAX).map(|(name, size)| format!("\"{name}\" {size}"));
-    Some(shown.collect::<Vec<_>>().join(", "))
-}
-
-/// Turns a failure of the engine into an error of the client, whose inputs differ in batch size.
-/// Keeps errors of other kinds.
-fn blame_sizes(error: Error, sizes: &str) -> Error {
-    match error.kind() {
-        ErrorKind::Internal | ErrorKind::InvalidArgument => {
-            Error::invalid(format!("{}; the inputs differ in batch size: {sizes}", error.message()))
-        }
-        _ => error,
-    }
 }
 
 #[cfg(test)]

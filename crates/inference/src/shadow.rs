@@ -15,7 +15,7 @@ use lifecycle::{AnsweredRun, PendingRequest, RolloutMeasures, RolloutPart};
 use metrics::{Metrics, ModelKindLabels};
 use schedule::{Completion, Scheduler};
 
-use crate::service::{InferenceRequest, tensor_bytes};
+use crate::request::{InferenceRequest, tensor_bytes};
 
 /// Most copies that wait.
 const COPIES_MAX: usize = 32;
