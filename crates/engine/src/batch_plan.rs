@@ -1,10 +1,16 @@
 //! Batching rules of one version: its schedule options resolved against its signature.
 
+mod cuts;
+mod padding;
+
 use std::sync::Arc;
 
 use base::{DType, Dim, Error, Result, Signature, TensorSpec};
 
-use crate::{CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions};
+use crate::{ScheduleMode, ScheduleOptions};
+
+use cuts::cuts;
+use padding::{add_length, add_mask, add_padding, unpadded};
 
 /// Padding of each input and cutting of each output, in the signature's order.
 #[derive(Clone, Debug, PartialEq)]
@@ -208,18 +214,6 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     joins
 }
 
-fn unpadded(spec: &TensorSpec) -> InputPlan {
-    InputPlan {
-        name: spec.name.as_str().into(),
-        dtype: spec.dtype,
-        axes: Vec::new(),
-        value: 0.0,
-        rule: None,
-        fill: None,
-        shared: false,
-    }
-}
-
 fn index(signature: &Signature, name: &str) -> Result<usize> {
     signature.inputs.iter().position(|spec| spec.name == name).ok_or_else(|| {
         let known: Vec<&str> = signature.inputs.iter().map(|spec| spec.name.as_str()).collect();
@@ -230,164 +224,10 @@ fn index(signature: &Signature, name: &str) -> Result<usize> {
     })
 }
 
-fn add_padding(
-    plan: &mut InputPlan,
-    source: usize,
-    spec: &TensorSpec,
-    pad: &PadOptions,
-    merge: Merge,
-) -> Result<()> {
-    let wrong = |why: &str| Err(Error::invalid(format!("inputs.{}: {why}", spec.name)));
-    if spec.dtype == DType::String {
-        return wrong("strings cannot be padded");
-    }
-    let Some(dims) = &spec.shape else {
-        return wrong("the model does not say how many axes the input has, so none can be padded");
-    };
-    if pad.axes.iter().any(|&axis| axis >= dims.len()) {
-        return wrong("axes names an axis that the input does not have");
-    }
-    if pad.axes.iter().any(|&axis| !free(spec, axis)) {
-        return wrong("axes names an axis whose size the model fixes");
-    }
-    plan.axes =
-        pad.axes.iter().map(|&axis| GrowingAxis { axis, source, source_axis: axis }).collect();
-    plan.value = pad.value;
-    plan.rule = Some(PadRule {
-        merge: merge == Merge::Pad,
-        buckets: pad.buckets.clone(),
-        similarity: pad.similarity,
-        slack_bytes: pad.slack_bytes,
-    });
-    Ok(())
-}
-
-fn add_mask(
-    inputs: &mut [InputPlan],
-    signature: &Signature,
-    name: &str,
-    source: usize,
-    pad: &PadOptions,
-) -> Result<()> {
-    let mask = index(signature, name)?;
-    let spec = &signature.inputs[mask];
-    let rank = |spec: &TensorSpec| spec.shape.as_ref().map(Vec::len);
-    let full_rank = match (rank(spec), rank(&signature.inputs[source])) {
-        (Some(mask), Some(source)) if mask == source => true,
-        (Some(mask), _) if mask == 1 + pad.axes.len() => false,
-        _ => {
-            let source = &signature.inputs[source].name;
-            return Err(Error::invalid(format!(
-                "inputs.{source}: mask \"{name}\" must have the rank of \"{source}\", or one axis for the batch and one for each padded axis"
-            )));
-        }
-    };
-    numeric(spec)?;
-    let plan = &mut inputs[mask];
-    let place = |(position, &axis): (usize, &usize)| GrowingAxis {
-        axis: if full_rank { axis } else { 1 + position },
-        source,
-        source_axis: axis,
-    };
-    plan.axes = pad.axes.iter().enumerate().map(place).collect();
-    plan.fill = Some(InputFill::Mask { source, full_rank });
-    Ok(())
-}
-
-fn add_length(
-    inputs: &mut [InputPlan],
-    signature: &Signature,
-    name: &str,
-    source: usize,
-    pad: &PadOptions,
-) -> Result<()> {
-    let length = index(signature, name)?;
-    let spec = &signature.inputs[length];
-    numeric(spec)?;
-    let matrix = match spec.shape.as_ref().map(Vec::len) {
-        Some(1) if pad.axes.len() == 1 => false,
-        Some(2) => true,
-        _ => {
-            return Err(Error::invalid(format!(
-                "input \"{name}\" cannot hold the lengths: its shape must be [items], or [items, {}]",
-                pad.axes.len()
-            )));
-        }
-    };
-    inputs[length].fill = Some(InputFill::Length { source, matrix });
-    Ok(())
-}
-
-/// Checks that a mask or length is numeric.
-fn numeric(spec: &TensorSpec) -> Result<()> {
-    let fits = matches!(
-        spec.dtype,
-        DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool
-    );
-    if fits {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "input \"{}\" is {}, which the server cannot fill",
-        spec.name, spec.dtype
-    )))
-}
-
-fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPlan>> {
-    for name in options.outputs.keys() {
-        if signature.output(name).is_none() {
-            return Err(Error::invalid(format!("outputs.{name}: the model has no such output")));
-        }
-    }
-    let mut plans = Vec::new();
-    for spec in &signature.outputs {
-        let rules = options.outputs.get(&spec.name).map_or(&[][..], Vec::as_slice);
-        let axes =
-            rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
-        if !options.inputs.is_empty() {
-            if spec.shape.is_none() && axes.is_empty() {
-                return Err(Error::invalid(format!(
-                    "inputs are padded and the model does not say what axes output \"{}\" has: outputs.{} must say which input's axes they follow",
-                    spec.name, spec.name
-                )));
-            }
-            let rank = spec.shape.as_ref().map_or(0, Vec::len);
-            if let Some(axis) =
-                (1..rank).find(|&axis| free(spec, axis) && !axes.iter().any(|cut| cut.axis == axis))
-            {
-                return Err(Error::invalid(format!(
-                    "inputs are padded and axis {axis} of output \"{}\" is dynamic: outputs.{} must say which input's axis it follows",
-                    spec.name, spec.name
-                )));
-            }
-        }
-        if !axes.is_empty() {
-            plans.push(OutputPlan { name: spec.name.as_str().into(), axes });
-        }
-    }
-    Ok(plans)
-}
-
-fn cut(signature: &Signature, spec: &TensorSpec, rule: &CutOptions) -> Result<AxisCut> {
-    if spec.shape.as_ref().is_some_and(|dims| rule.axis >= dims.len()) {
-        return Err(Error::invalid(format!(
-            "outputs.{}: the output has no axis {}",
-            spec.name, rule.axis
-        )));
-    }
-    Ok(AxisCut {
-        axis: rule.axis,
-        source: index(signature, &rule.input)?,
-        source_axis: rule.input_axis,
-        divisor: rule.divisor,
-        round_up: rule.round_up,
-        offset: rule.offset,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{CutOptions, PadOptions};
 
     fn spec(name: &str, dims: &[i64]) -> TensorSpec {
         let dim = |&size: &i64| usize::try_from(size).map_or(Dim::Dynamic(None), Dim::Fixed);
