@@ -138,6 +138,11 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
     let failure = match together(servable, entries, batch_key) {
         Ok(answers) => {
             learn(&mut ran, servable, entries, batch_key);
+            if batch_key.is_some() && mixes_items(servable, entries, &answers) {
+                let why = "an output of a request that ran alone does not have its items on axis 0";
+                tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
+                ran.misfit = true;
+            }
             return (answers.into_iter().map(Ok).collect(), ran);
         }
         Err(failure) => failure,
@@ -164,6 +169,15 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
         Err(Failure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
     };
     (entries.iter().map(alone).collect(), ran)
+}
+
+/// Returns true if a request that ran alone shows that the model mixes its items, such as the
+/// objects that it finds in all images. The outputs of a joined run could then have as many rows as
+/// items by chance, and a request would get those of another one.
+fn mixes_items(servable: &Servable, entries: &[Entry], answers: &[Vec<NamedTensor>]) -> bool {
+    let ([only], [outputs]) = (entries, answers) else { return false };
+    let has_items = |output: &NamedTensor| output.tensor.shape().first() == Some(&only.items);
+    servable.plan().batchable && !outputs.iter().all(has_items)
 }
 
 /// Runs all entries at once, each padded to `batch_key`. A single entry of the right sizes runs as

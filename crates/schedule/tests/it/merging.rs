@@ -266,6 +266,23 @@ fn merged_and_padded_requests_are_counted() {
     assert_eq!(model.batch_sizes[..4], [1, 0, 1, 0]);
 }
 
+/// Two rows in a run could also be two sums that both belong to the first request.
+#[test]
+fn a_run_alone_shows_that_a_model_mixes_its_items() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", merging(), Kind { mixes: true, ..Kind::default() });
+    bench.ask(0, &servable, x(2, 2, 0.0));
+    rows.wait_running(1);
+    for tag in [1, 2] {
+        bench.ask(tag, &servable, x(1, 4, 1.0));
+    }
+    rows.gate.open();
+    assert_eq!(tags(&bench.answers(3)), [0, 1, 2]);
+    assert_eq!(rows.runs(), [(2, 2), (1, 4), (1, 4)], "the last two were not joined");
+    bench.scheduler.shutdown();
+    assert_eq!(bench.scheduler.snapshot().models[0].reruns, 0);
+}
+
 /// Parts of a large request that a model mixes cannot be put together: it runs whole.
 #[test]
 fn a_large_request_to_a_model_that_mixes_is_not_split() {
