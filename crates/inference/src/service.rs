@@ -328,7 +328,7 @@ impl InferenceService {
         // The send fails only if the caller has dropped its future, and wants no result.
         let done = Box::new(move |completion: Completion| {
             // Charged here, because a client that disconnects pays for its run too.
-            charge.into_iter().for_each(|charge| charge.settle(completion.processor));
+            settle(charge, &completion);
             drop(permit);
             drop(sender.send(completion));
         });
@@ -345,6 +345,14 @@ impl InferenceService {
             Ok(Err(_)) => Err(Error::internal("the worker ended without an answer")),
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
+    }
+}
+
+/// Charges the caller for a run. A request that never ran says nothing about the average cost of
+/// the caller's work, so its charge is dropped.
+fn settle(charge: Option<CpuCharge>, completion: &Completion) {
+    if let Some(charge) = charge.filter(|_| completion.run.is_some()) {
+        charge.settle(completion.processor);
     }
 }
 
@@ -371,9 +379,40 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
 
 #[cfg(test)]
 mod tests {
+    use base::QueueWait;
     use engine::PriorityOptions;
 
     use super::*;
+
+    /// Otherwise a caller could send requests that expire in the queue, and then exceed its quota
+    /// by many requests at once.
+    #[test]
+    fn requests_that_never_ran_do_not_lower_the_average_cost() {
+        // One second of refill each second, and five at the start.
+        let account = CpuAccount::new(Some(60.0));
+        let now = Instant::now();
+        let run = RunRecord {
+            batch: 1,
+            requests: 1,
+            items: 1,
+            started: now,
+            ended: now,
+            cpu: None,
+            minor_faults: 0,
+            major_faults: 0,
+            wait: QueueWait::default(),
+        };
+        let processor = Duration::from_millis(4900);
+        let ran = Completion { run: Some(run), processor, ..not_run(Error::internal("failed")) };
+        settle(account.begin().ok(), &ran);
+        assert_eq!(account.usage().used, processor);
+        for _ in 0..60 {
+            settle(account.begin().ok(), &not_run(Error::deadline("it waited too long")));
+        }
+        let _running = account.begin().unwrap();
+        assert!(account.begin().is_err(), "the first one may cost more than is left");
+        assert_eq!(account.usage().used, processor);
+    }
 
     #[test]
     fn the_default_deadline_is_that_of_the_priority_level() {
