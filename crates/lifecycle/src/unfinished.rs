@@ -1,8 +1,8 @@
 //! Stopped loads whose thread has not left the engine.
 //!
-//! A load at idle priority that gets no processor time ends for the `lifecycle` thread as soon as
-//! it is stopped. Its own thread may still be inside an engine, with the memory of the load. Until
-//! it has left, the same version is not loaded a second time.
+//! A stopped load at idle priority ends for the `lifecycle` thread if it gets no processor time,
+//! and at the latest after a minute. Its own thread may still be inside an engine, with the memory
+//! of the load. Until it has left, the same version is not loaded a second time.
 
 use std::time::SystemTime;
 

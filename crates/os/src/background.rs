@@ -29,6 +29,8 @@ use crate::thread;
 const STARVING: u32 = 4;
 /// Time between two checks of the idle thread and of the stop flag.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest wait for stopped work to end.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Priority at which work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,9 +201,10 @@ pub struct BackgroundRunner {
     name: String,
     doing: &'static str,
     starvation_limit: Duration,
+    stop_wait_max: Duration,
     /// Absent before the first work, and after work that did not stop in time.
     idle: Option<IdleThread>,
-    /// Work that was stopped and got too little time to end.
+    /// Work that was stopped and did not end in time.
     left: Option<LeftWork>,
 }
 
@@ -210,9 +213,17 @@ impl BackgroundRunner {
     ///
     /// Work escalates after it has waited for a core for `starvation_limit`. The runner then gives
     /// it the same time to stop. Work that does not notice its stop flag, such as a call into an
-    /// engine, keeps its thread and ends on its own.
+    /// engine, keeps its thread and ends on its own. The runner waits at most a minute for stopped
+    /// work.
     pub fn new(name: &str, doing: &'static str, starvation_limit: Duration) -> BackgroundRunner {
-        BackgroundRunner { name: name.to_owned(), doing, starvation_limit, idle: None, left: None }
+        BackgroundRunner {
+            name: name.to_owned(),
+            doing,
+            starvation_limit,
+            stop_wait_max: STOP_WAIT_MAX,
+            idle: None,
+            left: None,
+        }
     }
 
     /// Runs `work` until it ends or `stop` is set. `work` must be able to begin anew, and checks
@@ -247,7 +258,7 @@ impl BackgroundRunner {
             Some(outcome) => return outcome,
             None if stop.load(Ordering::Relaxed) => {
                 self.left = begun.ok().map(|begun| LeftWork(begun.runs));
-                return Err(Error::cancelled("stopped; what got no processor time ends by itself"));
+                return Err(Error::cancelled("stopped; its thread ends by itself"));
             }
             None => {}
         }
@@ -293,8 +304,8 @@ impl BackgroundRunner {
         Ok(IdleWork { outcome, runs })
     }
 
-    /// Waits for the outcome. Returns `None` if the thread has panicked, or if it starves and does
-    /// not stop; it is then left to itself.
+    /// Waits for the outcome. Returns `None` if the thread has panicked, if it starves and does not
+    /// stop, or if it was stopped and does not end; it is then left to itself.
     fn wait<T>(
         &mut self,
         outcome: &Receiver<Result<T>>,
@@ -304,6 +315,7 @@ impl BackgroundRunner {
         let stat = self.idle.as_ref().and_then(|idle| idle.stat.as_ref());
         let start_watch = || stat.and_then(|it| StarvationWatch::new(it, self.starvation_limit));
         let mut watch = start_watch();
+        let mut stopped: Option<Instant> = None;
         loop {
             match outcome.recv_timeout(CHECK_INTERVAL) {
                 Ok(outcome) => return Some(outcome),
@@ -315,7 +327,10 @@ impl BackgroundRunner {
                 if !attempt.stop.swap(true, Ordering::Relaxed) {
                     // Stopping is all that the work still has to do.
                     watch = start_watch();
-                } else if starves {
+                    stopped = Some(Instant::now());
+                } else if starves
+                    || stopped.is_some_and(|since| since.elapsed() >= self.stop_wait_max)
+                {
                     break;
                 }
             } else if starves {
@@ -506,6 +521,30 @@ mod tests {
         let left = runner.take_left().unwrap();
         assert!(!left.ended() && runner.take_left().is_none());
         drop(hogs);
+        end.store(true, Ordering::Relaxed);
+        while !left.ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn stopped_work_that_does_not_end_is_left_alone() {
+        let mut runner = BackgroundRunner::new("test", "testing", NEVER);
+        runner.stop_wait_max = Duration::ZERO;
+        let stop = Arc::new(AtomicBool::new(true));
+        let end = Arc::new(AtomicBool::new(false));
+        let ended = end.clone();
+        let work = move |_: &Attempt| {
+            // Ignores the stop flag, and does not starve.
+            while !ended.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+        let left = runner.take_left().unwrap();
+        assert!(!left.ended());
+        assert_eq!(runner.run("test", &Arc::default(), |_| Ok(7)), Ok(7), "on another thread");
         end.store(true, Ordering::Relaxed);
         while !left.ended() {
             std::thread::sleep(Duration::from_millis(1));
