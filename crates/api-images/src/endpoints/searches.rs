@@ -1,0 +1,141 @@
+//! The handlers that compare an image with stored ones: search, identify and verify.
+
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use base::Error;
+use http::HeaderMap;
+use search::points::PointId;
+use transport::{QueryResult, Reply, Shared, query_flag, query_parameters};
+
+use super::{answer, media, parsed, whole};
+use crate::persons::{self, FingersRequest};
+use crate::print_pair::PrintPair;
+use crate::prints::{self, PrintSource, both_named};
+use crate::query::{self, ImageQuery, QueryImage};
+use crate::state::ImagesState;
+
+/// Default number of hits of a search.
+const HITS_DEFAULT: usize = 10;
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SearchParameters {
+    k: Option<usize>,
+    threshold: Option<f32>,
+    candidates: Option<usize>,
+    explain: Option<String>,
+    views: Option<String>,
+    filter: Option<String>,
+}
+
+pub(super) async fn find(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    query: QueryResult<SearchParameters>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let found = async {
+        let parameters = query_parameters(query)?;
+        state.services.requests.check_room()?;
+        let explain = query_flag("explain", parameters.explain.as_deref())?;
+        let views = parameters.views.as_deref().map(|views| query_flag("views", Some(views)));
+        let image = if media(&headers) == "application/json" {
+            #[derive(serde::Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Named {
+                id: PointId,
+            }
+            QueryImage::Point(parsed::<Named>(&state.services, &headers, body).await?.id)
+        } else {
+            QueryImage::File(whole(&state.services, &headers, body).await?)
+        };
+        let _admitted = state.services.requests.admit()?;
+        let query = ImageQuery {
+            deadline: Instant::now() + state.services.requests.limits.request_timeout,
+            k: parameters.k.unwrap_or(HITS_DEFAULT),
+            threshold: parameters.threshold,
+            candidates: parameters.candidates,
+            explain,
+            views: views.transpose()?,
+            filter: parameters.filter,
+        };
+        query::search(&state.services, &collection, query, image).await
+    };
+    answer(found.await)
+}
+
+/// Finds persons by one finger (the body is a file) or several (JSON).
+pub(super) async fn identify(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    query: QueryResult<SearchParameters>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let found = async {
+        let parameters = query_parameters(query)?;
+        state.services.requests.check_room()?;
+        if parameters.explain.is_some() || parameters.views.is_some() {
+            return Err(Error::invalid(
+                "explain= and views= are for /search: persons have no keypoints and no views",
+            ));
+        }
+        let files = if media(&headers) == "application/json" {
+            parsed::<FingersRequest>(&state.services, &headers, body).await?.files()?
+        } else {
+            vec![whole(&state.services, &headers, body).await?]
+        };
+        let _admitted = state.services.requests.admit()?;
+        let query = ImageQuery {
+            deadline: Instant::now() + state.services.requests.limits.request_timeout,
+            k: parameters.k.unwrap_or(HITS_DEFAULT),
+            threshold: parameters.threshold,
+            candidates: parameters.candidates,
+            explain: false,
+            views: None,
+            filter: parameters.filter,
+        };
+        persons::identify(&state.services, &collection, query, files).await
+    };
+    answer(found.await)
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VerifyParameters {
+    id: Option<String>,
+    threshold: Option<f32>,
+}
+
+/// Compares two fingerprints: the body with the image `id`, or both of the JSON.
+pub(super) async fn verify(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    query: QueryResult<VerifyParameters>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let verified = async {
+        let parameters = query_parameters(query)?;
+        state.services.requests.check_room()?;
+        let prints = if media(&headers) == "application/json" {
+            if parameters.id.is_some() {
+                return Err(both_named());
+            }
+            let pair: PrintPair = parsed(&state.services, &headers, body).await?;
+            [pair.first.source()?, pair.second.source()?]
+        } else {
+            let id = parameters.id.ok_or_else(|| {
+                Error::invalid("id= is missing: name the image to compare the body with")
+            })?;
+            let file = whole(&state.services, &headers, body).await?;
+            [PrintSource::File(file), PrintSource::Point(id.parse()?)]
+        };
+        let _admitted = state.services.requests.admit()?;
+        prints::verify(&state.services, &collection, parameters.threshold, prints).await
+    };
+    answer(verified.await)
+}
