@@ -161,29 +161,25 @@ fn with_points<T>(
     then(&points.collect::<Vec<_>>())
 }
 
-/// Writes the images that the collection does not have, as [`NamedCollection::try_upsert`] does.
+/// Writes the images that the collection does not have, as [`NamedCollection::try_upsert_if`] does.
 /// Returns the outcome of each image that another request has put in meanwhile, whose payload may
 /// have changed since; `None` for the written ones. The caller has claimed their ids.
 ///
 /// # Errors
-/// Returns the errors of [`NamedCollection::get`] and [`NamedCollection::try_upsert`].
+/// Returns the errors of [`NamedCollection::try_upsert_if`].
 fn write_missing(
     named: &NamedCollection,
     points: &[NewPoint<'_>],
 ) -> Result<Vec<Option<PutOutcome>>> {
-    let ids: Vec<PointId> = points.iter().map(|point| point.id).collect();
-    let found = named.get_parts(&ids, PointParts::PAYLOAD).into_iter().zip(points);
-    let by_others = found.map(|(found, new)| {
+    let mut by_others = Vec::with_capacity(points.len());
+    named.try_upsert_if(points, |new, stored| {
         // An equal point may be of an earlier attempt, and not durable yet.
-        let other = found?.filter(|point| point.payload != *new.payload);
-        Ok(other.and_then(|point| PutOutcome::present(point.id, &point.payload)))
-    });
-    let by_others: Vec<Option<PutOutcome>> = by_others.collect::<Result<_>>()?;
-    let missing = points.iter().zip(&by_others).filter(|(_, other)| other.is_none());
-    let missing: Vec<NewPoint<'_>> = missing.map(|(point, _)| *point).collect();
-    if !missing.is_empty() {
-        named.try_upsert(&missing)?;
-    }
+        let other = stored.filter(|stored| *stored != new.payload);
+        let other = other.and_then(|stored| PutOutcome::present(new.id, stored));
+        let is_missing = other.is_none();
+        by_others.push(other);
+        is_missing
+    })?;
     Ok(by_others)
 }
 
@@ -192,7 +188,7 @@ fn write_missing(
 /// alias is locked only during each attempt. Returns the outcome of each image.
 ///
 /// # Errors
-/// Returns the errors of [`NamedCollection::try_upsert`] after the wait; the errors of
+/// Returns the errors of [`NamedCollection::try_upsert_if`] after the wait; the errors of
 /// [`ImageCollection::writing`] at once.
 pub(crate) fn write_or_wait(
     job: &IngestJob,
@@ -243,14 +239,19 @@ fn while_overloaded<T>(mut attempt: impl FnMut() -> Result<Result<T>>) -> Result
 mod tests {
     use base::Error;
     use search::coarse::Metric;
+    use search::points::{PayloadChange, PointSelection};
     use search::registry::{CollectionSettings, Registry, RegistryOptions};
 
     use super::*;
 
+    fn registry(directory: &std::path::Path) -> Arc<Registry> {
+        Registry::open(RegistryOptions::for_tests(directory)).unwrap()
+    }
+
     #[test]
     fn images_of_other_requests_keep_their_payload() {
         let dir = tempfile::tempdir().unwrap();
-        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
+        let registry = registry(dir.path());
         let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
         let payload = |tag: &str| {
             let block = json!({ "original": "0/1.png", "name": tag });
@@ -274,6 +275,26 @@ mod tests {
             assert_eq!(added, [Some(false), None]);
             assert_eq!((stored(1), stored(2)), (other.clone(), own.clone()));
         }
+    }
+
+    #[test]
+    fn a_repeated_bulk_write_keeps_a_payload_that_a_client_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let block = json!({ "original": "0/1.png" });
+        let own = Map::from_iter([(BLOCK.to_owned(), block), ("n".to_owned(), 0.into())]);
+        let id = PointId::Uuid([1; 16]);
+        let point = NewPoint { id, embedding: &[1.0, 0.0], record: &[], payload: &own };
+        let selection = PointSelection::Ids(vec![id]);
+        let payload = Map::from_iter([("n".to_owned(), 1.into())]);
+        let change = PayloadChange::Set { payload, key: None };
+        let is_there = || write_missing(&named, &[point]).unwrap().remove(0).is_some();
+        // Two attempts, and then one after the client's change.
+        assert!(!is_there() && !is_there());
+        assert_eq!(named.change_payload(&selection, &change).unwrap(), 1);
+        assert!(is_there());
+        assert_eq!(named.get(&id).unwrap().unwrap().payload["n"], 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use base::Result;
+use serde_json::{Map, Value};
 
 use super::named::NamedCollection;
 use super::write::CHUNK;
@@ -55,6 +56,55 @@ impl NamedCollection {
             }
             self.check_hashes(&ids)?;
             let applied = self.collection().apply(&ops);
+            self.changed();
+            applied?
+        };
+        applied.commit()
+    }
+
+    /// Adds points or replaces the points of their ids, each if `permits` returns true for its
+    /// stored payload, which is `None` if the point does not exist. No other change comes between
+    /// the call of `permits` and the write. `new` has each id once. Never waits for room, as
+    /// [`crate::collection::Collection::try_apply`], so it is for background callers. Durable when
+    /// this returns. Not a transaction: after an error some points may have been written.
+    ///
+    /// # Errors
+    /// As [`NamedCollection::upsert`]; `DataLoss` or `Unavailable` if a stored point cannot be
+    /// read.
+    pub fn try_upsert_if(
+        &self,
+        new: &[NewPoint<'_>],
+        mut permits: impl FnMut(&NewPoint<'_>, Option<&Map<String, Value>>) -> bool,
+    ) -> Result<()> {
+        let payloads: Vec<Vec<u8>> = new
+            .iter()
+            .map(|point| points::encode(point.id, point.payload))
+            .collect::<Result<_>>()?;
+        let ids: Vec<PointId> = new.iter().map(|point| point.id).collect();
+        let applied = {
+            let _changes = self.lock_changes()?;
+            let mut written = Vec::new();
+            let mut ops = Vec::new();
+            let stored = self.get_parts(&ids, PointParts::PAYLOAD);
+            for ((point, payload), stored) in new.iter().zip(&payloads).zip(stored) {
+                let stored = stored?;
+                if !permits(point, stored.as_ref().map(|stored| &stored.payload)) {
+                    continue;
+                }
+                let NewPoint { id, embedding, record, .. } = *point;
+                written.push(id);
+                ops.push(Op::Upsert(PointRef {
+                    id: self.internal(&id),
+                    embedding,
+                    record,
+                    payload,
+                }));
+            }
+            if ops.is_empty() {
+                return Ok(());
+            }
+            self.check_hashes(&written)?;
+            let applied = self.collection().try_apply(&ops);
             self.changed();
             applied?
         };
@@ -143,7 +193,7 @@ fn of_id(point: Option<StoredPoint>, id: &PointId) -> Result<Option<StoredPoint>
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value, json};
+    use serde_json::json;
 
     use super::super::core::tests::small_core;
     use super::super::files::CollectionSettings;
@@ -218,6 +268,33 @@ mod tests {
         let filtered = UpsertCondition { filter: Some(n_is(1)), ..UpsertCondition::default() };
         named.upsert_if(&points[1..], &filtered).unwrap();
         assert_eq!(n_of(&named, id), Some(2));
+    }
+
+    #[test]
+    fn a_change_during_a_conditional_write_comes_after_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let own = object(json!({ "n": 1 }));
+        let selection = PointSelection::Ids(vec![UUID]);
+        let change = PayloadChange::Set { payload: object(json!({ "n": 2 })), key: None };
+        let point = NewPoint { id: UUID, embedding: &[1.0, 0.0], record: &[], payload: &own };
+        named.upsert(&[point]).unwrap();
+        std::thread::scope(|scope| {
+            let mut changed = None;
+            let equal = |new: &NewPoint<'_>, stored: Option<&Map<String, Value>>| {
+                changed = Some(scope.spawn(|| named.change_payload(&selection, &change).unwrap()));
+                stored == Some(new.payload)
+            };
+            named.try_upsert_if(&[point], equal).unwrap();
+            assert_eq!(changed.unwrap().join().unwrap(), 1);
+        });
+        assert_eq!(n_of(&named, UUID), Some(2));
+        // The change came first.
+        let equal =
+            |new: &NewPoint<'_>, stored: Option<&Map<String, Value>>| stored == Some(new.payload);
+        named.try_upsert_if(&[point], equal).unwrap();
+        assert_eq!(n_of(&named, UUID), Some(2));
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::collections::HashMap;
 use base::{Error, ErrorKind, Result};
 
 use super::named::NamedCollection;
-use crate::collection::{
-    Applied, Collection, IDS_MAX, IdList, PointParts, begin_change, keep_long_filters,
-};
+use crate::collection::{IDS_MAX, IdList, PointParts, begin_change, keep_long_filters};
 use crate::filter::Filter;
 use crate::ingest::{Op, PointRef};
 use crate::points::{self, NewPoint, PayloadChange, PointId, PointSelection};
@@ -44,23 +42,6 @@ impl NamedCollection {
     /// `NotFound` if the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
         self.collection().throttle();
-        self.upsert_by(new, Collection::apply)
-    }
-
-    /// Like [`NamedCollection::upsert`], but never waits for room, as [`Collection::try_apply`].
-    /// For background callers.
-    ///
-    /// # Errors
-    /// As [`NamedCollection::upsert`].
-    pub fn try_upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
-        self.upsert_by(new, Collection::try_apply)
-    }
-
-    fn upsert_by(
-        &self,
-        new: &[NewPoint<'_>],
-        apply: impl FnOnce(&Collection, &[Op<'_>]) -> Result<Applied>,
-    ) -> Result<()> {
         let payloads: Vec<Vec<u8>> = new
             .iter()
             .map(|point| points::encode(point.id, point.payload))
@@ -77,7 +58,7 @@ impl NamedCollection {
         let applied = {
             let _changes = self.lock_changes()?;
             self.check_hashes(&ids)?;
-            let applied = apply(self.collection(), &ops);
+            let applied = self.collection().apply(&ops);
             self.changed();
             applied?
         };
