@@ -1,19 +1,19 @@
 //! Lists, reads and removes collections and images.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use search::collection::{PointParts, until};
 use search::points::{FetchedPoint, PointId, PointSelection};
-use search::registry::{ListedState, NamedCollection, Registry};
+use search::registry::{ListedState, NamedCollection};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use transport::Reservation;
 use vision::{Format, thumbnail};
 
-use super::collection::{ImageCollection, OtherVersions, has_images};
+use super::collection::{ImageCollection, has_images};
 use super::features::{self, BLOCK};
 use super::hits::at;
 use super::point_checks::stored_graph;
@@ -268,8 +268,8 @@ pub(crate) async fn keypoints(
     }))
 }
 
-/// Removes an image, and its original if no other version of the collection has the image. Goes on
-/// if the client disconnects.
+/// Removes an image, and its original if no other version of the collection names it. Goes on if
+/// the client disconnects.
 ///
 /// # Errors
 /// `NotFound`; the errors of the collection and of the store of originals.
@@ -293,22 +293,20 @@ fn no_image(id: PointId) -> Error {
     Error::not_found(format!("there is no image {id}"))
 }
 
-/// Removes a collection, and its originals if it is the last version. Goes on if the client
+/// Removes a collection, and the originals that no other version of it names. Goes on if the client
 /// disconnects.
 ///
 /// # Errors
-/// `NotFound`; the errors of the registry.
+/// `NotFound`; the errors of the registry; the errors of the store of originals, after which the
+/// collection is removed and originals stay.
 pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
-    let space = target.space.clone();
     let services = services.clone();
     let removal = tokio::spawn(async move {
-        let began = SystemTime::now();
-        if services.pool.run(move || remove(&registry, &target)).await? {
-            services.originals.delete_all(&space, began).await?;
-        }
-        Ok(())
+        let named = target.named.clone();
+        services.pool.run(move || registry.remove(named.name()).map(drop)).await?;
+        removal::remove_unnamed(&services, &target).await
     });
     removal.await.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }
@@ -348,20 +346,13 @@ impl api_qdrant::ImageCollections for ImageRemoval {
     }
 }
 
-/// Removes the collection. Returns true if no other collection has its originals.
-fn remove(registry: &Registry, target: &ImageCollection) -> Result<bool> {
-    let others = OtherVersions::of(registry, target);
-    registry.remove(target.named.name())?;
-    Ok(others.were_removed(registry))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use search::coarse::Metric;
     use search::points::NewPoint;
-    use search::registry::{CollectionSettings, RegistryOptions};
+    use search::registry::{CollectionSettings, Registry, RegistryOptions};
 
     use super::*;
 

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use search::registry::{
-    AliasChange, CollectionSettings, ListedCollection, ListedState, NamedCollection, Registry,
-    WritingCollection,
+    AliasChange, CollectionSettings, ListedState, NamedCollection, Registry, WritingCollection,
 };
 use serde_json::Value;
 
@@ -187,45 +186,23 @@ impl ImageCollection {
         ready.filter(|target| target.space == self.space).collect()
     }
 
-    /// Returns true if every collection of the server is open. A collection that is being opened,
-    /// or is broken, may share the originals; they are kept then.
-    pub(crate) fn siblings_are_known(&self, registry: &Registry) -> bool {
-        let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
-        let found = registry.list().into_iter().find(unknown);
-        if let Some(other) = &found {
-            tracing::warn!(
-                collection = self.named.name(),
-                other = other.name,
-                "originals stay, as another collection may need them"
-            );
+    /// Returns all collections that share its originals, itself included if it still exists. `None`
+    /// if a collection of the server is not open: it may share the originals, so they stay.
+    pub(crate) fn known_siblings(&self, registry: &Registry) -> Option<Vec<ImageCollection>> {
+        let mut siblings = Vec::new();
+        for listed in registry.list() {
+            let ListedState::Ready(named) = listed.state else {
+                tracing::warn!(
+                    collection = self.named.name(),
+                    other = listed.name,
+                    "originals stay, as another collection may need them"
+                );
+                return None;
+            };
+            siblings.extend(ImageCollection::of(&named));
         }
-        found.is_none()
-    }
-}
-
-/// Other versions of a collection, before it is removed. Collections that are created afterwards do
-/// not count: their originals are written later.
-pub(crate) struct OtherVersions<'a> {
-    target: &'a ImageCollection,
-    versions: Vec<ImageCollection>,
-    are_known: bool,
-}
-
-impl<'a> OtherVersions<'a> {
-    /// Returns the other versions of `target`, which is still there.
-    pub(crate) fn of(registry: &Registry, target: &'a ImageCollection) -> OtherVersions<'a> {
-        let mut versions = target.siblings(registry);
-        versions.retain(|version| !Arc::ptr_eq(&version.named, &target.named));
-        OtherVersions { target, versions, are_known: target.siblings_are_known(registry) }
-    }
-
-    /// Returns true if no version is left. Called after `target` was removed: if two versions are
-    /// removed at the same time, at least one of the calls returns true.
-    pub(crate) fn were_removed(&self, registry: &Registry) -> bool {
-        // A version whose removal failed is unknown from then on.
-        self.are_known
-            && self.versions.iter().all(|version| version.named.removed())
-            && self.target.siblings_are_known(registry)
+        siblings.retain(|target| target.space == self.space);
+        Some(siblings)
     }
 }
 
@@ -258,31 +235,6 @@ mod tests {
 
     fn wanted() -> CollectionSpec {
         CollectionSpec { name: "c".to_owned(), kind: None, model: None, quality_min: 0 }
-    }
-
-    #[test]
-    fn the_last_of_two_removals_removes_the_originals() {
-        let dir = tempfile::tempdir().unwrap();
-        let registry = registry(dir.path());
-        let make = || ImageCollection::make(&registry, &wanted(), 4, "m").unwrap();
-        let first = make();
-        let second = first.next_version(&registry, 4, "n").unwrap();
-        // Both removals look for other versions before one of them is done.
-        let others = [&first, &second].map(|version| OtherVersions::of(&registry, version));
-        registry.remove(first.named.name()).unwrap();
-        assert!(!others[0].were_removed(&registry), "the second version has the originals");
-        registry.remove(second.named.name()).unwrap();
-        assert!(others[1].were_removed(&registry));
-        // A collection of the same name that was created meanwhile does not keep old originals.
-        let new = make();
-        assert!(others[1].were_removed(&registry));
-        let other = new.next_version(&registry, 4, "n").unwrap();
-        let others = OtherVersions::of(&registry, &new);
-        registry.remove(new.named.name()).unwrap();
-        assert!(!others.were_removed(&registry));
-        let others = OtherVersions::of(&registry, &other);
-        registry.remove(other.named.name()).unwrap();
-        assert!(others.were_removed(&registry), "the last version is removed alone");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! The key of an original contains its hash. On one server, writing it twice changes nothing, and
 //! an original without a point, as a crash can leave, is replaced by the next upload of the same
-//! image. The removal of an image can remove an original that another client has just written. So
+//! image. The versions of a collection share originals. An original is removed once no point of a
+//! version names it. The removal can remove an original that another client has just written. So
 //! the writer of a point checks that first ([`Originals::keep`]). In a cluster each upload has a
 //! key of its own, and the removal of an image removes old uploads.
 
@@ -15,11 +16,14 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use model_store::StorePlace;
 use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStoreExt, PutPayload};
+use search::points::PointId;
 use tokio_stream::StreamExt;
 use transport::{ByteBudget, Reservation};
 
 use super::config::ImagesConfig;
+use super::features::uuid;
 
 /// Default directory, beside the collections. No collection has a name that starts with a dot.
 const DIRECTORY: &str = ".originals";
@@ -38,6 +42,28 @@ pub(crate) struct WrittenOriginal {
     bytes: Bytes,
     /// Number of removals before it was written.
     removals: u64,
+}
+
+/// An original in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredOriginal {
+    /// Id of its image.
+    pub(crate) id: PointId,
+    pub(crate) key: String,
+}
+
+impl StoredOriginal {
+    /// Returns the original of an object in `directory`, which is that of `space`. `None` if the
+    /// object has no name of an original.
+    fn of(object: &ObjectPath, directory: &ObjectPath, space: &str) -> Option<StoredOriginal> {
+        let object: &str = object.as_ref();
+        let directory: &str = directory.as_ref();
+        let name = object.strip_prefix(directory)?.strip_prefix('/')?;
+        let (id, _) = name.rsplit('/').next()?.split_once('.')?;
+        let id: PointId = id.parse().ok()?;
+        uuid(&id)?;
+        Some(StoredOriginal { id, key: format!("{space}/{name}") })
+    }
 }
 
 impl Originals {
@@ -126,21 +152,49 @@ impl Originals {
     /// # Errors
     /// Returns the errors of the store.
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
-        let store = self.store()?;
-        match store.objects().delete(&store.key(key)).await {
+        self.delete_object(&self.store()?.key(key)).await
+    }
+
+    async fn delete_object(&self, object: &ObjectPath) -> Result<()> {
+        match self.store()?.objects().delete(object).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed(&error)),
         }
     }
 
-    /// Removes the images of a space. Images that were written after `began` stay, since they
-    /// belong to a new collection of the same name. S3 counts whole seconds, so an image of the
-    /// same second is removed too.
+    /// Calls `each` with the originals of the directory `space`, at most `count_max` at a time.
     ///
     /// # Errors
-    /// Returns the errors of the store.
-    pub(crate) async fn delete_all(&self, space: &str, began: SystemTime) -> Result<()> {
-        self.delete_if(space, |written| written <= began).await
+    /// Returns the errors of the store; the first error of `each`.
+    pub(crate) async fn in_parts<F>(
+        &self,
+        space: &str,
+        count_max: usize,
+        mut each: impl FnMut(Vec<StoredOriginal>) -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        let store = self.store()?;
+        let directory = store.key(space);
+        let mut objects = store.objects().list(Some(&directory));
+        let mut has_ended = false;
+        while !has_ended {
+            let mut part = Vec::new();
+            while part.len() < count_max && !has_ended {
+                match objects.next().await {
+                    Some(object) => {
+                        let object = object.map_err(|error| failed(&error))?;
+                        part.extend(StoredOriginal::of(&object.location, &directory, space));
+                    }
+                    None => has_ended = true,
+                }
+            }
+            if !part.is_empty() {
+                each(part).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes the images below `prefix` that were written at least `age` ago.
@@ -148,24 +202,14 @@ impl Originals {
     /// # Errors
     /// Returns the errors of the store.
     pub(crate) async fn delete_older(&self, prefix: &str, age: Duration) -> Result<()> {
-        let is_old = |written: SystemTime| {
-            SystemTime::now().duration_since(written).is_ok_and(|since| since >= age)
-        };
-        self.delete_if(prefix, is_old).await
-    }
-
-    async fn delete_if(&self, prefix: &str, is_removed: impl Fn(SystemTime) -> bool) -> Result<()> {
         let store = self.store()?;
         let prefix = store.key(prefix);
         let mut objects = store.objects().list(Some(&prefix));
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
-            if !is_removed(SystemTime::from(object.last_modified)) {
-                continue;
-            }
-            match store.objects().delete(&object.location).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failed(&error)),
+            let written = SystemTime::from(object.last_modified);
+            if SystemTime::now().duration_since(written).is_ok_and(|since| since >= age) {
+                self.delete_object(&object.location).await?;
             }
         }
         Ok(())
@@ -236,23 +280,39 @@ fn is_full(error: &object_store::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
+    use crate::features::originals_of;
 
     #[tokio::test]
-    async fn a_removal_leaves_what_was_written_after_it_began() {
+    async fn the_originals_of_a_space_are_listed_in_parts() {
         let dir = tempfile::tempdir().unwrap();
         let config = ImagesConfig { directory: Some(dir.path().into()), ..ImagesConfig::default() };
         let originals = Originals::new(config);
-        // Times of files advance in steps of some milliseconds.
-        let pause = Duration::from_millis(50);
-        originals.put("a/0/old.png", Bytes::from_static(b"1")).await.unwrap();
-        std::thread::sleep(pause);
-        let began = SystemTime::now();
-        std::thread::sleep(pause);
-        originals.put("a/0/new.png", Bytes::from_static(b"2")).await.unwrap();
-        originals.delete_all("a", began).await.unwrap();
-        assert!(originals.get("a/0/old.png").await.is_err());
-        assert!(originals.get("a/0/new.png").await.is_ok());
+        let mut wanted = Vec::new();
+        for number in 0..5_u8 {
+            let id = PointId::Uuid([number; 16]);
+            let key = format!("{}.png", originals_of(&id, "a"));
+            originals.put(&key, Bytes::from_static(b"1")).await.unwrap();
+            wanted.push(StoredOriginal { id, key });
+        }
+        let other = format!("{}.png", originals_of(&PointId::Uuid([9; 16]), "b"));
+        for key in [other.as_str(), "a/00/other.txt", "a/00/7.png"] {
+            originals.put(key, Bytes::from_static(b"1")).await.unwrap();
+        }
+        let mut sizes = Vec::new();
+        let mut listed = Vec::new();
+        let each = |part: Vec<StoredOriginal>| {
+            sizes.push(part.len());
+            listed.extend(part);
+            ready(Ok(()))
+        };
+        originals.in_parts("a", 2, each).await.unwrap();
+        listed.sort_by(|one, other| one.key.cmp(&other.key));
+        assert_eq!((sizes, listed), (vec![2, 2, 1], wanted));
+        let called = |_| ready(Err(Error::internal("there is no such space")));
+        originals.in_parts("none", 2, called).await.unwrap();
     }
 
     #[tokio::test]

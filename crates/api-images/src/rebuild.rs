@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
-use super::features::{BLOCK, id_of, original_in};
+use super::features::{BLOCK, id_of, original_in, uuid};
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::job_end::BackgroundJob;
@@ -229,12 +229,7 @@ impl RebuildWork<'_> {
             {
                 match there {
                     Ok(Some(copy)) if copy.payload == point.payload => {}
-                    Ok(Some(_)) => {
-                        let change = PayloadChange::Overwrite(point.payload);
-                        moved += new
-                            .named
-                            .change_payload(&PointSelection::Ids(vec![point.id]), &change)?;
-                    }
+                    Ok(Some(_)) => moved += self.copy_payload(job, new, point.id)?,
                     _ if before.contains(&point.id.to_string()) => {
                         lacking.insert(point.id.to_string());
                     }
@@ -251,6 +246,18 @@ impl RebuildWork<'_> {
         self.rebuild.total.store(seen, Ordering::Relaxed);
         held(&self.rebuild.failures).retain(|id, _| lacking.contains(id) || !before.contains(id));
         Ok(moved)
+    }
+
+    /// Copies the payload of an image, and returns 1; 0 if the old collection does not have the
+    /// image any more. The payload can name an original, so no removal of the image comes between
+    /// the read and the write.
+    fn copy_payload(&self, job: &IngestJob, new: &ImageCollection, id: PointId) -> Result<u64> {
+        let claimed: Vec<[u8; 16]> = uuid(&id).into_iter().collect();
+        let _claim = job.services.writes.take(&claimed);
+        let found = self.old.named.get_parts(&[id], PointParts::PAYLOAD).into_iter().next();
+        let Some(point) = found.transpose()?.flatten() else { return Ok(0) };
+        let change = PayloadChange::Overwrite(point.payload);
+        new.named.change_payload(&PointSelection::Ids(vec![id]), &change)
     }
 
     /// Puts images into the new collection, and returns how many succeeded. Adds those without an
@@ -311,8 +318,8 @@ impl RebuildWork<'_> {
     }
 
     /// Removes images that the old collection does not have, and returns their number. Their
-    /// originals are removed too: while the new collection had them, a client's removal left them.
-    /// Sets `unseen` if damage may have hidden images.
+    /// originals are removed too: while the new collection named them, a client's removal left
+    /// them. Sets `unseen` if damage may have hidden images.
     fn prune(
         &self,
         job: &IngestJob,

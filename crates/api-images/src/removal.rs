@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use super::collection::ImageCollection;
 use super::features::{original_in, original_key, uuid};
+use super::originals::StoredOriginal;
 use super::services::ImageServices;
 
 /// Points that are removed at once. No upload of their images ends until their originals are
@@ -20,8 +21,8 @@ const POINTS_AT_ONCE: usize = 256;
 /// Maximum requests of one removal to the store of originals at the same time.
 const REQUESTS_AT_ONCE: usize = 16;
 
-/// Removes points of a version of a collection by `delete`, and the originals of images that no
-/// other version has. Returns the number of points; 0, without a call of `delete`, if none exists.
+/// Removes points of a version of a collection by `delete`, and their originals that no other
+/// version names. Returns the number of points; 0, without a call of `delete`, if none exists.
 ///
 /// # Errors
 /// The errors of the collection and of the store of originals.
@@ -44,8 +45,8 @@ pub(crate) fn remove(
     Ok(count)
 }
 
-/// Removes the selected points of a version of a collection, which was found as `name`, and the
-/// originals of images that no other version has. Runs on a thread that has entered a runtime.
+/// Removes the selected points of a version of a collection, which was found as `name`, and their
+/// originals that no other version names. Runs on a thread that has entered a runtime.
 ///
 /// # Errors
 /// As [`remove`]; the errors of [`ImageCollection::writing`].
@@ -118,7 +119,7 @@ fn readable(found: Vec<Result<Option<FetchedPoint>>>) -> Result<Vec<FetchedPoint
     Ok(images)
 }
 
-/// Removes the originals of removed images that no version of the collection has. The caller has
+/// Removes the originals of removed images that no version of the collection names. The caller has
 /// claimed the ids of the images.
 fn remove_originals(
     services: &Arc<ImageServices>,
@@ -126,23 +127,81 @@ fn remove_originals(
     target: &ImageCollection,
     images: &[FetchedPoint],
 ) -> Result<()> {
-    let mut keys = Vec::new();
-    let registry = services.registry()?;
-    let versions = target.siblings(&registry);
-    for image in images {
-        let Some(key) = original_key(&image.payload) else { continue };
-        let has = |version: &ImageCollection| {
-            let found = version.named.get_parts(&[image.id], PointParts::NONE);
-            !matches!(found.first(), Some(Ok(None)))
-        };
-        if !versions.iter().any(has) {
-            keys.push(original_in(&target.space, key));
-        }
-    }
-    if keys.is_empty() || !target.siblings_are_known(&registry) {
+    let originals = images.iter().filter_map(|image| {
+        let key = original_in(&target.space, original_key(&image.payload)?);
+        Some(StoredOriginal { id: image.id, key })
+    });
+    remove_if_unnamed(services, runtime, target, originals.collect())
+}
+
+/// Removes the originals that no version of a collection names, after the version `target` was
+/// removed. An upload whose point is not written yet writes its original again
+/// ([`Originals::keep`]).
+///
+/// [`Originals::keep`]: super::originals::Originals::keep
+///
+/// # Errors
+/// The errors of the store of originals.
+pub(crate) async fn remove_unnamed(
+    services: &Arc<ImageServices>,
+    target: &ImageCollection,
+) -> Result<()> {
+    if target.known_siblings(&*services.registry()?).is_none() {
         return Ok(());
     }
+    let runtime = Handle::current();
+    let remove = |originals: Vec<StoredOriginal>| {
+        let services = services.clone();
+        let runtime = runtime.clone();
+        let target = target.clone();
+        let work = move || {
+            let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
+            let _claim = services.writes.take(&uuids(&ids));
+            remove_if_unnamed(&services, &runtime, &target, originals)
+        };
+        async move {
+            let removed = tokio::task::spawn_blocking(work).await;
+            removed.map_err(|error| {
+                Error::internal(format!("the removal of originals ended early: {error}"))
+            })?
+        }
+    };
+    services.originals.in_parts(&target.space, POINTS_AT_ONCE, remove).await
+}
+
+/// Removes the originals that no point of a version of `target` names. The caller has claimed the
+/// ids of their images.
+fn remove_if_unnamed(
+    services: &Arc<ImageServices>,
+    runtime: &Handle,
+    target: &ImageCollection,
+    mut originals: Vec<StoredOriginal>,
+) -> Result<()> {
+    if originals.is_empty() {
+        return Ok(());
+    }
+    let registry = services.registry()?;
+    let Some(versions) = target.known_siblings(&registry) else { return Ok(()) };
+    for version in &versions {
+        let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
+        let points = version.named.get_parts(&ids, PointParts::PAYLOAD);
+        let left = originals.into_iter().zip(points);
+        let left = left.filter(|(original, point)| !names(point, original, &target.space));
+        originals = left.map(|(original, _)| original).collect();
+    }
+    let keys = originals.into_iter().map(|original| original.key).collect();
     runtime.block_on(remove_all(services, keys))
+}
+
+/// Returns true if a point names an original. A point that cannot be read may name it.
+fn names(point: &Result<Option<FetchedPoint>>, original: &StoredOriginal, space: &str) -> bool {
+    match point {
+        Ok(Some(point)) => {
+            original_key(&point.payload).is_some_and(|key| original_in(space, key) == original.key)
+        }
+        Ok(None) => false,
+        Err(_) => true,
+    }
 }
 
 /// Removes originals. If the store refuses one, removes the others nevertheless.

@@ -34,12 +34,13 @@ pub trait ImageCollections: Send + Sync {
     /// Returns true if the collection holds images.
     fn holds_images(&self, named: &NamedCollection) -> bool;
 
-    /// Removes a collection of images with its originals. Returns false, and does nothing, if
-    /// `name` is not a collection's own name or the collection holds no images.
+    /// Removes a collection of images, and the originals that no other version of it names.
+    /// Returns false, and does nothing, if `name` is not a collection's own name or the collection
+    /// holds no images.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
 
     /// Deletes points of the collection `name`, and the originals that no other version of the
-    /// collection has. Returns false, and deletes nothing, if the collection holds no images.
+    /// collection names. Returns false, and deletes nothing, if the collection holds no images.
     ///
     /// Blocks the thread, which has entered a runtime. The caller must not hold
     /// [`Registry::writing`]: uploads of the same images are waited for, and they need it.

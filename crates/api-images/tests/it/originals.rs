@@ -4,7 +4,7 @@ use std::path::Path;
 
 use axum::body::Body;
 use http::{Method, StatusCode};
-use search::points::{NewPoint, PointId};
+use search::points::{NewPoint, PayloadChange, PointId, PointSelection};
 use serde_json::{Map, json};
 
 use crate::world::{DIMS, World, picture};
@@ -37,6 +37,40 @@ fn an_original_goes_and_comes_with_its_image() {
         assert_eq!(status(&world, Method::DELETE, &path), StatusCode::NOT_FOUND);
         assert_eq!(world.put("/v1/images/c", &picture(1))["status"], "added");
     }
+}
+
+#[test]
+fn a_removed_version_takes_the_originals_that_only_it_names() {
+    let world = World::start();
+    let put = |seed| world.put("/v1/images/c", &picture(seed))["id"].as_str().unwrap().to_owned();
+    let shared = [put(1), put(2)];
+    world.registry.clone_collection("c.v1", "c.v2").unwrap();
+    put(3);
+    assert_eq!(originals(&world), 3);
+    assert_eq!(status(&world, Method::DELETE, "/v1/images/c.v1"), StatusCode::OK);
+    assert_eq!(originals(&world), 2);
+    let paths = shared.map(|id| format!("/v1/images/c.v2/{id}"));
+    for path in &paths {
+        assert_eq!(status(&world, Method::GET, path), StatusCode::OK);
+    }
+    assert_eq!(status(&world, Method::DELETE, &paths[0]), StatusCode::OK);
+    assert_eq!(originals(&world), 1);
+    assert_eq!(status(&world, Method::DELETE, "/v1/images/c.v2"), StatusCode::OK);
+    assert_eq!(originals(&world), 0);
+}
+
+#[test]
+fn a_point_that_names_no_original_keeps_none() {
+    let world = World::start();
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    let copy = world.registry.clone_collection("c.v1", "c.v2").unwrap();
+    let selection = PointSelection::Ids(vec![id.parse().unwrap()]);
+    let change = PayloadChange::DeleteKeys(vec!["image.original".to_owned()]);
+    assert_eq!(copy.change_payload(&selection, &change), Ok(1));
+    assert_eq!(originals(&world), 1);
+    let path = format!("/v1/images/c/{id}");
+    assert_eq!(status(&world, Method::DELETE, &path), StatusCode::OK);
+    assert_eq!(originals(&world), 0);
 }
 
 #[test]
