@@ -142,6 +142,12 @@ impl RebuildWork<'_> {
             stop: job.stop.clone(),
         });
         for _ in 0..PASSES_MAX {
+            if self.old.named.removed() {
+                return Err(Error::not_found(format!(
+                    "\"{}\" was removed or replaced, so its rebuild has ended",
+                    self.name
+                )));
+            }
             let generation = self.old.named.generation();
             let mut unseen = None;
             let mut lost = Vec::new();
@@ -173,10 +179,11 @@ impl RebuildWork<'_> {
             }
             let collection = new.named.name().to_owned();
             let switch = [AliasChange::Create { alias: self.name.clone(), collection }];
-            match self
-                .registry
-                .change_aliases_if(&switch, || self.old.named.generation() == generation)
-            {
+            let is_unchanged = || {
+                let old = &self.old.named;
+                old.generation() == generation && !old.removed()
+            };
+            match self.registry.change_aliases_if(&switch, is_unchanged) {
                 Ok(true) => return Ok(true),
                 // The collection has been written to, or still is.
                 Ok(false) => {}

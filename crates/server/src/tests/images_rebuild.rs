@@ -17,6 +17,11 @@ const OTHER: &str =
 fn rebuilt(served: &Served, asked: &Value) -> Value {
     let begun = served.json("POST", "/v1/images/photos/rebuild", asked);
     assert_eq!(begun.status, 202, "{}", begun.text());
+    ended(served)
+}
+
+/// Returns the final progress of the rebuild of "photos".
+fn ended(served: &Served) -> Value {
     let deadline = Instant::now() + WAIT_MAX;
     loop {
         let progress = served.get("/v1/images/photos/rebuild").good();
@@ -54,6 +59,24 @@ fn a_rebuild_lacks_lost_originals_only_within_max_failed() {
     assert_eq!((&done["state"], &done["failed"]), (&json!("switched"), &json!(1)), "{done}");
     let found = served.search("/v1/images/photos/search", &picture(0)).good();
     assert_eq!((served.count("photos"), &found["results"][0]["id"]), (1, &kept));
+}
+
+#[test]
+fn a_rebuild_does_not_bring_a_removed_collection_back() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    served.put("/v1/images/photos?model=colour", &picture(0)).good();
+    let registry = served.server.collections.registry().unwrap();
+    // No alias changes during a write.
+    let writing = registry.writing("photos").unwrap();
+    let asked = json!({ "model": "other", "switch": true });
+    assert_eq!(served.json("POST", "/v1/images/photos/rebuild", &asked).status, 202);
+    served.ask("DELETE", "/v1/images/photos", "", b"").good();
+    drop(writing);
+    let progress = ended(&served);
+    assert_eq!(progress["state"], "failed", "{progress}");
+    served.get("/v1/images/photos").bad(404, "there is no collection");
 }
 
 #[test]

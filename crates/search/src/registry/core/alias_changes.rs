@@ -46,10 +46,11 @@ impl RegistryCore {
             ))
             .with_retry_after(timeout)
         })?;
+        // No collection is removed between the check and the change.
+        let _changing = self.changing.lock();
         if !still() {
             return Ok(false);
         }
-        let _changing = self.changing.lock();
         let new = {
             let map = self.map.read();
             aliases::changed_aliases(&map.aliases, changes, |name| map.entries.contains_key(name))?
