@@ -50,8 +50,9 @@ pub(crate) struct RebuildRequest {
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
-/// is not served, or to switch a name that is not an alias; `AlreadyExists` while a rebuild of the
-/// name runs; `ResourceExhausted` if too many rebuilds and uploads run.
+/// is not served, to switch a name that is not an alias, or if the collection's name stands for the
+/// version of the model; `AlreadyExists` while a rebuild of the name runs; `ResourceExhausted` if
+/// too many rebuilds and uploads run.
 pub(crate) fn begin(
     state: &Arc<ImagesState>,
     name: &str,
@@ -75,6 +76,7 @@ pub(crate) fn begin(
             "\"{name}\" is not an alias and cannot be switched; rebuild its alias, or leave out \"switch\""
         )));
     }
+    begun_version(&registry, &old, model)?;
     let mut all = state.rebuilds.lock();
     if all.get(name).is_some_and(|rebuild| rebuild.running()) {
         return Err(Error::new(
@@ -198,9 +200,7 @@ impl RebuildWork<'_> {
 
     /// Returns the version that an earlier rebuild with this model has begun, or a new one.
     fn version(&self, embedder: &Embedder) -> Result<ImageCollection> {
-        let begun = self.old.siblings(&self.registry).into_iter();
-        let mut begun = begun.filter(|target| target.model == self.rebuild.model);
-        if let Some(begun) = begun.next() {
+        if let Some(begun) = begun_version(&self.registry, &self.old, &self.rebuild.model)? {
             return Ok(begun);
         }
         // A blank image shows the number of values of an embedding.
@@ -352,6 +352,31 @@ impl RebuildWork<'_> {
             }
         }
     }
+}
+
+/// Returns the version of `old` with embeddings of `model`, if there is one.
+///
+/// # Errors
+/// `FailedPrecondition` if the name of the collection stands for it: a rebuild removes its images
+/// that `old` does not have.
+fn begun_version(
+    registry: &Registry,
+    old: &ImageCollection,
+    model: &str,
+) -> Result<Option<ImageCollection>> {
+    let found = old.siblings(registry).into_iter().find(|target| target.model == model);
+    let Some(begun) = found else { return Ok(None) };
+    // Clients put images in by this name.
+    let name = &old.space;
+    let own = begun.named.name();
+    if !registry.aliases().iter().any(|(alias, collection)| alias == name && collection == own) {
+        return Ok(Some(begun));
+    }
+    Err(Error::precondition(format!(
+        "\"{name}\" stands for \"{own}\", which has the embeddings of model \"{model}\"; a rebuild of \"{}\" would \
+         remove images from it: rebuild \"{name}\"",
+        old.named.name()
+    )))
 }
 
 /// Returns the error of an image without an outcome.

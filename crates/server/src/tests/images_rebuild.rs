@@ -80,6 +80,21 @@ fn a_rebuild_does_not_bring_a_removed_collection_back() {
 }
 
 #[test]
+fn a_rebuild_changes_no_version_that_the_name_stands_for() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let id = served.put("/v1/images/photos?model=colour", &picture(0)).good()["id"].clone();
+    served.put("/v1/images/photos?model=colour", &picture(1)).good();
+    assert_eq!(rebuilt(&served, &json!({ "model": "other" }))["state"], "done");
+    let path = format!("/v1/images/photos.v2/{}", id.as_str().unwrap());
+    served.ask("DELETE", &path, "", b"").good();
+    let asked = json!({ "model": "colour" });
+    served.json("POST", "/v1/images/photos.v2/rebuild", &asked).bad(409, "stands for");
+    assert_eq!((served.count("photos"), served.count("photos.v2")), (2, 1));
+}
+
+#[test]
 fn a_rebuild_does_not_switch_while_images_are_damaged() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
