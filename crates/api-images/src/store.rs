@@ -188,15 +188,15 @@ fn write_missing(
 /// alias is locked only during each attempt. Returns the outcome of each image.
 ///
 /// # Errors
-/// Returns the errors of [`NamedCollection::try_upsert_if`] after the wait; the errors of
-/// [`ImageCollection::writing`] at once.
+/// Returns the errors of [`NamedCollection::try_upsert_if`] after the wait, or once the client has
+/// disconnected; the errors of [`ImageCollection::writing`] at once.
 pub(crate) fn write_or_wait(
     job: &IngestJob,
     target: &ImageCollection,
     images: &Arc<Vec<ReadyImage>>,
     which: Range<usize>,
 ) -> Result<Vec<PutOutcome>> {
-    while_overloaded(|| {
+    let attempt = || -> Result<Result<Vec<PutOutcome>>> {
         let services = job.services.clone();
         let registry = services.registry()?;
         let name = job.wanted.name.clone();
@@ -218,16 +218,20 @@ pub(crate) fn write_or_wait(
             let written = with_points(images, |points| write_missing(&writing, points));
             Ok(written.map(|others| others.into_iter().zip(images).map(outcome).collect()))
         })
-    })
+    };
+    while_overloaded(attempt, || job.stopped())
 }
 
-/// Repeats `attempt` while its write, the inner result, is refused because of an overload. The
-/// outer error of an attempt is final.
-fn while_overloaded<T>(mut attempt: impl FnMut() -> Result<Result<T>>) -> Result<T> {
+/// Repeats `attempt` while its write, the inner result, is refused because of an overload, and at
+/// most until `stopped` returns true. The outer error of an attempt is final.
+fn while_overloaded<T>(
+    mut attempt: impl FnMut() -> Result<Result<T>>,
+    stopped: impl Fn() -> bool,
+) -> Result<T> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
         match attempt()? {
-            Err(error) if error.is_overload() && Instant::now() < give_up => {
+            Err(error) if error.is_overload() && Instant::now() < give_up && !stopped() => {
                 std::thread::sleep(WRITE_RETRY)
             }
             outcome => return outcome,
@@ -300,17 +304,28 @@ mod tests {
     #[test]
     fn only_the_write_is_repeated() {
         let mut calls = 0;
-        let moved = while_overloaded::<()>(|| {
+        let moved = || -> Result<Result<()>> {
             calls += 1;
             Err(Error::unavailable("it has just become another collection"))
-        });
-        assert!(moved.is_err());
+        };
+        assert!(while_overloaded(moved, || false).is_err());
         assert_eq!(calls, 1);
-        let written = while_overloaded(|| {
+        let written = || {
             calls += 1;
             Ok(if calls < 4 { Err(Error::exhausted("no memory")) } else { Ok(()) })
-        });
-        assert!(written.is_ok());
+        };
+        assert!(while_overloaded(written, || false).is_ok());
         assert_eq!(calls, 4);
+    }
+
+    #[test]
+    fn a_write_without_a_client_is_not_repeated() {
+        let mut calls = 0;
+        let refused = || -> Result<Result<()>> {
+            calls += 1;
+            Ok(Err(Error::exhausted("no memory")))
+        };
+        assert!(while_overloaded(refused, || true).is_err());
+        assert_eq!(calls, 1);
     }
 }
