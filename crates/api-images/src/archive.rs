@@ -11,7 +11,7 @@ use vision::Format;
 use zip::unstable::read::ZipIterable;
 
 use super::bulk::{BulkImage, Source, SourceEntry};
-use super::features::IMAGE_BYTES_MAX;
+use super::features::{IMAGE_BYTES_MAX, end_of_name};
 
 /// Maximum bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
@@ -209,7 +209,7 @@ fn broken_off(error: &io::Error) -> Error {
 /// Returns the last part of an entry's name, without directories and control characters.
 fn last_part(name: &str) -> String {
     let last = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or("picture");
-    last.chars().filter(|c| !c.is_control()).take(255).collect()
+    end_of_name(last.chars().filter(|c| !c.is_control()).take(255).collect())
 }
 
 /// Returns true if the extension is that of an image. A damaged file with such a name is reported
@@ -285,6 +285,7 @@ mod tests {
         ] {
             assert_eq!(last_part(name), wanted, "{name:?}");
         }
+        assert_eq!(last_part(&"\u{6771}".repeat(255)).len(), 510);
         assert!(
             looks_like_an_image("A.JPG")
                 && !looks_like_an_image("notes.txt")

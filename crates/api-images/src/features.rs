@@ -280,6 +280,16 @@ pub(crate) fn checked_name(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
+/// Returns a name of a file in an archive or a folder as the name of its image: its end, if it is
+/// longer than names of images are.
+pub(crate) fn end_of_name(name: String) -> String {
+    let Some(from) = name.len().checked_sub(NAME_BYTES_MAX).filter(|from| *from > 0) else {
+        return name;
+    };
+    let end = (from..name.len()).find_map(|at| name.get(at..));
+    end.unwrap_or_default().to_owned()
+}
+
 /// Checks the least quality of fingerprints.
 ///
 /// # Errors
@@ -317,6 +327,17 @@ mod tests {
         assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
         let hash = blake3::hash(b"an image").to_hex();
         assert_eq!(text[..8], hash[..8]);
+    }
+
+    #[test]
+    fn a_long_name_of_a_file_loses_its_start() {
+        let fits = "x".repeat(NAME_BYTES_MAX);
+        assert_eq!(end_of_name(fits.clone()), fits);
+        assert_eq!(end_of_name(format!("a/{fits}")), fits);
+        // The limit is in the middle of a character of three bytes.
+        let cut = end_of_name(format!("{}.jpg", "\u{6771}".repeat(NAME_BYTES_MAX)));
+        assert_eq!((cut.len(), cut.ends_with("\u{6771}.jpg")), (511, true));
+        assert!(checked_name(&cut).is_ok());
     }
 
     #[test]

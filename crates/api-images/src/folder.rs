@@ -10,7 +10,7 @@ use vision::Format;
 
 use super::archive::looks_like_an_image;
 use super::bulk::{BulkImage, Source, SourceEntry};
-use super::features::IMAGE_BYTES_MAX;
+use super::features::{IMAGE_BYTES_MAX, end_of_name};
 
 /// Maximum levels of directories.
 const DEPTH_MAX: usize = 64;
@@ -63,7 +63,8 @@ impl Folder {
     }
 
     fn name(&self, path: &Path) -> String {
-        path.strip_prefix(&self.root).unwrap_or(path).to_string_lossy().into_owned()
+        let name = path.strip_prefix(&self.root).unwrap_or(path).to_string_lossy();
+        end_of_name(name.into_owned())
     }
 
     fn visit(&mut self, path: &Path, depth: usize) -> SourceEntry {
@@ -124,6 +125,15 @@ mod tests {
     use base::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn a_long_path_is_cut_to_a_name() {
+        let folder = Folder { root: "/images".into(), waiting: Vec::new() };
+        let long = format!("/images/{}/a.png", vec!["d".repeat(100); 9].join("/"));
+        let name = folder.name(Path::new(&long));
+        assert!(name.len() == 512 && long.ends_with(&name), "{name}");
+        assert_eq!(folder.name(Path::new("/images/d/a.png")), "d/a.png");
+    }
 
     #[test]
     fn a_directory_with_too_many_entries_is_refused() {
