@@ -113,7 +113,9 @@ impl RemovedOriginals {
     }
 }
 
-/// Removes the original of a removed point, and the originals of its old uploads.
+/// Removes the original of a removed point, and the originals of its old uploads. `key` is `None`
+/// for a point that names no original: it was written from features alone, or a client has removed
+/// the key from its payload.
 pub(super) async fn delete_originals(
     state: &RootState,
     record: &CollectionRecord,
@@ -124,10 +126,14 @@ pub(super) async fn delete_originals(
         tracing::warn!(%id, "an original stays, as this node has no store of originals");
         return;
     };
-    // A point that was written from features alone has no original.
-    let Some(key) = key else { return };
     let space = record.originals_space();
-    delete_original(&images.state, &original_in(&space, key)).await;
+    if let Some(key) = key {
+        delete_original(&images.state, &original_in(&space, key)).await;
+    }
+    // Only points of UUIDs have originals.
+    if let PointId::Number(_) = id {
+        return;
+    }
     let age = UPLOAD_OVER.max(state.requests.limits.request_timeout * UPLOAD_TIMEOUTS);
     if let Err(error) = images.state.delete_uploads(&space, id, age).await {
         tracing::warn!(%id, %error, "old uploads of a removed image stay");

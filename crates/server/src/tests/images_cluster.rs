@@ -407,6 +407,28 @@ fn points_that_qdrants_interface_deletes_lose_their_originals() {
 }
 
 #[test]
+fn an_image_without_the_key_of_its_original_takes_it_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let new = format!("?shard_number={SHARDS}");
+    let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
+    let clear = json!({ "points": [id] });
+    let uri = "/collections/spread/points/payload/clear";
+    assert_eq!(spread.ask(&spread.root, "POST", uri, Sent::Json(&clear)).0, 200);
+    let originals = || super::images::files_below(&dir.path().join("collections/.originals"));
+    // An upload of the last hour may still be running.
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(24 * 3600);
+    for original in originals() {
+        let file = std::fs::File::options().write(true).open(original).unwrap();
+        file.set_modified(past).unwrap();
+    }
+    assert_eq!(originals().len(), 1);
+    let path = format!("/{}", id.as_str().unwrap());
+    spread.good("DELETE", &path, Sent::Nothing);
+    assert!(originals().is_empty());
+}
+
+#[test]
 fn a_removal_leaves_the_original_of_a_later_upload() {
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
