@@ -9,9 +9,10 @@ use search::points::{FetchedPoint, PointId, PointSelection};
 use search::registry::MatchingPoints;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
+use vision::Format;
 
 use super::collection::ImageCollection;
-use super::features::{original_in, original_key, uuid};
+use super::features::{BLOCK, original_in, original_key, originals_of, uuid};
 use super::originals::StoredOriginal;
 use super::services::ImageServices;
 
@@ -127,11 +128,22 @@ fn remove_originals(
     target: &ImageCollection,
     images: &[FetchedPoint],
 ) -> Result<()> {
-    let originals = images.iter().filter_map(|image| {
-        let key = original_in(&target.space, original_key(&image.payload)?);
-        Some(StoredOriginal { id: image.id, key })
-    });
+    let originals = images.iter().flat_map(|image| originals_of_point(image, &target.space));
     remove_if_unnamed(services, runtime, target, originals.collect())
+}
+
+/// Returns the original that a point names in the directory `space`. If a client has removed the
+/// service's block from the payload, the original of the image can have any format.
+fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> {
+    let of = |key: String| StoredOriginal { id: image.id, key };
+    if let Some(key) = original_key(&image.payload) {
+        return vec![of(original_in(space, key))];
+    }
+    if image.payload.contains_key(BLOCK) || uuid(&image.id).is_none() {
+        return Vec::new();
+    }
+    let start = originals_of(&image.id, space);
+    Format::ALL.map(|format| of(format!("{start}.{}", format.name()))).into()
 }
 
 /// Removes the originals that no version of a collection names, after the version `target` was

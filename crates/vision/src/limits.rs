@@ -27,6 +27,17 @@ pub enum Format {
 }
 
 impl Format {
+    /// All formats.
+    pub const ALL: [Format; 7] = [
+        Format::Jpeg,
+        Format::Png,
+        Format::WebP,
+        Format::Tiff,
+        Format::Bmp,
+        Format::Wsq,
+        Format::Nist,
+    ];
+
     /// Returns the format that `bytes` begin with; `None` for other files.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
         match bytes {

@@ -74,6 +74,18 @@ fn a_point_that_names_no_original_keeps_none() {
 }
 
 #[test]
+fn an_image_with_a_cleared_payload_takes_its_original_along() {
+    let world = World::start();
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    world.put("/v1/images/c", &picture(2));
+    let selection = PointSelection::Ids(vec![id.parse().unwrap()]);
+    let named = world.registry.get("c").unwrap();
+    assert_eq!(named.change_payload(&selection, &PayloadChange::Clear), Ok(1));
+    let path = format!("/v1/images/c/{id}");
+    assert_eq!((status(&world, Method::DELETE, &path), originals(&world)), (StatusCode::OK, 1));
+}
+
+#[test]
 fn a_refused_payload_leaves_no_original() {
     let world = World::start();
     world.put("/v1/images/c", &picture(1));
