@@ -132,8 +132,11 @@ impl ImageCollection {
         let settings = ImageSettings { kind, model: model.to_owned() };
         match registry.create(&real, settings.stored(dims, &wanted.name)) {
             Ok(_) => {}
-            // By another caller, or before a crash that came before the alias.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            // By another caller, or before a crash that came before the alias. The alias is for
+            // images only.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                ImageCollection::open(registry, &real)?;
+            }
             Err(error) => return Err(error),
         }
         let alias = AliasChange::Create { alias: wanted.name.clone(), collection: real };
@@ -225,6 +228,7 @@ pub fn originals_space(settings: &CollectionSettings) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use search::coarse::Metric;
     use search::registry::RegistryOptions;
 
     use super::*;
@@ -235,6 +239,16 @@ mod tests {
 
     fn wanted() -> CollectionSpec {
         CollectionSpec { name: "c".to_owned(), kind: None, model: None, quality_min: 0 }
+    }
+
+    #[test]
+    fn a_collection_without_images_gets_no_alias() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        registry.create("c.v1", CollectionSettings::new(4, Metric::Cosine)).unwrap();
+        let error = ImageCollection::make(&registry, &wanted(), 4, "m").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+        assert!(registry.aliases().is_empty());
     }
 
     #[test]
