@@ -21,9 +21,11 @@ mod payload;
 mod points;
 mod query;
 mod response;
+mod retrieve;
 mod select;
 mod text_index;
 mod vector;
+mod vector_query;
 
 use base::{Error, Result};
 use search::filter::Filter;
@@ -44,19 +46,24 @@ pub use points::{
     no_deleted_vectors,
 };
 pub use query::{
-    CountRequest, FacetRequest, OrderBy, QuantizationParams, QueryBatchRequest, QueryGroupsRequest,
-    QueryRequest, RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
-    check_ordered_limit,
+    QuantizationParams, QueryBatchRequest, QueryGroupsRequest, QueryRequest, SearchParams,
 };
 pub use response::title;
 pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
+pub use retrieve::{
+    CountRequest, FacetRequest, RetrieveRequest, ScrollRequest, check_ordered_limit,
+};
 pub use select::{WithPayload, WithVector};
 pub use text_index::check_default_tokenizer;
 pub(crate) use text_index::tokenizer;
 pub use vector::{BatchVectors, Vector};
+pub use vector_query::{OrderBy, VectorInput, VectorQuery};
 
 /// Version of Qdrant that the interface follows. Clients compare it with their own.
 pub const INTERFACE_VERSION: &str = "1.19.0";
+
+/// Maximum points in a response if the request has no limit.
+const DEFAULT_LIMIT: usize = 10;
 
 /// Part of the message for a feature of Qdrant's that this server does not support.
 const UNSUPPORTED: &str = "not supported by this server";

@@ -1,0 +1,300 @@
+//! Queries of requests: by vectors, by a payload field, or by the hits of prefetches.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as DeError, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::examples::{context, discover, recommend};
+use super::vector::{DenseVector, is_inference, no_vector, object};
+use search::collection::OrderValue;
+use search::points::PointId;
+
+use crate::examples::ExampleQuery;
+use crate::formula::Formula;
+use crate::fusion::Fusion;
+pub use crate::vector_input::VectorInput;
+
+use super::{limits, unsupported};
+
+/// A query: by vectors, or by a payload field.
+#[derive(Clone, Debug, PartialEq)]
+pub enum VectorQuery {
+    /// Points in the order of a payload field.
+    OrderBy(OrderBy),
+    /// The most similar points.
+    Nearest(VectorInput),
+    /// Points similar to the target and different from each other (maximal marginal relevance).
+    Mmr {
+        /// The vector to be similar to.
+        target: VectorInput,
+        /// From 0, similarity to the target alone, to 1, difference between hits alone.
+        diversity: f32,
+        /// Number of most similar points to choose from; the limit by default.
+        candidates: Option<usize>,
+    },
+    /// Points similar to some examples and not to others, by the means of their vectors.
+    Recommend {
+        /// Examples to be similar to.
+        positive: Vec<VectorInput>,
+        /// Examples to differ from.
+        negative: Vec<VectorInput>,
+    },
+    /// Points by their similarities to each of several vectors.
+    Examples(ExampleQuery),
+    /// The hits of all prefetches as one list.
+    Fuse(Fusion),
+    /// Points chosen at random, in random order.
+    Sample,
+    /// The hits of the prefetches, scored by a formula.
+    Formula(Box<Formula>),
+}
+
+impl VectorQuery {
+    /// Returns true if the query compares vectors of the collection with others.
+    pub fn has_vector(&self) -> bool {
+        self.scores_by_distance() || matches!(self, VectorQuery::Examples(_))
+    }
+
+    /// Returns true if the hits depend on each other or on the limits of the prefetches, so that a
+    /// search of some of the points orders them in another way.
+    pub fn ranks_together(&self) -> bool {
+        matches!(self, VectorQuery::Mmr { .. } | VectorQuery::Fuse(_) | VectorQuery::Formula(_))
+    }
+
+    /// Returns true if the scores of hits are similarities or distances to one vector, so that for
+    /// L2 a lower score is better.
+    pub fn scores_by_distance(&self) -> bool {
+        matches!(
+            self,
+            VectorQuery::Nearest(_) | VectorQuery::Mmr { .. } | VectorQuery::Recommend { .. }
+        )
+    }
+}
+
+/// Order of points by the numbers and dates of a payload field.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OrderBy {
+    /// Path of the field, as in a filter.
+    pub key: String,
+    /// True to begin with the largest value.
+    pub descending: bool,
+    /// Value at which the order begins; `None` begins with the first point.
+    pub start_from: Option<OrderValue>,
+}
+
+impl<'de> Deserialize<'de> for OrderBy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrderBy, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Members {
+            #[serde(deserialize_with = "super::filter::path")]
+            key: String,
+            direction: Option<String>,
+            start_from: Option<Value>,
+        }
+        let value = Value::deserialize(deserializer)?;
+        if let Value::String(key) = value {
+            super::filter::check_path(&key).map_err(D::Error::custom)?;
+            return Ok(OrderBy { key, descending: false, start_from: None });
+        }
+        let members: Members = serde_json::from_value(value).map_err(D::Error::custom)?;
+        let descending = match members.direction.as_deref() {
+            None | Some("asc") => false,
+            Some("desc") => true,
+            Some(_) => return Err(D::Error::custom("direction: asc or desc is expected")),
+        };
+        let start_from = members.start_from.map(|value| {
+            let wrong = || D::Error::custom("start_from: a number or a date is expected");
+            OrderValue::of(&value).ok_or_else(wrong)
+        });
+        Ok(OrderBy { key: members.key, descending, start_from: start_from.transpose()? })
+    }
+}
+
+impl<'de> Deserialize<'de> for VectorInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<VectorInput, D::Error> {
+        deserializer.deserialize_any(VectorInputVisitor)
+    }
+}
+
+struct VectorInputVisitor;
+
+impl<'de> Visitor<'de> for VectorInputVisitor {
+    type Value = VectorInput;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a vector or a point's id")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorInput, A::Error> {
+        let dense = DenseVector::deserialize(serde::de::value::SeqAccessDeserializer::new(seq))?;
+        Ok(VectorInput::Vector(dense.0))
+    }
+
+    fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorInput, E> {
+        PointId::number(value).map(VectorInput::Id).map_err(E::custom)
+    }
+
+    fn visit_str<E: DeError>(self, value: &str) -> Result<VectorInput, E> {
+        PointId::uuid(value).map(VectorInput::Id).map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VectorInput, A::Error> {
+        Err(object(&mut map)?)
+    }
+}
+
+impl<'de> Deserialize<'de> for VectorQuery {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<VectorQuery, D::Error> {
+        struct VectorQueryVisitor;
+        impl<'de> Visitor<'de> for VectorQueryVisitor {
+            type Value = VectorQuery;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a query: a vector, a point's id, nearest, recommend, discover, context, order_by, \
+                     fusion, formula or sample",
+                )
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<VectorQuery, A::Error> {
+                VectorInputVisitor.visit_seq(seq).map(VectorQuery::Nearest)
+            }
+
+            fn visit_u64<E: DeError>(self, value: u64) -> Result<VectorQuery, E> {
+                VectorInputVisitor.visit_u64(value).map(VectorQuery::Nearest)
+            }
+
+            fn visit_str<E: DeError>(self, value: &str) -> Result<VectorQuery, E> {
+                VectorInputVisitor.visit_str(value).map(VectorQuery::Nearest)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VectorQuery, A::Error> {
+                query_from_map(map)
+            }
+        }
+        deserializer.deserialize_any(VectorQueryVisitor)
+    }
+}
+
+/// Diversity of a query with mmr if the request does not set it.
+const DEFAULT_DIVERSITY: f32 = 0.5;
+
+/// Members of `mmr`.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MmrParams {
+    diversity: Option<f32>,
+    candidates_limit: Option<usize>,
+}
+
+/// Reads a query from an object.
+///
+/// # Errors
+/// Names the member that is unknown, unsupported or out of place.
+fn query_from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error> {
+    let mut query = None;
+    let mut mmr = None;
+    let mut formula = None;
+    let mut defaults = None;
+    while let Some(key) = map.next_key::<String>()? {
+        match key.as_str() {
+            "nearest" => query = Some(VectorQuery::Nearest(map.next_value()?)),
+            "recommend" => query = Some(recommend(map.next_value()?)?),
+            "mmr" => mmr = map.next_value::<Option<MmrParams>>()?,
+            "order_by" => query = Some(VectorQuery::OrderBy(map.next_value()?)),
+            "fusion" => query = Some(VectorQuery::Fuse(fusion(&map.next_value::<String>()?)?)),
+            "rrf" => query = Some(VectorQuery::Fuse(map.next_value::<RrfParams>()?.fusion()?)),
+            "discover" => query = Some(discover(map.next_value()?)?),
+            "context" => query = Some(context(map.next_value()?)?),
+            "sample" => query = Some(sample(&map.next_value::<String>()?)?),
+            "formula" => formula = Some(map.next_value::<Value>()?),
+            "defaults" => defaults = map.next_value::<Option<Map<String, Value>>>()?,
+            "relevance_feedback" => {
+                return Err(A::Error::custom(unsupported(format_args!("the query {key}"))));
+            }
+            other => {
+                map.next_value::<serde::de::IgnoredAny>()?;
+                return Err(if is_inference(other) {
+                    no_vector(Some(other))
+                } else {
+                    object(&mut map)?
+                });
+            }
+        }
+    }
+    if let Some(expression) = formula {
+        if query.is_some() || mmr.is_some() {
+            return Err(A::Error::custom("only defaults can be combined with formula"));
+        }
+        let formula = super::formula::formula(&expression, defaults.unwrap_or_default());
+        return formula.map(|it| VectorQuery::Formula(Box::new(it))).map_err(A::Error::custom);
+    }
+    if defaults.is_some() {
+        return Err(A::Error::custom("defaults go with formula only"));
+    }
+    match (query, mmr) {
+        (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
+        (Some(query), None) => Ok(query),
+        (Some(_), Some(_)) => Err(A::Error::custom("mmr can be combined with nearest only")),
+        (None, _) => Err(A::Error::custom(
+            "an empty object is not a query; give nearest, recommend, discover, context, order_by, \
+             fusion, formula or sample",
+        )),
+    }
+}
+
+/// Parameters of reciprocal rank fusion.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RrfParams {
+    k: Option<u32>,
+    weights: Option<Vec<f32>>,
+}
+
+impl RrfParams {
+    /// Returns the fusion with these parameters.
+    ///
+    /// # Errors
+    /// Names the parameter that is out of range.
+    fn fusion<E: DeError>(self) -> Result<Fusion, E> {
+        if self.k == Some(0) {
+            return Err(E::custom(limits("rrf.k: value 0 invalid, must be 1 or larger")));
+        }
+        let is_weight = |weight: &f32| weight.is_finite() && *weight >= 0.0;
+        if !self.weights.iter().flatten().all(is_weight) {
+            return Err(E::custom("rrf.weights: a weight is a number of at least 0"));
+        }
+        Ok(Fusion::ReciprocalRank { constant: self.k, weights: self.weights })
+    }
+}
+
+/// Returns the fusion of a name, with default parameters.
+fn fusion<E: DeError>(name: &str) -> Result<Fusion, E> {
+    match name {
+        "rrf" => Ok(Fusion::ReciprocalRank { constant: None, weights: None }),
+        "dbsf" => Ok(Fusion::DistributionBased),
+        _ => Err(E::custom("fusion: rrf or dbsf is expected")),
+    }
+}
+
+/// Returns the query for a sample by its name.
+fn sample<E: DeError>(name: &str) -> Result<VectorQuery, E> {
+    match name {
+        "random" => Ok(VectorQuery::Sample),
+        _ => Err(E::custom("sample: random is expected")),
+    }
+}
+
+/// Returns the query for points similar to `target` and different from each other.
+///
+/// # Errors
+/// Names the diversity if it is not within 0 and 1.
+fn with_mmr<E: DeError>(target: VectorInput, mmr: &MmrParams) -> Result<VectorQuery, E> {
+    let diversity = mmr.diversity.unwrap_or(DEFAULT_DIVERSITY);
+    if !(0.0..=1.0).contains(&diversity) {
+        return Err(E::custom(format_args!("mmr.diversity: {diversity} is not within 0 and 1")));
+    }
+    Ok(VectorQuery::Mmr { target, diversity, candidates: mmr.candidates_limit })
+}
