@@ -28,7 +28,6 @@ mod groups;
 pub mod json;
 #[cfg(test)]
 mod limit_tests;
-mod lookup;
 pub mod matrix;
 pub mod mmr;
 mod older;

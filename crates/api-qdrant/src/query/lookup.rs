@@ -5,8 +5,8 @@ use std::sync::Arc;
 use base::{Error, Result};
 use search::registry::NamedCollection;
 
+use super::QueryRun;
 use crate::json::QueryRequest;
-use crate::query::QueryRun;
 use crate::scores;
 
 /// Collection that has the points which a query names by their ids.
