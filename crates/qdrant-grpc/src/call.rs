@@ -336,6 +336,23 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_has_one_time_limit() {
+        let search = pb::SearchPoints { limit: 1, timeout: Some(1), ..pb::SearchPoints::default() };
+        let batch = |timeout| pb::SearchBatchPoints {
+            collection_name: "c".to_owned(),
+            search_points: vec![search.clone()],
+            timeout,
+            ..pb::SearchBatchPoints::default()
+        };
+        let made = request("/qdrant.Points/SearchBatch", &batch(Some(2)));
+        assert_eq!(made.path, "/collections/c/points/query/batch?timeout=2");
+        let body: Value = serde_json::from_slice(&made.body).unwrap();
+        assert_eq!(body, json!({"searches": [{"query": [], "limit": 1}]}));
+        let made = request("/qdrant.Points/SearchBatch", &batch(None));
+        assert_eq!(made.path, "/collections/c/points/query/batch");
+    }
+
+    #[test]
     fn unknown_methods_and_messages_are_refused() {
         assert!(is_call("/qdrant.Points/Fly") && !is_call("/inference.X/Y"));
         let error = QdrantCall::of("/qdrant.Points/Fly").err().unwrap();

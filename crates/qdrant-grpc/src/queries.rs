@@ -93,7 +93,8 @@ pub(crate) fn query_points(mut message: pb::QueryPoints) -> Result<RestRequest> 
     post(&collection, "points/query", timeout, &query_body(message)?).with_consistency(consistency)
 }
 
-/// Returns the request of a batch of queries, each made by `body`.
+/// Returns the request of a batch of queries, each made by `body`. The time limit and the
+/// consistency are those of the batch. As in Qdrant, those of its queries have no effect.
 fn batch<M>(
     collection: &str,
     timeout: Option<u64>,
