@@ -76,7 +76,11 @@ def test_a_collection_is_described_as_over_rest(client, rest, collection):
     )  # fmt: skip
     schema = models.IntegerIndexParams(type="integer", lookup=True, range=False)
     client.create_payload_index(collection, "n", schema)
-    words = models.TextIndexParams(type="text", tokenizer="whitespace", ascii_folding=True, min_token_len=2)
+    words = models.TextIndexParams(
+        type="text", tokenizer="whitespace", ascii_folding=True, min_token_len=2, on_disk=True,
+        stopwords=models.StopwordsSet(languages=[models.Language.ENGLISH], custom=["pond"]),
+        stemmer=models.SnowballParams(type="snowball", language="english"),
+    )  # fmt: skip
     client.create_payload_index(collection, "t", words)
     client.upsert(collection, points(3, 5, "v"))
     client.update_collection(collection, metadata={"n": 2})
@@ -91,6 +95,7 @@ def test_a_collection_is_described_as_over_rest(client, rest, collection):
     for it in (ours, theirs):
         shown = it.payload_schema["t"].params
         assert (shown.tokenizer, shown.ascii_folding, shown.min_token_len) == ("whitespace", True, 2)
+        assert (shown.stopwords, shown.stemmer, shown.on_disk) == (words.stopwords, words.stemmer, True)
     client.delete_payload_index(collection, "n")
     alias = f"{collection}-alias"
     create = models.CreateAlias(collection_name=collection, alias_name=alias)

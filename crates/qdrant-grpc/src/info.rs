@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use base::{Error, Result};
 use protocol::qdrant as pb;
-use protocol::qdrant::payload_index_params::IndexParams;
 use protocol::qdrant::vectors_config::Config;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::index_info::SchemaJson;
 use crate::rest::RestResponse;
 use crate::values;
 
@@ -110,13 +110,6 @@ struct WalJson {
     wal_segments_ahead: u64,
 }
 
-#[derive(Deserialize)]
-struct SchemaJson {
-    data_type: String,
-    points: Option<u64>,
-    params: Option<Map<String, Value>>,
-}
-
 pub(crate) fn described(response: &RestResponse<'_>) -> Result<pb::GetCollectionInfoResponse> {
     let parsed = response.parse::<InfoJson>()?;
     let info = parsed.result;
@@ -203,73 +196,4 @@ fn vector(given: VectorJson) -> pb::VectorParams {
         _ => pb::Distance::UnknownDistance,
     };
     pb::VectorParams { size: given.size, distance: distance as i32, ..pb::VectorParams::default() }
-}
-
-impl From<SchemaJson> for pb::PayloadSchemaInfo {
-    fn from(schema: SchemaJson) -> pb::PayloadSchemaInfo {
-        let data_type = match schema.data_type.as_str() {
-            "keyword" => pb::PayloadSchemaType::Keyword,
-            "integer" => pb::PayloadSchemaType::Integer,
-            "float" => pb::PayloadSchemaType::Float,
-            "geo" => pb::PayloadSchemaType::Geo,
-            "text" => pb::PayloadSchemaType::Text,
-            "bool" => pb::PayloadSchemaType::Bool,
-            "datetime" => pb::PayloadSchemaType::Datetime,
-            "uuid" => pb::PayloadSchemaType::Uuid,
-            _ => pb::PayloadSchemaType::UnknownType,
-        };
-        let index_params = schema.params.and_then(|params| index_params(data_type, &params));
-        let params =
-            index_params.map(|params| pb::PayloadIndexParams { index_params: Some(params) });
-        pb::PayloadSchemaInfo { data_type: data_type as i32, params, points: schema.points }
-    }
-}
-
-/// Returns the parameters of a text index that say how texts are split into words.
-fn text_index(params: &Map<String, Value>) -> pb::TextIndexParams {
-    let flag = |name: &str| params.get(name).and_then(Value::as_bool);
-    let count = |name: &str| params.get(name).and_then(Value::as_u64);
-    let tokenizer = match params.get("tokenizer").and_then(Value::as_str) {
-        Some("prefix") => pb::TokenizerType::Prefix,
-        Some("whitespace") => pb::TokenizerType::Whitespace,
-        Some("word") => pb::TokenizerType::Word,
-        Some("multilingual") => pb::TokenizerType::Multilingual,
-        Some("code") => pb::TokenizerType::Code,
-        _ => pb::TokenizerType::Unknown,
-    };
-    pb::TextIndexParams {
-        tokenizer: tokenizer as i32,
-        lowercase: flag("lowercase"),
-        min_token_len: count("min_token_len"),
-        max_token_len: count("max_token_len"),
-        ascii_folding: flag("ascii_folding"),
-        phrase_matching: flag("phrase_matching"),
-        ..pb::TextIndexParams::default()
-    }
-}
-
-/// Returns the parameters of an index that say what it is for; `None` for types without any.
-fn index_params(
-    data_type: pb::PayloadSchemaType,
-    params: &Map<String, Value>,
-) -> Option<IndexParams> {
-    let flag = |name: &str| params.get(name).and_then(Value::as_bool);
-    match data_type {
-        pb::PayloadSchemaType::Keyword => {
-            Some(IndexParams::KeywordIndexParams(pb::KeywordIndexParams {
-                is_tenant: flag("is_tenant"),
-                ..pb::KeywordIndexParams::default()
-            }))
-        }
-        pb::PayloadSchemaType::Integer => {
-            Some(IndexParams::IntegerIndexParams(pb::IntegerIndexParams {
-                lookup: flag("lookup"),
-                range: flag("range"),
-                is_principal: flag("is_principal"),
-                ..pb::IntegerIndexParams::default()
-            }))
-        }
-        pb::PayloadSchemaType::Text => Some(IndexParams::TextIndexParams(text_index(params))),
-        _ => None,
-    }
 }

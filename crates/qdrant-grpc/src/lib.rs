@@ -11,6 +11,7 @@ mod changes;
 mod collections;
 mod filters;
 mod formula;
+mod index_info;
 mod info;
 mod members;
 mod queries;
