@@ -16,6 +16,7 @@ TIMEOUT_S = 60
 HEALTH = "grpc.health.v1.Health"
 OIP = "inference.GRPCInferenceService"
 PREDICT = "tensorflow.serving.PredictionService"
+QDRANT = {"qdrant.Collections", "qdrant.Points", "qdrant.Qdrant", "qdrant.Snapshots"}
 
 
 def grpcurl(target: str, *words: str, data: dict | None = None, check: bool = True) -> subprocess.CompletedProcess:
@@ -38,9 +39,10 @@ def probe(target: str, service: str = "") -> subprocess.CompletedProcess:
 
 def test_reflection_lists_and_describes_the_services(server):
     listed = grpcurl(server.grpc, "list").stdout.split()
-    assert {HEALTH, OIP, PREDICT, "tensorflow.serving.ModelService"} <= set(listed)
+    assert {HEALTH, OIP, PREDICT, "tensorflow.serving.ModelService"} | QDRANT <= set(listed)
     described = grpcurl(server.grpc, "describe", f"{PREDICT}.Predict").stdout
     assert ".tensorflow.serving.PredictRequest" in described
+    assert ".qdrant.QueryPoints" in grpcurl(server.grpc, "describe", "qdrant.Points.Query").stdout
 
 
 def test_calls_of_both_protocols(server):

@@ -281,6 +281,25 @@ mod tests {
     }
 
     #[test]
+    fn reflection_describes_every_call() {
+        use protocol::grpc::reflection::v1::ServerReflectionRequest;
+        use protocol::grpc::reflection::v1::server_reflection_request::MessageRequest;
+        use protocol::grpc::reflection::v1::server_reflection_response::MessageResponse;
+        for path in PATHS {
+            let symbol = path.trim_start_matches('/').replace('/', ".");
+            let response = protocol::reflection::respond(ServerReflectionRequest {
+                host: String::new(),
+                message_request: Some(MessageRequest::FileContainingSymbol(symbol)),
+            });
+            let described = response.message_response;
+            let Some(MessageResponse::FileDescriptorResponse(files)) = &described else {
+                panic!("{path}: {described:?}");
+            };
+            assert!(files.file_descriptor_proto.len() > 1, "{path}");
+        }
+    }
+
+    #[test]
     fn empty_names_are_refused() {
         let count = QdrantCall::of("/qdrant.Points/Count").unwrap();
         for timeout in [None, Some(3)] {
