@@ -7,12 +7,13 @@ use serde_json::Value;
 
 use super::inner::Collection;
 use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
-use super::scan;
+use super::scan::{self, PayloadScan, ScanStep};
 use super::state::SegmentView;
 use crate::budget::BudgetReservation;
 use crate::filter::{Filter, RowSet, each_value};
 use crate::payload_index::{
-    ExactNumber, KeyOf, KeyRef, TEXT_BYTES_MAX as INDEXED_BYTES_MAX, ValueCounts,
+    CountPosition, ExactNumber, KeyOf, KeyRef, TEXT_BYTES_MAX as INDEXED_BYTES_MAX, ValueCounts,
+    ValueVisitor,
 };
 
 /// Maximum different values of one call.
@@ -74,10 +75,64 @@ pub struct Facet {
     pub partial: bool,
 }
 
+/// Values of the current segment's index and their numbers of points. They are apart, because a
+/// damaged index does not count.
+#[derive(Default)]
+struct IndexedValues {
+    position: CountPosition,
+    values: Vec<(FacetValue, u64)>,
+    text_bytes: usize,
+}
+
+/// Collects the values of an index.
+struct IndexVisitor<'a> {
+    key: &'a str,
+    values: &'a mut Vec<(FacetValue, u64)>,
+    text_bytes: &'a mut usize,
+    /// Bytes of the values of other segments.
+    other_bytes: usize,
+    held: &'a mut BudgetReservation,
+    scan: &'a mut PayloadScan,
+}
+
+impl ValueVisitor for IndexVisitor<'_> {
+    fn continues(&mut self) -> bool {
+        let bytes = self.other_bytes + *self.text_bytes + self.values.len() * VALUE_BYTES;
+        let held = &mut *self.held;
+        // Without memory for the values during a pause, the count continues.
+        self.scan.next_part(|| hold(held, bytes).is_ok()) == ScanStep::Read
+    }
+
+    fn visit(&mut self, value: KeyRef<'_>, points: u64) -> Result<()> {
+        let Some(value) = FacetValue::of_key(value) else { return Ok(()) };
+        // The values of a segment differ, so the others need not be read.
+        if self.values.len() >= FACET_VALUES_MAX {
+            return Err(too_many_values(self.key));
+        }
+        *self.text_bytes += value.text_bytes();
+        self.values.push((value, points));
+        Ok(())
+    }
+}
+
+/// Reserves memory for values of `bytes` bytes.
+///
+/// # Errors
+/// `ResourceExhausted` if the memory limit has no room.
+fn hold(held: &mut BudgetReservation, bytes: usize) -> Result<()> {
+    let bytes = bytes as u64;
+    if bytes > held.bytes() {
+        held.resize(bytes.next_multiple_of(STEP_BYTES as u64), "counting values")?;
+    }
+    Ok(())
+}
+
 /// Counts by value, and the memory they take.
 struct FacetCounts {
     counts: HashMap<FacetValue, u64>,
     text_bytes: usize,
+    /// Values of the current segment's index that are not in `counts` yet.
+    indexed: IndexedValues,
     /// Values of the current point, each counted once.
     of_point: Vec<FacetValue>,
     /// Minimum bytes of the texts that payloads of the current segment add: the index has counted
@@ -93,6 +148,7 @@ impl FacetCounts {
         FacetCounts {
             counts: HashMap::new(),
             text_bytes: 0,
+            indexed: IndexedValues::default(),
             of_point: Vec::new(),
             least_bytes: 0,
             held,
@@ -126,39 +182,41 @@ impl FacetCounts {
         if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {
             return Err(too_many_values(key));
         }
-        let needed = (text_bytes + (self.counts.len() + 1) * VALUE_BYTES) as u64;
-        if needed > self.held.bytes() {
-            self.held.resize(needed.next_multiple_of(STEP_BYTES as u64), "counting values")?;
-        }
+        hold(&mut self.held, text_bytes + (self.counts.len() + 1) * VALUE_BYTES)?;
         self.text_bytes = text_bytes;
         self.counts.insert(value, points);
         Ok(())
     }
 
     /// Adds the allowed rows of a segment by its index; all rows if `None`. Returns the rows whose
-    /// payloads are still to be added.
+    /// payloads are still to be added. If `scan` stops, the next call continues.
     fn add_index(
         &mut self,
         view: &SegmentView,
         key: &str,
         allow: Option<&RowSet>,
+        scan: &mut PayloadScan,
     ) -> Result<Option<RowSet>> {
-        let mut found = Vec::new();
-        let counted = view.segment.count_values(key, allow, &mut |value, points| {
-            let Some(value) = FacetValue::of_key(value) else { return Ok(()) };
-            // The values of a segment differ, so the others need not be read.
-            if found.len() >= FACET_VALUES_MAX {
-                return Err(too_many_values(key));
-            }
-            found.push((value, points));
-            Ok(())
-        });
+        let mut indexed = std::mem::take(&mut self.indexed);
+        let mut visitor = IndexVisitor {
+            key,
+            values: &mut indexed.values,
+            text_bytes: &mut indexed.text_bytes,
+            other_bytes: self.text_bytes + self.counts.len() * VALUE_BYTES,
+            held: &mut self.held,
+            scan,
+        };
+        let counted = view.segment.count_values(key, allow, &mut indexed.position, &mut visitor);
         let counted = match counted {
             // The payloads have their own checksums, so they can still be counted.
             Err(error) if error.kind() == ErrorKind::DataLoss => ValueCounts::Undecided,
             counted => counted?,
         };
         let mut long_texts = match counted {
+            ValueCounts::Paused => {
+                self.indexed = indexed;
+                return Ok(None);
+            }
             ValueCounts::Undecided => {
                 self.least_bytes = 0;
                 let rows = || RowSet::all(view.segment.rows());
@@ -167,7 +225,7 @@ impl FacetCounts {
             ValueCounts::WithoutLongTexts(rows) => Some(rows),
             ValueCounts::Complete => None,
         };
-        found.into_iter().for_each(|(value, points)| self.add_points(value, points, key));
+        indexed.values.into_iter().for_each(|(value, points)| self.add_points(value, points, key));
         self.least_bytes = INDEXED_BYTES_MAX + 1;
         if let Some((rows, allow)) = long_texts.as_mut().zip(allow) {
             rows.intersect(allow);
@@ -224,8 +282,9 @@ impl PointVisitor for FacetVisitor<'_> {
         &mut self,
         view: &SegmentView,
         allow: Option<&RowSet>,
+        scan: &mut PayloadScan,
     ) -> Result<Option<RowSet>> {
-        let unread = self.counts.add_index(view, self.key, allow)?;
+        let unread = self.counts.add_index(view, self.key, allow, scan)?;
         self.counts.check()?;
         Ok(unread)
     }

@@ -204,6 +204,7 @@ impl PointVisitor for OrderVisitor<'_> {
         &mut self,
         view: &SegmentView,
         allow: Option<&RowSet>,
+        _: &mut scan::PayloadScan,
     ) -> Result<Option<RowSet>> {
         self.first.add_index(view, self.key, allow)
     }

@@ -1,5 +1,5 @@
-//! Pass over the points of one state that reads payloads in slices: all segments, then the
-//! memtables.
+//! Pass over the points of one state that reads indexes and payloads in slices: all segments, then
+//! the memtables.
 //!
 //! The pass keeps its state and its position, so it continues after a pause and visits each point
 //! once.
@@ -24,12 +24,17 @@ const PASSES_MAX: usize = 64;
 /// Receiver of the points of a pass.
 pub(super) trait PointVisitor {
     /// Visits the allowed rows of a segment by its payload index; all rows if `allow` is `None`.
-    /// Returns the rows whose payloads are still to be read, if there are any.
+    /// Returns the rows whose payloads are still to be read, if there are any. If `scan` stops, the
+    /// next call with the same segment and rows continues.
     ///
     /// # Errors
     /// The error of the medium or of the receiver, which ends the pass.
-    fn visit_index(&mut self, view: &SegmentView, allow: Option<&RowSet>)
-    -> Result<Option<RowSet>>;
+    fn visit_index(
+        &mut self,
+        view: &SegmentView,
+        allow: Option<&RowSet>,
+        scan: &mut PayloadScan,
+    ) -> Result<Option<RowSet>>;
 
     /// Visits a row of a segment by its payload. Returns false if the row is damaged.
     ///
@@ -49,14 +54,22 @@ pub(super) struct PointsPass {
     state: Arc<CollectionState>,
     /// Segments of the state that were visited.
     segments: usize,
-    /// Rows of the next segment whose payloads are being read.
-    unread: Option<UnreadRows>,
+    /// Rest of the next segment, if a part of it was visited.
+    rest: Option<SegmentRest>,
     /// Live rows of the memtables that were visited.
     unflushed: usize,
     partial: bool,
     read_payloads: bool,
     /// Memory that the pass takes during a pause.
     _held: Option<BudgetReservation>,
+}
+
+/// Rest of a segment that a pause left.
+enum SegmentRest {
+    /// Rows that match the filter, of an index that is being visited; `None` without a filter.
+    Index(Option<RowSet>),
+    /// Rows whose payloads are being read.
+    Payloads(UnreadRows),
 }
 
 /// Rows of one segment whose payloads are to be read.
@@ -80,7 +93,7 @@ impl PointsPass {
         PointsPass {
             state,
             segments: 0,
-            unread: None,
+            rest: None,
             unflushed: 0,
             partial,
             read_payloads: false,
@@ -133,12 +146,20 @@ impl PointsPass {
         visitor: &mut impl PointVisitor,
         scan: &mut PayloadScan,
     ) -> Result<()> {
-        let mut unread = match self.unread.take() {
-            Some(unread) => unread,
-            None => {
-                let filtered = collection.filtered(clause, view, &mut self.partial)?;
+        let rest = match self.rest.take() {
+            Some(rest) => rest,
+            None => SegmentRest::Index(collection.filtered(clause, view, &mut self.partial)?),
+        };
+        let mut unread = match rest {
+            SegmentRest::Payloads(unread) => unread,
+            SegmentRest::Index(filtered) => {
                 let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-                let Some(rows) = visitor.visit_index(view, allow)? else { return Ok(()) };
+                let rows = visitor.visit_index(view, allow, scan)?;
+                if scan.step() != ScanStep::Read {
+                    self.rest = Some(SegmentRest::Index(filtered));
+                    return Ok(());
+                }
+                let Some(rows) = rows else { return Ok(()) };
                 UnreadRows { next: rows.next_from(0), rows }
             }
         };
@@ -147,7 +168,7 @@ impl PointsPass {
             None => None,
         };
         if unread.next.is_some() {
-            self.unread = Some(unread);
+            self.rest = Some(SegmentRest::Payloads(unread));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Passes over payloads, in slices and with a deadline.
+//! Passes over payloads and counts of an index, in slices and with a deadline.
 //!
 //! A search thread answers many requests, so a pass for one of them must not hold it. Work that
 //! runs in a slice ([`in_slice`]) stops at its end, keeps its progress in the collection or in its
@@ -12,7 +12,7 @@ use base::{Error, Result};
 
 use super::slice_progress::SliceProgress;
 
-/// Maximum time of a slice. A pass checks it every `ROWS_A_TURN` rows.
+/// Maximum time of a slice. A pass checks it every `ROWS_A_TURN` rows, or at each part of an index.
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
 /// Maximum time of a pass without a deadline of its own.
 pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
@@ -43,7 +43,7 @@ thread_local! {
 pub enum SliceOutcome<T> {
     /// The work is done.
     Done(T),
-    /// A pass over payloads was paused. The same work, called again, continues it.
+    /// A pass over payloads or an index was paused. The same work, called again, continues it.
     Paused,
 }
 
@@ -53,9 +53,9 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
     limited(WorkLimit { deadline: Some(deadline), ..WorkLimit::default() }, None, work).0
 }
 
-/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads. If the result
-/// is [`SliceOutcome::Paused`], the caller runs the same work again with the same `progress`, and
-/// other work in between.
+/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads or counts
+/// values of an index. If the result is [`SliceOutcome::Paused`], the caller runs the same work
+/// again with the same `progress`, and other work in between.
 pub fn in_slice<T>(
     deadline: Instant,
     progress: &Arc<SliceProgress>,
@@ -204,7 +204,7 @@ pub(super) enum ScanStep {
     Late,
 }
 
-/// Pass over payloads.
+/// Pass over payloads, or over an index before them.
 pub(super) struct PayloadScan {
     deadline: Instant,
     slice_end: Option<Instant>,
@@ -242,12 +242,30 @@ impl PayloadScan {
         self.step
     }
 
-    /// Returns the decision about the last row.
+    /// Counts a part of an index, which costs as much as many rows, and decides what to do. The
+    /// pass stops only at the end of the slice, and only if `can_pause` returns true. It ignores the
+    /// deadline, which limits reads of payloads.
+    pub(super) fn next_part(&mut self, can_pause: impl FnOnce() -> bool) -> ScanStep {
+        if self.step == ScanStep::Read {
+            // The first part is always read, so that every slice makes progress.
+            let ended = self.rows > 0 && self.slice_end.is_some_and(|end| Instant::now() >= end);
+            if ended && can_pause() {
+                self.step = ScanStep::Pause;
+            }
+            std::thread::yield_now();
+        }
+        // The next row checks the time again.
+        let turns = (self.rows / ROWS_A_TURN).saturating_add(1);
+        self.rows = turns.checked_mul(ROWS_A_TURN).unwrap_or(ROWS_A_TURN);
+        self.step
+    }
+
+    /// Returns the decision about the last row or part.
     pub(super) fn step(&self) -> ScanStep {
         self.step
     }
 
-    /// Checks that every row was read. `what` names the reason for reading.
+    /// Checks that every row and part was read. `what` names the reason for reading.
     ///
     /// # Errors
     /// `DeadlineExceeded` if rows were skipped; `Cancelled` if the pass was paused, which
@@ -257,7 +275,7 @@ impl PayloadScan {
             ScanStep::Read => Ok(()),
             ScanStep::Pause => {
                 note_pause();
-                Err(Error::cancelled("reading payloads goes on in another slice"))
+                Err(Error::cancelled("reading goes on in another slice"))
             }
             ScanStep::Late => Err(Error::deadline(format!(
                 "the time was up while payloads were read, because {what}; add a condition on an indexed \
@@ -310,6 +328,18 @@ mod tests {
         let read = (0..max).take_while(|_| scan.next_row() == ScanStep::Read).count() as u32;
         let checked = scan.check("");
         (read, checked)
+    }
+
+    #[test]
+    fn an_index_pauses_only_if_it_can() {
+        let done = in_ended_slice(&Arc::default(), || {
+            let mut scan = PayloadScan::in_slices();
+            assert_eq!(scan.next_part(|| true), ScanStep::Read, "every slice makes progress");
+            assert_eq!(scan.next_part(|| false), ScanStep::Read);
+            assert_eq!(scan.next_part(|| true), ScanStep::Pause);
+            assert_eq!([scan.next_part(|| true), scan.next_row()], [ScanStep::Pause; 2]);
+        });
+        assert_eq!(done, SliceOutcome::Done(()), "no check noted the pause");
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(crate) use select::{FilterInput, IndexAnswer, select};
 pub(crate) use selection::SelectionParts;
 #[cfg(test)]
 pub(crate) use tests::segment_of_values;
-pub(crate) use values::ValueCounts;
+pub(crate) use values::{CountPosition, ValueCounts, ValueVisitor};
 
 /// Parser of foreign bytes, for fuzz targets.
 #[doc(hidden)]

@@ -295,23 +295,64 @@ fn conditions_on_many_values_leave_nothing_undecided() {
     assert_eq!((day.rows, day.values), (4000, [0, 0, 0, 84, 84]));
 }
 
+/// Rows of each value, by its JSON.
+#[derive(Default)]
+struct CountedValues {
+    rows: std::collections::BTreeMap<String, u64>,
+    /// Parts of the index that the count may still read.
+    parts: u32,
+}
+
+impl ValueVisitor for CountedValues {
+    fn continues(&mut self) -> bool {
+        let left = self.parts.checked_sub(1);
+        self.parts = left.unwrap_or_default();
+        left.is_some()
+    }
+
+    fn visit(&mut self, value: KeyRef<'_>, rows: u64) -> base::Result<()> {
+        *self.rows.entry(value.to_value().unwrap().to_string()).or_default() += rows;
+        Ok(())
+    }
+}
+
+/// Counts in one part a call. Returns the outcome and the number of pauses.
+fn count_in_parts(
+    segment: &Segment,
+    key: &str,
+    allow: Option<&RowSet>,
+    values: &mut CountedValues,
+) -> (ValueCounts, u32) {
+    let mut position = CountPosition::default();
+    let mut pauses = 0;
+    loop {
+        values.parts = 1;
+        match segment.count_values(key, allow, &mut position, values).unwrap() {
+            ValueCounts::Paused => pauses += 1,
+            outcome => return (outcome, pauses),
+        }
+    }
+}
+
 #[test]
-fn values_are_counted_for_allowed_rows() {
+fn values_are_counted_in_parts_for_allowed_rows() {
     let payloads = many();
     let test = segment_of_values(&payloads);
     let half = RowSet::from_rows(4000, (0..4000).step_by(2));
-    for (key, allow) in
-        [("tenant", None), ("tenant", Some(&half)), ("flag", Some(&half)), ("tags", None)]
-    {
-        let mut counts = std::collections::BTreeMap::<String, u64>::new();
-        let counted = test
-            .segment
-            .count_values(key, allow, &mut |key, count| {
-                *counts.entry(key.to_value().unwrap().to_string()).or_default() += count;
-                Ok(())
-            })
-            .unwrap();
-        assert!(matches!(counted, ValueCounts::Complete), "{key} {counted:?}");
+    for (key, allow, pauses_min) in [
+        ("tenant", None, 0),
+        ("tenant", Some(&half), 0),
+        ("flag", Some(&half), 1),
+        ("tags", None, 0),
+        ("tags", Some(&half), 7),
+        ("id", None, 1),
+        ("id", Some(&half), 2),
+    ] {
+        let mut values = CountedValues::default();
+        let (outcome, pauses) = count_in_parts(&test.segment, key, allow, &mut values);
+        assert!(matches!(outcome, ValueCounts::Complete), "{key} {outcome:?}");
+        assert!(pauses >= pauses_min, "{key}: {pauses}");
+        let counts = values.rows;
         let mut expected = std::collections::BTreeMap::<String, u64>::new();
         for (row, payload) in (0..).zip(&payloads) {
             if allow.is_none_or(|allow| allow.contains(row)) {
@@ -324,8 +365,9 @@ fn values_are_counted_for_allowed_rows() {
     }
     // Reading one payload costs less than the list of all rows.
     let one = RowSet::from_rows(4000, [5]);
-    let counted = test.segment.count_values("id", Some(&one), &mut |_, _| Ok(())).unwrap();
-    assert!(matches!(counted, ValueCounts::Undecided), "{counted:?}");
+    let (outcome, pauses) =
+        count_in_parts(&test.segment, "id", Some(&one), &mut CountedValues::default());
+    assert!(matches!(outcome, ValueCounts::Undecided) && pauses == 0, "{outcome:?}");
 }
 
 #[test]

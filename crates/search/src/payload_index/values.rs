@@ -4,14 +4,22 @@ use base::Result;
 use storage::Sealed;
 use storage::page::PAGE_BYTES;
 
+use super::READ_BYTES_MAX;
 use super::directory::{DictionaryBlock, FieldDirectory};
 use super::key::{IndexKey, KeyOf, KeyRef};
 use super::read::{FieldLookup, PayloadIndex, RowPiece, rows_of};
 use crate::filter::RowSet;
 
+/// Dictionary blocks of one part of a count without a filter.
+const BLOCKS_A_PART: usize = 8;
+/// Maximum rows of one part of a count with a filter, unless one value has more.
+const ROWS_A_PART: u64 = (READ_BYTES_MAX / 4) as u64;
+
 /// Outcome of a count of values.
 #[derive(Debug)]
 pub(crate) enum ValueCounts {
+    /// The visitor stopped the count. The next call continues it.
+    Paused,
     /// All values were counted.
     Complete,
     /// All values but the long texts of these rows were counted.
@@ -20,18 +28,44 @@ pub(crate) enum ValueCounts {
     Undecided,
 }
 
-impl PayloadIndex {
-    /// Calls `each` with every value under `path` and the number of rows of `allow` with it; all
-    /// rows if `None`. Dates are counted as texts only.
+/// Receiver of the values of a field.
+pub(crate) trait ValueVisitor {
+    /// Returns true if the count continues with its next part: a frequent value, or neighbouring
+    /// values.
+    fn continues(&mut self) -> bool;
+
+    /// Receives a value and its number of rows. A date is a text here.
     ///
     /// # Errors
-    /// The error of the medium or of `each`. After `DataLoss`, some values were counted.
+    /// The error of the receiver, which ends the count.
+    fn visit(&mut self, value: KeyRef<'_>, rows: u64) -> Result<()>;
+}
+
+/// Position of a count: the parts of a field that were counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CountPosition {
+    /// Frequent values.
+    dense: usize,
+    /// Dictionary blocks.
+    blocks: usize,
+    /// Values of the next dictionary block.
+    values: usize,
+}
+
+impl PayloadIndex {
+    /// Visits every value under `path` from `position` on, each with the number of rows of `allow`
+    /// that have it; of all rows if `None`. Moves `position`. Calls after a pause need the same
+    /// `allow`.
+    ///
+    /// # Errors
+    /// The error of the medium or of `visitor`. After `DataLoss`, some values were visited.
     pub(crate) fn count_values(
         &self,
         file: &dyn Sealed,
         path: &str,
         allow: Option<&RowSet>,
-        each: &mut dyn FnMut(KeyRef<'_>, u64) -> Result<()>,
+        position: &mut CountPosition,
+        visitor: &mut dyn ValueVisitor,
     ) -> Result<ValueCounts> {
         let field = match self.field(path) {
             FieldLookup::Absent => return Ok(ValueCounts::Complete),
@@ -43,20 +77,19 @@ impl PayloadIndex {
                 field
             }
         };
-        let each = &mut |key: KeyRef<'_>, count| match key {
-            KeyOf::Date(_) => Ok(()),
-            key => each(key, count),
-        };
-        match allow {
-            None => self.count_all(file, field, each)?,
+        let is_counted = match allow {
+            None => self.count_all(file, field, position, visitor)?,
             Some(allow) => {
                 // A payload is read with its page.
                 let bytes = field.postings * 4 + field.dictionary_bytes();
                 if u64::from(allow.count()) * (PAGE_BYTES as u64) < bytes {
                     return Ok(ValueCounts::Undecided);
                 }
-                self.count_allowed(file, field, allow, each)?;
+                self.count_allowed(file, field, allow, position, visitor)?
             }
+        };
+        if !is_counted {
+            return Ok(ValueCounts::Paused);
         }
         Ok(match field.bitmaps.long.count {
             0 => ValueCounts::Complete,
@@ -64,44 +97,85 @@ impl PayloadIndex {
         })
     }
 
+    /// Visits the values with the numbers of all their rows. Returns false if the visitor stopped.
     fn count_all(
         &self,
         file: &dyn Sealed,
         field: &FieldDirectory,
-        each: &mut dyn FnMut(KeyRef<'_>, u64) -> Result<()>,
-    ) -> Result<()> {
-        for dense in &field.dense {
-            each(dense.key.as_ref(), dense.rows.count)?;
+        position: &mut CountPosition,
+        visitor: &mut dyn ValueVisitor,
+    ) -> Result<bool> {
+        // The numbers of frequent values are in memory.
+        for dense in field.dense.iter().skip(position.dense) {
+            visit(visitor, dense.key.as_ref(), dense.rows.count)?;
+            position.dense += 1;
         }
-        let blocks: Vec<&DictionaryBlock> = field.blocks.iter().collect();
-        self.entries(file, &blocks, &mut |entry| each(entry.key, entry.count))
+        let blocks: Vec<&DictionaryBlock> = field.blocks.iter().skip(position.blocks).collect();
+        for part in blocks.chunks(BLOCKS_A_PART) {
+            if !visitor.continues() {
+                return Ok(false);
+            }
+            self.entries(file, part, &mut |entry| visit(visitor, entry.key, entry.count))?;
+            position.blocks += part.len();
+        }
+        Ok(true)
     }
 
+    /// Visits the values with the numbers of their rows of `allow`. Returns false if the visitor
+    /// stopped.
     fn count_allowed(
         &self,
         file: &dyn Sealed,
         field: &FieldDirectory,
         allow: &RowSet,
-        each: &mut dyn FnMut(KeyRef<'_>, u64) -> Result<()>,
-    ) -> Result<()> {
-        for dense in &field.dense {
+        position: &mut CountPosition,
+        visitor: &mut dyn ValueVisitor,
+    ) -> Result<bool> {
+        for dense in field.dense.iter().skip(position.dense) {
+            if !visitor.continues() {
+                return Ok(false);
+            }
             let mut rows = self.bitmap(file, &dense.rows)?;
             rows.intersect(allow);
             if !rows.is_empty() {
-                each(dense.key.as_ref(), rows.count().into())?;
+                visit(visitor, dense.key.as_ref(), rows.count().into())?;
             }
+            position.dense += 1;
         }
-        for block in &field.blocks {
+        for block in field.blocks.iter().skip(position.blocks) {
             let entries = self.block(file, block)?;
-            let pieces: Vec<RowPiece> = entries.iter().map(|entry| entry.rows).collect();
-            let mut counts = vec![0; entries.len()];
-            self.listed_rows(file, field, &pieces, &mut |at, bytes| {
-                counts[at] += rows_of(bytes).filter(|row| allow.contains(*row)).count() as u64;
-                Ok(())
-            })?;
-            for (entry, count) in entries.iter().zip(counts).filter(|(_, count)| *count > 0) {
-                each(entry.key.as_ref(), count)?;
+            let mut rest = entries.get(position.values..).unwrap_or_default();
+            while !rest.is_empty() {
+                if !visitor.continues() {
+                    return Ok(false);
+                }
+                let part = first_part(rest);
+                self.count_entries(file, field, allow, part, visitor)?;
+                position.values += part.len();
+                rest = rest.get(part.len()..).unwrap_or_default();
             }
+            position.blocks += 1;
+            position.values = 0;
+        }
+        Ok(true)
+    }
+
+    fn count_entries(
+        &self,
+        file: &dyn Sealed,
+        field: &FieldDirectory,
+        allow: &RowSet,
+        entries: &[ValueRows],
+        visitor: &mut dyn ValueVisitor,
+    ) -> Result<()> {
+        let pieces: Vec<RowPiece> = entries.iter().map(|entry| entry.rows).collect();
+        let mut counts = vec![0; entries.len()];
+        self.listed_rows(file, field, &pieces, &mut |at, bytes| {
+            counts[at] += rows_of(bytes).filter(|row| allow.contains(*row)).count() as u64;
+            Ok(())
+        })?;
+        for (entry, count) in entries.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            visit(visitor, entry.key.as_ref(), count)?;
         }
         Ok(())
     }
@@ -120,6 +194,22 @@ impl PayloadIndex {
         })?;
         Ok(entries)
     }
+}
+
+/// Visits a value. A date is left out, because its text is another value.
+fn visit(visitor: &mut dyn ValueVisitor, key: KeyRef<'_>, rows: u64) -> Result<()> {
+    if matches!(key, KeyOf::Date(_)) { Ok(()) } else { visitor.visit(key, rows) }
+}
+
+/// Returns the first values that have at most [`ROWS_A_PART`] rows together, at least one.
+fn first_part(entries: &[ValueRows]) -> &[ValueRows] {
+    let mut rows = 0_u64;
+    let fits = |entry: &&ValueRows| {
+        rows = rows.saturating_add(entry.rows.count);
+        rows <= ROWS_A_PART
+    };
+    let count = entries.iter().take_while(fits).count();
+    entries.get(..count.max(1)).unwrap_or(entries)
 }
 
 impl FieldDirectory {

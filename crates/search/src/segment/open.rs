@@ -27,8 +27,8 @@ use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
-    self, FilterInput, IndexAnswer, IndexedFieldInfo, KeyRef, OrderRange, PayloadIndex,
-    ValueCounts, VisitRows,
+    self, CountPosition, FilterInput, IndexAnswer, IndexedFieldInfo, OrderRange, PayloadIndex,
+    ValueCounts, ValueVisitor, VisitRows,
 };
 use crate::rerank::{Address, Records};
 
@@ -356,10 +356,11 @@ impl Segment {
         &self,
         path: &str,
         allow: Option<&RowSet>,
-        each: &mut dyn FnMut(KeyRef<'_>, u64) -> Result<()>,
+        position: &mut CountPosition,
+        visitor: &mut dyn ValueVisitor,
     ) -> Result<ValueCounts> {
         match &self.payload_index {
-            Some(index) => index.count_values(&*self.file, path, allow, each),
+            Some(index) => index.count_values(&*self.file, path, allow, position, visitor),
             None => Ok(ValueCounts::Undecided),
         }
     }
