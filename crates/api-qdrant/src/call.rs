@@ -43,6 +43,8 @@ pub(crate) struct CallContext {
     pub(crate) item: String,
     /// The earlier end of the client's timeout and the server's.
     pub(crate) deadline: Instant,
+    /// True if the client waits for a change.
+    pub(crate) wait: bool,
     /// Collections of images, whose points this interface does not write.
     pub(crate) images: Arc<dyn ImageCollections>,
     /// Rights of the request's key; `None` if the server needs no keys.
@@ -131,6 +133,7 @@ fn context(
         collection,
         item: path.remove("item").unwrap_or_default(),
         deadline: started + params.timeout.map_or(time_max, |timeout| timeout.min(time_max)),
+        wait: params.wait,
         images: state.images.clone(),
         grant,
         collections: None,

@@ -35,6 +35,7 @@ fn context(collection: &str) -> CallContext {
         collection: collection.into(),
         item: String::new(),
         deadline: Instant::now() + Duration::from_secs(60),
+        wait: true,
         images: Arc::new(NoImages),
         grant: None,
         collections: None,

@@ -9,12 +9,14 @@ use http::Uri;
 
 use crate::json;
 
-/// Parameters of a request's query string. `wait`, `ordering` and `consistency` are checked only:
-/// every write is durable before its response, and there are no replicas.
+/// Parameters of a request's query string. `ordering` and `consistency` are checked only: every
+/// write is durable before its response, and there are no replicas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestParams {
     /// The client's time limit.
     pub(crate) timeout: Option<Duration>,
+    /// True if the client waits for the change. A change of absent points then fails.
+    pub(crate) wait: bool,
 }
 
 impl RequestParams {
@@ -28,7 +30,10 @@ impl RequestParams {
         let mut params = RequestParams::default();
         for (name, value) in &pairs.0 {
             match name.as_str() {
-                "wait" => check_word(name, value, &["true", "false"])?,
+                "wait" => {
+                    check_word(name, value, &["true", "false"])?;
+                    params.wait = value == "true";
+                }
                 "ordering" => check_word(name, value, &["weak", "medium", "strong"])?,
                 "consistency" if value.bytes().all(|byte| byte.is_ascii_digit()) => {
                     from_one(name, value)?;
@@ -82,13 +87,11 @@ mod tests {
 
     #[test]
     fn known_parameters_are_read() {
-        for query in
-            ["", "wait=true", "wait=false&ordering=strong", "consistency=majority", "consistency=2"]
-        {
+        for query in ["", "wait=false&ordering=strong", "consistency=majority", "consistency=2"] {
             assert_eq!(parse(query).unwrap(), RequestParams::default(), "{query}");
         }
         let timeout = Some(Duration::from_secs(7));
-        assert_eq!(parse("timeout=7&wait=true").unwrap(), RequestParams { timeout });
+        assert_eq!(parse("timeout=7&wait=true").unwrap(), RequestParams { timeout, wait: true });
         assert_eq!(
             parse("timeout=18446744073709551615").unwrap().timeout.unwrap().as_secs(),
             u64::MAX

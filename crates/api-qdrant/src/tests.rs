@@ -29,7 +29,7 @@ fn context(collection: &str, item: &str) -> CallContext {
     let deadline = Instant::now() + Duration::from_secs(60);
     let images = Arc::new(MarkedImages);
     let (collection, item) = (collection.into(), item.into());
-    CallContext { collection, item, deadline, images, grant: None, collections: None }
+    CallContext { collection, item, deadline, wait: true, images, grant: None, collections: None }
 }
 
 /// Collections with a mark in their extra data hold images.

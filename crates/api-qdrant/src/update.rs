@@ -2,6 +2,7 @@
 
 use crate::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
 use base::{Error, ErrorKind, Result};
+use search::collection::PointParts;
 use search::filter::Filter;
 use search::points::{NewPoint, PayloadChange, PointId, PointSelection, VectorChange};
 use search::registry::{NamedCollection, Registry};
@@ -9,7 +10,24 @@ use serde::Serialize;
 
 use crate::call::CallContext;
 use crate::filters;
+use crate::retrieve::CHUNK;
 use crate::scores;
+
+/// Effect of ids without a point on a change of points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AbsentPoints {
+    /// The change fails after the other points are changed.
+    Refused,
+    /// They have no effect.
+    Ignored,
+}
+
+impl AbsentPoints {
+    /// Returns the effect in a request. As in Qdrant, the error is for clients that wait.
+    fn of(context: &CallContext) -> AbsentPoints {
+        if context.wait { AbsentPoints::Refused } else { AbsentPoints::Ignored }
+    }
+}
 
 /// The outcome of a change.
 #[derive(Serialize)]
@@ -54,7 +72,7 @@ pub(crate) fn set_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    set(&named, json::parse(body)?)?;
+    set(&named, json::parse(body)?, AbsentPoints::of(context))?;
     Ok(updated(&named))
 }
 
@@ -66,7 +84,7 @@ pub(crate) fn overwrite_payload(
     let named = registry.writing(&context.collection)?;
     let request: SetPayload = json::parse(body)?;
     request.check_overwrite()?;
-    overwrite(&named, request)?;
+    overwrite(&named, request, AbsentPoints::of(context))?;
     Ok(updated(&named))
 }
 
@@ -76,7 +94,7 @@ pub(crate) fn delete_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    delete_keys(&named, json::parse(body)?)?;
+    delete_keys(&named, json::parse(body)?, AbsentPoints::of(context))?;
     Ok(updated(&named))
 }
 
@@ -86,7 +104,7 @@ pub(crate) fn clear_payload(
     body: &[u8],
 ) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    clear(&named, json::parse(body)?)?;
+    clear(&named, json::parse(body)?, AbsentPoints::of(context))?;
     Ok(updated(&named))
 }
 
@@ -123,13 +141,14 @@ pub(crate) fn batch(
     let mut named = registry.writing(&context.collection)?;
     let request: json::UpdateBatch = json::parse(body)?;
     let holds_images = context.images.holds_images(&named);
+    let absent = AbsentPoints::of(context);
     let mut done = Vec::new();
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
             UpdateOperation::Upsert(request) => write(&named, context, request),
             UpdateOperation::UpdateVectors(request) => replace_vectors(&named, context, request),
             UpdateOperation::OverwritePayload(request) => {
-                request.check_overwrite().and_then(|()| overwrite(&named, request))
+                request.check_overwrite().and_then(|()| overwrite(&named, request, absent))
             }
             UpdateOperation::Delete(request) if holds_images => {
                 drop(named);
@@ -137,7 +156,7 @@ pub(crate) fn batch(
                 named = registry.writing(&context.collection)?;
                 removed.map(drop)
             }
-            other => apply(&named, other),
+            other => apply(&named, other, absent),
         };
         made.map_err(|error| error.context(format_args!("operations[{at}]")))?;
         search::collection::ignore_deadline();
@@ -148,8 +167,7 @@ pub(crate) fn batch(
 
 /// Makes the change of one element of `operations` of a batch, in JSON, to a collection that holds
 /// no images. Durable when this returns. A payload that would become too large stays as it is, and
-/// the payloads of the other points change. A new vector of a point that does not exist has no
-/// effect.
+/// the payloads of the other points change. Ids without a point have no effect.
 ///
 /// # Errors
 /// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
@@ -161,8 +179,7 @@ pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> 
             change_apart(named, selection, &PayloadChange::Set { payload, key })
         }
         // Holders may make an operation of the log again after the point was removed.
-        UpdateOperation::UpdateVectors(request) => change_vectors(named, request).map(drop),
-        other => apply(named, other),
+        other => apply(named, other, AbsentPoints::Ignored),
     }
 }
 
@@ -172,14 +189,17 @@ fn change_apart(
     selection: PointSelection,
     made: &PayloadChange,
 ) -> Result<()> {
-    let PointSelection::Ids(ids) = &selection else { return change(named, selection, made) };
+    let absent = AbsentPoints::Ignored;
+    let PointSelection::Ids(ids) = &selection else {
+        return change(named, selection, made, absent);
+    };
     let ids = ids.clone();
-    match change(named, selection, made) {
+    match change(named, selection, made, absent) {
         Err(error) if error.kind() == ErrorKind::TooLarge => {}
         changed => return changed,
     }
     for id in ids {
-        match change(named, PointSelection::Ids(vec![id]), made) {
+        match change(named, PointSelection::Ids(vec![id]), made, absent) {
             Err(error) if error.kind() == ErrorKind::TooLarge => {}
             changed => changed?,
         }
@@ -187,15 +207,15 @@ fn change_apart(
     Ok(())
 }
 
-fn apply(named: &NamedCollection, operation: UpdateOperation) -> Result<()> {
+fn apply(named: &NamedCollection, operation: UpdateOperation, absent: AbsentPoints) -> Result<()> {
     match operation {
         UpdateOperation::Upsert(request) => add(named, request),
         UpdateOperation::Delete(request) => remove(named, request),
-        UpdateOperation::SetPayload(request) => set(named, request),
-        UpdateOperation::OverwritePayload(request) => overwrite(named, request),
-        UpdateOperation::DeletePayload(request) => delete_keys(named, request),
-        UpdateOperation::ClearPayload(request) => clear(named, request),
-        UpdateOperation::UpdateVectors(request) => change_all_vectors(named, request),
+        UpdateOperation::SetPayload(request) => set(named, request, absent),
+        UpdateOperation::OverwritePayload(request) => overwrite(named, request, absent),
+        UpdateOperation::DeletePayload(request) => delete_keys(named, request, absent),
+        UpdateOperation::ClearPayload(request) => clear(named, request, absent),
+        UpdateOperation::UpdateVectors(request) => change_all_vectors(named, request, absent),
         UpdateOperation::DeleteVectors(never) => match never {},
     }
 }
@@ -227,19 +247,27 @@ fn replace_vectors(
             named.name()
         )));
     }
-    change_all_vectors(named, request)
+    change_all_vectors(named, request, AbsentPoints::of(context))
 }
 
 /// Replaces vectors.
 ///
 /// # Errors
-/// `NotFound` for an id without a point, after the vectors of the other points are replaced; as
-/// [`change_vectors`].
-fn change_all_vectors(named: &NamedCollection, request: json::UpdateVectorsRequest) -> Result<()> {
+/// `NotFound` for an id without a point that is not ignored, after the vectors of the other points
+/// are replaced; as [`change_vectors`].
+fn change_all_vectors(
+    named: &NamedCollection,
+    request: json::UpdateVectorsRequest,
+    absent: AbsentPoints,
+) -> Result<()> {
     match change_vectors(named, request)? {
-        Some(id) => Err(Error::not_found(format!("Not found: No point with id {id} found"))),
-        None => Ok(()),
+        Some(id) if absent == AbsentPoints::Refused => Err(no_point(&id)),
+        _ => Ok(()),
     }
+}
+
+fn no_point(id: &PointId) -> Error {
+    Error::not_found(format!("Not found: No point with id {id} found"))
 }
 
 /// Replaces the vectors of points that exist. Returns the first id without a point.
@@ -320,30 +348,64 @@ fn remove_images(
     Ok(updated(&named))
 }
 
-fn set(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
+fn set(named: &NamedCollection, mut request: SetPayload, absent: AbsentPoints) -> Result<()> {
     let selection = request.selection()?;
-    change(named, selection, &PayloadChange::Set { payload: request.payload, key: request.key })
+    let made = PayloadChange::Set { payload: request.payload, key: request.key };
+    change(named, selection, &made, absent)
 }
 
-fn overwrite(named: &NamedCollection, mut request: SetPayload) -> Result<()> {
+fn overwrite(named: &NamedCollection, mut request: SetPayload, absent: AbsentPoints) -> Result<()> {
     let selection = request.selection()?;
-    change(named, selection, &PayloadChange::Overwrite(request.payload))
+    change(named, selection, &PayloadChange::Overwrite(request.payload), absent)
 }
 
-fn delete_keys(named: &NamedCollection, mut request: DeletePayload) -> Result<()> {
+fn delete_keys(
+    named: &NamedCollection,
+    mut request: DeletePayload,
+    absent: AbsentPoints,
+) -> Result<()> {
     let selection = request.selection()?;
-    change(named, selection, &PayloadChange::DeleteKeys(request.keys))
+    change(named, selection, &PayloadChange::DeleteKeys(request.keys), absent)
 }
 
-fn clear(named: &NamedCollection, request: PointsSelector) -> Result<()> {
-    change(named, request.selection()?, &PayloadChange::Clear)
+fn clear(named: &NamedCollection, request: PointsSelector, absent: AbsentPoints) -> Result<()> {
+    change(named, request.selection()?, &PayloadChange::Clear, absent)
 }
 
+/// Changes payloads.
+///
+/// # Errors
+/// `NotFound` for an id without a point that is not ignored, after the other payloads are changed;
+/// as [`NamedCollection::change_payload`].
 fn change(
     named: &NamedCollection,
     selection: PointSelection,
     change: &PayloadChange,
+    absent: AbsentPoints,
 ) -> Result<()> {
     let selection = filters::prepare_selection(named, selection)?;
-    named.change_payload(&selection, change).map(drop)
+    let changed = named.change_payload(&selection, change)?;
+    match &selection {
+        PointSelection::Ids(ids)
+            if absent == AbsentPoints::Refused && changed < ids.len() as u64 =>
+        {
+            check_present(named, ids)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that each id has a point.
+///
+/// # Errors
+/// `NotFound` for the first id without one.
+fn check_present(named: &NamedCollection, ids: &[PointId]) -> Result<()> {
+    for ids in ids.chunks(CHUNK) {
+        let points = named.get_parts(ids, PointParts::NONE);
+        let absent = ids.iter().zip(points).find(|(_, point)| matches!(point, Ok(None)));
+        if let Some((id, _)) = absent {
+            return Err(no_point(id));
+        }
+    }
+    Ok(())
 }

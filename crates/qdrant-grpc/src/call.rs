@@ -355,6 +355,22 @@ mod tests {
     }
 
     #[test]
+    fn changes_of_points_say_if_the_client_waits() {
+        let path = |wait| {
+            let set = pb::SetPayloadPoints {
+                collection_name: "c".to_owned(),
+                wait,
+                timeout: Some(2),
+                ..pb::SetPayloadPoints::default()
+            };
+            request("/qdrant.Points/SetPayload", &set).path
+        };
+        let set = "/collections/c/points/payload?timeout=2";
+        assert_eq!(path(Some(true)), format!("{set}&wait=true"));
+        assert_eq!([path(Some(false)), path(None)], [set, set]);
+    }
+
+    #[test]
     fn a_batch_has_one_time_limit() {
         let search = pb::SearchPoints { limit: 1, timeout: Some(1), ..pb::SearchPoints::default() };
         let batch = |timeout| pb::SearchBatchPoints {

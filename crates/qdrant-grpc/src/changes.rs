@@ -66,20 +66,24 @@ fn payload_request(method: Method, message: pb::SetPayloadPoints) -> Result<Rest
     let pb::SetPayloadPoints { payload: fields, points_selector, shard_key_selector, key, .. } =
         message;
     let body = payload(fields, points_selector, shard_key_selector, key)?;
-    Ok(request(method, &message.collection_name, "points/payload", message.timeout, &body))
+    let name = &message.collection_name;
+    let request = request(method, name, "points/payload", message.timeout, &body);
+    Ok(request.with_wait(message.wait))
 }
 
 pub(crate) fn delete_payload(message: pb::DeletePayloadPoints) -> Result<RestRequest> {
     let keys = [("keys", json!(message.keys))];
     let body = chosen(message.points_selector, message.shard_key_selector, keys)?;
     let name = &message.collection_name;
-    Ok(request(Method::POST, name, "points/payload/delete", message.timeout, &body))
+    let request = request(Method::POST, name, "points/payload/delete", message.timeout, &body);
+    Ok(request.with_wait(message.wait))
 }
 
 pub(crate) fn clear_payload(message: pb::ClearPayloadPoints) -> Result<RestRequest> {
     let body = chosen(message.points, message.shard_key_selector, [])?;
     let name = &message.collection_name;
-    Ok(request(Method::POST, name, "points/payload/clear", message.timeout, &body))
+    let request = request(Method::POST, name, "points/payload/clear", message.timeout, &body);
+    Ok(request.with_wait(message.wait))
 }
 
 fn point_vectors(points: &[pb::PointVectors]) -> Result<Value> {
@@ -99,7 +103,8 @@ pub(crate) fn update_vectors(message: pb::UpdatePointVectors) -> Result<RestRequ
         ("shard_key", values::shard_key(message.shard_key_selector)),
     ]);
     let name = &message.collection_name;
-    Ok(request(Method::PUT, name, "points/vectors", message.timeout, &body))
+    let request = request(Method::PUT, name, "points/vectors", message.timeout, &body);
+    Ok(request.with_wait(message.wait))
 }
 
 pub(crate) fn delete_vectors(message: pb::DeletePointVectors) -> Result<RestRequest> {
@@ -121,7 +126,7 @@ pub(crate) fn batch(message: pb::UpdateBatchPoints) -> Result<RestRequest> {
     }
     json.extend_from_slice(b"]}");
     let request = RestRequest::collection(Method::POST, &message.collection_name, "points/batch");
-    Ok(request.with_timeout(message.timeout).with_body(json))
+    Ok(request.with_timeout(message.timeout).with_wait(message.wait).with_body(json))
 }
 
 #[allow(deprecated)] // Older clients write deletions and clearings so.

@@ -39,6 +39,11 @@ impl RestRequest {
         }
     }
 
+    /// Adds that the client waits for the change.
+    pub(crate) fn with_wait(self, wait: Option<bool>) -> RestRequest {
+        if wait == Some(true) { self.with_parameter("wait", "true") } else { self }
+    }
+
     /// Adds the consistency that a read needs. A cluster follows it.
     ///
     /// # Errors

@@ -207,6 +207,43 @@ fn new_vectors_survive_a_restart_and_leave_payloads() {
 }
 
 #[test]
+fn absent_points_are_an_error_for_clients_that_wait() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let set = json!({"payload": {"x": 1}, "points": [7, 1, UUID]});
+    let ids = json!({"points": [2, 8]});
+    let vectors = json!({"points": [{"id": 9, "vector": [1, 1]}]});
+    let changes: [(Write, &Value, u64); 5] = [
+        (update::set_payload, &set, 7),
+        (update::overwrite_payload, &set, 7),
+        (update::delete_payload, &json!({"keys": ["n"], "points": [2, 8]}), 8),
+        (update::clear_payload, &ids, 8),
+        (update::update_vectors, &vectors, 9),
+    ];
+    for (work, body, id) in changes {
+        let error = bench.write(work, "c", body).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{body}");
+        assert!(error.message().contains(&format!("No point with id {id} found")), "{error}");
+        let context = CallContext { wait: false, ..super::context("c", "") };
+        work(bench.registry(), &context, body.to_string().as_bytes()).unwrap();
+    }
+    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 2, 7, 8, UUID]})).unwrap();
+    let expected = json!([
+        {"id": 1, "payload": {"x": 1}},
+        {"id": 2, "payload": {}},
+        {"id": UUID, "payload": {"x": 1}},
+    ]);
+    assert_eq!(got, expected, "the other points are changed");
+    let batch = json!({"operations": [{"set_payload": set}]});
+    let error = bench.write(update::batch, "c", &batch).unwrap_err();
+    assert!(error.message().starts_with("operations[0]"), "{error}");
+    let named = bench.registry().get("c").unwrap();
+    let operation = json!({ "overwrite_payload": set }).to_string();
+    update::apply_operation(&named, operation.as_bytes()).unwrap();
+    bench.write(update::clear_payload, "c", &json!({"filter": {}})).unwrap();
+}
+
+#[test]
 fn new_vectors_of_absent_points_are_no_error_in_a_log() {
     let bench = Bench::new();
     three(&bench, "Cosine");
