@@ -44,6 +44,8 @@ struct PointGroup {
 pub enum GroupValue {
     /// A whole number.
     Whole(i64),
+    /// A whole number above the largest signed one.
+    Large(u64),
     /// A text.
     Text(String),
 }
@@ -52,7 +54,10 @@ impl GroupValue {
     /// Converts a value; `None` for values that make no group.
     fn of(value: &Value) -> Option<GroupValue> {
         match value {
-            Value::Number(number) => number.as_i64().map(GroupValue::Whole),
+            Value::Number(number) => {
+                let large = || number.as_u64().map(GroupValue::Large);
+                number.as_i64().map(GroupValue::Whole).or_else(large)
+            }
             Value::String(text) => Some(GroupValue::Text(text.clone())),
             _ => None,
         }
@@ -62,6 +67,7 @@ impl GroupValue {
     pub fn to_value(&self) -> Value {
         match self {
             GroupValue::Whole(value) => Value::from(*value),
+            GroupValue::Large(value) => Value::from(*value),
             GroupValue::Text(text) => Value::from(text.as_str()),
         }
     }
@@ -70,6 +76,7 @@ impl GroupValue {
     pub fn point(&self) -> Option<PointId> {
         match self {
             GroupValue::Whole(value) => PointId::number(u64::try_from(*value).ok()?).ok(),
+            GroupValue::Large(value) => PointId::number(*value).ok(),
             GroupValue::Text(text) => PointId::uuid(text).ok(),
         }
     }
@@ -373,7 +380,23 @@ impl GroupSearch<'_> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn whole_numbers_of_64_bits_make_groups() {
+        let payload = json!({"hash": [u64::MAX, -3, 7, u64::MAX]});
+        let values = group_values(&payload, "hash");
+        let expected = [GroupValue::Large(u64::MAX), GroupValue::Whole(-3), GroupValue::Whole(7)];
+        assert_eq!(values, expected);
+        for value in values {
+            let json = value.to_value();
+            assert_eq!(serde_json::to_value(&value).unwrap(), json);
+            assert_eq!(serde_json::from_value::<GroupValue>(json).unwrap(), value);
+        }
+        assert!(group_values(&json!({"hash": [7, 1.5]}), "hash").is_empty());
+    }
 
     #[test]
     fn further_hits_change_no_full_groups() {
