@@ -25,8 +25,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::task::{JoinError, JoinSet};
 
+use super::restore::{RESTORE_TIME_MAX, restore_too_long};
 use super::staged::{self, StagedCollection};
-use super::{ClusterBackups, RESTORE_TIME_MAX, log_parts, restore_too_long};
+use super::{ClusterBackups, log_parts};
 use crate::changes::CollectionChanges;
 use crate::node::local::at_low_priority;
 use crate::types::{CollectionRecord, ShardKey, new_id};

@@ -16,7 +16,8 @@ use os::{Pacer, Rate};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use super::{ClusterBackups, REQUEST_TIMEOUT, delete_if_there};
+use super::remove::delete_if_there;
+use super::{ClusterBackups, REQUEST_TIMEOUT};
 use crate::node::local::{at_low_priority, blocking};
 use crate::node::snapshot::StopOnDrop;
 use crate::types::CollectionRecord;

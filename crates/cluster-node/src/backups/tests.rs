@@ -1,17 +1,23 @@
+use std::sync::atomic::Ordering;
+
 use api_qdrant::RegistrySource;
 use axum::Router;
-use backup::RestoreTarget;
+use backup::{BackupContext, BackupCopy, BackupProgress, RestoreTarget};
 use base::ErrorKind;
-use cluster::{EntryBody, Epoch, LogEntry, WriterId};
-use cluster_log::{Batch, CreateOutcome};
+use bytes::Bytes;
+use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, WriterId};
+use cluster_log::{Batch, CreateOutcome, FollowPosition, LogFloor, ShardLog};
 use object_store::{ObjectStoreExt, PutPayload};
 use search::coarse::Metric;
 use search::points::{NewPoint, PointId};
-use search::registry::{Registry, RegistryOptions};
+use search::registry::{CollectionSettings, MediumChoice, Registry, RegistryOptions};
 use serde_json::{Map, Value, json};
 
+use super::turns::{WAITING_MAX, WaitingCount};
 use super::*;
-use crate::types::ViewUpdater;
+use crate::node::local::set_position;
+use crate::node::snapshot::snapshot_store;
+use crate::types::{CollectionRecord, ViewUpdater};
 
 /// The collections of a node.
 struct TestRegistry(Arc<Registry>);

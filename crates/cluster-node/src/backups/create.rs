@@ -1,0 +1,226 @@
+//! Makes a backup: copies the newest snapshot of each shard and the log from there on.
+
+use std::time::Duration;
+
+use backup::{BackupId, BackupList, BackupStore};
+use base::{Error, ErrorKind, Result};
+use cluster::EntryNumber;
+use cluster_log::{FollowPosition, ShardLog};
+
+use super::log_parts::PartReader;
+use super::owned_copy::OwnedCopy;
+use super::set::{BackupSet, ShardBackup};
+use super::{ClusterBackups, GRACE, RETRY_AFTER, ShardOfSet};
+use crate::node::snapshot::{snapshot_store, snapshots};
+use crate::types::{CollectionRecord, ShardKey};
+
+/// Logs whose ends are read at the same time.
+const ENDS_AT_ONCE_MAX: usize = 16;
+/// Longest time of a backup. Its copies stay for longer.
+const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
+
+/// Copy of a snapshot of a shard.
+struct CopiedSnapshot {
+    /// Bytes of all files; `None` without a snapshot.
+    bytes: Option<u64>,
+    /// Position behind the snapshot in the log.
+    from: FollowPosition,
+}
+
+impl ClusterBackups {
+    /// Backs up a collection.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if too many backups wait; `Unavailable` if the log moved on meanwhile;
+    /// the errors of the stores.
+    pub async fn create(&self, record: &CollectionRecord) -> Result<BackupSet> {
+        let made = self.make(record).await;
+        self.count("backup", &made);
+        made
+    }
+
+    async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
+        let _turn = self.turn().await?;
+        if let Err(error) = self.remove_abandoned(&record.name, GRACE).await {
+            tracing::warn!(collection = record.name, %error, "the files of stopped backups are removed later");
+        }
+        let id = BackupId::now();
+        self.begin(record, &id).await?;
+        let copied = tokio::time::timeout(BACKUP_TIME_MAX, self.copy_all(record, &id)).await;
+        let set = match copied.unwrap_or_else(|_| Err(too_long())) {
+            Ok(set) => set,
+            Err(error) => {
+                self.discard_failed(record, &id).await;
+                return Err(error);
+            }
+        };
+        // After an error the description may be there, and a listed backup must be complete. So the
+        // copies stay: `remove_abandoned` looks for the description first.
+        self.describe(&set).await?;
+        if let Err(error) = self.end(&record.name, &id).await {
+            tracing::warn!(collection = record.name, %id, %error, "the note of a backup is removed later");
+        }
+        tracing::info!(collection = record.name, backup = %set.id, bytes = set.bytes(), "a collection was backed up");
+        Ok(set)
+    }
+
+    /// Copies a collection. Returns the description of its backup, which is not stored yet.
+    pub(super) async fn copy_all(
+        &self,
+        record: &CollectionRecord,
+        id: &BackupId,
+    ) -> Result<BackupSet> {
+        let view = self.view.current();
+        let changes = view.changes.collections.get(&record.id).cloned().unwrap_or_default();
+        let ends = self.ends(record).await?;
+        let mut shards = Vec::with_capacity(ends.len());
+        for (key, end) in ends {
+            let shard = ShardOfSet { key: &key, collection: &record.name, id };
+            let backed_up = self.back_up_shard(&shard, end).await;
+            shards.push(backed_up.map_err(|error| error.context(format!("shard {key}")))?);
+        }
+        // An original is stored before its point is in the log, so it is there.
+        let originals = match record.images {
+            Some(_) => Some(self.back_up_originals(record, id).await?),
+            None => None,
+        };
+        // The data of a removed collection is removed later, so the copy may be incomplete or
+        // empty.
+        if self.view.current().by_id(&record.id).is_none() {
+            return Err(Error::not_found(
+                "the collection was removed before its backup was complete",
+            ));
+        }
+        self.check_begun(&record.name, id).await?;
+        Ok(BackupSet::new(id.clone(), record.clone(), changes, shards, originals))
+    }
+
+    /// Returns true if the collection has changed since the backup.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub(crate) async fn has_changed(
+        &self,
+        record: &CollectionRecord,
+        set: &BackupSet,
+    ) -> Result<bool> {
+        let ends = self.ends(record).await?;
+        let same = set.record.id == record.id
+            && ends.iter().zip(&set.shards).all(|((_, end), shard)| end.0 == shard.end);
+        Ok(!same)
+    }
+
+    /// Returns the ends of the logs of all shards.
+    async fn ends(&self, record: &CollectionRecord) -> Result<Vec<(ShardKey, EntryNumber)>> {
+        let keys: Vec<ShardKey> = record.shard_keys().collect();
+        let mut ends = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(ENDS_AT_ONCE_MAX) {
+            let mut running = tokio::task::JoinSet::new();
+            for key in keys {
+                let log = ShardLog::new(self.cluster.place(), key);
+                let key = key.clone();
+                running.spawn(async move { log.end().await.map(|end| (key, end)) });
+            }
+            while let Some(done) = running.join_next().await {
+                ends.push(done.map_err(|error| Error::internal(error.to_string()))??);
+            }
+        }
+        ends.sort();
+        Ok(ends)
+    }
+
+    pub(super) async fn back_up_shard(
+        &self,
+        shard: &ShardOfSet<'_>,
+        mut end: EntryNumber,
+    ) -> Result<ShardBackup> {
+        let log = ShardLog::new(self.cluster.place(), shard.key);
+        let CopiedSnapshot { bytes, from } = self.copy_newest(shard, &log, &mut end).await?;
+        let mut reader = PartReader::new(log, from, end);
+        let mut parts = Vec::new();
+        while let Some((part, bytes)) = reader.next().await? {
+            self.put(&self.part_key(shard, parts.len()), bytes).await?;
+            parts.push(part);
+        }
+        Ok(ShardBackup { snapshot_bytes: bytes, next: from.next.0, end: end.0, log: parts })
+    }
+
+    /// Copies the newest snapshot of a shard that is not behind `end`. If all are, `end` becomes
+    /// the end of the log: snapshots stay for an hour, and a backup may take longer.
+    ///
+    /// The copy of one large snapshot may take longer than that too. Then a newer one is copied,
+    /// and most of its files are there already.
+    ///
+    /// # Errors
+    /// `Unavailable` if the log begins behind the snapshot; the errors of the stores.
+    async fn copy_newest(
+        &self,
+        shard: &ShardOfSet<'_>,
+        log: &ShardLog,
+        end: &mut EntryNumber,
+    ) -> Result<CopiedSnapshot> {
+        let store = snapshot_store(&self.cluster, &shard.key.collection);
+        let mut tried: Option<BackupId> = None;
+        loop {
+            let known = snapshots(&store, &shard.key.local_name()).await?;
+            if !known.is_empty() && known.iter().all(|known| known.position.next > *end) {
+                *end = log.end().await?;
+            }
+            let usable = known.into_iter().filter(|known| known.position.next <= *end);
+            let newest = usable.max_by_key(|known| known.position.next);
+            let from = newest.as_ref().map(|newest| newest.position).unwrap_or_default();
+            let id = newest.map(|newest| newest.id);
+            let copied = match &id {
+                Some(id) => self.copy(shard, store.clone(), id.clone()).await.map(Some),
+                None => Ok(None),
+            };
+            let has_log = log.floor().await?.entry <= from.next;
+            match copied {
+                Ok(list) if has_log => {
+                    return Ok(CopiedSnapshot { bytes: list.map(|list| list.bytes()), from });
+                }
+                Err(error) if has_log && !is_missing(&error) => return Err(error),
+                // The snapshot was perhaps removed during its copy.
+                _ if id.is_some() && id != tried => tried = id,
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    return Err(Error::unavailable(
+                        "the log begins behind the snapshots that can be read; try again",
+                    )
+                    .with_retry_after(RETRY_AFTER));
+                }
+            }
+        }
+    }
+
+    /// Copies a snapshot of a shard into the store of backups, under the id of the backup.
+    async fn copy(
+        &self,
+        shard: &ShardOfSet<'_>,
+        from: BackupStore,
+        snapshot: BackupId,
+    ) -> Result<BackupList> {
+        let name = shard.key.local_name();
+        let copy = OwnedCopy {
+            from,
+            collection: name.clone(),
+            backup: snapshot,
+            to: self.shards.clone(),
+            name,
+            id: shard.id.clone(),
+        };
+        copy.run(self.pacer.clone(), |_| ()).await
+    }
+}
+
+/// Returns true for the error of a copy whose snapshot, or one of its objects, is missing.
+fn is_missing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DataLoss)
+}
+
+fn too_long() -> Error {
+    Error::deadline(format!(
+        "a backup ends after {} hours; raise --backup-rate on this node",
+        BACKUP_TIME_MAX.as_secs() / 3600
+    ))
+}
