@@ -1,0 +1,127 @@
+//! Tests of backups that were stopped, failed or removed halfway.
+
+use object_store::{ObjectStoreExt, PutPayload};
+
+use super::*;
+
+#[tokio::test]
+async fn what_a_stopped_backup_left_is_removed() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    cluster.append(&record, 0, 1, "one").await;
+    let original = cluster.store.place().key("data/1/originals/0a/0a01/x.png");
+    let objects = cluster.store.place().objects();
+    objects.put(&original, PutPayload::from_static(b"one")).await.unwrap();
+    let kept = cluster.backups.create(&record).await.unwrap();
+    let all = async || {
+        let listed = cluster.store.place().below("backups/cluster").list().await.unwrap();
+        listed.into_iter().map(|object| object.location).collect::<Vec<_>>()
+    };
+    let before = all().await;
+
+    // The node is killed before the description is written.
+    let stopped = cluster.backups.create(&record).await.unwrap();
+    cluster.backups.begin(&record, &stopped.id).await.unwrap();
+    cluster.backups.objects.remove(&cluster.backups.set_key("docs", &stopped.id)).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(cluster.backups.remove_abandoned("docs", hour).await.unwrap(), 0, "it may go on");
+    assert_ne!(all().await, before);
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(all().await, before);
+    assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&kept));
+
+    // The node is killed while it copies an original.
+    cluster.backups.begin(&record, &BackupId::now()).await.unwrap();
+    let copied = cluster.store.place().key("backups/cluster/originals/1/0a/objects/0a02/y.png");
+    objects.put(&copied, PutPayload::from_static(b"two")).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(all().await, before);
+
+    // The node is killed after that.
+    cluster.backups.begin(&record, &kept.id).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 0);
+    assert_eq!(all().await, before);
+}
+
+#[tokio::test]
+async fn a_backup_without_its_copies_is_not_listed() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let id = BackupId::now();
+    cluster.backups.begin(&record, &id).await.unwrap();
+    cluster.backups.copy_all(&record, &id).await.unwrap();
+    // Another node takes it for a stopped one.
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    let error = cluster.backups.copy_all(&record, &id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // The same, between the last check of the backup and its description.
+    cluster.backups.begin(&record, &id).await.unwrap();
+    let set = cluster.backups.copy_all(&record, &id).await.unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    let error = cluster.backups.describe(&set).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(cluster.backups.list("docs").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_slow_removal_leaves_a_described_backup() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    // The other node was stopped after it had listed the descriptions.
+    let set = cluster.backups.create(&record).await.unwrap();
+    assert!(!cluster.backups.discard_abandoned(&record, "docs", &set.id).await.unwrap());
+    let restored = cluster.backups.restore(&set, "copy").await.unwrap();
+    assert_eq!(cluster.entries(&restored, 0).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_failed_backup_leaves_nothing() {
+    let cluster = TestCluster::new();
+    let images =
+        api_images::ImageSettings { kind: api_images::ImageKind::Photo, model: String::new() };
+    let record = CollectionRecord { images: Some(images), ..record("1") };
+    cluster.append(&record, 0, 1, "one").await;
+    // More directories than a collection's originals have.
+    for number in 0..=originals::PARTS_MAX {
+        let key = cluster.store.place().key(&format!("data/1/originals/{number:03}/x.png"));
+        let bytes = PutPayload::from_static(b"one");
+        cluster.store.place().objects().put(&key, bytes).await.unwrap();
+    }
+    let error = cluster.backups.create(&record).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(cluster.store.place().below("backups/cluster").list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_unclear_end_keeps_the_copies() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    // The description cannot be written: its directory is a file.
+    let sets = cluster.directory.path().join("backups/cluster/sets");
+    std::fs::create_dir_all(&sets).unwrap();
+    std::fs::write(sets.join("docs"), b"").unwrap();
+    cluster.backups.create(&record).await.unwrap_err();
+    for kept in ["logs", "begun"] {
+        let place = cluster.store.place().below(&format!("backups/cluster/{kept}/docs"));
+        assert!(!place.list().await.unwrap().is_empty(), "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_removal_is_finished_later() {
+    let cluster = TestCluster::new();
+    let record = record("1");
+    cluster.append(&record, 0, 1, "one").await;
+    let set = cluster.backups.create(&record).await.unwrap();
+    // The directory of originals cannot be listed.
+    let originals = cluster.directory.path().join("backups/cluster/originals");
+    std::fs::write(&originals, b"").unwrap();
+    cluster.backups.delete("docs", &set.id).await.unwrap_err();
+    std::fs::remove_file(&originals).unwrap();
+    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+}
