@@ -68,8 +68,9 @@ async fn put_images(call: ImageCall) -> Response {
 }
 
 const REBUILD: &str = "a cluster does not rebuild a collection with another model, because no operation pauses the writers \
-                       of all shards: copy its images into a new collection, which model= creates, move the alias that \
-                       clients use, and remove the old collection (docs/cluster.md, Another embedding model)";
+                       of all shards: stop the clients that write, copy the images with their originals into a new \
+                       collection, which model= creates, move the alias that clients use, and remove the old collection \
+                       (docs/cluster.md, Another embedding model, has the commands)";
 
 /// Returns a route of one stored image.
 fn stored(part: ImagePart) -> MethodRouter<Arc<RootState>> {

@@ -1,0 +1,80 @@
+"""Another embedding model for a collection of a cluster: the steps of docs/cluster.md, as they stand there."""
+
+import re
+import subprocess
+
+import pytest
+from deployment import Cluster
+from processes import NodePlan, wait_until
+
+# Modules of tests/clients, which `processes` makes importable.
+from millpond import REPOSITORY, drop_in
+from test_image_features import FeatureClient
+from test_images import patches, picture
+
+PLANS = [NodePlan("a", "root,search,ingest,extract"), NodePlan("b", "root,search,ingest,extract")]
+PHOTOS = 12
+DOCUMENTED = "http://127.0.0.1:8501"
+COMMAND_TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("other-model")
+    cluster = Cluster(PLANS, scratch, scratch / "logs", s3=False)
+    model = patches(scratch / "source/patches.onnx")
+    for node in cluster.nodes.values():
+        for name in ("patches", "better"):
+            drop_in(model, node.directory / f"models/{name}", 1)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+def documented_steps() -> tuple[str, list[str]]:
+    """Returns the program and the commands of the section."""
+    page = (REPOSITORY / "docs/cluster.md").read_text()
+    section = page.split("### Another embedding model\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    [program] = [text for language, text in blocks if language == "python"]
+    return program, [text for language, text in blocks if not language]
+
+
+def run(command: str, client: FeatureClient) -> None:
+    command = command.replace("curl ", "curl --fail-with-body -sS ").replace(DOCUMENTED, client.server.url)
+    subprocess.run(["sh", "-c", command], check=True, timeout=COMMAND_TIMEOUT_S)
+
+
+def copy(program: str, client: FeatureClient) -> list[str]:
+    """Runs the program. Returns the ids of the images that have no original."""
+    names = {}
+    exec(compile(program.replace(DOCUMENTED, client.server.url), "docs/cluster.md", "exec"), names)  # noqa: S102
+    return names["left_out"]
+
+
+def test_the_documented_steps_change_the_model(cluster):
+    client, other = (FeatureClient(node) for node in cluster.nodes.values())
+    program, [move, delete] = documented_steps()
+    images = {number: picture(number) for number in range(PHOTOS)}
+    ids = {}
+    for number, image in images.items():
+        query = {"model": "patches", "name": f"{number}.png", "payload": f'{{"n": {number}}}'}
+        ids[number] = [client, other][number % 2].good("PUT", "photos-1", image, **query)["id"]
+    point = client.extract("photos-1", picture(PHOTOS), name="features.png")
+    alone = client.put("photos-1", [{**point, "id": 7}])
+    assert alone["added"] == 1, alone
+    run(move.replace("photos-2", "photos-1"), client)
+
+    # The second run continues where the first one ended.
+    for _ in range(2):
+        assert copy(program, client) == [7]
+    run(move, client)
+    run(delete, client)
+    wait_until("the other root has the alias", lambda: other.send("GET", "photos", min_coverage=1).status_code == 200)
+    for one in (client, other):
+        page = one.good("GET", "photos", consistency="strong", min_coverage=1, limit=PHOTOS)
+        found = {image["id"]: (image["name"], image["payload"]) for image in page["images"]}
+        assert found == {ids[number]: (f"{number}.png", {"n": number}) for number in images}
+        assert one.send("GET", f"photos/{ids[3]}").content == images[3]
+    # The new collection has the new model.
+    client.refused(409, "better", "PUT", "photos", picture(100), model="patches")
