@@ -20,6 +20,8 @@ mod changes;
 mod collection_catalog;
 pub mod membership;
 pub mod node;
+#[cfg(test)]
+mod testing;
 mod types;
 
 /// Exposes parsers to the fuzz targets. Not part of the API.

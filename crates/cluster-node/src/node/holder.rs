@@ -8,6 +8,7 @@ use base::{Error, ErrorKind, Result};
 use cluster::EntryNumber;
 use metrics::KindLabels;
 use search::registry::NamedCollection;
+use search::segment::Quarantined;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
@@ -30,6 +31,9 @@ const PASSED_WAIT: Duration = Duration::from_millis(10);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Shortest time between two replacements of a damaged local collection. A disk that damages every
+/// copy must not cause one restore after the other.
+const REPLACE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// State of a shard that requests and the follower share.
 pub(super) struct HolderState {
@@ -63,15 +67,7 @@ impl Holder {
         record: CollectionRecord,
         key: ShardKey,
     ) -> Holder {
-        let state = Arc::new(HolderState {
-            applied: watch::Sender::new(EntryNumber::default()),
-            end_reads_wanted: AtomicU64::new(0),
-            end_reads_done: watch::Sender::new(0),
-            wake: Notify::new(),
-            offered: OfferedEntries::default(),
-            caught_up: AtomicBool::new(false),
-            generation: AtomicU64::new(0),
-        });
+        let state = Arc::new(HolderState::new());
         let log = ShardLog::new(&services.place, &key);
         let follower = ShardFollower {
             services,
@@ -80,6 +76,7 @@ impl Holder {
             log,
             state: state.clone(),
             snapshots: SnapshotState::default(),
+            replaced: None,
         };
         Holder { record, state, task: tokio::spawn(follower.run()) }
     }
@@ -92,6 +89,18 @@ impl Drop for Holder {
 }
 
 impl HolderState {
+    fn new() -> HolderState {
+        HolderState {
+            applied: watch::Sender::new(EntryNumber::default()),
+            end_reads_wanted: AtomicU64::new(0),
+            end_reads_done: watch::Sender::new(0),
+            wake: Notify::new(),
+            offered: OfferedEntries::default(),
+            caught_up: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+        }
+    }
+
     /// Returns true if the shard has reached the end of its log once.
     pub(super) fn is_caught_up(&self) -> bool {
         self.caught_up.load(Ordering::Acquire)
@@ -173,6 +182,8 @@ struct ShardFollower {
     log: ShardLog,
     state: Arc<HolderState>,
     snapshots: SnapshotState,
+    /// Time of the last try to replace a damaged local collection.
+    replaced: Option<Instant>,
 }
 
 /// A step of the follower.
@@ -236,6 +247,10 @@ impl ShardFollower {
                 }
             };
             pause = PAUSE_MIN;
+            // The store has just answered, so the collection can be replaced by the store's data.
+            if let Some(loss) = self.loss_to_repair(&progress.named) {
+                return Err(Error::data_loss(format!("the local copy is damaged: {loss}")));
+            }
             match step {
                 FollowStep::Entry { number, batch } => {
                     if let Some(batch) = batch {
@@ -350,18 +365,43 @@ impl ShardFollower {
         holders.first().is_some_and(|first| first.name == self.services.name)
     }
 
-    /// Returns the local collection: the present one, one restored from a snapshot, or an empty
-    /// one.
-    async fn open(&self) -> Result<OpenedShard> {
+    /// Returns the damage of the local collection, if it is to be replaced because of it.
+    fn loss_to_repair(&self, named: &NamedCollection) -> Option<Quarantined> {
+        let is_due = self.replaced.is_none_or(|at| at.elapsed() >= REPLACE_INTERVAL);
+        named.collection().loss().filter(|_| is_due)
+    }
+
+    /// Returns the local collection: the present one, or one loaded from the store. A damaged one
+    /// is replaced. If that fails, it is served until the next try.
+    async fn open(&mut self) -> Result<OpenedShard> {
         let floor = self.log.floor().await?;
+        let mut damaged = None;
         if let Some(named) = self.present().await? {
             match local::position(&named) {
                 Some(position) if position.next >= floor.entry => {
-                    return Ok(OpenedShard { named, floor });
+                    let Some(loss) = self.loss_to_repair(&named) else {
+                        return Ok(OpenedShard { named, floor });
+                    };
+                    tracing::error!(shard = %self.key, %loss, "the local copy is damaged and is replaced");
+                    self.replaced = Some(Instant::now());
+                    damaged = Some(named);
                 }
                 _ => self.services.local.remove(&self.key).await?,
             }
         }
+        let loaded = self.load(floor).await;
+        match (loaded, damaged) {
+            (Err(error), Some(named)) if !named.removed() => {
+                tracing::error!(shard = %self.key, %error, "the damaged local copy cannot be replaced now");
+                Ok(OpenedShard { named, floor })
+            }
+            (loaded, _) => loaded,
+        }
+    }
+
+    /// Loads the local collection from the store: from a snapshot, or an empty one if the log has
+    /// all entries. Takes the place of the present one.
+    async fn load(&self, floor: LogFloor) -> Result<OpenedShard> {
         let restored = snapshot::restore(&self.services, &self.key, &self.record, floor).await?;
         if let Some(named) = restored {
             return Ok(OpenedShard { named, floor });
@@ -373,6 +413,7 @@ impl ShardFollower {
                 self.key, floor.entry
             )));
         }
+        self.services.local.remove(&self.key).await?;
         let named = self.services.local.create(&self.key, &self.record).await?;
         let empty = named.clone();
         blocking(move || local::store_position(&empty, FollowPosition::default())).await?;
@@ -404,3 +445,7 @@ impl From<&mut FollowProgress> for snapshot::SnapshotSource {
         snapshot::SnapshotSource { named: progress.named.clone(), recorded: progress.recorded }
     }
 }
+
+#[cfg(test)]
+#[path = "holder_tests.rs"]
+mod tests;

@@ -63,6 +63,32 @@ pub struct SegmentStatus {
     pub open: bool,
 }
 
+impl Collection {
+    /// Returns damage because of which points or changes are lost; `None` without such damage.
+    /// Damage of codes and of payload indexes does not count, because a merge repairs it.
+    pub fn loss(&self) -> Option<Quarantined> {
+        let log = self.health.lock().damaged_logs.iter().next().map(|(log, reasons)| Quarantined {
+            file: CollectionFile::Log(*log).name(),
+            page: None,
+            reason: reasons.first().cloned().unwrap_or_default(),
+        });
+        log.or_else(|| self.state().segments.iter().find_map(lost_rows))
+    }
+}
+
+/// Returns the damage because of which rows of a segment are lost.
+fn lost_rows(slot: &SegmentSlot) -> Option<Quarantined> {
+    match &slot.content {
+        SegmentContent::Closed(closed) => closed.reason.clone(),
+        SegmentContent::Open(view) if view.loses_data() => {
+            let file = CollectionFile::Segment(slot.number).name();
+            let reason = "some of its rows, or its list of deleted rows, cannot be read".to_owned();
+            Some(Quarantined { file, page: None, reason })
+        }
+        SegmentContent::Open(_) => None,
+    }
+}
+
 /// Returns the problem of a segment that could not be opened yet.
 fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
     let SegmentContent::Closed(ClosedSegment { reason: None, delayed: Some(error), .. }) =

@@ -267,6 +267,7 @@ fn a_bad_sector_of_a_log_loses_only_its_changes() {
     let inner = memory_medium();
     let collection = open(&inner, options());
     (0..POINTS).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
+    assert_eq!(collection.loss(), None);
     drop(collection);
     let log = named(&inner, "log-").pop().unwrap();
     let medium = faulty(&inner, unreadable(&log, 2));
@@ -291,6 +292,7 @@ fn a_bad_sector_of_a_log_loses_only_its_changes() {
         status.log_damaged && status.quarantined.iter().any(|what| what.file == log),
         "{status:?}"
     );
+    assert_eq!(collection.loss().unwrap().file, log);
     collection.upsert(point(&stored(100, 1))).unwrap();
     collection.flush().unwrap();
     drop(collection);

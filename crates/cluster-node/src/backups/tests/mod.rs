@@ -2,34 +2,16 @@ mod archives;
 mod create;
 mod stopped;
 
-use api_qdrant::RegistrySource;
 use axum::Router;
 use bytes::Bytes;
 use cluster::{EntryBody, EntryNumber, Epoch, LogEntry, WriterId};
 use cluster_log::{Batch, CreateOutcome, ShardLog};
-use search::registry::{Registry, RegistryOptions};
+use search::registry::Registry;
 use serde_json::Value;
 
 use super::*;
+use crate::testing::{TestRegistry, open_registry};
 use crate::types::{CollectionRecord, ViewUpdater};
-
-/// The collections of a node.
-struct TestRegistry(Arc<Registry>);
-
-impl RegistrySource for TestRegistry {
-    fn registry(&self) -> Result<Arc<Registry>> {
-        Ok(self.0.clone())
-    }
-
-    fn opened(&self) -> Option<Arc<Registry>> {
-        Some(self.0.clone())
-    }
-}
-
-fn open_registry(directory: &std::path::Path) -> Arc<Registry> {
-    std::fs::create_dir_all(directory).unwrap();
-    Registry::open(RegistryOptions::for_tests(directory)).unwrap()
-}
 
 /// A cluster's store in a directory, and its backups.
 struct TestCluster {

@@ -1,0 +1,156 @@
+//! Tests of a shard that a node holds.
+
+use std::path::{Path, PathBuf};
+
+use api_images::{ImageKind, ImageSettings};
+use axum::Router;
+use backup::BackupStore;
+use cluster::Epoch;
+use http_client::HttpClient;
+use metrics::ClusterMetrics;
+use os::{Pacer, Rate};
+use search::points::{NewPoint, PointId};
+use search::registry::Registry;
+use serde_json::{Map, json};
+use tokio::sync::Semaphore;
+
+use super::*;
+use crate::node::local::LocalCollections;
+use crate::testing::{TestRegistry, open_registry};
+use crate::types::ViewUpdater;
+
+const DIMS: usize = 64;
+const POINTS: u64 = 200;
+const PAGE_BYTES: usize = 4096;
+const OPEN_MAX: Duration = Duration::from_secs(60);
+
+fn record() -> CollectionRecord {
+    CollectionRecord {
+        name: "photos".to_owned(),
+        id: "1".to_owned(),
+        shards: 1,
+        copies: 1,
+        create: json!({ "vectors": { "size": DIMS, "distance": "Cosine" } }),
+        images: Some(ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() }),
+    }
+}
+
+fn shard() -> ShardKey {
+    ShardKey::new("1", 0)
+}
+
+/// Returns the path of the collections of a node in `directory`.
+fn collections(directory: &Path) -> PathBuf {
+    directory.join("node")
+}
+
+/// Returns the follower of a shard on a node with the collections of `registry`, whose store is in
+/// `directory`.
+fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
+    let store = directory.join("store");
+    std::fs::create_dir_all(&store).unwrap();
+    let store = BackupStore::open(store.to_str().unwrap(), &[]).unwrap();
+    let local = LocalCollections::new(Router::new(), Arc::new(TestRegistry(registry.clone())));
+    let services = Arc::new(NodeServices {
+        name: "a".to_owned(),
+        place: store.place().clone(),
+        store,
+        local,
+        view: ViewUpdater::new().source(),
+        client: HttpClient::new(None),
+        pacer: Arc::new(Pacer::new(Rate::unlimited())),
+        metrics: ClusterMetrics::default(),
+        snapshot_entries: 1,
+        snapshots: Semaphore::new(1),
+        restores: Semaphore::new(1),
+        serving: Notify::new(),
+    });
+    ShardFollower {
+        log: ShardLog::new(&services.place, &shard()),
+        services,
+        record: record(),
+        key: shard(),
+        state: Arc::new(HolderState::new()),
+        snapshots: SnapshotState::default(),
+        replaced: None,
+    }
+}
+
+/// Damages a page in the middle of the largest log of a collection.
+fn damage_log(collection: &Path) {
+    let paths = |directory: &Path, prefix: &str| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+        let found = entries.filter(|entry| entry.file_name().to_str().unwrap().starts_with(prefix));
+        found.map(|entry| entry.path()).collect()
+    };
+    let points = paths(collection, "points-").pop().unwrap();
+    let logs = paths(&points, "log-").into_iter();
+    let log = logs.max_by_key(|path| std::fs::metadata(path).unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(&log).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    assert!(end > 3 * PAGE_BYTES, "the log has {end} bytes");
+    let page = end / 2 / PAGE_BYTES * PAGE_BYTES;
+    bytes[page..page + PAGE_BYTES].fill(0xff);
+    std::fs::write(&log, bytes).unwrap();
+}
+
+/// A node with a damaged local collection, after a restart.
+struct DamagedNode {
+    follower: ShardFollower,
+    damaged: Arc<NamedCollection>,
+    _registry: Arc<Registry>,
+    _directory: tempfile::TempDir,
+}
+
+impl DamagedNode {
+    async fn start() -> DamagedNode {
+        let directory = tempfile::tempdir().unwrap();
+        let node = collections(directory.path());
+        let name = shard().local_name();
+        {
+            let registry = open_registry(&node);
+            let opened = follower(directory.path(), &registry).open().await.unwrap();
+            let payload = Map::new();
+            for number in 0..POINTS {
+                let embedding = vec![1.0 + number as f32; DIMS];
+                let id = PointId::Number(number);
+                let point = NewPoint { id, embedding: &embedding, record: &[], payload: &payload };
+                opened.named.upsert(&[point]).unwrap();
+            }
+            let position = FollowPosition { next: EntryNumber(5), epoch: Epoch(1) };
+            local::store_position(&opened.named, position).unwrap();
+        }
+        damage_log(&node.join(&name));
+        let registry = open_registry(&node);
+        assert!(registry.wait_open(OPEN_MAX));
+        let damaged = registry.get(&name).unwrap();
+        assert!(damaged.collection().loss().is_some());
+        let follower = follower(directory.path(), &registry);
+        DamagedNode { follower, damaged, _registry: registry, _directory: directory }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_copy_is_replaced_from_the_store() {
+    let mut node = DamagedNode::start().await;
+    let opened = node.follower.open().await.unwrap();
+    assert!(node.damaged.removed());
+    let collection = opened.named.collection();
+    assert_eq!((collection.loss(), collection.count()), (None, 0));
+    // The log has all entries, and is read from its start.
+    assert_eq!(local::position(&opened.named), Some(FollowPosition::default()));
+}
+
+#[tokio::test]
+async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
+    let mut node = DamagedNode::start().await;
+    // The log begins behind entries of which there is no snapshot.
+    let floor = LogFloor { entry: EntryNumber(3), epoch: Epoch(1) };
+    node.follower.log.raise_floor(floor).await.unwrap();
+    let opened = node.follower.open().await.unwrap();
+    assert!(Arc::ptr_eq(&opened.named, &node.damaged));
+    // The next try comes later.
+    assert_eq!(node.follower.loss_to_repair(&opened.named), None);
+    let again = node.follower.open().await.unwrap();
+    assert!(Arc::ptr_eq(&again.named, &node.damaged));
+}
