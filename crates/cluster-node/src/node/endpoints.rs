@@ -32,8 +32,6 @@ pub(super) const READS_RUNNING_MAX: usize = 64;
 const BACKGROUND_PATHS: &str = "images/duplicates/";
 /// Maximum shards that a node reads at the same time for background work. More wait.
 pub(super) const BACKGROUND_READS_MAX: usize = 16;
-/// Retry advice for a read of a shard that was opened again.
-const REOPENED_RETRY: Duration = Duration::from_millis(100);
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
 /// Routes of a collection that a root may read.
@@ -196,10 +194,7 @@ async fn read_shard(
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;
-    if state.generation() != generation {
-        let message = format!("the shard {key} was opened again meanwhile");
-        return Err(Error::unavailable(message).with_retry_after(REOPENED_RETRY));
-    }
+    state.check_generation(&key, generation)?;
     let body = serde_json::from_slice(&answer.body)
         .map_err(|error| Error::internal(format!("the answer of the shard {key}: {error}")))?;
     Ok(ShardAnswer { status: answer.status.as_u16(), body })

@@ -80,6 +80,12 @@ impl Holder {
         };
         Holder { record, state, task: tokio::spawn(follower.run()) }
     }
+
+    /// Ends the follower. Reads that still run get no answer: they may find the next copy of the
+    /// shard, which is behind.
+    pub(super) fn end(self) {
+        self.state.reopen();
+    }
 }
 
 impl Drop for Holder {
@@ -110,6 +116,18 @@ impl HolderState {
     /// if it is the same before and after.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// Checks that the local collection was not opened again since the generation was read.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice if it was.
+    pub(super) fn check_generation(&self, key: &ShardKey, generation: u64) -> Result<()> {
+        if self.generation() == generation {
+            return Ok(());
+        }
+        let message = format!("the shard {key} was opened again meanwhile");
+        Err(Error::unavailable(message).with_retry_after(PAUSE_MIN))
     }
 
     /// Serves no more reads until the end of the log is reached again.

@@ -154,3 +154,17 @@ async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
     let again = node.follower.open().await.unwrap();
     assert!(Arc::ptr_eq(&again.named, &node.damaged));
 }
+
+#[tokio::test]
+async fn reads_of_an_ended_holder_do_not_count() {
+    let state = Arc::new(HolderState::new());
+    state.caught_up.store(true, Ordering::Release);
+    let task = tokio::spawn(std::future::pending());
+    let holder = Holder { record: record(), state: state.clone(), task };
+    let before = state.generation();
+    state.check_generation(&shard(), before).unwrap();
+    holder.end();
+    assert!(!state.is_caught_up());
+    let error = state.check_generation(&shard(), before).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}

@@ -82,25 +82,34 @@ async fn stored(
     request: Request,
 ) -> Response {
     let key = ShardKey::new(&id, shard);
-    match local_request(&node, &key, &rest, request) {
-        Ok(request) => node.local.respond(request).await,
-        Err(error) => Reply::error(&error).into_response(),
+    let answered = answer_stored(&node, &key, &rest, request).await;
+    answered.unwrap_or_else(|error| Reply::error(&error).into_response())
+}
+
+async fn answer_stored(
+    node: &ClusterNode,
+    key: &ShardKey,
+    rest: &str,
+    request: Request,
+) -> Result<Response> {
+    let unserved =
+        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name));
+    let state = node.held.find(key).ok_or_else(unserved)?;
+    // Before the check: otherwise the collection could be opened again between the two.
+    let generation = state.generation();
+    if !state.is_caught_up() {
+        return Err(unserved());
     }
+    let response = node.local.respond(local_request(key, rest, request)?).await;
+    state.check_generation(key, generation)?;
+    Ok(response)
 }
 
 /// Returns the request to the local collection of a shard.
 ///
 /// # Errors
-/// `Unavailable` if this node does not serve the shard; `InvalidArgument` for another route.
-fn local_request(
-    node: &ClusterNode,
-    key: &ShardKey,
-    rest: &str,
-    request: Request,
-) -> Result<http::Request<Body>> {
-    node.held.find(key).filter(|state| state.is_caught_up()).ok_or_else(|| {
-        Error::unavailable(format!("node {} does not serve the shard {key}", node.name))
-    })?;
+/// `InvalidArgument` for another route.
+fn local_request(key: &ShardKey, rest: &str, request: Request) -> Result<http::Request<Body>> {
     if !is_passed_on(request.method(), rest) {
         return Err(Error::invalid(format!("{rest:?} of an image is not passed between nodes")));
     }

@@ -179,7 +179,9 @@ impl HeldShards {
                 }
             }
             for key in &ended {
-                held.remove(key);
+                if let Some(shard) = held.remove(key) {
+                    shard.holder.end();
+                }
             }
         }
         for key in ended {
