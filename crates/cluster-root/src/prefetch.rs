@@ -10,10 +10,11 @@ use api_qdrant::json::{QueryRequest, VectorQuery};
 use api_qdrant::{check_using, raise_limits};
 use base::{Error, Result};
 use search::coarse::Metric;
+use search::filter::VALUES_MAX;
 use search::points::PointId;
 use search::registry::CollectionSettings;
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::envelope::Completeness;
 use super::formula;
@@ -236,12 +237,22 @@ impl RootQuery {
     /// Makes the query an exact one of `candidates`.
     fn rank_only(&mut self, candidates: &BTreeSet<PointId>) -> Result<()> {
         self.members.insert("params".to_owned(), split::raw(&json!({ "exact": true }))?);
-        let is_candidate = split::raw(&json!({ "must": [{ "has_id": candidates }] }))?;
+        let is_candidate = split::raw(&any_of(candidates))?;
         let outer = self.members.get("filter").map(|filter| &**filter);
         let both = split::all_of([outer, Some(&is_candidate)])?;
         self.members.insert("filter".to_owned(), both);
         Ok(())
     }
+}
+
+/// Returns the filter of the points of `ids`. One condition has at most [`VALUES_MAX`] ids.
+fn any_of(ids: &BTreeSet<PointId>) -> Value {
+    if ids.len() <= VALUES_MAX {
+        return json!({ "must": [{ "has_id": ids }] });
+    }
+    let ids: Vec<PointId> = ids.iter().copied().collect();
+    let conditions = ids.chunks(VALUES_MAX).map(|ids| json!({ "has_id": ids }));
+    json!({ "should": conditions.collect::<Vec<Value>>() })
 }
 
 /// Returns the texts of one prefetch or of a list of them.
@@ -278,8 +289,6 @@ fn with_limits(prefetches: &RawValue, requests: &[QueryRequest]) -> Result<Box<R
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn query(body: &Value) -> RootQuery {
@@ -309,6 +318,21 @@ mod tests {
         });
         assert_eq!(serde_json::from_str::<Value>(text.get()).unwrap(), expected);
         assert!(query.fused.is_none());
+    }
+
+    #[test]
+    fn a_query_ranks_more_hits_than_a_condition_has_ids() {
+        let mut query = query(&json!({"query": [1], "prefetch": {"query": [2]}}));
+        let ids = (0..=VALUES_MAX as u64).map(PointId::Number);
+        let hits = ids.map(|id| PointKey::scored(id, 0.5)).collect();
+        query.replace_prefetches(Metric::Dot, &[MergedKeys { hits, partial: false }]).unwrap();
+        let text = query.members["filter"].get();
+        let filter: Value = serde_json::from_str(text).unwrap();
+        let counts = |at: usize| filter["must"][0]["should"][at]["has_id"].as_array().map(Vec::len);
+        assert_eq!([0, 1, 2].map(counts), [Some(VALUES_MAX), Some(1), None]);
+        // A holder accepts the filter.
+        api_qdrant::json::parse_filter(text.as_bytes()).unwrap().check().unwrap();
+        assert_eq!(any_of(&BTreeSet::new()), json!({ "must": [{ "has_id": [] }] }));
     }
 
     #[test]
