@@ -38,6 +38,7 @@ mod images;
 mod lookup;
 mod matrix;
 mod merge;
+mod merged_groups;
 mod mmr;
 mod older;
 mod own_rounds;
