@@ -334,12 +334,21 @@ impl GroupSearch<'_> {
         Ok(ranked.into_first(self.request.limit))
     }
 
-    /// Searches the points of one group.
+    /// Searches the points of one group. Points with a value that makes no group are hits of the
+    /// search and belong to none, so it may take several searches.
     fn hits_of_group(&mut self, value: &GroupValue) -> Result<Vec<RankedHit>> {
-        let hits = self.find(in_group(&self.request.group_by, value), self.request.group_size)?;
-        let mut found = self.with_values(hits)?;
-        found.retain(|(_, values)| values.contains(value));
-        Ok(found.into_iter().map(|(hit, _)| hit).collect())
+        let size = self.request.group_size;
+        let mut count = size;
+        loop {
+            let hits = self.find(in_group(&self.request.group_by, value), count)?;
+            let is_last = hits.len() < count || count >= CANDIDATES_MAX;
+            let mut found = self.with_values(hits)?;
+            found.retain(|(_, values)| values.contains(value));
+            if is_last || found.len() >= size {
+                return Ok(found.into_iter().take(size).map(|(hit, _)| hit).collect());
+            }
+            count = count.saturating_mul(4).min(CANDIDATES_MAX);
+        }
     }
 
     fn find(&mut self, limit: Filter, count: usize) -> Result<Vec<RankedHit>> {

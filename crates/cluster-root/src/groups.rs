@@ -2,7 +2,8 @@
 //!
 //! 1. Each shard returns its best groups with one hit each. A group that is among the best of the
 //!    collection is among the best of the shard with its best hit. So the root knows the groups.
-//! 2. Each shard returns its best hits of these groups.
+//! 2. Each shard returns its best hits of these groups. If points that belong to no group hide some
+//!    of them, this round is repeated with more hits.
 //! 3. The holders of the best hits return the parts of the points that the client wants.
 //!
 //! If no shard knows the order of the hits, `ranked_groups` replaces the first two rounds.
@@ -17,6 +18,7 @@ use api_qdrant::json::{self, QueryGroupsRequest};
 use base::Result;
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
+use search::collection::CANDIDATES_MAX;
 use search::points::PointId;
 use serde::Serialize;
 use serde_json::json;
@@ -27,7 +29,9 @@ use super::call::RootContext;
 use super::collections;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge::{self, HitOrder};
-use super::merged_groups::{GroupHits, MergedGroup, RoundResult, best_values, merged_groups};
+use super::merged_groups::{
+    FilledGroups, GroupHits, MergedGroup, RoundResult, best_values, merged_groups,
+};
 use super::parts;
 use super::payload_members;
 use super::prefetch;
@@ -41,6 +45,9 @@ use super::split::{self, RawMembers};
 pub(super) const GROUP_MEMBERS: [&str; 2] = ["group_by", "group_size"];
 /// Member of a request that names the other collection.
 const WITH_LOOKUP: &str = "with_lookup";
+/// Maximum hits of all groups together for which a shard is asked again, if the hits of the second
+/// round were too few.
+const FURTHER_HITS_MAX: usize = 1 << 18;
 
 /// Answers a query with groups of hits, the group with the best hit first.
 pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswer> {
@@ -127,15 +134,31 @@ impl GroupsRun<'_> {
         if values.is_empty() {
             return whole_answer(&[], found);
         }
-        let hits = self.read(self.hits_of(&values)?).await?;
-        let found = found.after(hits.coverage);
+        self.fill(values, found).await
+    }
+
+    /// Answers with the best hits of the groups of `values`. `found` is the completeness of the
+    /// rounds before.
+    async fn fill(&self, values: Vec<GroupValue>, found: Completeness) -> Result<RootAnswer> {
+        let order = self.order;
         let size = self.request.group_size;
-        let field = self.request.group_by.clone();
-        let merge = move |results: &[&RawValue]| {
-            merged_groups(results, values, order, GroupHits { size, field: &field })
-        };
-        let merged = self.compute(hits, merge).await?;
-        self.present(merged.value, found.or_partial(merged.partial)).await
+        let most = (FURTHER_HITS_MAX / values.len().max(1)).min(CANDIDATES_MAX).max(size);
+        let mut asked = size;
+        loop {
+            let hits = self.read(self.hits_of(&values, asked)?).await?;
+            let found = found.after(hits.coverage);
+            let values = values.clone();
+            let field = self.request.group_by.clone();
+            let merge = move |results: &[&RawValue]| {
+                merged_groups(results, values, order, GroupHits { size, asked, field: &field })
+            };
+            let merged = self.compute(hits, merge).await?;
+            let FilledGroups { groups, lacks_hits } = merged.value;
+            if !lacks_hits || asked >= most {
+                return self.present(groups, found.or_partial(merged.partial)).await;
+            }
+            asked = asked.saturating_mul(4).min(most);
+        }
     }
 
     /// Answers with groups of hits: reads the parts that the client wants. `found` is the
@@ -210,11 +233,11 @@ impl GroupsRun<'_> {
         Ok(of_all(self.context, self.record, "points/query/groups", body))
     }
 
-    /// Returns the read of the second round: a query for each group.
-    fn hits_of(&self, values: &[GroupValue]) -> Result<ShardRead> {
+    /// Returns the read of the second round: a query for each group, with at most `asked` hits.
+    fn hits_of(&self, values: &[GroupValue], asked: usize) -> Result<ShardRead> {
         let mut members = self.members.clone();
         GROUP_MEMBERS.iter().for_each(|name| drop(members.remove(*name)));
-        members.insert("limit".to_owned(), split::raw(&self.request.group_size)?);
+        members.insert("limit".to_owned(), split::raw(&asked)?);
         let part = payload_members::of_path(&self.request.group_by)?;
         members.insert("with_payload".to_owned(), part);
         members.remove("with_vector");

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
+use super::merge::{self, HitOrder, PointKey, PointsText};
 use super::parts::MergedHit;
 use super::split::RawMembers;
 
@@ -100,11 +100,22 @@ pub(super) fn best_values(
 pub(super) struct GroupHits<'a> {
     /// Maximum hits of a group.
     pub(super) size: usize,
+    /// Maximum hits of a group that a shard was asked for.
+    pub(super) asked: usize,
     /// Path of the field by which points are grouped.
     pub(super) field: &'a str,
 }
 
-/// Returns the groups with their best hits.
+/// Groups with their best hits.
+pub(super) struct FilledGroups {
+    pub(super) groups: Vec<MergedGroup>,
+    /// True if a shard may have further hits of a group, which are hidden by points that belong to
+    /// none.
+    pub(super) lacks_hits: bool,
+}
+
+/// Returns the groups with their best hits. Shards also return points that have the value of a
+/// group and belong to no group. These are left out.
 ///
 /// # Errors
 /// As [`best_values`]; `Internal` if a shard answered another number of queries.
@@ -113,9 +124,10 @@ pub(super) fn merged_groups(
     values: Vec<GroupValue>,
     order: HitOrder,
     wanted: GroupHits<'_>,
-) -> Result<RoundResult<Vec<MergedGroup>>> {
+) -> Result<RoundResult<FilledGroups>> {
     let mut partial = false;
-    let mut columns: Vec<Vec<KeyedPoint<'_>>> = values.iter().map(|_| Vec::new()).collect();
+    let mut lacks_hits = false;
+    let mut columns: Vec<Vec<GroupPoint>> = values.iter().map(|_| Vec::new()).collect();
     for result in results {
         let found: Vec<PointsText<'_>> = merge::read(result)?;
         if found.len() != values.len() {
@@ -125,31 +137,46 @@ pub(super) fn merged_groups(
                 values.len()
             )));
         }
-        for (column, text) in columns.iter_mut().zip(found) {
+        for ((column, value), text) in columns.iter_mut().zip(&values).zip(found) {
             partial |= text.partial;
+            let is_cut = text.points.len() >= wanted.asked;
+            let before = column.len();
             for point in text.points {
-                column.push(merge::keyed(point)?);
+                column.extend(group_point(point, value, wanted.field)?);
             }
+            lacks_hits |= is_cut && column.len() - before < wanted.size;
         }
     }
     let mut groups = Vec::with_capacity(values.len());
-    for (value, mut column) in values.into_iter().zip(columns) {
-        column.sort_by(|one, other| order.compare(&one.key, &other.key));
-        let mut hits = Vec::with_capacity(wanted.size.min(column.len()));
-        for point in column {
-            let mut members: RawMembers = merge::read(point.text)?;
-            // A point with a value that makes no group belongs to none.
-            let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
-            let payload = payload.transpose()?.unwrap_or_default();
-            if hits.len() < wanted.size && group_values(&payload, wanted.field).contains(&value) {
-                hits.push(MergedHit { id: point.key.point(), members });
-            }
-        }
+    for (value, mut points) in values.into_iter().zip(columns) {
+        points.sort_by(|one, other| order.compare(&one.key, &other.key));
+        points.truncate(wanted.size);
+        let hits = points.into_iter().map(|point| point.hit).collect();
         groups.push(MergedGroup { value, hits, lookup: None });
     }
     // All points of a group may have been removed between the rounds.
     groups.retain(|group| !group.hits.is_empty());
-    Ok(RoundResult { value: groups, partial })
+    Ok(RoundResult { value: FilledGroups { groups, lacks_hits }, partial })
+}
+
+/// A point of a group.
+struct GroupPoint {
+    key: PointKey,
+    hit: MergedHit,
+}
+
+/// Returns the point of a group; `None` for a point that belongs to no group, because it has a
+/// value that makes none.
+///
+/// # Errors
+/// As [`best_values`].
+fn group_point(point: &RawValue, value: &GroupValue, field: &str) -> Result<Option<GroupPoint>> {
+    let key = merge::keyed(point)?.key;
+    let mut members: RawMembers = merge::read(point)?;
+    let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
+    let payload = payload.transpose()?.unwrap_or_default();
+    let belongs = group_values(&payload, field).contains(value);
+    Ok(belongs.then(|| GroupPoint { key, hit: MergedHit { id: key.point(), members } }))
 }
 
 #[cfg(test)]
@@ -210,13 +237,19 @@ mod tests {
         let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
         let values = vec![GroupValue::Text("a".into())];
         let order = HitOrder::HigherScore;
-        let wanted = GroupHits { size: 2, field: "city" };
-        let found = merged_groups(&texts, values.clone(), order, wanted).unwrap();
-        let ids: Vec<PointId> = found.value[0].hits.iter().map(|hit| hit.id).collect();
+        let wanted = GroupHits { size: 2, asked: 3, field: "city" };
+        let found = merged_groups(&texts, values.clone(), order, wanted).unwrap().value;
+        let ids: Vec<PointId> = found.groups[0].hits.iter().map(|hit| hit.id).collect();
         assert_eq!(ids, [PointId::Number(1), PointId::Number(4)]);
-        assert!(!found.value[0].hits[0].members.contains_key("payload"));
+        assert!(!found.groups[0].hits[0].members.contains_key("payload"));
+        let lacks = |size, asked| {
+            let wanted = GroupHits { size, asked, field: "city" };
+            merged_groups(&texts, values.clone(), order, wanted).unwrap().value.lacks_hits
+        };
+        // Each shard returned two points. Of the second one, one belongs to no group.
+        assert_eq!([lacks(1, 2), lacks(2, 2), lacks(2, 3)], [false, true, false]);
         let short = [raw(&json!([]))];
         let short: Vec<&RawValue> = short.iter().map(|text| &**text).collect();
-        assert!(merged_groups(&short, values, order, wanted).is_err());
+        assert!(merged_groups(&short, values.clone(), order, wanted).is_err());
     }
 }

@@ -155,6 +155,24 @@ fn hits_are_grouped_by_a_field() {
 }
 
 #[test]
+fn points_without_a_group_hide_no_hits() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Euclid");
+    // Of the nearest points, one value makes no group.
+    let point = |id: i64| {
+        let shelf = if id <= 7 { json!(["a", 0.5]) } else { json!("a") };
+        json!({"id": id, "vector": [id, 0], "payload": {"shelf": shelf}})
+    };
+    let points: Vec<Value> = (1..=12).map(point).collect();
+    bench.write(update::upsert, "c", &json!({ "points": points })).unwrap();
+    let body = json!({"query": [0, 0], "group_by": "shelf", "group_size": 2, "limit": 1});
+    let found = bench.read(groups::query, "c", &body).unwrap();
+    let hits = found["groups"][0]["hits"].as_array().unwrap();
+    let ids: Vec<&Value> = hits.iter().map(|hit| &hit["id"]).collect();
+    assert_eq!(ids, [&json!(8), &json!(9)]);
+}
+
+#[test]
 fn groups_have_points_of_another_collection() {
     let bench = Bench::new();
     bench.create("cities", 2, "Dot");

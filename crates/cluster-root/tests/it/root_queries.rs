@@ -178,6 +178,40 @@ async fn hits_that_depend_on_each_other_are_grouped_by_the_root() {
     assert_eq!(found, [(0, all(0)), (1, all(1)), (2, all(2))]);
 }
 
+/// Answers like a collection of the numbers from 0 to 39, which all have the value 1. The numbers
+/// from 20 on belong to no group, because another value makes none.
+fn with_hidden_hits(shard: u32, request: &Value) -> Value {
+    let own = |below: u64, limit: u64| -> Vec<Value> {
+        let ids = (0..below).rev().filter(|id| shard_of(&PointId::Number(*id)) == shard);
+        let values = |id: u64| if id < 20 { json!([1]) } else { json!([1, 0.5]) };
+        let hit = |id: u64| json!({"id": id, "score": id as f32, "payload": {"group": values(id)}});
+        ids.take(limit as usize).map(hit).collect()
+    };
+    match request["path"].as_str().unwrap() {
+        "points/query/groups" => json!({"groups": [{"id": 1, "hits": own(20, 1)}]}),
+        "points/query/batch" => {
+            let searches = request["body"]["searches"].as_array().unwrap().iter();
+            let limits = searches.map(|search| search["limit"].as_u64().unwrap());
+            limits.map(|limit| json!({"points": own(40, limit)})).collect()
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn points_without_a_group_hide_no_hits() {
+    let root = TestRoot::with_collection(SHARDS, "Dot");
+    let node = FakeNode::start("a", with_hidden_hits).await;
+    root.serve("a", &node.address, &[0, 1, 2, 3]);
+    let query = json!({"query": [1, 2], "group_by": "group", "group_size": 2});
+    let found = root.post("points/query/groups", &query).await;
+    assert_eq!(groups(found.result()), [(1, vec![19, 18])]);
+    let reads = node.taken_reads();
+    let limits: Vec<&Value> =
+        reads.iter().filter_map(|read| read["body"]["searches"][0].get("limit")).collect();
+    assert_eq!(limits.get(..2), Some(&[&json!(2), &json!(8)][..]));
+}
+
 /// Answers as [`numbers`] for the collection "c", whose groups are the numbers modulo 3. The points
 /// of the collection "other" are the numbers from 2 to 39.
 fn two_collections(shard: u32, request: &Value) -> Value {
