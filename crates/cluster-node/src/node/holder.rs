@@ -22,6 +22,8 @@ use cluster_log::{FollowPosition, FollowStep, LogFloor, LogFollower, ShardLog};
 
 /// Time between two reads of the log's end if no writer announced an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two checks of a collection whose segments are being opened.
+const OPENING_CHECK: Duration = Duration::from_millis(20);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that a read waits for the entry that it needs before it has the log read. A writer passes
@@ -282,6 +284,10 @@ impl ShardFollower {
                         self.rest(number.plus(1)).await;
                     }
                 }
+                // Answers would lack points. The log may grow meanwhile, so its end is read again.
+                FollowStep::End if progress.named.collection().opening() => {
+                    wait_open(&progress.named).await;
+                }
                 FollowStep::End => {
                     self.reached_end(end_read);
                     self.work_between(&mut progress).await?;
@@ -449,6 +455,14 @@ impl ShardFollower {
             }
             found => found,
         }
+    }
+}
+
+/// Waits until the segments of a collection are open, for at most [`POLL_INTERVAL`].
+async fn wait_open(named: &NamedCollection) {
+    let until = Instant::now() + POLL_INTERVAL;
+    while named.collection().opening() && Instant::now() < until {
+        tokio::time::sleep(OPENING_CHECK).await;
     }
 }
 
