@@ -70,7 +70,13 @@ def test_the_documented_steps_change_the_model(cluster):
         assert copy(program, client) == [7]
     run(move, client)
     run(delete, client)
-    wait_until("the other root has the alias", lambda: other.send("GET", "photos", min_coverage=1).status_code == 200)
+
+    def moved() -> bool:
+        answer = other.send("GET", "photos", min_coverage=1)
+        return answer.status_code == 200 and answer.json()["count"] == PHOTOS
+
+    # The old collection has one image more.
+    wait_until("the other root has the alias", moved)
     for one in (client, other):
         page = one.good("GET", "photos", consistency="strong", min_coverage=1, limit=PHOTOS)
         found = {image["id"]: (image["name"], image["payload"]) for image in page["images"]}
