@@ -32,7 +32,7 @@ use super::merge::{self, HitOrder};
 use super::merged_groups::{
     FilledGroups, GroupHits, MergedGroup, RoundResult, best_values, merged_groups,
 };
-use super::parts;
+use super::parts::{self, FoundParts};
 use super::payload_members;
 use super::prefetch;
 use super::ranked_groups::{self, RankedGroups};
@@ -171,7 +171,9 @@ impl GroupsRun<'_> {
         let ids = groups.iter().flat_map(|group| &group.hits).map(|hit| hit.id).collect();
         let parts = parts::read(self.context, self.record, &self.members, ids).await?;
         if let Some(parts) = &parts {
-            parts::add(groups.iter_mut().flat_map(|group| &mut group.hits), parts)?;
+            let parts = FoundParts::of(self.record, parts)?;
+            groups.iter_mut().for_each(|group| parts.add_to(&mut group.hits));
+            groups.retain(|group| !group.hits.is_empty());
         }
         let lookups = self.lookups(&groups).await?;
         if let Some(lookups) = &lookups {

@@ -1,6 +1,6 @@
 //! Payloads and vectors of the final hits, which a last round reads by their ids.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use api_qdrant::fusion::FusionHit;
@@ -16,12 +16,12 @@ use super::merge;
 use super::read::confirmed_answers;
 use super::root_query::QueryRun;
 use super::shard_read::ShardAnswers;
-use super::split::{self, RawMembers};
+use super::split::{self, RawMembers, shard_of_id};
 
 /// Members of a request that choose the parts of points in the answer.
 const PARTS: [&str; 2] = ["with_payload", "with_vector"];
 
-/// A hit. It has no payload and no vector before [`add`].
+/// A hit. It has no payload and no vector before [`FoundParts::add_to`].
 pub(super) struct MergedHit {
     pub(super) id: PointId,
     pub(super) members: RawMembers,
@@ -65,7 +65,7 @@ pub(super) async fn answer(
     let Some(mut read) = read(run.context, run.record, members, ids).await? else {
         return whole_answer(&hits, found);
     };
-    add(hits.iter_mut(), &read)?;
+    FoundParts::of(run.record, &read)?.add_to(&mut hits);
     let answer = whole_answer(&hits, found.after(read.coverage))?;
     read.reservation.shrink_to(answer.result.len() as u64);
     Ok(RootAnswer { reservation: Some(read.reservation), ..answer })
@@ -108,30 +108,81 @@ pub(super) async fn read(
     confirmed_answers(context, record, members, &ids).await.map(Some)
 }
 
-/// Adds the parts that were read to the hits.
-///
-/// # Errors
-/// `Internal` for a result that is not the expected JSON.
-pub(super) fn add<'a>(
-    hits: impl Iterator<Item = &'a mut MergedHit>,
-    answers: &ShardAnswers,
-) -> Result<()> {
-    #[derive(Deserialize)]
-    struct IdText {
-        id: PointId,
-    }
-    let mut parts: HashMap<PointId, RawMembers> = HashMap::new();
-    for result in answers.results.values() {
-        let points: Vec<&RawValue> = merge::read(result)?;
-        for point in points {
-            let IdText { id } = merge::read(point)?;
-            parts.insert(id, merge::read(point)?);
+/// Parts of the points of hits.
+pub(super) struct FoundParts {
+    points: HashMap<PointId, RawMembers>,
+    /// Shards that answered.
+    answered: BTreeSet<u32>,
+    /// Shards of the collection.
+    shards: u32,
+}
+
+impl FoundParts {
+    /// Takes the parts of points of a collection from the answers of its shards.
+    ///
+    /// # Errors
+    /// `Internal` for a result that is not the expected JSON.
+    pub(super) fn of(record: &CollectionRecord, answers: &ShardAnswers) -> Result<FoundParts> {
+        #[derive(Deserialize)]
+        struct IdText {
+            id: PointId,
         }
+        let mut points: HashMap<PointId, RawMembers> = HashMap::new();
+        for result in answers.results.values() {
+            let list: Vec<&RawValue> = merge::read(result)?;
+            for point in list {
+                let IdText { id } = merge::read(point)?;
+                points.insert(id, merge::read(point)?);
+            }
+        }
+        let answered = answers.results.keys().copied().collect();
+        Ok(FoundParts { points, answered, shards: record.shards })
     }
-    for hit in hits {
-        let Some(found) = parts.get(&hit.id) else { continue };
-        let wanted = found.iter().filter(|(name, _)| *name != "id");
-        hit.members.extend(wanted.map(|(name, text)| (name.clone(), text.clone())));
+
+    /// Adds the parts to the hits. Leaves out hits whose points were removed since they were found,
+    /// as one server does. A hit of a shard that did not answer stays without parts.
+    pub(super) fn add_to(&self, hits: &mut Vec<MergedHit>) {
+        hits.retain_mut(|hit| {
+            let Some(found) = self.points.get(&hit.id) else { return !self.has_answer(&hit.id) };
+            let wanted = found.iter().filter(|(name, _)| *name != "id");
+            hit.members.extend(wanted.map(|(name, text)| (name.clone(), text.clone())));
+            true
+        });
     }
-    Ok(())
+
+    /// Returns true if the shard of a point answered.
+    fn has_answer(&self, id: &PointId) -> bool {
+        shard_of_id(id, self.shards).is_ok_and(|shard| self.answered.contains(&shard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn hits_of_removed_points_are_left_out() {
+        let raw = |value: serde_json::Value| split::raw(&value).unwrap();
+        let part = [("id".to_owned(), raw(json!(1))), ("payload".to_owned(), raw(json!({"a": 1})))];
+        let mut found = FoundParts {
+            points: HashMap::from([(PointId::Number(1), part.into())]),
+            answered: BTreeSet::from([0]),
+            shards: 1,
+        };
+        let hits = || -> Vec<MergedHit> {
+            let hit = |id| FusionHit { id: PointId::Number(id), score: 0.5 };
+            [1, 2].map(|id| MergedHit::of(&hit(id)).unwrap()).into()
+        };
+        let mut answered = hits();
+        found.add_to(&mut answered);
+        assert_eq!(answered.len(), 1);
+        assert_eq!(answered[0].members["payload"].get(), r#"{"a":1}"#);
+        found.answered.clear();
+        let mut unanswered = hits();
+        found.add_to(&mut unanswered);
+        assert_eq!(unanswered.len(), 2);
+        assert!(!unanswered[1].members.contains_key("payload"));
+    }
 }
