@@ -168,7 +168,6 @@ impl BulkResources {
             caller: Caller { peer, headers: &headers },
         };
         let begun = async {
-            self.access.check_admin_page(&headers)?;
             let body = self.requests.read_json_body(&headers, body).await?;
             let named: Named = self.requests.parse_json(body).await?;
             let permit = self.permit().await?;

@@ -361,7 +361,6 @@ async fn recover(
         caller,
     };
     let recovered = async {
-        state.access.check_admin_page(&headers)?;
         let params = query_parameters(query)?;
         let body = state.requests.read_json_body(&headers, body).await?;
         let request: RecoverSnapshot = crate::json::parse(&body)?;

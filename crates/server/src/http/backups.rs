@@ -97,7 +97,6 @@ async fn administer(
     };
     let mut answered = None;
     let work = async {
-        access.check_admin_page(&headers)?;
         let response = next.run(request).await;
         let status = response.status();
         answered = Some(response);

@@ -60,7 +60,6 @@ pub(super) async fn load(
     let caller = Caller { peer: Some(peer), headers: &headers };
     let request = admin::request("load model", &target.model, caller);
     let loaded = async {
-        state.access.check_admin_page(&headers)?;
         let message = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
         message.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
         let spec = LoadSpec { version: message.parameters.version, ..LoadSpec::default() };
@@ -78,10 +77,7 @@ pub(super) async fn unload(
 ) -> Reply {
     let caller = Caller { peer: Some(peer), headers: &headers };
     let request = admin::request("unload model", &target.model, caller);
-    let unloaded = async {
-        state.access.check_admin_page(&headers)?;
-        admin::unload(&state.lifecycle, &target.model).await
-    };
+    let unloaded = admin::unload(&state.lifecycle, &target.model);
     let unloaded = state.access.admin(request, unloaded).await;
     Reply::of(unloaded.map(|()| Reply::json("{}")))
 }

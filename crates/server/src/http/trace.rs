@@ -73,7 +73,6 @@ async fn admin_body<T: serde::de::DeserializeOwned + Send + 'static>(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T> {
-    state.access.check_admin_page(headers)?;
     let body = state.requests.read_json_body(headers, body).await?;
     state.requests.parse_json(body).await
 }

@@ -159,7 +159,7 @@ impl AccessPolicy {
 
     /// Checks an admin call, does it, and logs it. A call of this machine must show an
     /// administrator's key if the server has any keys. A call from elsewhere is accepted only with
-    /// `--allow-remote-admin`, and must show such a key.
+    /// `--allow-remote-admin`, and must show such a key. A page of another site is refused.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy; the errors of `work`.
@@ -174,6 +174,7 @@ impl AccessPolicy {
         let admitted = self.check_admin(calls, caller, grant.as_ref());
         call.record(async {
             admitted?;
+            self.check_admin_page(caller.headers)?;
             work.await
         })
         .await
@@ -223,7 +224,7 @@ impl AccessPolicy {
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
-    pub fn check_admin_page(&self, headers: &HeaderMap) -> Result<()> {
+    fn check_admin_page(&self, headers: &HeaderMap) -> Result<()> {
         check_same_site(headers)?;
         if self.is_foreign_page(headers) && !self.allow_remote_admin {
             return Err(Error::denied(
@@ -439,21 +440,6 @@ mod tests {
             ..policy()
         };
         let keyless = AccessPolicy { allow_remote_admin: true, ..policy() };
-        let ask = |policy: &AccessPolicy, headers: &HeaderMap, address: [u8; 4]| {
-            let peer = Some(Peer::Tcp((address, 1).into()));
-            let request = AdminRequest {
-                calls: "speakers are enrolled",
-                action: "enrol",
-                subject: "Eve",
-                caller: Caller { peer, headers },
-            };
-            let mut call = std::pin::pin!(policy.admin(request, std::future::ready(Ok(()))));
-            let waker = std::task::Waker::noop();
-            match call.as_mut().poll(&mut std::task::Context::from_waker(waker)) {
-                std::task::Poll::Ready(result) => result,
-                std::task::Poll::Pending => panic!("nothing waits"),
-            }
-        };
         // Answers to no key, the API key and the admin key; on this machine, then from elsewhere.
         for (policy, local, elsewhere) in [
             (&open, [true, true, true], [false; 3]),
@@ -470,15 +456,47 @@ mod tests {
                             format!("Bearer {key}").parse().unwrap(),
                         );
                     }
-                    ask(policy, &headers, address).is_ok()
+                    call_admin(policy, &headers, address).is_ok()
                 })
             };
             assert_eq!((answers([127, 0, 0, 1]), answers([192, 0, 2, 1])), (local, elsewhere));
         }
-        let error = ask(&open, &HeaderMap::new(), [192, 0, 2, 1]).unwrap_err();
+        let error = call_admin(&open, &HeaderMap::new(), [192, 0, 2, 1]).unwrap_err();
         assert!(
             error.message().contains("enrolled") && error.message().contains("--admin-key"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn admin_calls_of_foreign_pages_are_refused() {
+        let call = |pairs: &[(HeaderName, &'static str)]| {
+            let headers =
+                pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
+            call_admin(&policy(), &headers.collect(), [127, 0, 0, 1])
+        };
+        let own = [(header::HOST, "localhost:8501"), (header::ORIGIN, "http://localhost:8501")];
+        assert!(call(&own).is_ok());
+        let other = [(header::HOST, "localhost:8501"), (header::ORIGIN, "http://evil.example")];
+        assert_eq!(call(&other).unwrap_err().kind(), base::ErrorKind::PermissionDenied);
+        let renamed = [(header::HOST, "evil.example"), (header::ORIGIN, "http://evil.example")];
+        let error = call(&renamed).unwrap_err();
+        assert!(error.message().contains("--allowed-hosts"), "{error}");
+    }
+
+    /// Makes an admin call from `address`, which does nothing.
+    fn call_admin(policy: &AccessPolicy, headers: &HeaderMap, address: [u8; 4]) -> Result<()> {
+        let request = AdminRequest {
+            calls: "speakers are enrolled",
+            action: "enrol",
+            subject: "Eve",
+            caller: Caller { peer: Some(Peer::Tcp((address, 1).into())), headers },
+        };
+        let mut call = std::pin::pin!(policy.admin(request, std::future::ready(Ok(()))));
+        let waker = std::task::Waker::noop();
+        match call.as_mut().poll(&mut std::task::Context::from_waker(waker)) {
+            std::task::Poll::Ready(result) => result,
+            std::task::Poll::Pending => panic!("nothing waits"),
+        }
     }
 }
