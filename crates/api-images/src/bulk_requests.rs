@@ -168,8 +168,7 @@ impl BulkResources {
             caller: Caller { peer, headers: &headers },
         };
         let begun = async {
-            let body = self.requests.read_json_body(&headers, body).await?;
-            let named: Named = self.requests.parse_json(body).await?;
+            let named: Named = self.requests.read_json(&headers, body).await?;
             let permit = self.permit().await?;
             self.lines(permit, make, move || Folder::open(&named.folder)).await
         };

@@ -157,6 +157,19 @@ impl RequestResources {
         self.codec.run_if(large, CodecStep::Decode, reserve).await
     }
 
+    /// Reads a body of JSON, which is parsed on a codec thread if it is large.
+    ///
+    /// # Errors
+    /// Returns the errors of [`RequestResources::read_json_body`] and
+    /// [`RequestResources::parse_json`].
+    pub async fn read_json<T>(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<T>
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+    {
+        let body = self.read_json_body(headers, body).await?;
+        self.parse_json(body).await
+    }
+
     /// Parses a JSON body, on a codec thread if it is large.
     ///
     /// # Errors

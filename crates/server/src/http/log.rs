@@ -30,18 +30,6 @@ impl LogState {
     }
 }
 
-impl LogState {
-    /// Reads the body of an administrator's call.
-    async fn admin_body<T: serde::de::DeserializeOwned + Send + 'static>(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<T> {
-        let body = self.requests.read_json_body(headers, body).await?;
-        self.requests.parse_json(body).await
-    }
-}
-
 /// Returns a call that changes the log, for its check.
 fn admin_request(peer: Peer, headers: &HeaderMap) -> AdminRequest<'_> {
     AdminRequest {
@@ -83,7 +71,7 @@ async fn change(
     let request = admin_request(peer, &headers);
     let changed = async {
         let filter = state.filter()?;
-        let settings: LogSettings = state.admin_body(&headers, body).await?;
+        let settings: LogSettings = state.requests.read_json(&headers, body).await?;
         if settings.filter.len() > LOG_FILTER_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the filter has more than {LOG_FILTER_BYTES_MAX} bytes"
@@ -113,7 +101,7 @@ async fn change_triton(
     let request = admin_request(peer, &headers);
     let changed = async {
         let filter = state.filter()?;
-        let settings: BTreeMap<String, Value> = state.admin_body(&headers, body).await?;
+        let settings: BTreeMap<String, Value> = state.requests.read_json(&headers, body).await?;
         let settings = settings.into_iter().map(setting).collect::<Result<_>>()?;
         filter.set(&changed_log(&filter.get(), &settings)?)?;
         tracing::info!(filter = filter.get(), "an administrator changed the log's filter");

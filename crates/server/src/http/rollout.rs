@@ -74,8 +74,7 @@ pub(super) async fn change(
         caller,
     };
     let changed = async {
-        let body = state.requests.read_json_body(&headers, body).await?;
-        let request: RolloutRequest = state.requests.parse_json(body).await?;
+        let request: RolloutRequest = state.requests.read_json(&headers, body).await?;
         admin::rollout(&state.lifecycle, &target.model, request.action()?).await?;
         status(&state, &target.model)
     };

@@ -50,7 +50,7 @@ async fn change(
 ) -> Reply {
     let request = admin_request("", peer, &headers);
     let changed = async {
-        let change: RateChange = admin_body(&state, &headers, body).await?;
+        let change: RateChange = state.requests.read_json(&headers, body).await?;
         state.traces.change(&change)?;
         rates(&state)
     };
@@ -65,16 +65,6 @@ fn admin_request<'a>(model: &'a str, peer: Peer, headers: &'a HeaderMap) -> Admi
         subject: model,
         caller: Caller { peer: Some(peer), headers },
     }
-}
-
-/// Reads the body of an administrator's call.
-async fn admin_body<T: serde::de::DeserializeOwned + Send + 'static>(
-    state: &ModelsState,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<T> {
-    let body = state.requests.read_json_body(headers, body).await?;
-    state.requests.parse_json(body).await
 }
 
 async fn server_settings(State(state): Shared<ModelsState>) -> Reply {
@@ -136,7 +126,7 @@ async fn change_settings(
     body: Body,
 ) -> Result<Reply> {
     let changed = async {
-        let given: BTreeMap<String, Value> = admin_body(state, headers, body).await?;
+        let given: BTreeMap<String, Value> = state.requests.read_json(headers, body).await?;
         state.traces.change_triton(model, &values(given)?)?;
         settings(state, model)
     };
