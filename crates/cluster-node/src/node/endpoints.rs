@@ -167,7 +167,7 @@ async fn read_shard(
 ) -> Result<ShardAnswer> {
     let key = ShardKey::new(&request.collection, shard);
     let unserved =
-        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name));
+        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name()));
     let state = node.held.find(&key).ok_or_else(unserved)?;
     // Before the check: otherwise the collection could be opened again between the two.
     let generation = state.generation();
@@ -190,7 +190,7 @@ async fn read_shard(
     let _turn = tokio::time::timeout_at(until.into(), turn)
         .await
         .map_err(|_| Error::exhausted("too many shards are read on this node"))?;
-    let answered = node.local.call(Method::POST, &key, &request.path, body);
+    let answered = node.services.local.call(Method::POST, &key, &request.path, body);
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;
@@ -277,5 +277,5 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
             })
         })
         .collect();
-    Reply::json(json!({ "name": node.name, "shards": shards }).to_string())
+    Reply::json(json!({ "name": node.name(), "shards": shards }).to_string())
 }

@@ -61,7 +61,7 @@ async fn remove_without_record(
     if expired.is_empty() {
         return;
     }
-    let objects = SmallObjects::new(services.place.clone(), REQUEST_TIMEOUT);
+    let objects = SmallObjects::new(services.store.place().clone(), REQUEST_TIMEOUT);
     match without_record(&objects, catalog, expired).await {
         Ok(ids) => {
             for id in ids {
@@ -116,13 +116,13 @@ impl OrphanCounts {
 
 /// Returns the ids of the collections that have data in the store.
 async fn ids(services: &NodeServices) -> Result<BTreeSet<String>> {
-    let objects = SmallObjects::new(services.place.clone(), REQUEST_TIMEOUT);
+    let objects = SmallObjects::new(services.store.place().clone(), REQUEST_TIMEOUT);
     Ok(objects.directories("data").await?.into_iter().collect())
 }
 
 /// Removes all data of a collection. Data that remains is removed after a later scan.
 async fn remove(services: &NodeServices, id: &str) {
-    let place = &services.place;
+    let place = services.store.place();
     let prefix = place.key(&format!("data/{id}"));
     let mut objects = place.objects().list(Some(&prefix));
     let mut removed = 0_u64;

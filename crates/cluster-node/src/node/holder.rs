@@ -70,7 +70,7 @@ impl Holder {
         key: ShardKey,
     ) -> Holder {
         let state = Arc::new(HolderState::new());
-        let log = ShardLog::new(&services.place, &key);
+        let log = ShardLog::new(services.store.place(), &key);
         let follower = ShardFollower {
             services,
             record: record.clone(),

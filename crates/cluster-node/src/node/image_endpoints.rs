@@ -56,7 +56,7 @@ async fn extract(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body:
 
 async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
     if !node.roles.extract {
-        return Err(Error::unavailable(format!("node {} has no role extract", node.name)));
+        return Err(Error::unavailable(format!("node {} has no role extract", node.name())));
     }
     let wish = headers.get(EXTRACT_HEADER).and_then(|value| value.to_str().ok());
     let wish = wish.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
@@ -93,14 +93,14 @@ async fn answer_stored(
     request: Request,
 ) -> Result<Response> {
     let unserved =
-        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name));
+        || Error::unavailable(format!("node {} does not serve the shard {key}", node.name()));
     let state = node.held.find(key).ok_or_else(unserved)?;
     // Before the check: otherwise the collection could be opened again between the two.
     let generation = state.generation();
     if !state.is_caught_up() {
         return Err(unserved());
     }
-    let response = node.local.respond(local_request(key, rest, request)?).await;
+    let response = node.services.local.respond(local_request(key, rest, request)?).await;
     state.check_generation(key, generation)?;
     Ok(response)
 }

@@ -76,9 +76,8 @@ pub struct NodeOptions {
 
 /// A node of a cluster.
 pub struct ClusterNode {
-    name: String,
     roles: Roles,
-    local: LocalCollections,
+    services: Arc<NodeServices>,
     images: Arc<ImagesState>,
     requests: Arc<RequestResources>,
     held: Arc<HeldShards>,
@@ -86,9 +85,6 @@ pub struct ClusterNode {
     membership: Arc<Membership>,
     catalog: Arc<StoreCatalog>,
     backups: Arc<ClusterBackups>,
-    view: ViewSource,
-    client: HttpClient,
-    etcd: Etcd,
     tasks: Mutex<JoinSet<()>>,
     /// Turns of reads of shards.
     reads: Semaphore,
@@ -108,7 +104,6 @@ impl ClusterNode {
             return Err(Error::invalid("a snapshot is taken after at least one entry"));
         }
         let roles = info.roles;
-        let name = info.name.clone();
         let view = ViewUpdater::new();
         let place = store.place().clone();
         let backups = ClusterBackups::new(ClusterBackupOptions {
@@ -119,12 +114,11 @@ impl ClusterNode {
             metrics: requests.metrics.backups.clone(),
         });
         let services = Arc::new(NodeServices {
-            name: name.clone(),
-            place: place.clone(),
+            name: info.name.clone(),
             store,
-            local: local.clone(),
+            local,
             view: view.source(),
-            client: client.clone(),
+            client,
             pacer: Arc::new(Pacer::new(options.background_rate)),
             metrics: requests.metrics.cluster.clone(),
             snapshot_entries: options.snapshot_entries,
@@ -132,8 +126,7 @@ impl ClusterNode {
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
             serving: Notify::new(),
         });
-        let joined =
-            Membership::start(etcd.clone(), &options.cluster, place.clone(), info, view.clone());
+        let joined = Membership::start(etcd, &options.cluster, place.clone(), info, view.clone());
         let membership = Arc::new(joined.await?);
         let catalog = Arc::new(StoreCatalog::new(place, view.clone()));
         let hints = EntryHints::new();
@@ -148,12 +141,11 @@ impl ClusterNode {
             tasks.spawn(garbage::run(services.clone(), catalog.clone()));
             let backups = backups.clone();
             tasks.spawn(backup_schedule::run(services.clone(), catalog.clone(), backups));
-            tasks.spawn(hints.run(services));
+            tasks.spawn(hints.run(services.clone()));
         }
         Ok(Arc::new(ClusterNode {
-            name,
             roles,
-            local,
+            services,
             images,
             requests,
             held,
@@ -161,9 +153,6 @@ impl ClusterNode {
             membership,
             catalog,
             backups,
-            view: view.source(),
-            client,
-            etcd,
             tasks: Mutex::new(tasks),
             reads: Semaphore::new(endpoints::READS_RUNNING_MAX),
             background_reads: Semaphore::new(
@@ -179,12 +168,12 @@ impl ClusterNode {
 
     /// Returns the name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.services.name
     }
 
     /// Returns the view of the cluster.
     pub fn view(&self) -> ViewSource {
-        self.view.clone()
+        self.services.view.clone()
     }
 
     /// Returns the records of the collections.
@@ -199,12 +188,7 @@ impl ClusterNode {
 
     /// Returns the client that this node calls others with.
     pub fn client(&self) -> &HttpClient {
-        &self.client
-    }
-
-    /// Returns the client of etcd.
-    pub fn etcd(&self) -> &Etcd {
-        &self.etcd
+        &self.services.client
     }
 
     /// Returns why this node is not ready for requests after its start; `None` once it was ready.

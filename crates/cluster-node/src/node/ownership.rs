@@ -218,7 +218,7 @@ impl OwnedShards {
             // The ownership ends with the lease.
             return;
         }
-        let log = ShardLog::new(&self.services.place, &key);
+        let log = ShardLog::new(self.services.store.place(), &key);
         let hints = self.hints.clone();
         let hinted = key.clone();
         let on_entry = move |number, entry| hints.appended(&hinted, number, &entry);

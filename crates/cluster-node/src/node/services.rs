@@ -5,7 +5,6 @@ use std::sync::Arc;
 use backup::BackupStore;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
-use model_store::StorePlace;
 use os::Pacer;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
@@ -23,8 +22,6 @@ pub(super) struct NodeServices {
     /// Name of this node.
     pub(super) name: String,
     /// Directory of the cluster in the store.
-    pub(super) place: StorePlace,
-    /// The same directory, with its path if it is one of this machine.
     pub(super) store: BackupStore,
     pub(super) local: LocalCollections,
     pub(super) view: ViewSource,
