@@ -112,11 +112,6 @@ impl InferenceStats {
         })
     }
 
-    /// Returns a model's window, or `None` before its first result.
-    pub fn known_window(&self, model: &str) -> Option<Arc<SlidingHistogram>> {
-        self.windows.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
-    }
-
     /// Returns the statistics of a version.
     pub fn version(&self, id: &VersionId) -> Arc<VersionStats> {
         let found = self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
