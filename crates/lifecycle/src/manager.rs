@@ -2,6 +2,7 @@
 //! another thread.
 
 mod admin;
+mod apply_settings;
 mod configure;
 mod load;
 mod load_stop;
@@ -10,7 +11,6 @@ mod prefault;
 mod resume;
 mod rollout;
 mod scan;
-mod settle;
 mod stop;
 mod unload;
 mod update_state;
@@ -48,7 +48,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const DEFER_PAUSE: Duration = Duration::from_millis(50);
 /// Time after which the first load counts as finished, even if a version without a manifest never
 /// stops changing.
-const SETTLING_WAIT_MAX: Duration = Duration::from_secs(30);
+const FIRST_LOAD_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Most steps that one model takes at once; more than it could ever need.
 const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
 
@@ -359,7 +359,7 @@ impl Manager {
             return;
         }
         let now = Instant::now();
-        let may_wait = now.duration_since(self.started) < SETTLING_WAIT_MAX;
+        let may_wait = now.duration_since(self.started) < FIRST_LOAD_WAIT_MAX;
         if !self.models.values().any(|model| model.starting(now, may_wait)) {
             tracing::info!(models = self.models.len(), "the first load is finished");
             self.settled.set();

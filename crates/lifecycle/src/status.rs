@@ -222,7 +222,7 @@ pub enum LifecycleEvent {
         version: u64,
     },
     /// A ready version took over changed settings without a load.
-    Settled {
+    SettingsApplied {
         /// Name of the model.
         model: Arc<str>,
         /// Version number.

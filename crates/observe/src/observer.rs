@@ -57,7 +57,7 @@ impl Observer for MetricsObserver {
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
                 metrics.tfs.warmed(model, *version, cost.warm_seconds);
             }
-            LifecycleEvent::Settled { model, .. } => {
+            LifecycleEvent::SettingsApplied { model, .. } => {
                 self.metrics
                     .settings_taken_over
                     .get_or_create(&ModelLabels { model: model.clone() })
@@ -147,7 +147,7 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             let text = format!("ready, loaded in {load:.2} s and warmed up in {warm:.2} s");
             of("loaded", info, model, Some(*version), &text)
         }
-        LifecycleEvent::Settled { model, version } => {
+        LifecycleEvent::SettingsApplied { model, version } => {
             of("settings", info, model, Some(*version), "took over the changed settings")
         }
         LifecycleEvent::ReloadFailed { model, version, reason } => {

@@ -16,7 +16,7 @@ use crate::source::VersionContents;
 /// Most requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
 /// Longest wait of a load for files without a manifest to stop changing.
-pub(super) const SETTLE_WAIT_MAX: Duration = Duration::from_secs(10);
+pub(super) const CHANGING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of a request. The load or unload goes on after it.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Time between two rounds while a request waits.
@@ -121,7 +121,7 @@ impl Manager {
         }
         if let WaiterGoal::Choose { spec } = &waiter.goal {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
-            let may_wait = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
+            let may_wait = now.duration_since(waiter.since) < CHANGING_WAIT_MAX;
             if let Some(targets) = model.targets(spec, may_wait)? {
                 model.update_by_hand(&self.context, &targets);
                 waiter.goal = WaiterGoal::Load { targets };
@@ -200,7 +200,7 @@ impl Model {
             }
             None => {
                 let chosen = self.wanted(&self.views(Instant::now()));
-                if may_wait && self.settling_above(&chosen) {
+                if may_wait && self.changing_above(&chosen) {
                     return Ok(None);
                 }
                 if chosen.is_empty() {
@@ -256,7 +256,7 @@ impl Model {
         let reason = self.versions.iter().rev().find_map(|(number, version)| match &version.disk {
             Some(Disk {
                 found:
-                    VersionContents::Settling(reason)
+                    VersionContents::Changing(reason)
                     | VersionContents::Unusable(reason)
                     | VersionContents::Unreadable(reason),
                 ..
@@ -317,9 +317,9 @@ impl Version {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {
             None => wrong("its directory has gone"),
-            Some(VersionContents::Settling(_)) if may_wait => Ok(false),
+            Some(VersionContents::Changing(_)) if may_wait => Ok(false),
             Some(
-                VersionContents::Settling(reason)
+                VersionContents::Changing(reason)
                 | VersionContents::Unusable(reason)
                 | VersionContents::Unreadable(reason),
             ) => wrong(reason),

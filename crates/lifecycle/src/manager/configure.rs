@@ -7,7 +7,7 @@ use std::time::Instant;
 use base::{Error, Result};
 
 use super::Manager;
-use super::admin::{SETTLE_WAIT_MAX, WAIT_MAX};
+use super::admin::{CHANGING_WAIT_MAX, WAIT_MAX};
 use super::model::Model;
 use crate::ConfigSet;
 use crate::message::AdminCallback;
@@ -67,7 +67,7 @@ impl Manager {
         let models = change.set.models.iter().filter_map(|config| self.models.get(&config.name));
         let models: Vec<_> = models.filter(|model| !model.down && !model.removed).collect();
         let is_awaited =
-            |model: &&Model| model.starting(now, waited < SETTLE_WAIT_MAX) || model.awaits_copy();
+            |model: &&Model| model.starting(now, waited < CHANGING_WAIT_MAX) || model.awaits_copy();
         if waited < WAIT_MAX && models.iter().any(is_awaited) {
             return None;
         }

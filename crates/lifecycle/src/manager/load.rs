@@ -263,7 +263,7 @@ impl Model {
         let by_hand = version.update.as_ref().is_some_and(Update::by_hand);
         self.end_update(context, number, UpdateEnd::Loaded { by_hand });
         // The settings may have changed during the load.
-        self.settle(context);
+        self.apply_settings(context);
         self.publish(context);
         context.set_state(self, number, LifecycleState::Ready, None);
         tracing::info!("{}", ready_line(&self.name, number, &cost, parameter_bytes));

@@ -102,7 +102,7 @@ pub(crate) struct Serving {
     pub(crate) converted: Option<Converted>,
     pub(crate) fingerprint: Fingerprint,
     /// Reason why it does not take over the model's settings. It serves with its own.
-    pub(crate) unsettled: Option<String>,
+    pub(crate) refused_settings: Option<String>,
 }
 
 impl Serving {
@@ -111,7 +111,7 @@ impl Serving {
         converted: Option<Converted>,
         fingerprint: Fingerprint,
     ) -> Serving {
-        Serving { servable, converted, fingerprint, unsettled: None }
+        Serving { servable, converted, fingerprint, refused_settings: None }
     }
 }
 
@@ -191,8 +191,8 @@ impl Version {
                 .is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
     }
 
-    pub(crate) fn settling(&self) -> bool {
-        matches!(self.disk, Some(Disk { found: VersionContents::Settling(_), .. }))
+    pub(crate) fn changing(&self) -> bool {
+        matches!(self.disk, Some(Disk { found: VersionContents::Changing(_), .. }))
     }
 
     /// Returns true if its files could not be read at the last scan.
@@ -403,7 +403,7 @@ impl Model {
     }
 
     /// Returns true if a version has not had its first try yet.
-    pub(crate) fn unsettled(&self, now: Instant) -> bool {
+    pub(crate) fn awaits_first_try(&self, now: Instant) -> bool {
         let views = self.views(now);
         let choice = self.choice(&views);
         let waiting =
@@ -415,8 +415,8 @@ impl Model {
     /// serves and a version that still changes on disk may serve later.
     pub(crate) fn starting(&self, now: Instant, may_wait: bool) -> bool {
         let ready = self.versions.values().any(|version| version.serving.is_some());
-        let settling = self.versions.values().any(Version::settling);
-        self.unsettled(now) || (may_wait && !ready && settling)
+        let changing = self.versions.values().any(Version::changing);
+        self.awaits_first_try(now) || (may_wait && !ready && changing)
     }
 
     /// Returns true if its first version is on its way from the place that its directory mirrors.
@@ -426,11 +426,11 @@ impl Model {
 
     /// Returns true if a version that still changes on disk is higher than all of `chosen`, and may
     /// replace them.
-    pub(crate) fn settling_above(&self, chosen: &BTreeSet<u64>) -> bool {
+    pub(crate) fn changing_above(&self, chosen: &BTreeSet<u64>) -> bool {
         let above = chosen.last().copied();
         self.versions
             .iter()
-            .any(|(&number, version)| version.settling() && above.is_none_or(|top| number > top))
+            .any(|(&number, version)| version.changing() && above.is_none_or(|top| number > top))
     }
 }
 
@@ -445,7 +445,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
         (version.serving.is_some() && version.load.is_some())
             .then(|| "being loaded again".to_owned())
     };
-    let unsettled = || version.serving.as_ref()?.unsettled.clone();
+    let refused = || version.serving.as_ref()?.refused_settings.clone();
     let stopped = || Some(version.load.as_ref()?.stopped.as_ref()?.note());
     VersionStatus {
         version: number,
@@ -454,7 +454,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
         note: stopped()
             .or_else(again)
             .or_else(changed)
-            .or_else(unsettled)
+            .or_else(refused)
             .or_else(|| version.note.clone()),
         update: version.update.as_ref().and_then(Update::status),
         parameter_bytes: version

@@ -79,7 +79,7 @@ impl Model {
         if config != self.config {
             tracing::info!(model = %self.name, ?config, "settings changed");
             self.config = config;
-            self.settle(context);
+            self.apply_settings(context);
             self.publish(context);
         }
     }
@@ -154,7 +154,7 @@ impl Model {
             return;
         }
         let (state, reason) = match version.disk.as_ref().map(|disk| &disk.found) {
-            Some(VersionContents::Settling(reason)) => {
+            Some(VersionContents::Changing(reason)) => {
                 (LifecycleState::Discovered, Some(reason.clone()))
             }
             Some(VersionContents::Unusable(reason) | VersionContents::Unreadable(reason)) => {

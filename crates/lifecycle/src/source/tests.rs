@@ -50,7 +50,7 @@ impl Bench {
                     let what = match version.found {
                         VersionContents::Published(_) => "published",
                         VersionContents::Foreign { .. } => "foreign",
-                        VersionContents::Settling(_) => "settling",
+                        VersionContents::Changing(_) => "changing",
                         VersionContents::Unusable(_) => "unusable",
                         VersionContents::Unreadable(_) => "cannot-be-read",
                     };
@@ -69,24 +69,24 @@ const MANIFEST: &str = r#"{"format":1,"engine":"fake","created_by":"test","graph
 fn a_foreign_version_must_be_seen_twice_alike() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "half");
-    assert_eq!(bench.scan(), "m/1:settling");
-    assert_eq!(bench.look_again(), "m/1:settling", "two looks at the same time are one");
+    assert_eq!(bench.scan(), "m/1:changing");
+    assert_eq!(bench.look_again(), "m/1:changing", "two looks at the same time are one");
     bench.write("m/1/model.onnx", "half and more");
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
     bench.write("m/1/weights.data", "external");
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
     assert_eq!(bench.scan(), "m/1:foreign");
     bench.write("m/1/model.onnx", "changed later on");
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
 }
 
 #[test]
 fn a_manifest_completes_a_version_at_once() {
     let mut bench = Bench::new();
     bench.write("m/1/millpond.json", MANIFEST);
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
     bench.write("m/1/graph", "g");
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
     assert_eq!(bench.scan(), "m/1:unusable");
     bench.write("m/1/graph", "gg");
     assert_eq!(bench.scan(), "m/1:published");
@@ -103,7 +103,7 @@ fn entries_that_are_no_version() {
     bench.write("m/9223372036854775808/model.onnx", "too large a number");
     bench.write("n/notes/readme.txt", "no model");
     std::os::unix::fs::symlink("6", bench.root.path().join("m/6")).unwrap();
-    assert_eq!(bench.scan(), "m/1:settling m/2:settling m/6:cannot-be-read");
+    assert_eq!(bench.scan(), "m/1:changing m/2:changing m/6:cannot-be-read");
     assert_eq!(bench.scan(), "m/1:unusable m/2:unusable m/6:cannot-be-read");
 }
 
@@ -125,7 +125,7 @@ fn models_come_and_go_with_their_directories() {
 fn an_unreadable_root_keeps_its_models() {
     let mut bench = Bench::new();
     bench.write("m/1/millpond.json", MANIFEST);
-    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:changing");
     let (path, aside) = (bench.root.path().to_owned(), bench.root.path().with_extension("aside"));
     fs::rename(&path, &aside).unwrap();
     assert_eq!(bench.scan(), "m:unreadable");

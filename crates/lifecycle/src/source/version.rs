@@ -58,7 +58,7 @@ pub(crate) enum VersionContents {
     /// files.
     Foreign { bytes: u64, kind: ForeignKind },
     /// Perhaps still being written; the reason.
-    Settling(String),
+    Changing(String),
     /// Complete, but not a version; the reason.
     Unusable(String),
     /// Not readable, so its contents are unknown; the reason.
@@ -139,9 +139,9 @@ pub(crate) fn scan(
     };
     let seen = memory.see(files::fingerprint(&files, |_| true), now);
     // A little less than a poll, because timers are not exact.
-    let settled = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
+    let unchanged = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
-        let classified = classify(&dir, kinds, &files, settled);
+        let classified = classify(&dir, kinds, &files, unchanged);
         let fingerprint = classified.fingerprint.unwrap_or(seen.files);
         let answer = (fingerprint, classified.contents);
         if classified.is_final {
@@ -185,15 +185,19 @@ impl Classified {
     }
 }
 
-/// Classifies `files`. `settled` is true if they have stopped changing.
-fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) -> Classified {
+/// Classifies `files`. `unchanged` is true if they have stopped changing.
+fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], unchanged: bool) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let sizes = files.iter().map(|file| (file.path.as_path(), file.bytes));
     let no_version = |reason: String| {
-        if settled { VersionContents::Unusable(reason) } else { VersionContents::Settling(reason) }
+        if unchanged {
+            VersionContents::Unusable(reason)
+        } else {
+            VersionContents::Changing(reason)
+        }
     };
     if let Some(pointer) = engine::foreign::pointer_in(dir, sizes) {
-        return Classified::of_all(no_version(pointer), settled);
+        return Classified::of_all(no_version(pointer), unchanged);
     }
     if has(MANIFEST_NAME) {
         return match Artifact::open(dir).and_then(|it| Ok((Parameters::of(&it)?, it))) {
@@ -204,7 +208,7 @@ fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) ->
             },
             Err(error) => match error.kind() {
                 ErrorKind::DataLoss | ErrorKind::InvalidArgument => {
-                    Classified::of_all(no_version(error.to_string()), settled)
+                    Classified::of_all(no_version(error.to_string()), unchanged)
                 }
                 // Never there, or moved away for a moment.
                 ErrorKind::NotFound => Classified::of_all(no_version(error.to_string()), false),
@@ -220,14 +224,14 @@ fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) ->
         if let Some(foreign) = engine::foreign::identify_in(dir, paths) {
             reason = format!("{reason}: {foreign}");
         }
-        return Classified::of_all(no_version(reason), settled);
+        return Classified::of_all(no_version(reason), unchanged);
     };
-    let contents = if settled {
+    let contents = if unchanged {
         VersionContents::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }
     } else {
-        VersionContents::Settling("waiting for its files to stop changing".into())
+        VersionContents::Changing("waiting for its files to stop changing".into())
     };
-    Classified::of_all(contents, settled)
+    Classified::of_all(contents, unchanged)
 }
 
 fn is_of(artifact: &Artifact, path: &Path) -> bool {

@@ -8,6 +8,7 @@ extern crate millpond_lifecycle as lifecycle;
 
 mod admin;
 mod allocating;
+mod applied_settings;
 mod configure;
 mod foreign;
 mod policies;
@@ -15,7 +16,6 @@ mod refusals;
 mod retries;
 mod rollouts;
 mod settings;
-mod settling;
 mod shutdown;
 mod sources;
 mod starving;

@@ -19,12 +19,12 @@ use crate::{LifecycleEvent, ModelConfig, threads};
 impl Model {
     /// Gives every ready version the current settings. A version that cannot take them over keeps
     /// its own, and its note says why.
-    pub(super) fn settle(&mut self, context: &mut ManagerContext) {
+    pub(super) fn apply_settings(&mut self, context: &mut ManagerContext) {
         let mut replaced = Vec::new();
         for (&number, version) in &mut self.versions {
             let Some(serving) = &mut version.serving else { continue };
-            serving.unsettled = None;
-            match settled(&serving.servable, &self.config, context.threads_max) {
+            serving.refused_settings = None;
+            match with_settings_of(&serving.servable, &self.config, context.threads_max) {
                 Ok(None) => {}
                 Ok(Some(servable)) => {
                     replaced.push((
@@ -34,7 +34,7 @@ impl Model {
                 }
                 Err(error) => {
                     tracing::warn!(model = %self.name, version = number, %error, "cannot take the settings over");
-                    serving.unsettled =
+                    serving.refused_settings =
                         Some(format!("serves with the settings that it was loaded with: {error}"));
                 }
             }
@@ -51,13 +51,15 @@ impl Model {
                 release: None,
                 since: Instant::now(),
             });
-            context.observer.event(&LifecycleEvent::Settled { model: self.name.clone(), version });
+            context
+                .observer
+                .event(&LifecycleEvent::SettingsApplied { model: self.name.clone(), version });
         }
     }
 }
 
 /// Returns `servable` with the settings of `config`; `None` if it has them already.
-fn settled(
+fn with_settings_of(
     servable: &Servable,
     config: &ModelConfig,
     threads_max: usize,

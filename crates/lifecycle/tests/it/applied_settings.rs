@@ -39,7 +39,10 @@ fn a_schedule_is_taken_over_without_a_load() {
     assert_eq!((loads(&world), releases(&world).len(), world.used()), (1, 0, used));
     assert_eq!(world.version("m", 1).unwrap().note, None);
     assert!(
-        world.events.all().contains(&LifecycleEvent::Settled { model: "m".into(), version: 1 })
+        world
+            .events
+            .all()
+            .contains(&LifecycleEvent::SettingsApplied { model: "m".into(), version: 1 })
     );
     assert!(world.events.states("m").ends_with("1:ready"), "{}", world.events.states("m"));
 }
@@ -168,7 +171,7 @@ fn settings_that_stay_are_taken_over_once() {
         .events
         .all()
         .iter()
-        .filter(|event| matches!(event, LifecycleEvent::Settled { .. }))
+        .filter(|event| matches!(event, LifecycleEvent::SettingsApplied { .. }))
         .count();
     assert_eq!((told, world.version("m", 1).unwrap().note), (1, None));
 }
