@@ -23,7 +23,7 @@ use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted, ForeignVersion};
 use crate::golden;
 use crate::ignored_settings::IgnoredSettings;
-use crate::message::{Fresh, LoadJob, Message, Outcome};
+use crate::message::{Conversion, Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::status::LoadCost;
@@ -91,7 +91,7 @@ impl Loader {
             let id = job.id.clone();
             let fingerprint = job.fingerprint;
             let outcome = match self.unfinished.reason(&id) {
-                Some(reason) => Outcome::Deferred { reason, converted: job.converted },
+                Some(reason) => Outcome::Deferred { reason, conversion: job.conversion },
                 None => self
                     .run_job(&mut runner, job)
                     .unwrap_or_else(|error| Outcome::Failed { error, fingerprint }),
@@ -121,20 +121,20 @@ impl Loader {
     ) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
         // A conversion of files that were replaced meanwhile. Dropped here, as it may be large.
-        job.converted.take_if(|(of, _)| *of != job.fingerprint);
+        job.conversion.take_if(|conversion| conversion.files != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
-        if self.placement == ParameterPlacement::Pool && foreign && job.converted.is_none() {
+        if self.placement == ParameterPlacement::Pool && foreign && job.conversion.is_none() {
             let loader = self.clone();
             let of = job.clone();
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
-            job.converted =
-                Some((job.fingerprint, self.attempt(runner, &what, &job.stop, convert)?));
+            let converted = self.attempt(runner, &what, &job.stop, convert)?;
+            job.conversion = Some(Conversion { files: job.fingerprint, converted });
         }
         if job.converts_only
-            && let Some((of, converted)) = job.converted
+            && let Some(conversion) = job.conversion
         {
-            return Ok(Outcome::Converted(of, converted));
+            return Ok(Outcome::Converted(conversion));
         }
         let loader = self.clone();
         let stop = job.stop.clone();
@@ -168,7 +168,7 @@ impl Loader {
         let (mut placed, mut cost) = match self.place(job, attempt)? {
             Placing::Placed(placed, cost) => (placed, cost),
             Placing::Deferred(reason) => {
-                return Ok(Outcome::Deferred { reason, converted: job.converted.clone() });
+                return Ok(Outcome::Deferred { reason, conversion: job.conversion.clone() });
             }
         };
         let session = self.open(&mut placed, job, attempt)?;
@@ -198,7 +198,7 @@ impl Loader {
         servable.ready_at = SystemTime::now();
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),
-            converted: job.converted.clone().map(|(_, converted)| converted),
+            converted: job.conversion.as_ref().map(|conversion| conversion.converted.clone()),
             fingerprint: job.fingerprint,
             cost,
             note,

@@ -113,6 +113,14 @@ pub(crate) enum Message {
     Stop,
 }
 
+/// A converted version, and the files that it was made of.
+#[derive(Clone)]
+pub(crate) struct Conversion {
+    /// Fingerprint of the files.
+    pub(crate) files: Fingerprint,
+    pub(crate) converted: Converted,
+}
+
 /// Work for a load thread.
 #[derive(Clone)]
 pub(crate) struct LoadJob {
@@ -121,8 +129,8 @@ pub(crate) struct LoadJob {
     /// Kind of a version without a manifest; `None` if there is a manifest.
     pub(crate) kind: Option<ForeignKind>,
     pub(crate) fingerprint: Fingerprint,
-    /// Fingerprint of the files that an earlier try converted, and the result.
-    pub(crate) converted: Option<(Fingerprint, Converted)>,
+    /// Conversion of an earlier try.
+    pub(crate) conversion: Option<Conversion>,
     /// True if the job ends after the conversion.
     pub(crate) converts_only: bool,
     pub(crate) session: SessionOptions,
@@ -141,7 +149,7 @@ pub(crate) struct LoadJob {
 impl LoadJob {
     /// Returns the directory with the manifest: the conversion's directory, if there is one.
     pub(crate) fn artifact_dir(&self) -> &Path {
-        self.converted.as_ref().map_or(&self.dir, |(_, converted)| converted.dir())
+        self.conversion.as_ref().map_or(&self.dir, |conversion| conversion.converted.dir())
     }
 }
 
@@ -150,10 +158,10 @@ pub(crate) enum Outcome {
     /// The pool has no room yet. The next try reuses the conversion.
     Deferred {
         reason: String,
-        converted: Option<(Fingerprint, Converted)>,
+        conversion: Option<Conversion>,
     },
     /// The version was converted, and the job asked for no more.
-    Converted(Fingerprint, Converted),
+    Converted(Conversion),
     Failed {
         error: Error,
         fingerprint: Fingerprint,

@@ -55,8 +55,8 @@ impl Model {
             && self.versions.values().any(|version| version.serving.is_some());
         let Some(version) = self.versions.get_mut(&number) else { return };
         let converts_only = vacates && self.converts && version.foreign();
-        let converted = version.converted.take();
-        version.load = Some(Load { converts_only, converted, ..Load::default() });
+        let conversion = version.conversion.take();
+        version.load = Some(Load { converts_only, conversion, ..Load::default() });
         version.reload = false;
         context.queue.push_back(self.id(number));
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
@@ -86,7 +86,7 @@ impl Model {
             dir: disk.dir.clone(),
             kind: disk.found.kind(),
             fingerprint: disk.fingerprint,
-            converted: load.converted.take(),
+            conversion: load.conversion.take(),
             converts_only: load.converts_only,
             session: self.config.session.clone(),
             schedule: self.config.schedule.clone(),
@@ -112,7 +112,7 @@ impl Model {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.removed;
         for (number, version) in &mut self.versions {
-            version.converted.take_if(|_| none || !choice.aspired.contains(number));
+            version.conversion.take_if(|_| none || !choice.aspired.contains(number));
         }
         let numbers: Vec<u64> = self
             .versions
@@ -208,11 +208,11 @@ impl Model {
             {
                 self.put_back(context, number, None);
             }
-            Outcome::Deferred { reason, converted } => {
-                self.defer(context, number, Load { converted, ..load }, reason)
+            Outcome::Deferred { reason, conversion } => {
+                self.defer(context, number, Load { conversion, ..load }, reason)
             }
-            Outcome::Converted(fingerprint, converted) => {
-                version.converted = Some((fingerprint, converted));
+            Outcome::Converted(conversion) => {
+                version.conversion = Some(conversion);
                 // An administrator who asked for another load still waits for it.
                 version.reload |= version.serving.is_some();
                 let reason = "converted; loaded after the version that it replaces was unloaded";

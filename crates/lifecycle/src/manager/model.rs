@@ -15,6 +15,7 @@ use crate::manager::ManagerContext;
 use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
 use crate::manager::update_state::Update;
+use crate::message::Conversion;
 use crate::policy::{self, Choice, View};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
@@ -68,8 +69,8 @@ pub(crate) struct Version {
     pub(crate) load: Option<Load>,
     /// Instances that are draining or being released, each with the version that replaced it.
     pub(crate) draining: Vec<Option<Successor>>,
-    /// Fingerprint of converted files and the result, for the next load.
-    pub(crate) converted: Option<(Fingerprint, Converted)>,
+    /// Conversion for the next load.
+    pub(crate) conversion: Option<Conversion>,
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
@@ -131,8 +132,8 @@ pub(crate) struct Load {
     pub(crate) not_before: Option<Instant>,
     /// True if it ends after the conversion.
     pub(crate) converts_only: bool,
-    /// Fingerprint of files that an earlier try converted, and the result.
-    pub(crate) converted: Option<(Fingerprint, Converted)>,
+    /// Conversion of an earlier try.
+    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Load {
@@ -164,7 +165,7 @@ impl Version {
             serving: None,
             load: None,
             draining: Vec::new(),
-            converted: None,
+            conversion: None,
             failure: None,
             pinned: false,
             reload: false,
@@ -203,7 +204,8 @@ impl Version {
     /// Returns true if the version must be converted and is not converted yet.
     pub(crate) fn foreign(&self) -> bool {
         let Some(disk) = &self.disk else { return false };
-        let converted = self.converted.as_ref().is_some_and(|(of, _)| *of == disk.fingerprint);
+        let converted =
+            self.conversion.as_ref().is_some_and(|conversion| conversion.files == disk.fingerprint);
         disk.found.kind().is_some_and(|kind| kind.converted) && !converted
     }
 
