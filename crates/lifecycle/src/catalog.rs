@@ -25,11 +25,11 @@ const NAMES_COMPARED_MAX: usize = 256;
 /// The ready versions of every model.
 #[derive(Default)]
 pub struct Catalog {
-    models: ArcSwap<HashMap<Arc<str>, Arc<Entry>>>,
+    models: ArcSwap<HashMap<Arc<str>, Arc<CatalogEntry>>>,
 }
 
 /// One model in the catalogue. Written by the `lifecycle` thread only.
-pub(crate) struct Entry {
+pub(crate) struct CatalogEntry {
     ready: ArcSwap<ReadySet>,
     status: ArcSwap<ModelStatus>,
     rollout: ArcSwap<RolloutRecord>,
@@ -242,8 +242,8 @@ impl Catalog {
         all
     }
 
-    pub(crate) fn add(&self, name: &Arc<str>) -> Arc<Entry> {
-        let entry = Arc::new(Entry::new(name));
+    pub(crate) fn add(&self, name: &Arc<str>) -> Arc<CatalogEntry> {
+        let entry = Arc::new(CatalogEntry::new(name));
         self.change(|models| drop(models.insert(name.clone(), entry.clone())));
         entry
     }
@@ -252,18 +252,18 @@ impl Catalog {
         self.change(|models| drop(models.remove(name)));
     }
 
-    fn change(&self, apply: impl FnOnce(&mut HashMap<Arc<str>, Arc<Entry>>)) {
+    fn change(&self, apply: impl FnOnce(&mut HashMap<Arc<str>, Arc<CatalogEntry>>)) {
         let mut models = HashMap::clone(&self.models.load());
         apply(&mut models);
         self.models.store(Arc::new(models));
     }
 }
 
-impl Entry {
-    fn new(name: &Arc<str>) -> Entry {
+impl CatalogEntry {
+    fn new(name: &Arc<str>) -> CatalogEntry {
         let status =
             ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
-        Entry {
+        CatalogEntry {
             ready: ArcSwap::default(),
             status: ArcSwap::from_pointee(status),
             rollout: ArcSwap::default(),

@@ -51,9 +51,9 @@ pub(crate) struct ForeignVersion<'a> {
 
 /// A converted version. Its directory is removed on the last drop.
 #[derive(Clone)]
-pub(crate) struct Converted(Arc<Directory>);
+pub(crate) struct Converted(Arc<ConvertedDirectory>);
 
-struct Directory {
+struct ConvertedDirectory {
     path: PathBuf,
     _cache: Arc<Cache>,
 }
@@ -97,7 +97,7 @@ impl Cache {
         let dir = self.dir.join(format!("{number}-{}", id.version));
         self.make_home()?;
         private::create_dir(&dir).map_err(|e| here(&dir, &e))?;
-        let converted = Converted(Arc::new(Directory { path: dir, _cache: self.clone() }));
+        let converted = Converted(Arc::new(ConvertedDirectory { path: dir, _cache: self.clone() }));
         let (status, said) = run(converter, source, converted.dir(), attempt)?;
         if status.success() {
             return Ok(converted);
@@ -164,7 +164,7 @@ impl Converted {
     }
 }
 
-impl Drop for Directory {
+impl Drop for ConvertedDirectory {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
             tracing::warn!(dir = %self.path.display(), %error, "a converted version stays on disk");
@@ -215,7 +215,7 @@ fn run(
     let child = command.spawn().map_err(|e| {
         Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
     })?;
-    let mut child = Guard(child);
+    let mut child = ConverterProcess(child);
     // The command holds the writing end of the pipe.
     drop(command);
     let said = listen(said)?;
@@ -246,9 +246,9 @@ fn run(
 }
 
 /// A child that is killed on drop.
-struct Guard(Child);
+struct ConverterProcess(Child);
 
-impl Drop for Guard {
+impl Drop for ConverterProcess {
     fn drop(&mut self) {
         // Both fail only for a child that has ended and was waited for.
         let _ = self.0.kill();

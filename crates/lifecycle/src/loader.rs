@@ -23,7 +23,7 @@ use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted, ForeignVersion};
 use crate::golden;
 use crate::ignored_settings::IgnoredSettings;
-use crate::message::{Conversion, Fresh, LoadJob, Message, Outcome};
+use crate::message::{ConvertedVersion, LoadJob, LoadOutcome, LoadedVersion, Message};
 use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::status::LoadCost;
@@ -58,7 +58,7 @@ pub(crate) struct Loader {
 }
 
 /// Input of the engine, and the memory that belongs to it.
-struct Placed {
+struct PlacedVersion {
     engine: Arc<dyn Engine>,
     graph: PathBuf,
     parameters: Vec<BoundTensor>,
@@ -69,13 +69,13 @@ struct Placed {
 }
 
 /// Result of a try to place parameters.
-enum Placing {
-    Placed(Placed, LoadCost),
+enum PlacingOutcome {
+    Placed(PlacedVersion, LoadCost),
     Deferred(String),
 }
 
 /// Page faults and processor time of a thread at one moment.
-struct Meter {
+struct ThreadMeter {
     faults: u64,
     cpu: Duration,
 }
@@ -91,10 +91,10 @@ impl Loader {
             let id = job.id.clone();
             let fingerprint = job.fingerprint;
             let outcome = match self.unfinished.reason(&id) {
-                Some(reason) => Outcome::Deferred { reason, conversion: job.conversion },
+                Some(reason) => LoadOutcome::Deferred { reason, conversion: job.conversion },
                 None => self
                     .run_job(&mut runner, job)
-                    .unwrap_or_else(|error| Outcome::Failed { error, fingerprint }),
+                    .unwrap_or_else(|error| LoadOutcome::Failed { error, fingerprint }),
             };
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
@@ -103,7 +103,11 @@ impl Loader {
     }
 
     /// Runs a job, and remembers a load that was stopped and has not ended.
-    fn run_job(self: &Arc<Self>, runner: &mut BackgroundRunner, job: LoadJob) -> Result<Outcome> {
+    fn run_job(
+        self: &Arc<Self>,
+        runner: &mut BackgroundRunner,
+        job: LoadJob,
+    ) -> Result<LoadOutcome> {
         let (id, began) = (job.id.clone(), SystemTime::now());
         let active = self.activity.begin(&id);
         let outcome = self.convert_and_load(runner, job);
@@ -118,7 +122,7 @@ impl Loader {
         self: &Arc<Self>,
         runner: &mut BackgroundRunner,
         mut job: LoadJob,
-    ) -> Result<Outcome> {
+    ) -> Result<LoadOutcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
         // A conversion of files that were replaced meanwhile. Dropped here, as it may be large.
         job.conversion.take_if(|conversion| conversion.files != job.fingerprint);
@@ -129,12 +133,12 @@ impl Loader {
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
             let converted = self.attempt(runner, &what, &job.stop, convert)?;
-            job.conversion = Some(Conversion { files: job.fingerprint, converted });
+            job.conversion = Some(ConvertedVersion { files: job.fingerprint, converted });
         }
         if job.converts_only
             && let Some(conversion) = job.conversion
         {
-            return Ok(Outcome::Converted(conversion));
+            return Ok(LoadOutcome::Converted(conversion));
         }
         let loader = self.clone();
         let stop = job.stop.clone();
@@ -163,12 +167,12 @@ impl Loader {
         }
     }
 
-    fn load(&self, job: &LoadJob, attempt: &Attempt) -> Result<Outcome> {
-        let meter = Meter::read();
+    fn load(&self, job: &LoadJob, attempt: &Attempt) -> Result<LoadOutcome> {
+        let meter = ThreadMeter::read();
         let (mut placed, mut cost) = match self.place(job, attempt)? {
-            Placing::Placed(placed, cost) => (placed, cost),
-            Placing::Deferred(reason) => {
-                return Ok(Outcome::Deferred { reason, conversion: job.conversion.clone() });
+            PlacingOutcome::Placed(placed, cost) => (placed, cost),
+            PlacingOutcome::Deferred(reason) => {
+                return Ok(LoadOutcome::Deferred { reason, conversion: job.conversion.clone() });
             }
         };
         let session = self.open(&mut placed, job, attempt)?;
@@ -192,11 +196,11 @@ impl Loader {
         let ignored = self.ignored.of(job);
         let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();
-        go_on(&attempt.stop)?;
+        check_stop(&attempt.stop)?;
         meter.count(&mut cost);
         cost.escalated = attempt.priority == Priority::Escalated;
         servable.ready_at = SystemTime::now();
-        Ok(Outcome::Ready(Box::new(Fresh {
+        Ok(LoadOutcome::Ready(Box::new(LoadedVersion {
             servable: Arc::new(servable),
             converted: job.conversion.as_ref().map(|conversion| conversion.converted.clone()),
             fingerprint: job.fingerprint,
@@ -220,7 +224,7 @@ impl Loader {
         cache.convert(&self.converter, &job.id, source, attempt)
     }
 
-    fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
+    fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<PlacingOutcome> {
         if job.session.isolate {
             return self.place_isolated(job, attempt);
         }
@@ -239,7 +243,7 @@ impl Loader {
     }
 
     /// Prepares a version whose worker process loads the parameters itself, outside of the pool.
-    fn place_isolated(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
+    fn place_isolated(&self, job: &LoadJob, attempt: &Attempt) -> Result<PlacingOutcome> {
         let as_is =
             |kind: &ForeignKind| self.placement == ParameterPlacement::Heap || !kind.converted;
         let (engine, graph) = match job.kind.filter(as_is) {
@@ -253,7 +257,7 @@ impl Loader {
         };
         self.stage(&job.id, LifecycleState::Admitted, None);
         self.stage(&job.id, LifecycleState::Loading, None);
-        let placed = Placed {
+        let placed = PlacedVersion {
             engine,
             graph,
             parameters: Vec::new(),
@@ -261,13 +265,18 @@ impl Loader {
             parameter_bytes: 0,
             promise: None,
         };
-        Ok(Placing::Placed(placed, LoadCost::default()))
+        Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
     }
 
     /// Prepares a model file that its engine opens as it is, into an arena of the pool or into its
     /// own memory.
-    fn place_as_is(&self, job: &LoadJob, kind: ForeignKind, attempt: &Attempt) -> Result<Placing> {
-        let mut placed = Placed {
+    fn place_as_is(
+        &self,
+        job: &LoadJob,
+        kind: ForeignKind,
+        attempt: &Attempt,
+    ) -> Result<PlacingOutcome> {
+        let mut placed = PlacedVersion {
             engine: self.engine(kind.engine)?,
             graph: job.dir.join(kind.file),
             parameters: Vec::new(),
@@ -283,14 +292,14 @@ impl Loader {
                 job.transition,
             )? {
                 Admission::Admitted(promise) => placed.promise = Some(promise),
-                Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
+                Admission::Deferred(reason) => return Ok(PlacingOutcome::Deferred(reason)),
             }
             placed.arena =
                 Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
         }
         self.stage(&job.id, LifecycleState::Admitted, None);
         self.stage(&job.id, LifecycleState::Loading, None);
-        Ok(Placing::Placed(placed, LoadCost::default()))
+        Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
     }
 
     fn place_artifact(
@@ -298,7 +307,7 @@ impl Loader {
         job: &LoadJob,
         artifact: &Artifact,
         attempt: &Attempt,
-    ) -> Result<Placing> {
+    ) -> Result<PlacingOutcome> {
         let engine = self.engine(&artifact.manifest.engine)?;
         let chunks = artifact.chunks()?;
         if !chunks.is_empty() && engine.capabilities().parameters != ParameterUse::Bound {
@@ -308,7 +317,7 @@ impl Loader {
         }
         let promise = match self.ledger.admit(&self.store, &chunks, job.transition)? {
             Admission::Admitted(promise) => promise,
-            Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
+            Admission::Deferred(reason) => return Ok(PlacingOutcome::Deferred(reason)),
         };
         self.stage(&job.id, LifecycleState::Admitted, None);
         self.stage(&job.id, LifecycleState::Loading, None);
@@ -327,9 +336,15 @@ impl Loader {
         // The pool counts the bytes as used from here on.
         drop(promise);
         let parameter_bytes = artifact.parameter_bytes();
-        let placed =
-            Placed { engine, graph, parameters, arena: None, parameter_bytes, promise: None };
-        Ok(Placing::Placed(placed, cost))
+        let placed = PlacedVersion {
+            engine,
+            graph,
+            parameters,
+            arena: None,
+            parameter_bytes,
+            promise: None,
+        };
+        Ok(PlacingOutcome::Placed(placed, cost))
     }
 
     fn engine(&self, name: &str) -> Result<Arc<dyn Engine>> {
@@ -341,11 +356,11 @@ impl Loader {
 
     fn open(
         &self,
-        placed: &mut Placed,
+        placed: &mut PlacedVersion,
         job: &LoadJob,
         attempt: &Attempt,
     ) -> Result<Box<dyn Session>> {
-        go_on(&attempt.stop)?;
+        check_stop(&attempt.stop)?;
         placed.engine.capabilities().check_device(placed.engine.name(), job.session.device)?;
         // All log lines of the engine name the model. An error span, so that no filter drops it.
         let _named =
@@ -362,7 +377,7 @@ impl Loader {
         placed.promise = None;
         let session = session?;
         // Opening may have taken long, and most engines cannot stop it.
-        go_on(&attempt.stop)?;
+        check_stop(&attempt.stop)?;
         placed.parameter_bytes += session.parameter_bytes();
         Ok(session)
     }
@@ -373,19 +388,19 @@ impl Loader {
     }
 }
 
-impl Meter {
-    fn read() -> Meter {
-        Meter { faults: thread::minor_faults(), cpu: thread::cpu_time() }
+impl ThreadMeter {
+    fn read() -> ThreadMeter {
+        ThreadMeter { faults: thread::minor_faults(), cpu: thread::cpu_time() }
     }
 
     fn count(&self, cost: &mut LoadCost) {
-        let now = Meter::read();
+        let now = ThreadMeter::read();
         cost.loader_minor_faults = now.faults.saturating_sub(self.faults);
         cost.loader_cpu_seconds = now.cpu.saturating_sub(self.cpu).as_secs_f64();
     }
 }
 
-fn go_on(stop: &AtomicBool) -> Result<()> {
+fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         Err(Error::cancelled("the load was stopped"))
     } else {
@@ -401,7 +416,7 @@ fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {
     let mut hasher = blake3::Hasher::new();
     let mut piece = vec![0; HASH_PIECE_BYTES];
     loop {
-        go_on(stop)?;
+        check_stop(stop)?;
         match reader.read(&mut piece).map_err(io)? {
             0 => break,
             count => hasher.update(&piece[..count]),

@@ -29,7 +29,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use crate::admission::Ledger;
 use crate::kept_state::KeptState;
 use crate::message::{LoadJob, Message, Retired, SourceReport};
-use crate::policy::{self, Action};
+use crate::policy::{self, ModelAction};
 use crate::settled::Settled;
 use crate::source_thread::ScanRequests;
 use crate::status::LifecycleEvent;
@@ -317,8 +317,8 @@ impl Manager {
             let views = model.views(now);
             let choice = model.choice(&views);
             match policy::plan(model.config.transition, &views, &choice) {
-                Some(Action::Load(version)) => model.begin_load(&mut self.context, version),
-                Some(Action::Unload(version)) => model.unload(&mut self.context, version),
+                Some(ModelAction::Load(version)) => model.begin_load(&mut self.context, version),
+                Some(ModelAction::Unload(version)) => model.unload(&mut self.context, version),
                 None => break,
             }
         }

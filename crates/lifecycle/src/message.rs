@@ -69,7 +69,7 @@ pub(crate) enum Message {
     },
     LoadEnded {
         id: VersionId,
-        outcome: Outcome,
+        outcome: LoadOutcome,
     },
     /// A retired version is in use for longer than [`crate::DRAIN_LONG`].
     DrainSlow {
@@ -115,7 +115,7 @@ pub(crate) enum Message {
 
 /// A converted version, and the files that it was made of.
 #[derive(Clone)]
-pub(crate) struct Conversion {
+pub(crate) struct ConvertedVersion {
     /// Fingerprint of the files.
     pub(crate) files: Fingerprint,
     pub(crate) converted: Converted,
@@ -130,7 +130,7 @@ pub(crate) struct LoadJob {
     pub(crate) kind: Option<ForeignKind>,
     pub(crate) fingerprint: Fingerprint,
     /// Conversion of an earlier try.
-    pub(crate) conversion: Option<Conversion>,
+    pub(crate) conversion: Option<ConvertedVersion>,
     /// True if the job ends after the conversion.
     pub(crate) converts_only: bool,
     pub(crate) session: SessionOptions,
@@ -153,15 +153,15 @@ impl LoadJob {
     }
 }
 
-pub(crate) enum Outcome {
-    Ready(Box<Fresh>),
+pub(crate) enum LoadOutcome {
+    Ready(Box<LoadedVersion>),
     /// The pool has no room yet. The next try reuses the conversion.
     Deferred {
         reason: String,
-        conversion: Option<Conversion>,
+        conversion: Option<ConvertedVersion>,
     },
     /// The version was converted, and the job asked for no more.
-    Converted(Conversion),
+    Converted(ConvertedVersion),
     Failed {
         error: Error,
         fingerprint: Fingerprint,
@@ -169,7 +169,7 @@ pub(crate) enum Outcome {
 }
 
 /// A version that was loaded and warmed up.
-pub(crate) struct Fresh {
+pub(crate) struct LoadedVersion {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
     pub(crate) fingerprint: Fingerprint,

@@ -51,7 +51,7 @@ pub(crate) struct Choice {
 
 /// Next step of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum ModelAction {
     Load(u64),
     Unload(u64),
 }
@@ -81,14 +81,14 @@ fn allowed(policy: &VersionPolicy, version: u64) -> bool {
 }
 
 /// Returns the next step towards `choice`, if one is possible now. A model has one load at a time.
-pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> Option<Action> {
+pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> Option<ModelAction> {
     match transition {
         Transition::AvailabilityPreserving => plan_availability(views, choice),
         Transition::ResourcePreserving => plan_resource(views, choice),
     }
 }
 
-fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
+fn plan_availability(views: &[View], choice: &Choice) -> Option<ModelAction> {
     let ready = views.iter().filter(|view| view.ready).count();
     let complete =
         views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
@@ -96,18 +96,18 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     if (surplus || (complete && may_empty(choice)))
         && let Some(version) = lowest_unwanted(views, choice)
     {
-        return Some(Action::Unload(version));
+        return Some(ModelAction::Unload(version));
     }
     if views.iter().any(|view| view.loading) {
         return None;
     }
     let again = || views.iter().rev().find(|view| again(view)).map(|view| view.version);
-    highest_missing(views, choice).or_else(again).map(Action::Load)
+    highest_missing(views, choice).or_else(again).map(ModelAction::Load)
 }
 
 /// Converts a foreign version before any other version is unloaded for it. The gap is then as long
 /// as a load, and there is none if the conversion fails.
-fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
+fn plan_resource(views: &[View], choice: &Choice) -> Option<ModelAction> {
     let again = || views.iter().find(|view| again(view)).map(|view| view.version);
     let missing = highest_missing(views, choice);
     if views.iter().any(|view| view.converting) {
@@ -118,17 +118,17 @@ fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
         && !views.iter().any(|view| view.loading)
         && let Some(version) = missing.or_else(again).filter(foreign)
     {
-        return Some(Action::Load(version));
+        return Some(ModelAction::Load(version));
     }
     if may_empty(choice)
         && let Some(version) = lowest_unwanted(views, choice).or_else(again)
     {
-        return Some(Action::Unload(version));
+        return Some(ModelAction::Unload(version));
     }
     if views.iter().any(|view| view.loading || view.releasing) {
         return None;
     }
-    missing.map(Action::Load)
+    missing.map(ModelAction::Load)
 }
 
 /// Returns true if versions that are not chosen may be unloaded without a replacement.
@@ -190,12 +190,17 @@ mod tests {
     /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign,
     /// c converting, w withdrawn, k kept for a rollout, s stable before a restart.
     #[track_caller]
-    fn check(policy: VersionPolicy, transition: Transition, state: &str, expected: Option<Action>) {
+    fn check(
+        policy: VersionPolicy,
+        transition: Transition,
+        state: &str,
+        expected: Option<ModelAction>,
+    ) {
         let views = views(state);
         assert_eq!(plan(transition, &views, &choose(&policy, &views)), expected, "{state}");
     }
 
-    use Action::{Load, Unload};
+    use ModelAction::{Load, Unload};
     use Transition::{AvailabilityPreserving as Available, ResourcePreserving as Resource};
 
     #[test]
@@ -350,7 +355,7 @@ mod tests {
                 let choice = choose(&self.policy, &self.views);
                 let Some(action) = plan(transition, &self.views, &choice) else { return Ok(()) };
                 match action {
-                    Action::Load(version) => {
+                    ModelAction::Load(version) => {
                         prop_assert!(
                             self.views.iter().all(|view| !view.loading),
                             "two loads at a time"
@@ -370,7 +375,7 @@ mod tests {
                             transition == Available || converting || live <= choice.aspired.len()
                         );
                     }
-                    Action::Unload(version) => {
+                    ModelAction::Unload(version) => {
                         let view = &mut self.views[version as usize - 1];
                         prop_assert!(view.ready);
                         (view.ready, view.releasing, view.reload) = (false, true, false);

@@ -10,7 +10,7 @@ use super::model::{Disk, Failure, Load, Model, Serving, Successor};
 use super::update_state::Update;
 use super::{DEFER_PAUSE, Manager, ManagerContext};
 use crate::golden::GoldenFile;
-use crate::message::{Fresh, LoadJob, Outcome};
+use crate::message::{LoadJob, LoadOutcome, LoadedVersion};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::LoadCost;
 use crate::{LifecycleEvent, LifecycleState, Transition, UpdateEnd};
@@ -25,19 +25,19 @@ impl Manager {
         {
             let Some(model) = self.models.get_mut(&id.model) else { continue };
             match model.job(id.version, now) {
-                Readiness::Now(job) => match self.jobs.try_send(*job) {
+                JobReadiness::Now(job) => match self.jobs.try_send(*job) {
                     Ok(()) => self.free_loaders -= 1,
                     Err(_) => tracing::error!(model = %id.model, "no load thread takes its load"),
                 },
-                Readiness::Later => later.push(id),
-                Readiness::Never => {}
+                JobReadiness::Later => later.push(id),
+                JobReadiness::Never => {}
             }
         }
         self.context.queue.extend(later);
     }
 }
 
-enum Readiness {
+enum JobReadiness {
     Now(Box<LoadJob>),
     Later,
     Never,
@@ -65,23 +65,23 @@ impl Model {
     }
 
     /// Builds the job of a queued load from the current files and settings.
-    fn job(&mut self, number: u64, now: Instant) -> Readiness {
+    fn job(&mut self, number: u64, now: Instant) -> JobReadiness {
         let id = self.id(number);
-        let Some(version) = self.versions.get_mut(&number) else { return Readiness::Never };
+        let Some(version) = self.versions.get_mut(&number) else { return JobReadiness::Never };
         let (Some(load), Some(disk)) = (&mut version.load, &version.disk) else {
-            return Readiness::Never;
+            return JobReadiness::Never;
         };
         if load.dispatched {
-            return Readiness::Never;
+            return JobReadiness::Never;
         }
         if load.not_before.is_some_and(|at| at > now) {
-            return Readiness::Later;
+            return JobReadiness::Later;
         }
         load.dispatched = true;
         load.began = Some(now);
         load.files = Some(disk.fingerprint);
         load.not_before = None;
-        Readiness::Now(Box::new(LoadJob {
+        JobReadiness::Now(Box::new(LoadJob {
             id,
             dir: disk.dir.clone(),
             kind: disk.found.kind(),
@@ -195,30 +195,32 @@ impl Model {
         &mut self,
         context: &mut ManagerContext,
         number: u64,
-        outcome: Outcome,
+        outcome: LoadOutcome,
     ) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(load) = version.load.take() else { return };
         let stopped = load.stop.load(Ordering::Relaxed);
         match outcome {
-            Outcome::Ready(fresh) if stopped => self.discard(context, number, *fresh),
-            Outcome::Ready(fresh) => self.serve(context, number, *fresh),
-            Outcome::Deferred { .. } | Outcome::Converted(..) | Outcome::Failed { .. }
+            LoadOutcome::Ready(fresh) if stopped => self.discard(context, number, *fresh),
+            LoadOutcome::Ready(fresh) => self.serve(context, number, *fresh),
+            LoadOutcome::Deferred { .. }
+            | LoadOutcome::Converted(..)
+            | LoadOutcome::Failed { .. }
                 if stopped =>
             {
                 self.put_back(context, number, None);
             }
-            Outcome::Deferred { reason, conversion } => {
+            LoadOutcome::Deferred { reason, conversion } => {
                 self.defer(context, number, Load { conversion, ..load }, reason)
             }
-            Outcome::Converted(conversion) => {
+            LoadOutcome::Converted(conversion) => {
                 version.conversion = Some(conversion);
                 // An administrator who asked for another load still waits for it.
                 version.reload |= version.serving.is_some();
                 let reason = "converted; loaded after the version that it replaces was unloaded";
                 self.put_back(context, number, Some(reason.to_owned()));
             }
-            Outcome::Failed { error, fingerprint } => {
+            LoadOutcome::Failed { error, fingerprint } => {
                 let failed = FailedLoad { error, fingerprint, converting: load.converts_only };
                 self.fail(context, number, failed);
             }
@@ -253,9 +255,9 @@ impl Model {
     }
 
     /// Publishes a version that was loaded and warmed up.
-    fn serve(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
+    fn serve(&mut self, context: &mut ManagerContext, number: u64, fresh: LoadedVersion) {
         let Some(version) = self.versions.get_mut(&number) else { return };
-        let Fresh { servable, converted, fingerprint, cost, note } = fresh;
+        let LoadedVersion { servable, converted, fingerprint, cost, note } = fresh;
         let parameter_bytes = servable.parameter_bytes;
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         version.failure = None;

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant, SystemTime};
 use base::{Error, VersionId};
 use engine::Servable;
 
-use crate::catalog::{Entry, ReadySet};
+use crate::catalog::{CatalogEntry, ReadySet};
 use crate::convert::Converted;
 use crate::manager::ManagerContext;
 use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
 use crate::manager::update_state::Update;
-use crate::message::Conversion;
+use crate::message::ConvertedVersion;
 use crate::policy::{self, Choice, View};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
@@ -23,7 +23,7 @@ use crate::{LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, 
 
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
-    pub(crate) entry: Arc<Entry>,
+    pub(crate) entry: Arc<CatalogEntry>,
     /// True if foreign versions are converted.
     pub(crate) converts: bool,
     /// Configuration, with its `millpond.toml` applied.
@@ -70,7 +70,7 @@ pub(crate) struct Version {
     /// Instances that are draining or being released, each with the version that replaced it.
     pub(crate) draining: Vec<Option<Successor>>,
     /// Conversion for the next load.
-    pub(crate) conversion: Option<Conversion>,
+    pub(crate) conversion: Option<ConvertedVersion>,
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
@@ -133,7 +133,7 @@ pub(crate) struct Load {
     /// True if it ends after the conversion.
     pub(crate) converts_only: bool,
     /// Conversion of an earlier try.
-    pub(crate) conversion: Option<Conversion>,
+    pub(crate) conversion: Option<ConvertedVersion>,
 }
 
 impl Load {
@@ -266,7 +266,7 @@ impl Version {
 }
 
 impl Model {
-    pub(crate) fn new(config: ModelConfig, entry: Arc<Entry>, converts: bool) -> Model {
+    pub(crate) fn new(config: ModelConfig, entry: Arc<CatalogEntry>, converts: bool) -> Model {
         Model {
             name: config.name.clone(),
             entry,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ManagerContext;
 use super::model::{Model, Serving, Successor, Vacated};
-use crate::message::{Fresh, Release, Retired};
+use crate::message::{LoadedVersion, Release, Retired};
 use crate::status::SwapReport;
 use crate::{LifecycleEvent, LifecycleState, Transition};
 
@@ -42,7 +42,12 @@ impl Model {
     }
 
     /// Retires a version that was loaded after it had become unwanted.
-    pub(super) fn discard(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
+    pub(super) fn discard(
+        &mut self,
+        context: &mut ManagerContext,
+        number: u64,
+        fresh: LoadedVersion,
+    ) {
         let serving = Serving::new(fresh.servable, fresh.converted, fresh.fingerprint);
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
             context.set_state(self, number, LifecycleState::Draining, None);

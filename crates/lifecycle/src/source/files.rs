@@ -22,7 +22,7 @@ impl std::fmt::Display for Fingerprint {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct File {
+pub(crate) struct ScannedFile {
     /// Path relative to the version directory.
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
@@ -35,7 +35,7 @@ pub(crate) struct File {
 ///
 /// # Errors
 /// If a file or directory cannot be read, or there are too many.
-pub(crate) fn list(dir: &Path) -> Result<Option<Vec<File>>> {
+pub(crate) fn list(dir: &Path) -> Result<Option<Vec<ScannedFile>>> {
     let mut files = Vec::new();
     if !walk(dir, Path::new(""), 0, &mut files)? {
         return Ok(None);
@@ -45,7 +45,7 @@ pub(crate) fn list(dir: &Path) -> Result<Option<Vec<File>>> {
 }
 
 /// Adds the files of `dir/below`. Returns false if an entry vanished.
-fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result<bool> {
+fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) -> Result<bool> {
     let here = dir.join(below);
     let entries = match std::fs::read_dir(&here) {
         Err(error) if error.kind() == ErrorKind::NotFound && depth > 0 => return Ok(false),
@@ -73,7 +73,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
             }
         } else {
             let modified = (meta.mtime(), meta.mtime_nsec());
-            files.push(File {
+            files.push(ScannedFile {
                 path,
                 bytes: meta.len(),
                 modified,
@@ -89,7 +89,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
 }
 
 /// Returns the fingerprint of the `files` that `chosen` selects.
-pub(crate) fn fingerprint(files: &[File], chosen: impl Fn(&Path) -> bool) -> Fingerprint {
+pub(crate) fn fingerprint(files: &[ScannedFile], chosen: impl Fn(&Path) -> bool) -> Fingerprint {
     use std::os::unix::ffi::OsStrExt;
     let mut hasher = blake3::Hasher::new();
     for file in files.iter().filter(|file| chosen(&file.path)) {

@@ -9,7 +9,7 @@ use engine::layout::{Artifact, MANIFEST_NAME, TENSOR_ALIGNMENT};
 use engine::{Engine, ParameterUse};
 use memory::{SHARE_MIN, SlotPool};
 
-use super::files::{self, File, Fingerprint};
+use super::files::{self, Fingerprint, ScannedFile};
 
 /// Scans that must agree before a directory without a manifest counts as complete.
 const SCANS_MIN: u32 = 2;
@@ -186,7 +186,12 @@ impl Classified {
 }
 
 /// Classifies `files`. `unchanged` is true if they have stopped changing.
-fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], unchanged: bool) -> Classified {
+fn classify(
+    dir: &Path,
+    kinds: &[ForeignKind],
+    files: &[ScannedFile],
+    unchanged: bool,
+) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let sizes = files.iter().map(|file| (file.path.as_path(), file.bytes));
     let no_version = |reason: String| {
