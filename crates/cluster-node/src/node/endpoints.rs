@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use transport::Reply;
 
 use super::hints::{self, AppendedEntries};
-use super::ownership::WriteOutcome;
+use super::ownership::OwnerWriteOutcome;
 use super::{ClusterNode, image_endpoints};
 use crate::types::ShardKey;
 use cluster_log::was_not_made;
@@ -219,8 +219,8 @@ async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
         outcome => outcome?,
     };
     Ok(match outcome {
-        WriteOutcome::Appended(entry) => Reply::json(json!({ "entry": entry.0 }).to_string()),
-        WriteOutcome::Elsewhere(owner) => {
+        OwnerWriteOutcome::Appended(entry) => Reply::json(json!({ "entry": entry.0 }).to_string()),
+        OwnerWriteOutcome::Elsewhere(owner) => {
             Reply::json(json!({ "owner": owner }).to_string()).with_status(StatusCode::CONFLICT)
         }
     })

@@ -43,7 +43,7 @@ impl Drop for OwnedShard {
 
 /// Outcome of a write on this node.
 #[derive(Debug)]
-pub(super) enum WriteOutcome {
+pub(super) enum OwnerWriteOutcome {
     /// The entry is in the log.
     Appended(EntryNumber),
     /// Another node owns the shard, or none, as far as is known.
@@ -90,14 +90,16 @@ impl OwnedShards {
         key: &ShardKey,
         operations: Vec<Bytes>,
         deadline: Instant,
-    ) -> Result<WriteOutcome> {
+    ) -> Result<OwnerWriteOutcome> {
         let writer = self.owned.lock().get(key).map(|owned| owned.writer.clone());
         let Some(writer) = writer else {
             let view = self.services.view.current();
             let owner = view.owners.get(key).map(|owner| owner.node.clone());
-            return Ok(WriteOutcome::Elsewhere(owner.filter(|name| *name != self.services.name)));
+            return Ok(OwnerWriteOutcome::Elsewhere(
+                owner.filter(|name| *name != self.services.name),
+            ));
         };
-        Ok(WriteOutcome::Appended(writer.write(operations, deadline).await?))
+        Ok(OwnerWriteOutcome::Appended(writer.write(operations, deadline).await?))
     }
 
     /// Takes and gives up shards until the task is dropped.

@@ -47,7 +47,8 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     let persons = FoundPersons::new(files.len(), plan.threshold)?;
     let _admitted = call.admit()?;
     let context = &call.context;
-    let mut run = Identification { context, target, plan, persons, counts: Counts::default() };
+    let mut run =
+        Identification { context, target, plan, persons, counts: FingerCounts::default() };
     for (finger, file) in files.into_iter().enumerate() {
         run.search(finger, file).await?;
     }
@@ -79,7 +80,7 @@ fn plan(parameters: IdentifyParams) -> Result<RoundsPlan> {
 
 /// Counts over the fingers.
 #[derive(Default)]
-struct Counts {
+struct FingerCounts {
     compared: u64,
     of: u64,
     partial: bool,
@@ -93,7 +94,7 @@ struct Identification<'a> {
     target: ImageTarget,
     plan: RoundsPlan,
     persons: FoundPersons,
-    counts: Counts,
+    counts: FingerCounts,
 }
 
 impl Identification<'_> {
@@ -124,7 +125,7 @@ impl Identification<'_> {
     }
 
     fn answer(self, most: usize) -> Value {
-        let Counts { compared, of, partial, coverage } = self.counts;
+        let FingerCounts { compared, of, partial, coverage } = self.counts;
         let threshold = self.persons.threshold();
         let answer = json!({
             "results": self.persons.best(most), "threshold": threshold,

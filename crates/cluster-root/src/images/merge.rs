@@ -111,7 +111,7 @@ struct RankedText<'a> {
 
 /// The best hits of all shards.
 #[derive(Debug, Default)]
-pub(super) struct MergedHits<'a> {
+pub(super) struct MergedImageHits<'a> {
     /// Elements of "results", best first.
     pub(super) shown: Vec<&'a RawValue>,
     /// Images that were compared.
@@ -180,8 +180,8 @@ pub(super) fn hits<'a>(
     views: &'a [ViewHit],
     order: ImageOrder,
     k: usize,
-) -> Result<MergedHits<'a>> {
-    let mut merged = MergedHits::default();
+) -> Result<MergedImageHits<'a>> {
+    let mut merged = MergedImageHits::default();
     let mut all = Vec::new();
     for result in results.values() {
         let answer: RankText<'_> = read(result)?;

@@ -70,7 +70,7 @@ fn rank_answer(points: &[UnionPoint], order: ImageOrder, k: usize) -> Value {
     })
 }
 
-fn shown_ids(hits: &MergedHits<'_>) -> Vec<u64> {
+fn shown_ids(hits: &MergedImageHits<'_>) -> Vec<u64> {
     let id = |shown: &&RawValue| {
         let shown: Value = serde_json::from_str(shown.get()).unwrap();
         shown["id"].as_u64().unwrap()

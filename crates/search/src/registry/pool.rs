@@ -75,7 +75,7 @@ struct PoolCounts {
 }
 
 /// Figures of a pool.
-pub(super) struct PoolStats {
+pub(super) struct SearchPoolStats {
     /// Waiting tasks.
     pub(super) queued: usize,
     /// Maximum number of waiting tasks.
@@ -218,8 +218,8 @@ impl SearchPool {
     }
 
     /// Returns the figures.
-    pub(super) fn stats(&self) -> PoolStats {
-        PoolStats {
+    pub(super) fn stats(&self) -> SearchPoolStats {
+        SearchPoolStats {
             queued: self.queue.as_ref().map_or(0, Sender::len),
             queue_max: self.queue_max,
             done: self.counts.done.load(Ordering::Relaxed),

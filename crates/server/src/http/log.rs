@@ -17,13 +17,13 @@ use transport::{Peer, Reply, RequestResources, Shared};
 use crate::compose::Server;
 use crate::log_filter::{LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LOG_FILTER_BYTES_MAX, LogFilter};
 
-struct LogState {
+struct LogRouteState {
     requests: Arc<RequestResources>,
     access: Arc<AccessPolicy>,
     filter: Option<Arc<dyn LogFilter>>,
 }
 
-impl LogState {
+impl LogRouteState {
     fn filter(&self) -> Result<&dyn LogFilter> {
         let missing = || Error::unimplemented("this program's log cannot change while it runs");
         self.filter.as_deref().ok_or_else(missing)
@@ -41,7 +41,7 @@ fn admin_request(peer: Peer, headers: &HeaderMap) -> AdminRequest<'_> {
 }
 
 pub(super) fn routes(server: &Server) -> Router {
-    let state = LogState {
+    let state = LogRouteState {
         requests: server.requests.clone(),
         access: server.access.clone(),
         filter: server.http_options.log.clone(),
@@ -54,16 +54,16 @@ pub(super) fn routes(server: &Server) -> Router {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LogSettings {
+struct LogFilterBody {
     filter: String,
 }
 
-async fn show(State(state): Shared<LogState>) -> Reply {
+async fn show(State(state): Shared<LogRouteState>) -> Reply {
     Reply::of(state.filter().map(reply))
 }
 
 async fn change(
-    State(state): Shared<LogState>,
+    State(state): Shared<LogRouteState>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
@@ -71,7 +71,7 @@ async fn change(
     let request = admin_request(peer, &headers);
     let changed = async {
         let filter = state.filter()?;
-        let settings: LogSettings = state.requests.read_json(&headers, body).await?;
+        let settings: LogFilterBody = state.requests.read_json(&headers, body).await?;
         if settings.filter.len() > LOG_FILTER_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the filter has more than {LOG_FILTER_BYTES_MAX} bytes"
@@ -88,12 +88,12 @@ fn reply(filter: &dyn LogFilter) -> Reply {
     Reply::json(serde_json::json!({ "filter": filter.get() }).to_string())
 }
 
-async fn show_triton(State(state): Shared<LogState>) -> Reply {
+async fn show_triton(State(state): Shared<LogRouteState>) -> Reply {
     Reply::of(state.filter().map(triton_reply))
 }
 
 async fn change_triton(
-    State(state): Shared<LogState>,
+    State(state): Shared<LogRouteState>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,

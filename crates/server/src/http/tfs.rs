@@ -216,7 +216,7 @@ async fn answer(
     };
     let (verb, timeout, servable, rollout, body, _permit) =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
-    let call = RestCall { state, ticket, servable, rollout, timeout, body };
+    let call = TfsCall { state, ticket, servable, rollout, timeout, body };
     match verb {
         ServingVerb::Predict => call.predict().await,
         ServingVerb::Examples(method) => call.run_examples(method).await,
@@ -241,7 +241,7 @@ fn timeout(headers: &HeaderMap, server: Option<Duration>) -> Result<Option<Durat
 }
 
 /// A request whose version was found, and which was admitted.
-struct RestCall<'a> {
+struct TfsCall<'a> {
     state: &'a ModelsState,
     ticket: &'a RequestTicket,
     /// The version under its default signature.
@@ -251,7 +251,7 @@ struct RestCall<'a> {
     body: Bytes,
 }
 
-impl RestCall<'_> {
+impl TfsCall<'_> {
     /// Counts a request that could not be decoded, and names its version.
     fn refuse<T>(&self, outcome: Result<T>) -> Result<T> {
         let id = &self.servable.id;
@@ -261,7 +261,7 @@ impl RestCall<'_> {
     }
 
     async fn predict(self) -> Result<Reply> {
-        let RestCall { state, ticket, .. } = self;
+        let TfsCall { state, ticket, .. } = self;
         let tensors = TensorBody::new(self.body.clone(), None, self.servable.signature());
         let model = self.servable.clone();
         let check_method = state.tfs_method_check;
@@ -298,7 +298,7 @@ impl RestCall<'_> {
     }
 
     async fn run_examples(self, method: ExampleMethod) -> Result<Reply> {
-        let RestCall { state, ticket, .. } = self;
+        let TfsCall { state, ticket, .. } = self;
         let parse =
             |body| Ok((tfs::json::signature_name(&body)?, tfs::json::parse_examples(&body)?));
         let large = self.body.len() > INLINE_BYTES_MAX;

@@ -50,13 +50,13 @@ impl std::fmt::Debug for SessionId {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Session {
+struct BrowserSession {
     /// Hash of the key.
     key: [u8; 32],
     opened: Instant,
 }
 
-impl Session {
+impl BrowserSession {
     fn is_open(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.opened) < SESSION_LIFETIME
     }
@@ -64,10 +64,10 @@ impl Session {
 
 /// Open sessions by the hash of their text.
 #[derive(Debug, Default)]
-pub(super) struct Sessions(Mutex<HashMap<[u8; 32], Session>>);
+pub(super) struct Sessions(Mutex<HashMap<[u8; 32], BrowserSession>>);
 
 impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Session>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], BrowserSession>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl Sessions {
             let text = format!("{SESSIONS_MAX} sessions are open already; try again later");
             return Err(Error::unavailable(text).with_retry_after(RETRY_AFTER));
         }
-        sessions.insert(id.hash(), Session { key, opened: now });
+        sessions.insert(id.hash(), BrowserSession { key, opened: now });
         Ok(id)
     }
 

@@ -213,13 +213,13 @@ impl GroupLines {
 }
 
 /// Line of a group.
-struct GroupText {
+struct DuplicateGroupText {
     text: String,
     images: u64,
 }
 
 /// Returns the line of a group; `None` if fewer than two of its images are left.
-fn line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<GroupText> {
+fn line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<DuplicateGroupText> {
     let shown: Vec<&Value> = group.ids.iter().filter_map(|id| images.get(id)).collect();
     if shown.len() < 2 {
         return None;
@@ -236,7 +236,7 @@ fn line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<GroupTex
         .collect();
     let images = shown.len() as u64;
     let text = format!("{}\n", json!({ "images": shown, "pairs": pairs }));
-    Some(GroupText { text, images })
+    Some(DuplicateGroupText { text, images })
 }
 
 #[cfg(test)]
