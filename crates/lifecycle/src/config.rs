@@ -308,4 +308,15 @@ impl LifecycleConfig {
             threads_max: usize::MAX,
         }
     }
+
+    /// Returns true if foreign versions are converted, and parameters are read into the pool.
+    pub(crate) fn uses_pool(&self) -> bool {
+        self.placement == ParameterPlacement::Pool
+    }
+
+    /// Returns true if loaders and unloaders run at idle priority. Those of the baseline in the
+    /// heap do not.
+    pub(crate) fn runs_in_background(&self) -> bool {
+        self.background && self.uses_pool()
+    }
 }

@@ -18,7 +18,7 @@ use crate::admission::Ledger;
 use crate::convert::Cache;
 use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
-use crate::manager::{Channels, Manager, Retries, Setup};
+use crate::manager::{Channels, Manager, ManagerShared};
 use crate::message::{
     AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired, RolloutAction,
     SourceReport,
@@ -30,10 +30,7 @@ use crate::source_thread::{self, ScanPace, ScanRequests, ScanTrigger};
 use crate::unfinished::UnfinishedLoads;
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
-use crate::{
-    Catalog, ConfigSet, LifecycleConfig, ModelStatus, Observer, ParameterPlacement,
-    SHUTDOWN_WAIT_MAX,
-};
+use crate::{Catalog, ConfigSet, LifecycleConfig, ModelStatus, Observer, SHUTDOWN_WAIT_MAX};
 
 /// Most load threads, and most unload threads.
 pub const THREADS_MAX: usize = 64;
@@ -82,7 +79,7 @@ impl Lifecycle {
             converter: config.converter.clone(),
             cache: open_cache(&config),
             placement: config.placement,
-            background: config.background && config.placement == ParameterPlacement::Pool,
+            background: config.runs_in_background(),
             starvation_limit: config.starvation_limit,
             settled: lifecycle.settled.clone(),
             activity: lifecycle.activity.clone(),
@@ -96,28 +93,16 @@ impl Lifecycle {
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
         let prefault = lifecycle.start_prefault(&config, &store)?;
         let (scans, trigger) = ScanRequests::new();
-        let setup = Setup {
+        let shared = ManagerShared {
             catalog: lifecycle.catalog.clone(),
             observer,
             ledger,
-            retries: Retries { max: config.retries, interval: config.retry_interval },
-            workers: config.workers.max(1),
-            threads_max: config.threads_max,
-            placement: config.placement,
-            pool_bytes_max: store.pool().stats().bytes_max,
-            swap_reserve: config.swap_reserve,
             settled: lifecycle.settled.clone(),
             configured: configured.clone(),
-            awaits_sources: config.awaits_sources,
-            withdrawn_file: config.withdrawn_file.clone(),
-            rollouts_file: config.rollouts_file.clone(),
-            updates: config.updates.clone(),
         };
-        let load_threads = config.load_threads.max(1);
-        let manager = Manager::new(
-            setup,
-            Channels { inbox, jobs, load_threads, retired, scans, prefault, abandon },
-        );
+        let channels = Channels { inbox, jobs, retired, scans, prefault, abandon };
+        let pool_bytes_max = store.pool().stats().bytes_max;
+        let manager = Manager::new(&config, pool_bytes_max, shared, channels);
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
         let settled = config.poll_once.then(|| lifecycle.settled.clone());
@@ -277,10 +262,9 @@ impl Lifecycle {
         abandon: &Arc<AtomicBool>,
     ) -> Result<Sender<Retired>> {
         let (retired, queue): (_, Receiver<Retired>) = bounded(RETIRED_MAX);
-        let background = config.background && config.placement == ParameterPlacement::Pool;
         for number in 0..config.unload_threads.max(1) {
             let unloader = Unloader {
-                background,
+                background: config.runs_in_background(),
                 abandon: abandon.clone(),
                 activity: self.activity.clone(),
                 out: self.to.clone(),
@@ -342,7 +326,7 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
 }
 
 fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
-    if config.placement == ParameterPlacement::Heap {
+    if !config.uses_pool() {
         return None;
     }
     Cache::open(&config.cache_dir)

@@ -17,7 +17,6 @@ mod update_state;
 mod updates;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -34,7 +33,7 @@ use crate::settled::Settled;
 use crate::source_thread::ScanRequests;
 use crate::status::LifecycleEvent;
 use crate::withdrawals::Withdrawals;
-use crate::{Catalog, ConfigSet, LifecycleState, Observer, ParameterPlacement, UpdateConfig};
+use crate::{Catalog, ConfigSet, LifecycleConfig, LifecycleState, Observer, UpdateConfig};
 
 use admin::Waiter;
 use configure::Reconfiguration;
@@ -54,16 +53,15 @@ const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
 
 /// Settings for repeated tries of a load.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Retries {
-    pub(crate) max: u32,
-    pub(crate) interval: Duration,
+struct Retries {
+    max: u32,
+    interval: Duration,
 }
 
 /// Channels and flags to the other threads.
 pub(crate) struct Channels {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) jobs: Sender<LoadJob>,
-    pub(crate) load_threads: usize,
     pub(crate) retired: Sender<Retired>,
     pub(crate) scans: ScanRequests,
     /// Bytes up to which the pool is to be faulted in.
@@ -117,76 +115,54 @@ pub(crate) struct Manager {
     abandon: Arc<AtomicBool>,
 }
 
-/// Settings and shared objects of a new manager.
-pub(crate) struct Setup {
+/// Objects that a manager shares with other threads.
+pub(crate) struct ManagerShared {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) retries: Retries,
-    pub(crate) workers: usize,
-    pub(crate) threads_max: usize,
-    pub(crate) placement: ParameterPlacement,
-    pub(crate) pool_bytes_max: u64,
-    pub(crate) swap_reserve: Option<u64>,
     pub(crate) settled: Arc<Settled>,
     pub(crate) configured: Arc<ArcSwap<ConfigSet>>,
-    pub(crate) awaits_sources: bool,
-    pub(crate) withdrawn_file: Option<PathBuf>,
-    pub(crate) rollouts_file: Option<PathBuf>,
-    pub(crate) updates: UpdateConfig,
 }
 
 impl Manager {
-    pub(crate) fn new(setup: Setup, channels: Channels) -> Manager {
-        let Setup {
-            catalog,
-            observer,
-            ledger,
-            retries,
-            workers,
-            threads_max,
-            placement,
-            pool_bytes_max,
-            swap_reserve,
-            settled,
-            configured,
-            awaits_sources,
-            withdrawn_file,
-            rollouts_file,
-            updates,
-        } = setup;
-        let queue = VecDeque::new();
-        let backlog = VecDeque::new();
+    /// Creates a manager. The pool has at most `pool_bytes_max` bytes.
+    pub(crate) fn new(
+        config: &LifecycleConfig,
+        pool_bytes_max: u64,
+        shared: ManagerShared,
+        channels: Channels,
+    ) -> Manager {
+        let ManagerShared { catalog, observer, ledger, settled, configured } = shared;
         let context = ManagerContext {
             observer,
             ledger,
-            retries,
-            workers,
-            threads_max,
-            queue,
+            retries: Retries { max: config.retries, interval: config.retry_interval },
+            workers: config.workers.max(1),
+            threads_max: config.threads_max,
+            queue: VecDeque::new(),
             retired: channels.retired,
-            backlog,
-            withdrawals: Withdrawals::open(withdrawn_file),
-            rollouts: KeptState::open(rollouts_file),
-            updates,
+            backlog: VecDeque::new(),
+            withdrawals: Withdrawals::open(config.withdrawn_file.clone()),
+            rollouts: KeptState::open(config.rollouts_file.clone()),
+            updates: config.updates.clone(),
         };
-        let bytes_max = if placement == ParameterPlacement::Pool { pool_bytes_max } else { 0 };
+        let bytes_max = if config.uses_pool() { pool_bytes_max } else { 0 };
         Manager {
             catalog,
             models: BTreeMap::new(),
             context,
-            converts: placement == ParameterPlacement::Pool,
+            converts: config.uses_pool(),
             inbox: channels.inbox,
             jobs: channels.jobs,
-            free_loaders: channels.load_threads,
+            free_loaders: config.load_threads.max(1),
             scans: channels.scans,
             answered: None,
             waiters: Vec::new(),
             configured,
             reconfigurations: Vec::new(),
-            prefault: Prefault::new(channels.prefault, bytes_max, swap_reserve),
+            prefault: Prefault::new(channels.prefault, bytes_max, config.swap_reserve),
             settled,
-            first_scan: (!awaits_sources).then_some(0),
+            first_scan: (!config.awaits_sources).then_some(0),
             started: Instant::now(),
             source_errors: BTreeMap::new(),
             abandon: channels.abandon,
