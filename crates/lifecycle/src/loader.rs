@@ -255,17 +255,8 @@ impl Loader {
                 (self.engine(&artifact.manifest.engine)?, graph)
             }
         };
-        self.stage(&job.id, LifecycleState::Admitted, None);
-        self.stage(&job.id, LifecycleState::Loading, None);
-        let placed = PlacedVersion {
-            engine,
-            graph,
-            parameters: Vec::new(),
-            arena: None,
-            parameter_bytes: 0,
-            promise: None,
-        };
-        Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
+        self.begin_loading(&job.id);
+        Ok(PlacingOutcome::Placed(PlacedVersion::of_file(engine, graph), LoadCost::default()))
     }
 
     /// Prepares a model file that its engine opens as it is, into an arena of the pool or into its
@@ -276,14 +267,8 @@ impl Loader {
         kind: ForeignKind,
         attempt: &Attempt,
     ) -> Result<PlacingOutcome> {
-        let mut placed = PlacedVersion {
-            engine: self.engine(kind.engine)?,
-            graph: job.dir.join(kind.file),
-            parameters: Vec::new(),
-            arena: None,
-            parameter_bytes: 0,
-            promise: None,
-        };
+        let engine = self.engine(kind.engine)?;
+        let mut placed = PlacedVersion::of_file(engine, job.dir.join(kind.file));
         if self.placement == ParameterPlacement::Pool {
             let bytes = placed.engine.arena_bytes(&placed.graph)?;
             match self.ledger.admit_bytes(
@@ -297,8 +282,7 @@ impl Loader {
             placed.arena =
                 Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
         }
-        self.stage(&job.id, LifecycleState::Admitted, None);
-        self.stage(&job.id, LifecycleState::Loading, None);
+        self.begin_loading(&job.id);
         Ok(PlacingOutcome::Placed(placed, LoadCost::default()))
     }
 
@@ -319,8 +303,7 @@ impl Loader {
             Admission::Admitted(promise) => promise,
             Admission::Deferred(reason) => return Ok(PlacingOutcome::Deferred(reason)),
         };
-        self.stage(&job.id, LifecycleState::Admitted, None);
-        self.stage(&job.id, LifecycleState::Loading, None);
+        self.begin_loading(&job.id);
         let graph = artifact.graph();
         check_hash(&graph, &artifact.manifest.graph, &attempt.stop)?;
         let mut cost = LoadCost::default();
@@ -329,8 +312,8 @@ impl Loader {
             && !chunks.is_empty()
         {
             let loaded = self.store.load(&weights, &chunks, &attempt.stop)?;
-            (cost.bytes_read, cost.bytes_shared) =
-                (loaded.report.bytes_read, loaded.report.bytes_shared);
+            cost.bytes_read = loaded.report.bytes_read;
+            cost.bytes_shared = loaded.report.bytes_shared;
             parameters = artifact.bind(loaded)?;
         }
         // The pool counts the bytes as used from here on.
@@ -382,9 +365,29 @@ impl Loader {
         Ok(session)
     }
 
+    /// Reports that the memory of a version is reserved and that its load begins.
+    fn begin_loading(&self, id: &VersionId) {
+        self.stage(id, LifecycleState::Admitted, None);
+        self.stage(id, LifecycleState::Loading, None);
+    }
+
     fn stage(&self, id: &VersionId, state: LifecycleState, reason: Option<String>) {
         // Fails only at shutdown, when the message is not needed.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
+    }
+}
+
+impl PlacedVersion {
+    /// Creates the input of an engine that reads all parameters from `graph` by itself.
+    fn of_file(engine: Arc<dyn Engine>, graph: PathBuf) -> PlacedVersion {
+        PlacedVersion {
+            engine,
+            graph,
+            parameters: Vec::new(),
+            arena: None,
+            parameter_bytes: 0,
+            promise: None,
+        }
     }
 }
 
