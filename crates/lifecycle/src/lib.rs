@@ -2,9 +2,9 @@
 //! drained, released.
 //!
 //! Threads: `source` scans the directories, `lifecycle` decides, `load-N` load and warm up,
-//! `unload-N` wait for the last user and release, `backing` faults the pool in. `load-N` and
-//! `backing` run their work on threads of idle priority (`load-N-idle`, `backing-idle`), and do it
-//! themselves if it starves. One bounded channel leads to `lifecycle`, which owns all state and
+//! `unload-N` wait for the last user and release, `prefault` faults the pool in. `load-N` and
+//! `prefault` run their work on threads of idle priority (`load-N-idle`, `prefault-idle`), and do
+//! it themselves if it starves. One bounded channel leads to `lifecycle`, which owns all state and
 //! never waits for another thread. It sends the other threads their work, and they report the
 //! outcome. Requests use none of these threads: they read the [`Catalog`], two atomic loads.
 //!

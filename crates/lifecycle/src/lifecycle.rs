@@ -291,10 +291,10 @@ impl Lifecycle {
         let stop = self.stop_prefault.clone();
         let out = self.to.clone();
         let runner =
-            BackgroundRunner::new("backing", "faulting the pool in", config.starvation_limit);
+            BackgroundRunner::new("prefault", "faulting the pool in", config.starvation_limit);
         let settled = self.settled.clone();
         let body = move || source_thread::prefault(&pool, &wanted, &settled, runner, &stop, &out);
-        self.spawn("backing".into(), body)?;
+        self.spawn("prefault".into(), body)?;
         Ok(to)
     }
 

@@ -1,5 +1,5 @@
-//! The `source` and `backing` threads. Both make slow system calls that the `lifecycle` thread must
-//! not wait for.
+//! The `source` and `prefault` threads. Both make slow system calls that the `lifecycle` thread
+//! must not wait for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -98,8 +98,8 @@ pub(crate) fn scan(
     }
 }
 
-/// Runs the `backing` thread: faults the pool in up to the requested bytes, at the pool's own rate.
-/// Works at idle priority once the first load is finished.
+/// Runs the `prefault` thread: faults the pool in up to the requested bytes, at the pool's own
+/// rate. Works at idle priority once the first load is finished.
 pub(crate) fn prefault(
     pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,

@@ -106,7 +106,7 @@ const THREADS: [&str; 13] = [
     "search",
     "load",
     "unload",
-    "backing",
+    "prefault",
     "lifecycle",
     "source",
     "other",

@@ -16,7 +16,7 @@ pub(crate) const KINDS: [&str; 13] = [
     "search",
     "load",
     "unload",
-    "backing",
+    "prefault",
     "lifecycle",
     "source",
     "other",
@@ -115,7 +115,7 @@ mod tests {
             begin.send(()).unwrap();
             assert!(stopped.recv().is_err());
         };
-        let thread = std::thread::Builder::new().name("backing".into()).spawn(body).unwrap();
+        let thread = std::thread::Builder::new().name("prefault".into()).spawn(body).unwrap();
         let count_of = |kind: &str| count()[KINDS.iter().position(|known| *known == kind).unwrap()];
         // The new thread sets its name itself, before it runs the body.
         begun.recv().unwrap();
@@ -123,7 +123,7 @@ mod tests {
         let named = (0..1000).any(|_| {
             std::thread::yield_now();
             // Servers of other tests have such threads too.
-            count_of("backing") >= 1
+            count_of("prefault") >= 1
         });
         assert!(named && count_of("other") >= 1);
         drop(stop);

@@ -25,7 +25,7 @@ fn group_of(name: &str) -> Option<ThreadGroup> {
         Some(ThreadGroup::Worker)
     } else if begins("connection") || begins("decoder-") {
         Some(ThreadGroup::Connection)
-    } else if begins("load-") || begins("unload-") || begins("backing") {
+    } else if begins("load-") || begins("unload-") || begins("prefault") {
         Some(ThreadGroup::Load)
     } else {
         None

@@ -11,7 +11,7 @@ use super::model::Model;
 use crate::Transition;
 use crate::source::{Parameters, VersionContents};
 
-/// Requests to the `backing` thread, which only grow.
+/// Requests to the `prefault` thread, which only grow.
 pub(super) struct Prefault {
     to: Sender<u64>,
     bytes_max: u64,
