@@ -393,7 +393,7 @@ fn reply(result: EncodedResult, started: Instant) -> Reply {
 }
 
 /// Returns an error in Qdrant's envelope.
-pub(crate) fn refuse(error: &Error, took: Duration) -> Reply {
+pub fn refuse(error: &Error, took: Duration) -> Reply {
     let reply = Reply::error_with_body(error, json::error(error.message(), took));
     if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
         return reply.with_status(StatusCode::UNPROCESSABLE_ENTITY);

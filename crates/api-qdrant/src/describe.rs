@@ -18,9 +18,37 @@ pub(crate) fn stored<'a>(extra: &'a Value, name: &str) -> Option<&'a Map<String,
     extra.get(EXTRA)?.get(name)?.as_object()
 }
 
-/// Describes a collection. The configuration is Qdrant's default: clients require one, and a
-/// collection copied to a Qdrant server gets usable values. It says nothing about this server.
-/// Hints without effect are named in `warnings` only.
+/// Returns the configuration in the description of a collection. It is Qdrant's default: clients
+/// require one, and a collection copied to a Qdrant server gets usable values. It says nothing
+/// about this server.
+pub fn described_config(
+    settings: &CollectionSettings,
+    shards: u32,
+    copies: u32,
+    metadata: Map<String, Value>,
+) -> Value {
+    let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
+    if !settings.vector_name.is_empty() {
+        vector = json!({ settings.vector_name.as_str(): vector });
+    }
+    json!({
+        "params": { "vectors": vector, "shard_number": shards, "replication_factor": copies,
+                    "write_consistency_factor": 1, "on_disk_payload": true },
+        "hnsw_config": { "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 },
+        "optimizer_config": { "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
+                              "default_segment_number": 0, "flush_interval_sec": 0 },
+        "wal_config": { "wal_capacity_mb": 32, "wal_segments_ahead": 0 },
+        "quantization_config": Value::Null,
+        "metadata": if metadata.is_empty() { Value::Null } else { Value::Object(metadata) },
+    })
+}
+
+/// Returns the warning about the setting `name`, which a client requested.
+pub fn without_effect(name: &str) -> String {
+    format!("{name} was requested and has no effect on this server")
+}
+
+/// Describes a collection. Hints without effect are named in `warnings` only.
 pub(crate) fn describe(
     named: &NamedCollection,
     _: &mut SearchThread,
@@ -40,10 +68,6 @@ pub(crate) fn describe(
             (true, true) => "yellow",
             (true, false) => "green",
         };
-    let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
-    if !settings.vector_name.is_empty() {
-        vector = json!({ settings.vector_name.as_str(): vector });
-    }
     let schema = payload_schema(named, &settings)?;
     let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
@@ -53,16 +77,7 @@ pub(crate) fn describe(
         "points_count": status.points,
         "indexed_vectors_count": status.points.saturating_sub(status.unflushed),
         "segments_count": status.segments.len() + 1,
-        "config": {
-            "params": { "vectors": vector, "shard_number": 1, "replication_factor": 1,
-                        "write_consistency_factor": 1, "on_disk_payload": true },
-            "hnsw_config": { "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 },
-            "optimizer_config": { "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
-                                  "default_segment_number": 0, "flush_interval_sec": 0 },
-            "wal_config": { "wal_capacity_mb": 32, "wal_segments_ahead": 0 },
-            "quantization_config": Value::Null,
-            "metadata": if metadata.is_empty() { Value::Null } else { Value::Object(metadata) },
-        },
+        "config": described_config(&settings, 1, 1, metadata),
         "payload_schema": schema,
     }))
 }
@@ -167,7 +182,7 @@ fn warnings(status: &Status, settings: &CollectionSettings, unindexed: Vec<Strin
     let indexes = stored(&settings.extra, "payload_schema").into_iter().flatten();
     let indexes = indexes.flat_map(|(field, schema)| index_hints(field, &schema["params"]));
     let hints = hints.map(|(name, _)| name.clone()).chain(indexes);
-    let hints = hints.map(|name| format!("{name} was requested and has no effect on this server"));
+    let hints = hints.map(|name| without_effect(&name));
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
     let all = quarantined

@@ -32,7 +32,7 @@ mod limit_tests;
 pub mod matrix;
 pub mod mmr;
 mod older;
-mod params;
+pub mod params;
 mod portable;
 mod query;
 mod retrieve;
@@ -47,6 +47,8 @@ mod update;
 mod vector_input;
 mod write_threads;
 
+pub use call::refuse;
+pub use describe::{described_config, without_effect};
 pub use filters::{parse_filter, prepare_filter};
 pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits};
 pub use json::{INTERFACE_VERSION, title};

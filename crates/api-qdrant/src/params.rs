@@ -1,4 +1,4 @@
-//! Parameters of the query string.
+//! Parameters of the query string, and parts of their parsers that a cluster's roots share.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -53,23 +53,31 @@ impl RequestParams {
 }
 
 /// Returns the start of a client's text, for a message.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-fn malformed(name: &str, value: &str, expected: impl Display) -> Error {
+/// Returns the error for the parameter `name` whose value is not `expected`.
+pub fn malformed(name: &str, value: &str, expected: impl Display) -> Error {
     Error::invalid(format!("query parameter {name}: \"{}\" is not {expected}", shown(value)))
 }
 
-fn check_word(name: &str, value: &str, words: &[&str]) -> Result<()> {
+/// Checks that the value of the parameter `name` is one of `words`.
+///
+/// # Errors
+/// `InvalidArgument` with the words.
+pub fn check_word(name: &str, value: &str, words: &[&str]) -> Result<()> {
     if words.contains(&value) {
         return Ok(());
     }
     Err(malformed(name, value, format_args!("one of {}", words.join(", "))))
 }
 
-/// Reads a whole number from 1.
-fn from_one(name: &str, value: &str) -> Result<u64> {
+/// Reads the value of the parameter `name`, a whole number from 1.
+///
+/// # Errors
+/// `InvalidArgument` for another value. The error for 0 is one of [`json::is_validation`].
+pub fn from_one(name: &str, value: &str) -> Result<u64> {
     match value.parse() {
         Ok(0) => Err(json::parameter_out_of_limits(name, "value 0 invalid, must be 1 or larger")),
         Ok(number) => Ok(number),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api_qdrant::json;
+use api_qdrant::{json, refuse};
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, ErrorKind, Result};
@@ -14,7 +14,7 @@ use http::HeaderMap;
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
 
-use super::envelope::{RootAnswer, refuse, reply};
+use super::envelope::{RootAnswer, reply};
 use super::params::RootParams;
 use super::state::RootState;
 

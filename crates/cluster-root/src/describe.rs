@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use api_qdrant::json::{CreateCollection, distance_name, index_hints};
+use api_qdrant::json::{CreateCollection, index_hints};
+use api_qdrant::{described_config, without_effect};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster_node::{ClusterView, CollectionChanges, CollectionRecord, ShardKey};
@@ -79,10 +80,6 @@ fn description(
     let settings = settings(record)?;
     let create = CreateCollection::deserialize(&record.create)
         .map_err(|error| Error::internal(error.to_string()))?;
-    let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
-    if !settings.vector_name.is_empty() {
-        vector = json!({ settings.vector_name.as_str(): vector });
-    }
     let none = CollectionChanges::default();
     let changes = view.changes.collections.get(&record.id).unwrap_or(&none);
     let mut hints = create.hints()?;
@@ -91,7 +88,6 @@ fn description(
     let warnings = warnings.chain(index_warnings(changes)).chain(missing(record, view));
     let warnings: Vec<Value> = warnings.map(|message| json!({ "message": message })).collect();
     let metadata = changes.metadata_over(create.metadata);
-    let metadata = Some(metadata).filter(|metadata| !metadata.is_empty());
     Ok(json!({
         "warnings": warnings,
         "status": status(record, view),
@@ -99,22 +95,8 @@ fn description(
         "points_count": points,
         "indexed_vectors_count": points,
         "segments_count": record.shards,
-        "config": {
-            "params": { "vectors": vector, "shard_number": record.shards,
-                        "replication_factor": record.copies, "write_consistency_factor": 1,
-                        "on_disk_payload": true },
-            "hnsw_config": { "m": 16, "ef_construct": 100, "full_scan_threshold": 10_000 },
-            "optimizer_config": { "deleted_threshold": 0.2, "vacuum_min_vector_number": 1000,
-                                  "default_segment_number": 0, "flush_interval_sec": 0 },
-            "wal_config": { "wal_capacity_mb": 32, "wal_segments_ahead": 0 },
-            "quantization_config": Value::Null,
-            "metadata": metadata.map_or(Value::Null, Value::Object),
-        },
+        "config": described_config(&settings, record.shards, record.copies, metadata),
     }))
-}
-
-fn without_effect(name: &str) -> String {
-    format!("{name} was requested and has no effect on this server")
 }
 
 /// Returns warnings about declared indexes: parameters without effect, and indexes for UUIDs, which

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use api_qdrant::json;
-use base::{Error, ErrorKind, Result};
+use api_qdrant::refuse;
+use base::{Error, Result};
 use http::StatusCode;
 use serde::Serialize;
 use transport::{Reply, RequestResources, Reservation};
@@ -114,17 +114,6 @@ fn envelope(result: &[u8], coverage: Option<ReadCoverage>, took: Duration) -> Ve
     });
     let tail = format!("{coverage},\"status\":\"ok\",\"time\":{}}}", took.as_secs_f64());
     [b"{\"result\":", result, tail.as_bytes()].concat()
-}
-
-/// Returns an error in Qdrant's envelope.
-pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
-    let body =
-        serde_json::json!({ "status": { "error": error.message() }, "time": took.as_secs_f64() });
-    let reply = Reply::error_with_body(error, body.to_string());
-    if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
-        return reply.with_status(StatusCode::UNPROCESSABLE_ENTITY);
-    }
-    reply
 }
 
 #[cfg(test)]

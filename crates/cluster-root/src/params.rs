@@ -1,9 +1,8 @@
 //! Parameters of the query string and headers.
 
-use std::fmt::Display;
 use std::time::Duration;
 
-use api_qdrant::json;
+use api_qdrant::params::{check_word, from_one, malformed, shown};
 use axum::extract::Query;
 use base::{Error, Result};
 use http::{HeaderMap, Uri};
@@ -121,22 +120,6 @@ impl RouteQuery {
     }
 }
 
-/// Returns the start of a client's text, for a message.
-fn shown(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
-fn malformed(name: &str, value: &str, expected: impl Display) -> Error {
-    Error::invalid(format!("query parameter {name}: \"{}\" is not {expected}", shown(value)))
-}
-
-fn check_word(name: &str, value: &str, words: &[&str]) -> Result<()> {
-    if words.contains(&value) {
-        return Ok(());
-    }
-    Err(malformed(name, value, format_args!("one of {}", words.join(", "))))
-}
-
 /// Returns true if holders that lag behind may not answer. Qdrant's levels compare several
 /// replicas; a holder at the end of the log has at least what they promise.
 fn is_strong(value: &str) -> Result<bool> {
@@ -147,15 +130,6 @@ fn is_strong(value: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Reads a whole number from 1.
-fn from_one(name: &str, value: &str) -> Result<u64> {
-    match value.parse() {
-        Ok(0) => Err(json::parameter_out_of_limits(name, "value 0 invalid, must be 1 or larger")),
-        Ok(number) => Ok(number),
-        Err(_) => Err(malformed(name, value, "a whole number from 1")),
-    }
-}
-
 /// Reads a number from 0 to 1.
 fn part(name: &str, value: &str) -> Result<f64> {
     let part = value.parse().ok().filter(|part| (0.0..=1.0).contains(part));
@@ -164,6 +138,7 @@ fn part(name: &str, value: &str) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use api_qdrant::json;
     use http::HeaderValue;
 
     use super::*;

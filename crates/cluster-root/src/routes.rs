@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_qdrant::refuse;
 use axum::Router;
 use axum::routing::{any, delete, get, post, put};
 use base::Error;
@@ -10,7 +11,6 @@ use http::{Method, Uri};
 use transport::Reply;
 
 use super::call::RootCall;
-use super::envelope::refuse;
 use super::snapshot_call::SnapshotCall;
 use super::state::RootState;
 use super::{

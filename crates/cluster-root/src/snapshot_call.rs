@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use api_qdrant::refuse;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, Result};
@@ -16,7 +17,7 @@ use transport::{HeaderTimeout, Peer, Reply};
 
 use super::call::{self, RootContext};
 use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
-use super::envelope::{RootAnswer, refuse, reply};
+use super::envelope::{RootAnswer, reply};
 use super::params::RouteQuery;
 use super::state::RootState;
 

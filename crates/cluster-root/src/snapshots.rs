@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use api_qdrant::{
-    PieceWriter, SnapshotDescription, json, named_snapshot, snapshot_id, snapshot_response,
+    PieceWriter, SnapshotDescription, json, named_snapshot, refuse, snapshot_id, snapshot_response,
     upload_limits, uploaded_pieces,
 };
 use axum::response::{IntoResponse, Response};
@@ -24,7 +24,7 @@ use transport::upload::{UploadPieces, upload_channel};
 
 use super::call::RootContext;
 use super::collections::{self, HOLDERS_WAIT_MAX};
-use super::envelope::{RootAnswer, refuse};
+use super::envelope::RootAnswer;
 use super::snapshot_call::{RecoverPriority, SnapshotCall, TransferParams, check_checksum};
 use super::state::RootState;
 
