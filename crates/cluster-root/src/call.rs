@@ -11,6 +11,7 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
 use http::HeaderMap;
+use http::request::Parts;
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
 
@@ -42,6 +43,36 @@ pub(super) struct RootContext {
 }
 
 impl RootContext {
+    /// Reads the context of a request from its head, and waits until the collections are known.
+    /// The request began at `started`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a path that cannot be read, or a name that is too long.
+    pub(super) async fn read(
+        parts: &mut Parts,
+        state: &Arc<RootState>,
+        params: RootParams,
+        started: Instant,
+    ) -> Result<RootContext> {
+        let path = Path::<HashMap<String, String>>::from_request_parts(parts, state).await;
+        let Path(mut path) = path.map_err(|error| Error::invalid(error.body_text()))?;
+        let collection = path.remove("collection").unwrap_or_default();
+        if collection.len() > json::NAME_BYTES_MAX {
+            return Err(json::name_too_long(collection.len()));
+        }
+        let timeout = params.timeout.unwrap_or(Duration::MAX);
+        let context = RootContext {
+            collection,
+            item: path.remove("item").or_else(|| path.remove("id")).unwrap_or_default(),
+            params,
+            deadline: started + timeout.min(state.requests.limits.request_timeout),
+            grant: parts.extensions.get().cloned(),
+            state: state.clone(),
+        };
+        state.wait_loaded(context.deadline).await;
+        Ok(context)
+    }
+
     /// Returns true if the request's key may use the collection `name`.
     pub(super) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
@@ -97,44 +128,13 @@ impl FromRequest<Arc<RootState>> for RootCall {
 
     async fn from_request(request: Request, state: &Arc<RootState>) -> Result<RootCall, Reply> {
         let started = Instant::now();
+        let refused = |error: Error| refuse(&error, started.elapsed());
         let (mut parts, body) = request.into_parts();
-        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
-        let context = path
-            .map_err(|error| Error::invalid(error.body_text()))
-            .and_then(|Path(path)| {
-                let params = RootParams::parse(&parts.uri, &parts.headers)?;
-                context(state, path, params, started, parts.extensions.get().cloned())
-            })
-            .map_err(|error| refuse(&error, started.elapsed()))?;
-        state.wait_loaded(context.deadline).await;
+        let params = RootParams::parse(&parts.uri, &parts.headers).map_err(refused)?;
+        let context = RootContext::read(&mut parts, state, params, started).await;
+        let context = context.map_err(refused)?;
         Ok(RootCall { context, headers: parts.headers, body, started })
     }
-}
-
-/// Returns the context of a request. `path` has the parameters of the path.
-///
-/// # Errors
-/// `InvalidArgument` for a name that is too long.
-pub(super) fn context(
-    state: &Arc<RootState>,
-    mut path: HashMap<String, String>,
-    params: RootParams,
-    started: Instant,
-    grant: Option<KeyGrant>,
-) -> Result<RootContext> {
-    let collection = path.remove("collection").unwrap_or_default();
-    if collection.len() > json::NAME_BYTES_MAX {
-        return Err(json::name_too_long(collection.len()));
-    }
-    let timeout = params.timeout.unwrap_or(Duration::MAX);
-    Ok(RootContext {
-        collection,
-        item: path.remove("item").or_else(|| path.remove("id")).unwrap_or_default(),
-        params,
-        deadline: started + timeout.min(state.requests.limits.request_timeout),
-        grant,
-        state: state.clone(),
-    })
 }
 
 impl RootCall {

@@ -1,12 +1,11 @@
 //! A request that transfers a snapshot. Its body, or its answer, is a stream.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use api_qdrant::refuse;
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, Request};
 use base::{Error, Result};
 use cluster::{COPIES_MAX, SHARDS_MAX};
 use cluster_node::backups::ImportTarget;
@@ -15,7 +14,7 @@ use search::registry::check_name;
 use serde::Deserialize;
 use transport::{HeaderTimeout, Peer, Reply};
 
-use super::call::{self, RootContext};
+use super::call::RootContext;
 use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
 use super::envelope::{RootAnswer, reply};
 use super::params::RouteQuery;
@@ -104,23 +103,17 @@ impl FromRequest<Arc<RootState>> for SnapshotCall {
 
     async fn from_request(request: Request, state: &Arc<RootState>) -> Result<SnapshotCall, Reply> {
         let started = Instant::now();
+        let refused = |error: Error| refuse(&error, started.elapsed());
         let (mut parts, body) = request.into_parts();
-        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
-        let call =
-            path.map_err(|error| Error::invalid(error.body_text())).and_then(|Path(path)| {
-                let mut query = RouteQuery::split(&parts.uri, &parts.headers)?;
-                let params: TransferParams = query.own()?;
-                query.params.wait = params.wait.unwrap_or(true);
-                let grant = parts.extensions.get().cloned();
-                let context = call::context(state, path, query.params, started, grant)?;
-                let peer = parts.extensions.remove();
-                let header_timeout = parts.extensions.remove().unwrap_or_default();
-                let headers = parts.headers;
-                Ok(SnapshotCall { context, params, headers, peer, header_timeout, body, started })
-            });
-        let call = call.map_err(|error| refuse(&error, started.elapsed()))?;
-        state.wait_loaded(call.context.deadline).await;
-        Ok(call)
+        let mut query = RouteQuery::split(&parts.uri, &parts.headers).map_err(refused)?;
+        let params: TransferParams = query.own().map_err(refused)?;
+        query.params.wait = params.wait.unwrap_or(true);
+        let context = RootContext::read(&mut parts, state, query.params, started).await;
+        let context = context.map_err(refused)?;
+        let peer = parts.extensions.remove();
+        let header_timeout = parts.extensions.remove().unwrap_or_default();
+        let headers = parts.headers;
+        Ok(SnapshotCall { context, params, headers, peer, header_timeout, body, started })
     }
 }
 

@@ -1,12 +1,11 @@
 //! One request for images: its parameters, and its body within the limits of the server.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use api_images::BulkRequest;
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, Request};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -14,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
 use transport::{HeaderTimeout, Peer, Reply};
 
-use super::super::call::{self, RootContext};
+use super::super::call::RootContext;
 use super::super::params::RouteQuery;
 use super::super::state::RootState;
 
@@ -40,23 +39,16 @@ impl FromRequest<Arc<RootState>> for ImageCall {
 
     async fn from_request(request: Request, state: &Arc<RootState>) -> Result<ImageCall, Reply> {
         let started = Instant::now();
+        let refused = |error: Error| Reply::error(&error);
         let (mut parts, body) = request.into_parts();
-        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
-        let call =
-            path.map_err(|error| Error::invalid(error.body_text())).and_then(|Path(path)| {
-                let query = RouteQuery::split(&parts.uri, &parts.headers)?;
-                let grant = parts.extensions.get().cloned();
-                let context = call::context(state, path, query.params, started, grant)?;
-                let target =
-                    parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-                let peer = parts.extensions.remove();
-                let header_timeout = parts.extensions.remove().unwrap_or_default();
-                let head = CallHead { headers: parts.headers, target };
-                Ok(ImageCall { context, query, head, peer, header_timeout, body })
-            });
-        let call = call.map_err(|error| Reply::error(&error))?;
-        state.wait_loaded(call.context.deadline).await;
-        Ok(call)
+        let query = RouteQuery::split(&parts.uri, &parts.headers).map_err(refused)?;
+        let context = RootContext::read(&mut parts, state, query.params, started).await;
+        let context = context.map_err(refused)?;
+        let target = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+        let peer = parts.extensions.remove();
+        let header_timeout = parts.extensions.remove().unwrap_or_default();
+        let head = CallHead { headers: parts.headers, target };
+        Ok(ImageCall { context, query, head, peer, header_timeout, body })
     }
 }
 
