@@ -66,7 +66,7 @@ impl HttpOptions {
             tfs_metrics: listeners.tfs_metrics.clone(),
             metric_names: listeners.metric_names,
             log: config.log.clone(),
-            encrypted: listeners.tls.is_some() && !listeners.plain_http,
+            encrypted: listeners.encrypts_http(),
         }
     }
 }
@@ -150,8 +150,8 @@ fn qdrant(
 }
 
 fn starter(config: &Config, core: &Core, inference: &Arc<InferenceService>) -> RequestStarter {
-    let tls = config.listeners.tls.is_some() && !config.listeners.plain_http;
-    RequestStarter::new(inference.clone(), core.tracer.clone(), tls)
+    let encrypted = config.listeners.encrypts_http();
+    RequestStarter::new(inference.clone(), core.tracer.clone(), encrypted)
 }
 
 fn configurator(config: &Config, core: &Core) -> Arc<ModelConfigurator> {

@@ -188,6 +188,11 @@ impl ListenerConfig {
         hosts.into_iter().find(|host| !host.is_loopback()).unwrap_or(self.host)
     }
 
+    /// Returns true if the HTTP port is encrypted.
+    pub(crate) fn encrypts_http(&self) -> bool {
+        self.tls.is_some() && !self.plain_http
+    }
+
     /// Returns the number of listeners.
     pub(crate) fn count(&self) -> usize {
         let ports = [self.http_port, self.grpc_port, self.admin_port].into_iter().flatten().count();

@@ -104,16 +104,15 @@ pub(crate) fn listen(
     let mode = sockets.mode;
     let mut starter = Starter { server, options, stopped, tasks: vec![], addresses: vec![] };
     if let Some(socket) = sockets.http {
-        let socket = starter.tcp(socket, scheme(["http", "https"], &options.http_tls))?;
+        let socket = starter.tcp(socket, scheme("http", "https", &options.http_tls))?;
         starter.http("http", socket, public);
     }
     if let Some(socket) = sockets.grpc {
-        let socket = starter.tcp(socket, scheme(["grpc", "grpcs"], &options.tls))?;
+        let socket = starter.tcp(socket, scheme("grpc", "grpcs", &options.tls))?;
         starter.grpc("grpc", socket, public);
     }
     if let Some(socket) = sockets.admin {
-        let socket =
-            starter.tcp(socket, scheme(["admin=http", "admin=https"], &options.http_tls))?;
+        let socket = starter.tcp(socket, scheme("admin=http", "admin=https", &options.http_tls))?;
         starter.http("admin", socket, Surface::Whole);
     }
     if let Some(path) = sockets.http_path {
@@ -181,9 +180,13 @@ impl Starter<'_> {
     }
 }
 
-/// Returns the scheme of an address: the first in plain text, the second with TLS.
-fn scheme(schemes: [&'static str; 2], tls: &Option<Arc<TlsIdentity>>) -> &'static str {
-    schemes[usize::from(tls.is_some())]
+/// Returns the scheme of an address: `encrypted` with TLS, and otherwise `plain`.
+fn scheme(
+    plain: &'static str,
+    encrypted: &'static str,
+    tls: &Option<Arc<TlsIdentity>>,
+) -> &'static str {
+    if tls.is_some() { encrypted } else { plain }
 }
 
 fn failed(error: &std::io::Error) -> Error {

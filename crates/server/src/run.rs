@@ -113,7 +113,7 @@ async fn serve(
     let options = ListenOptions {
         limits: config.listeners.connection_limits(),
         threads,
-        http_tls: tls.clone().filter(|_| !config.listeners.plain_http),
+        http_tls: tls.clone().filter(|_| config.listeners.encrypts_http()),
         tls,
     };
     let Listening { tasks, addresses } = listen(server, &options, sockets, &stopped)?;
