@@ -1,4 +1,4 @@
-//! Versions and their signatures as TensorFlow Serving's API names them.
+//! Versions and signatures that requests name, most of them as TensorFlow Serving's API does.
 
 use std::sync::Arc;
 
@@ -10,6 +10,14 @@ use protocol::tfs::{self, SignatureInfo};
 
 /// Number that OpenVINO's clients send for the latest version.
 const LATEST: u64 = 0;
+
+/// Parses the number of a version.
+///
+/// # Errors
+/// `InvalidArgument` for a text that is not a number.
+pub(crate) fn parse_version(text: &str) -> Result<u64> {
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
+}
 
 /// Returns the number of the requested version; `None` is the latest. A request for version 0 of a
 /// model without one is for the latest.

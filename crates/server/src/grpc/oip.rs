@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Error, Moment, Result};
+use base::{Moment, Result};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, header};
 use inference::{InferenceRequest, RequestTicket};
@@ -33,14 +33,9 @@ const FINAL_RESPONSE: &str = "triton_final_response";
 /// when the budget is used up.
 const FAILED_ID_BYTES_MAX: usize = 256;
 
-/// Parses the version that a request names; `None` if the field is empty.
-fn parse_version(text: &str) -> Result<Option<u64>> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    text.parse()
-        .map(Some)
-        .map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
+/// Returns the version that a request names; `None` if the field is empty.
+fn named_version(text: &str) -> Result<Option<u64>> {
+    if text.is_empty() { Ok(None) } else { signatures::parse_version(text).map(Some) }
 }
 
 async fn infer(
@@ -51,7 +46,7 @@ async fn infer(
     key: Option<RequestKey>,
 ) -> Result<(pb::ModelInferResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
-    let found = parse_version(&request.model_version).and_then(|version| {
+    let found = named_version(&request.model_version).and_then(|version| {
         Ok((state.inference.find(&request.model_name, version, None)?, version))
     });
     let (servable, version) = found.inspect_err(|error| state.inference.reject(ticket, error))?;
@@ -210,7 +205,7 @@ pub(super) fn model_ready(
     state: &ModelsState,
     request: pb::ModelReadyRequest,
 ) -> Result<pb::ModelReadyResponse> {
-    let version = parse_version(&request.version)?;
+    let version = named_version(&request.version)?;
     Ok(pb::ModelReadyResponse { ready: state.inference.find(&request.name, version, None).is_ok() })
 }
 
@@ -229,7 +224,7 @@ pub(super) fn model_metadata(
     state: &ModelsState,
     request: pb::ModelMetadataRequest,
 ) -> Result<pb::ModelMetadataResponse> {
-    let servable = state.inference.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = state.inference.find(&request.name, named_version(&request.version)?, None)?;
     let model = &servable.id.model;
     let versions = view::ready_versions(state.inference.catalog(), model);
     Ok(oip::grpc::model_metadata(
@@ -244,7 +239,7 @@ pub(super) fn model_config(
     state: &ModelsState,
     request: pb::ModelConfigRequest,
 ) -> Result<pb::ModelConfigResponse> {
-    let servable = state.inference.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = state.inference.find(&request.name, named_version(&request.version)?, None)?;
     let config = oip::grpc::model_config(
         &servable.id.model,
         view::platform(servable.engine),
@@ -260,7 +255,7 @@ pub(super) fn model_statistics(
     request: pb::ModelStatisticsRequest,
     grant: Option<&KeyGrant>,
 ) -> Result<pb::ModelStatisticsResponse> {
-    let version = parse_version(&request.version)?;
+    let version = named_version(&request.version)?;
     let entries = view::statistics(&state.inference, &request.name, version, grant)?;
     Ok(oip::grpc::model_statistics(&entries))
 }

@@ -14,7 +14,7 @@ use protocol::oip;
 use transport::access::KeyGrant;
 use transport::{Reply, Shared};
 
-use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
+use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
 use crate::models::ModelsState;
 use crate::{request_key, signatures, view};
 
@@ -31,7 +31,7 @@ pub(super) struct ModelPath {
 
 impl ModelPath {
     fn version(&self) -> Result<Option<u64>> {
-        self.version.as_deref().map(parse_version).transpose()
+        self.version.as_deref().map(signatures::parse_version).transpose()
     }
 
     /// Returns the infer call to this model for its trace.

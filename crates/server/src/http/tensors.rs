@@ -1,6 +1,6 @@
 //! Bodies with tensors: their memory, and the thread that decodes or encodes them.
 
-use base::{DType, Error, Result, Signature};
+use base::{DType, Result, Signature};
 use bytes::Bytes;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation, json_values_max};
 
@@ -115,9 +115,4 @@ pub(super) async fn write_answer<T: Send + 'static>(
     let large = size.text > INLINE_BYTES_MAX;
     let written = resources.codec.run_if(large, CodecStep::Encode, write).await?;
     Ok((written, reservation))
-}
-
-/// Parses a version number from a path segment.
-pub(super) fn parse_version(text: &str) -> Result<u64> {
-    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
 }

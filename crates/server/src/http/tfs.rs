@@ -16,7 +16,7 @@ use observe::TracedCall;
 use protocol::tfs;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
-use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
+use super::tensors::{AnswerSize, TensorBody, parse_tensors, write_answer};
 use crate::example_call::ExampleCall;
 use crate::examples::{ExampleMethod, ExamplePlan};
 use crate::models::ModelsState;
@@ -103,7 +103,7 @@ fn parse(rest: &str) -> Result<ServingPath<'_>> {
 /// # Errors
 /// `InvalidArgument` for anything else.
 fn version_number(text: &str) -> Result<u64> {
-    parse_version(text).and_then(|version| match i64::try_from(version) {
+    signatures::parse_version(text).and_then(|version| match i64::try_from(version) {
         Ok(_) => Ok(version),
         Err(_) => Err(Error::invalid(format!("\"{text}\" is not a version number"))),
     })
