@@ -167,7 +167,8 @@ fn collections(images: &ImageMetrics, registry: &RegistryReader) {
     images.collection.clear();
     let Some(registry) = registry() else { return };
     let stats = registry.stats();
-    for (state, count) in ["opening", "ready", "broken"].into_iter().zip(stats.collections) {
+    let search::registry::CollectionCounts { opening, ready, broken } = stats.collections;
+    for (state, count) in [("opening", opening), ("ready", ready), ("broken", broken)] {
         level(&images.collections, state, count as u64);
     }
     level(&images.memory_bytes, "used", stats.memory.used);

@@ -24,7 +24,7 @@ use super::files;
 use super::media::Media;
 use super::named::NamedCollection;
 use super::options::RegistryOptions;
-use super::{ListedCollection, ListedState};
+use super::{CollectionCounts, ListedCollection, ListedState};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::collection::Resources;
 use crate::rerank::SharedCaches;
@@ -217,16 +217,15 @@ impl RegistryCore {
             .collect()
     }
 
-    /// Counts the collections that are opening, ready and broken.
-    pub(super) fn states(&self) -> [usize; 3] {
-        let mut counts = [0; 3];
+    /// Counts the collections by their state.
+    pub(super) fn counts(&self) -> CollectionCounts {
+        let mut counts = CollectionCounts::default();
         for entry in self.map.read().entries.values() {
-            let at = match entry {
-                RegistryEntry::Opening => 0,
-                RegistryEntry::Ready(_) => 1,
-                RegistryEntry::Broken(_) => 2,
-            };
-            counts[at] += 1;
+            match entry {
+                RegistryEntry::Opening => counts.opening += 1,
+                RegistryEntry::Ready(_) => counts.ready += 1,
+                RegistryEntry::Broken(_) => counts.broken += 1,
+            }
         }
         counts
     }

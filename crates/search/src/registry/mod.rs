@@ -73,11 +73,22 @@ pub enum ListedState {
     Broken(Error),
 }
 
+/// Number of collections by their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectionCounts {
+    /// Collections that are being opened or replaced.
+    pub opening: usize,
+    /// Collections that are served.
+    pub ready: usize,
+    /// Collections that cannot be served.
+    pub broken: usize,
+}
+
 /// Counts of a registry.
 #[derive(Clone, Copy, Debug)]
 pub struct RegistryStats {
-    /// Collections by state: opening, ready, broken.
-    pub collections: [usize; 3],
+    /// Collections by state.
+    pub collections: CollectionCounts,
     /// Tasks that wait for a search thread.
     pub queued: usize,
     /// Maximum waiting tasks.
@@ -301,7 +312,7 @@ impl Registry {
     pub fn stats(&self) -> RegistryStats {
         let pool = self.pool.stats();
         RegistryStats {
-            collections: self.core.states(),
+            collections: self.core.counts(),
             queued: pool.queued,
             queue_max: pool.queue_max,
             done: pool.done,

@@ -46,7 +46,7 @@ async fn live() -> Reply {
 /// joined it and caught up with its shards.
 async fn ready(State(state): Shared<ProbeState>) -> Reply {
     let opening =
-        state.collections.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
+        state.collections.opened().is_some_and(|registry| registry.stats().collections.opening > 0);
     let without_models = |reason| Unready { reason, models: Vec::new() };
     let opening = opening.then(|| "collections are still being opened".to_owned());
     let node = || state.node.as_ref().and_then(|unready| unready());
