@@ -66,7 +66,7 @@ pub struct Collection {
     /// True if the state has files that no published list names.
     pub(super) unpublished: AtomicBool,
     /// Record caches, which must forget removed files.
-    pub(super) shared: Arc<SharedCaches>,
+    pub(super) caches: Arc<SharedCaches>,
     pub(super) health: Mutex<CollectionHealth>,
     /// Record of how far the logs are durable. Locked before `writer`, never after it.
     pub(super) progress: Mutex<LogProgress>,
@@ -257,7 +257,7 @@ impl Drop for Collection {
     fn drop(&mut self) {
         self.record_progress_now();
         let live = self.live.get_mut();
-        live.state.open().for_each(|(_, _, view)| self.shared.forget(view.segment.file().id()));
+        live.state.open().for_each(|(_, _, view)| self.caches.forget(view.segment.file().id()));
     }
 }
 

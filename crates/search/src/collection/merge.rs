@@ -279,7 +279,7 @@ impl Collection {
             for view in &views {
                 outlive(&view.segment);
                 // Queries that still used the segment may have cached parts of its file again.
-                self.shared.forget(view.segment.file().id());
+                self.caches.forget(view.segment.file().id());
                 self.filters.forget(view.segment.uuid());
             }
         }
@@ -450,7 +450,7 @@ impl Collection {
             Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }),
         );
         drop(live);
-        source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
+        source.views.iter().for_each(|view| self.caches.forget(view.segment.file().id()));
         self.publish()
     }
 }

@@ -206,7 +206,7 @@ impl Collection {
         let medium = &self.medium;
         let reader = medium.reader(limits.reader_options())?;
         let vectors = medium.reader(reader_options(self.options.shape.dims))?;
-        let searcher = Searcher::new(reader, limits, self.shared.clone())?;
+        let searcher = Searcher::new(reader, limits, self.caches.clone())?;
         Ok(SearchThread {
             scratch: CoarseScratch::default(),
             hits: Vec::new(),

@@ -30,7 +30,7 @@ const FLUSH_BYTES_A_SECOND: f64 = 4e6;
 
 impl Collection {
     /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
-    /// `resources` with other collections. `shared` holds the record caches.
+    /// `resources` with other collections. `caches` are the record caches.
     ///
     /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`]
     /// and [`Collection::merge`] on threads of low priority while they return true, and
@@ -46,7 +46,7 @@ impl Collection {
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
         resources: &Resources,
-        shared: Arc<SharedCaches>,
+        caches: Arc<SharedCaches>,
     ) -> Result<Collection> {
         options.check(resources.memory().limit, resources.memtable_bytes)?;
         let (manifest, content) = read_list(&medium, &options)?;
@@ -94,7 +94,7 @@ impl Collection {
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             unpublished: AtomicBool::new(false),
-            shared,
+            caches,
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
             pins: Mutex::default(),

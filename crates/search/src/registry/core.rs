@@ -52,7 +52,7 @@ const RECORD_BYTES: u32 = 8 << 10;
 pub(super) struct RegistryCore {
     pub(super) options: RegistryOptions,
     pub(super) resources: Resources,
-    pub(super) shared: Arc<SharedCaches>,
+    pub(super) caches: Arc<SharedCaches>,
     pub(super) media: Media,
     pub(super) map: RwLock<CollectionMap>,
     /// Read-locked while points change under a name, and write-locked while aliases change, before
@@ -72,7 +72,7 @@ pub(super) struct RegistryCore {
     leftovers: Mutex<Vec<PathBuf>>,
     /// Lock of the directory, held until the registry is dropped.
     _lock: File,
-    /// Memory of the caches in `shared`.
+    /// Memory that `caches` take.
     _cache: BudgetReservation,
 }
 
@@ -122,8 +122,8 @@ impl RegistryCore {
         let leftovers = leftovers(directory);
         let budget = MemoryBudget::new(options.memory_bytes);
         let media = Media::new(options.medium, options.memory_node, directory, &budget)?;
-        let shared = Arc::new(SharedCaches::new(options.cache_bytes, RECORD_BYTES));
-        let cache = budget.reserve(shared.cache_bytes(), "the record cache")?;
+        let caches = Arc::new(SharedCaches::new(options.cache_bytes, RECORD_BYTES));
+        let cache = budget.reserve(caches.cache_bytes(), "the record cache")?;
         let memtable_bytes = match options.memtable_bytes {
             0 => (budget.free() / MEMTABLE_SHARE).min(MEMTABLE_BYTES_MAX),
             bytes => bytes,
@@ -134,7 +134,7 @@ impl RegistryCore {
         let entries = names.into_iter().map(|name| (name, RegistryEntry::Opening)).collect();
         Ok(Arc::new(RegistryCore {
             resources,
-            shared,
+            caches,
             media,
             map: RwLock::new(CollectionMap { entries, aliases }),
             writers: RwLock::new(()),

@@ -322,8 +322,8 @@ impl Registry {
             stalls: self.core.resources.stall_stats(),
             filters: self.core.resources.filter_stats(),
             memory: self.core.resources.memory(),
-            cache: self.core.shared.cache_stats(),
-            blocks: self.core.shared.block_stats(),
+            cache: self.core.caches.cache_stats(),
+            blocks: self.core.caches.block_stats(),
             codes: self.core.resources.code_stats(),
         }
     }

@@ -129,7 +129,7 @@ impl RegistryCore {
             disk_reserve: self.options.disk_reserve,
             ..CollectionOptions::new(settings.dims, settings.metric)
         };
-        let collection = Collection::open(medium, options, &self.resources, self.shared.clone())?;
+        let collection = Collection::open(medium, options, &self.resources, self.caches.clone())?;
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let hash = self.options.uuid_hash;
         Ok(Arc::new(NamedCollection::new(
