@@ -28,7 +28,7 @@ impl ClusterKeys {
         format!("{}nodes/{name}", self.prefix)
     }
 
-    /// Returns the key of a wish that a node drains.
+    /// Returns the key of a request that a node drains.
     pub(super) fn drain(&self, name: &str) -> String {
         format!("{}drains/{name}", self.prefix)
     }
@@ -85,7 +85,7 @@ pub(super) fn epoch_of(create_revision: i64) -> Epoch {
 pub(super) struct ClusterSnapshot {
     pub(super) nodes: BTreeMap<String, NodeInfo>,
     pub(super) owners: BTreeMap<ShardKey, Owner>,
-    /// Names of nodes that are to drain, each with the lease of the wish.
+    /// Names of nodes that are to drain, each with the lease of the request.
     pub(super) drains: BTreeMap<String, LeaseId>,
     /// Leases of the owners' keys.
     pub(super) leases: BTreeMap<ShardKey, LeaseId>,

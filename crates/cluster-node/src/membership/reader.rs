@@ -142,7 +142,7 @@ impl MemberState {
         if let Some(store) = &snapshot.store {
             self.compare_store(store)?;
         }
-        self.take_wish(snapshot.drains.get(&self.name).copied());
+        self.take_drain(snapshot.drains.get(&self.name).copied());
         self.compare_info(&snapshot);
         self.compare_ownership(&mut snapshot);
         self.view.update(|view| {

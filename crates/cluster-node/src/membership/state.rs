@@ -148,11 +148,11 @@ impl MemberState {
         self.change_info(|info| info.weight = 0);
     }
 
-    /// Drains if `wish`, the lease of a wish that this node drains, is the lease of this process.
-    pub(super) fn take_wish(&self, wish: Option<LeaseId>) {
+    /// Drains if `lease`, that of a request that this node drains, is the lease of this process.
+    pub(super) fn take_drain(&self, lease: Option<LeaseId>) {
         let is_new = {
             let own = self.own.lock();
-            !own.drains && own.written.is_some() && wish == Some(own.lease)
+            !own.drains && own.written.is_some() && lease == Some(own.lease)
         };
         if is_new {
             tracing::info!(node = self.name, "this node drains: other nodes take its shards");

@@ -242,7 +242,7 @@ async fn answer_appended(node: &ClusterNode, headers: &HeaderMap, body: Body) ->
     Ok(Reply::json("{}"))
 }
 
-/// A wish that a node drains.
+/// A request that a node drains.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DrainRequest {

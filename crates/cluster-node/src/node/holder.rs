@@ -163,7 +163,7 @@ impl HolderState {
         }
         self.announce(entry);
         let reached = applied.wait_for(|next| *next > entry);
-        settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+        check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
     }
 
     /// Returns true if requests wait for a read of the log's end.
@@ -181,11 +181,15 @@ impl HolderState {
         self.wake.notify_one();
         let mut done = self.end_reads_done.subscribe();
         let reached = done.wait_for(|newest| *newest >= end_read);
-        settled(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+        check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
     }
 }
 
-fn settled(reached: bool) -> Result<()> {
+/// Turns the end of a wait for the log into its outcome.
+///
+/// # Errors
+/// `Unavailable` with a retry delay if the shard did not reach the awaited entry.
+fn check_reached(reached: bool) -> Result<()> {
     if reached {
         Ok(())
     } else {

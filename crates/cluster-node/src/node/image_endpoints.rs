@@ -18,7 +18,7 @@ use crate::types::ShardKey;
 
 /// Path of the extraction of a query.
 pub const EXTRACT_PATH: &str = "/cluster/v1/extract";
-/// Header of an extraction: [`ExtractionWish`] as JSON.
+/// Header of an extraction: [`ExtractionRequest`] as JSON.
 pub const EXTRACT_HEADER: &str = "x-extract";
 /// Parts of a stored image that another node may ask for.
 const IMAGE_PARTS: [&str; 4] = ["thumbnail", "keypoints", "template", "features"];
@@ -27,7 +27,7 @@ const VERIFY: &str = "verify";
 
 /// Properties of the features that a root wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ExtractionWish {
+pub struct ExtractionRequest {
     /// Kind and model of the collection.
     pub settings: ImageSettings,
     /// Values of an embedding.
@@ -58,12 +58,12 @@ async fn extracted(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Resul
     if !node.roles.extract {
         return Err(Error::unavailable(format!("node {} has no role extract", node.name())));
     }
-    let wish = headers.get(EXTRACT_HEADER).and_then(|value| value.to_str().ok());
-    let wish = wish.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
-    let wish: ExtractionWish = serde_json::from_str(wish)
+    let wanted = headers.get(EXTRACT_HEADER).and_then(|value| value.to_str().ok());
+    let wanted = wanted.ok_or_else(|| Error::invalid(format!("{EXTRACT_HEADER} is missing")))?;
+    let wanted: ExtractionRequest = serde_json::from_str(wanted)
         .map_err(|error| Error::invalid(format!("{EXTRACT_HEADER}: {error}")))?;
     let bytes = node.requests.read_body(headers, body).await?;
-    let ExtractionWish { settings, dims, views } = wish;
+    let ExtractionRequest { settings, dims, views } = wanted;
     let encoded = match views {
         Some(step) => {
             serde_json::to_vec(&node.images.extract_views(&settings, dims, bytes, step).await?)

@@ -106,8 +106,8 @@ impl OwnedShards {
     pub(super) async fn run(self: Arc<OwnedShards>, mut view: ViewSource) {
         loop {
             let current = view.current();
-            self.give_up(&current).await;
-            self.take(&current).await;
+            self.release_unwanted(&current).await;
+            self.acquire_wanted(&current).await;
             let _ = tokio::time::timeout(CHECK_INTERVAL, view.changed()).await;
         }
     }
@@ -119,7 +119,7 @@ impl OwnedShards {
         self.owned.lock().clear();
     }
 
-    async fn give_up(&self, view: &ClusterView) {
+    async fn release_unwanted(&self, view: &ClusterView) {
         let lost = std::mem::take(&mut *self.lost.lock());
         for (key, epoch) in lost {
             if self.end_writer(&key, epoch) {
@@ -178,7 +178,7 @@ impl OwnedShards {
         }
     }
 
-    async fn take(&self, view: &ClusterView) {
+    async fn acquire_wanted(&self, view: &ClusterView) {
         let name = &self.services.name;
         for key in view.collections.values().flat_map(|record| record.shard_keys()) {
             if self.leaving.load(Ordering::Acquire) {

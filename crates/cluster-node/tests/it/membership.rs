@@ -200,7 +200,7 @@ async fn a_node_drains_at_the_wish_of_another() {
     assert_eq!(b.acquire(&shard()).await, None);
     let error = a.membership.drain_node("c").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    // The wish ends with the process.
+    // The request ends with the process.
     drop(b);
     let mut later = TestNode::start(&server, "b", SHORT).await;
     later.sees(|view| view.nodes["b"].weight > 0).await;

@@ -21,7 +21,7 @@ use transport::Reply;
 use super::super::call::RootContext;
 use super::super::split::shard_of_id;
 use super::call::{ImageCall, NoRouteParams};
-use super::points::{self, LookupConsistency, PointWish};
+use super::points::{self, LookupConsistency, PointLookup};
 use super::reply;
 use super::target::ImageTarget;
 
@@ -133,14 +133,14 @@ pub(super) async fn ask_holder(
         }
     }
     let consistency = LookupConsistency::Confirmed.or_strong(strong);
-    for lookup in 1..=LOOKUPS_MAX {
-        let wish = PointWish { payload: false, consistency };
-        let found = points::find(context, record, id, wish).await?;
+    for attempt in 1..=LOOKUPS_MAX {
+        let lookup = PointLookup { payload: false, consistency };
+        let found = points::find(context, record, id, lookup).await?;
         let found = found.ok_or_else(|| missing(id))?;
         let Some(node) = context.state.view.current().nodes.get(&found.node).cloned() else {
             continue;
         };
-        if let Some(answer) = asked.ask(&node, lookup == LOOKUPS_MAX).await {
+        if let Some(answer) = asked.ask(&node, attempt == LOOKUPS_MAX).await {
             return Ok(answer);
         }
     }

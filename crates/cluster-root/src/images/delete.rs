@@ -14,7 +14,7 @@ use super::super::split::{raw, shard_of_id};
 use super::super::write::deliver;
 use super::by_id::missing;
 use super::call::{ImageCall, NoRouteParams};
-use super::points::{self, LookupConsistency, PointWish};
+use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
 
 /// Removes an image: first its point, then its original. Only the removed point refers to this
@@ -29,8 +29,8 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     let target = ImageTarget::open(context)?;
     let id: PointId = context.item.parse()?;
     // A holder that lags may not have the image yet.
-    let wish = PointWish { payload: true, consistency: LookupConsistency::Strong };
-    let point = points::find(context, &target.record, id, wish).await?;
+    let lookup = PointLookup { payload: true, consistency: LookupConsistency::Strong };
+    let point = points::find(context, &target.record, id, lookup).await?;
     let point = point.ok_or_else(|| missing(id))?;
     let shard = shard_of_id(&id, target.record.shards)?;
     let operation = format!("{{\"delete\":{{\"points\":[{}]}}}}", raw(&id)?);

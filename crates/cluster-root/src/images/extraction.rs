@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use api_images::{ExtractedQuery, ExtractedView};
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::node::image_endpoints::{EXTRACT_HEADER, EXTRACT_PATH, ExtractionWish};
+use cluster_node::node::image_endpoints::{EXTRACT_HEADER, EXTRACT_PATH, ExtractionRequest};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_client::HttpRequest;
 use search::points::PointId;
@@ -69,12 +69,12 @@ async fn elsewhere<T: DeserializeOwned + Send + 'static>(
     file: Bytes,
     views: Option<usize>,
 ) -> Result<T> {
-    let wish = ExtractionWish { settings: target.settings.clone(), dims: target.dims, views };
-    let wish = serde_json::to_string(&wish)
+    let wanted = ExtractionRequest { settings: target.settings.clone(), dims: target.dims, views };
+    let wanted = serde_json::to_string(&wanted)
         .map_err(|error| Error::internal(format!("the wanted features: {error}")))?;
-    let wish = HeaderValue::try_from(ascii(&wish))
+    let wanted = HeaderValue::try_from(ascii(&wanted))
         .map_err(|error| Error::internal(format!("the wanted features: {error}")))?;
-    let headers = HeaderMap::from_iter([(HeaderName::from_static(EXTRACT_HEADER), wish)]);
+    let headers = HeaderMap::from_iter([(HeaderName::from_static(EXTRACT_HEADER), wanted)]);
     let name: String = form_urlencoded::byte_serialize(target.record.name.as_bytes()).collect();
     let path = format!("{EXTRACT_PATH}?collection={name}");
     let request = HttpRequest { method: Method::POST, path: &path, headers, body: file };

@@ -27,7 +27,7 @@ pub(super) struct LocatedPoint {
 
 /// Properties of the lookup of one point.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PointWish {
+pub(super) struct PointLookup {
     pub(super) payload: bool,
     pub(super) consistency: LookupConsistency,
 }
@@ -65,15 +65,15 @@ pub(super) async fn find(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     id: PointId,
-    wish: PointWish,
+    lookup: PointLookup,
 ) -> Result<Option<LocatedPoint>> {
-    let text: &[u8] = if wish.payload {
+    let text: &[u8] = if lookup.payload {
         br#"{"with_payload":true,"with_vector":false}"#
     } else {
         br#"{"with_payload":false,"with_vector":false}"#
     };
     let members = split::members(text)?;
-    let answers = match wish.consistency {
+    let answers = match lookup.consistency {
         LookupConsistency::Confirmed => confirmed(context, record, members, &[id]).await?,
         consistency => {
             let mut read = of_ids(context, record, members, &[id])?;

@@ -26,7 +26,7 @@ use super::super::write::{deliver, was_not_written};
 use super::call::ImageCall;
 use super::create::{NewShards, create};
 use super::pass_on;
-use super::points::{self, LookupConsistency, PointWish};
+use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
 
 /// Longest time of an image that is put in at idle priority. Searches may take all cores meanwhile.
@@ -230,8 +230,8 @@ impl ImagePut<'_> {
         let first = LookupConsistency::Default.or_strong(is_strong);
         let mut present = None;
         for consistency in [first, LookupConsistency::Strong] {
-            let wish = PointWish { payload: true, consistency };
-            let point = points::find(self.context, &target.record, id, wish).await?;
+            let lookup = PointLookup { payload: true, consistency };
+            let point = points::find(self.context, &target.record, id, lookup).await?;
             present = point.and_then(|point| present_answer(&id, &point.payload));
             if consistency == LookupConsistency::Strong || present.is_none() {
                 break;

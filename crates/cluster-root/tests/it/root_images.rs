@@ -238,16 +238,17 @@ async fn files_are_extracted_by_nodes_in_turn() {
         assert_eq!(request.method, Method::POST);
         assert_eq!(request.target, "/cluster/v1/extract?collection=c");
         assert_eq!(&request.body[..], b"picture");
-        let wish: Value = serde_json::from_slice(request.headers["x-extract"].as_bytes()).unwrap();
+        let wanted: Value =
+            serde_json::from_slice(request.headers["x-extract"].as_bytes()).unwrap();
         let settings = json!({"kind": "photo", "model": "colour"});
-        assert_eq!(wish, json!({"settings": settings, "dims": 2}));
+        assert_eq!(wanted, json!({"settings": settings, "dims": 2}));
     }
 }
 
 /// Answers an extraction: the whole image, or the view of a step.
 fn extracted_views(request: &PassedRequest) -> FakeReply {
-    let wish: Value = serde_json::from_slice(request.headers["x-extract"].as_bytes()).unwrap();
-    let Some(step) = wish["views"].as_u64() else { return reply(200, &extracted()) };
+    let wanted: Value = serde_json::from_slice(request.headers["x-extract"].as_bytes()).unwrap();
+    let Some(step) = wanted["views"].as_u64() else { return reply(200, &extracted()) };
     let kind = ["coarse", "mirrored", "part"][step as usize];
     let mut query = extracted();
     if kind == "coarse" {
