@@ -241,14 +241,14 @@ impl Collection {
         found: &mut QueryHits,
     ) -> Result<()> {
         found.candidates = ranked.len() as u64;
-        let mut hits = score_memtable_hits(ranked, scorer, query, found);
+        found.hits = Vec::new();
+        score_memtable_hits(ranked, scorer, query, found);
         let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
         if !candidates.is_empty() {
-            self.rerank(thread, query, scorer, views, candidates, &mut hits, found)?;
+            self.rerank(thread, query, scorer, views, candidates, found)?;
         }
-        hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
-        hits.truncate(query.k);
-        found.hits = hits;
+        found.hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
+        found.hits.truncate(query.k);
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl Collection {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what one query carries from stage to stage")]
+    /// Adds the hits among the candidates in segments to `found`.
     fn rerank<S: Scorer>(
         &self,
         thread: &mut SearchThread,
@@ -267,7 +267,6 @@ impl Collection {
         scorer: &S,
         views: &[&SegmentView],
         candidates: Vec<RerankCandidate>,
-        hits: &mut Vec<QueryHit>,
         found: &mut QueryHits,
     ) -> Result<()> {
         let segments: Arc<[Arc<dyn Records>]> =
@@ -291,7 +290,7 @@ impl Collection {
         for (candidate, score) in &answer.hits {
             let view = views.get(candidate.segment as usize);
             if let Some(id) = view.and_then(|view| view.segment.ids().id(candidate.row)) {
-                hits.push(QueryHit { id, score: *score, coarse: candidate.coarse });
+                found.hits.push(QueryHit { id, score: *score, coarse: candidate.coarse });
             }
         }
         found.partial |= answer.partial;
@@ -540,15 +539,14 @@ fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     }
 }
 
-/// Scores the candidates of memtables.
+/// Scores the candidates of memtables, and adds them to the hits of `found`.
 fn score_memtable_hits<S: Scorer>(
     ranked: &[RankedPoint<'_>],
     scorer: &S,
     query: &CollectionQuery<'_>,
     found: &mut QueryHits,
-) -> Vec<QueryHit> {
+) {
     let mut scratch = None;
-    let mut hits = Vec::new();
     for it in ranked {
         let HitLocation::Memtable(row) = &it.place else { continue };
         if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
@@ -558,7 +556,7 @@ fn score_memtable_hits<S: Scorer>(
         match scorer.score(&row.record, scratch.get_or_insert_with(|| scorer.scratch())) {
             Ok(score) => {
                 found.compared += 1;
-                hits.push(QueryHit { id: it.id, score, coarse: it.coarse });
+                found.hits.push(QueryHit { id: it.id, score, coarse: it.coarse });
             }
             Err(_) => {
                 found.partial = true;
@@ -566,5 +564,4 @@ fn score_memtable_hits<S: Scorer>(
             }
         }
     }
-    hits
 }
