@@ -212,11 +212,8 @@ impl Model {
         let stale: Vec<u64> =
             targets.iter().copied().filter(|number| self.stale(*number, spec.reload)).collect();
         for number in &stale {
-            if !self
-                .versions
-                .get(number)
-                .map_or(Ok(true), |version| version.complete(*number, may_wait))?
-            {
+            let version = self.versions.get(number);
+            if !version.map_or(Ok(true), |version| version.complete(*number, may_wait))? {
                 return Ok(None);
             }
         }

@@ -222,7 +222,7 @@ impl NamedCollection {
         change: &PayloadChange,
     ) -> Result<u64> {
         self.collection().throttle();
-        let applied = {
+        let (applied, count) = {
             let _changes = self.lock_changes()?;
             let mut changed = Vec::new();
             for (at, point) in
@@ -255,8 +255,8 @@ impl NamedCollection {
             self.changed();
             (applied?, ops.len() as u64)
         };
-        applied.0.commit()?;
-        Ok(applied.1)
+        applied.commit()?;
+        Ok(count)
     }
 
     /// Refuses a UUID whose hash belongs to another UUID, among `ids` or among the stored points.
