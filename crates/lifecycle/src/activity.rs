@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::VersionId;
 use parking_lot::Mutex;
 
-/// The loads and unloads in progress, readable without a lock.
+/// The loads and unloads in progress. Requests read without a lock if there are any.
 #[derive(Debug, Default)]
 pub struct LoadActivity {
     /// Begins and ends so far. A difference shows that there was one.
