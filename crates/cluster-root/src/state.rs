@@ -30,20 +30,10 @@ const LOAD_CHECK: Duration = Duration::from_millis(20);
 
 /// Images of this node.
 pub(super) struct NodeImages {
-    /// Name of this node.
-    pub(super) node: String,
     /// Extraction, and the store of originals.
     pub(super) state: Arc<ImagesState>,
     /// True if this node has the role extract.
     extracts: bool,
-}
-
-/// Store of the cluster, as a root uses it.
-pub(super) struct RootStore {
-    /// Name of this node.
-    pub(super) node: String,
-    /// Directory of the cluster in the store.
-    pub(super) place: StorePlace,
 }
 
 /// Rules and settings of recoveries from a location.
@@ -55,6 +45,8 @@ pub(super) struct LocationAccess {
 
 /// State of the routes.
 pub struct RootState {
+    /// Name of this node.
+    pub(super) node: String,
     pub(super) requests: Arc<RequestResources>,
     pub(super) client: HttpClient,
     pub(super) view: ViewSource,
@@ -67,7 +59,8 @@ pub struct RootState {
     pub(super) backups: Option<Arc<ClusterBackups>>,
     /// Recoveries from a location; `None` if there are none.
     pub(super) locations: Option<LocationAccess>,
-    pub(super) store: Option<RootStore>,
+    /// Directory of the cluster in the store, where searches for duplicates are kept.
+    pub(super) store: Option<StorePlace>,
     /// Searches for duplicates that run on this node.
     pub(super) duplicates: Arc<RunningDuplicates>,
     /// Limits of archives and folders; `None` without images.
@@ -79,14 +72,17 @@ pub struct RootState {
 }
 
 impl RootState {
-    /// Creates the state. `client` must show the key that the other nodes require.
+    /// Creates the state of the node called `node`. `client` must show the key that the other
+    /// nodes require.
     pub fn new(
+        node: &str,
         requests: Arc<RequestResources>,
         client: HttpClient,
         view: ViewSource,
         catalog: Arc<dyn CollectionCatalog>,
     ) -> RootState {
         RootState {
+            node: node.to_owned(),
             requests,
             client,
             view,
@@ -106,17 +102,13 @@ impl RootState {
         }
     }
 
-    /// Sets the images of this node, which is called `node` and whose store of originals is that of
-    /// the cluster. `extracts` is true if the node has the role extract. Without images, requests
-    /// that extract go to other nodes, and archives and folders are refused.
+    /// Sets the images of this node, whose store of originals is that of the cluster. `extracts` is
+    /// true if the node has the role extract. Without images, requests that extract go to other
+    /// nodes, and archives and folders are refused.
     #[must_use]
-    pub fn with_images(self, node: &str, state: Arc<ImagesState>, extracts: bool) -> RootState {
+    pub fn with_images(self, state: Arc<ImagesState>, extracts: bool) -> RootState {
         let bulk = Some(state.bulk().clone());
-        RootState {
-            images: Some(NodeImages { node: node.to_owned(), state, extracts }),
-            bulk,
-            ..self
-        }
+        RootState { images: Some(NodeImages { state, extracts }), bulk, ..self }
     }
 
     /// Sets the limits of archives and folders of a root without images.
@@ -143,10 +135,9 @@ impl RootState {
     }
 
     /// Sets the directory of the cluster in the store, where a root keeps searches for duplicates.
-    /// `node` is the name of this node.
     #[must_use]
-    pub fn with_store(self, node: &str, place: StorePlace) -> RootState {
-        RootState { store: Some(RootStore { node: node.to_owned(), place }), ..self }
+    pub fn with_store(self, place: StorePlace) -> RootState {
+        RootState { store: Some(place), ..self }
     }
 
     /// Returns the times of nodes for reads of this priority.

@@ -187,13 +187,14 @@ fn root_state(
     place: StorePlace,
 ) -> Arc<RootState> {
     let state = RootState::new(
+        node.name(),
         server.requests.clone(),
         node.client().clone(),
         node.view(),
         node.catalog().clone(),
     );
-    let state = state.with_store(node.name(), place);
-    let state = state.with_images(node.name(), server.images.clone(), roles.extract);
+    let state = state.with_store(place);
+    let state = state.with_images(server.images.clone(), roles.extract);
     let options = server.backups.store_options().to_vec();
     let state = state.with_locations(server.access.clone(), options);
     Arc::new(state.with_backups(node.backups().clone()))

@@ -26,11 +26,10 @@ pub(super) async fn take_slot(state: &Arc<RootState>, tried: &[String]) -> Optio
 /// turns. Nodes that have just failed are left out if there is another place.
 fn places(state: &RootState, tried: &[String]) -> Vec<ExtractionPlace> {
     let view = state.view.current();
-    let own_name = state.images.as_ref().map(|images| images.node.as_str());
     let names: Vec<&str> = view
         .nodes
         .values()
-        .filter(|node| node.roles.extract && Some(node.name.as_str()) != own_name)
+        .filter(|node| node.roles.extract && node.name != state.node)
         .map(|node| node.name.as_str())
         .filter(|name| !tried.iter().any(|it| it == name))
         .collect();

@@ -318,7 +318,8 @@ impl TestRoot {
             metrics: metrics.clone(),
         };
         let bulk = BulkResources::new(requests.clone(), Arc::new(access), None);
-        let state = RootState::new(requests, HttpClient::new(None), view.source(), catalog);
+        let client = HttpClient::new(None);
+        let state = RootState::new("this-root", requests, client, view.source(), catalog);
         let state = state.with_bulk(Arc::new(bulk));
         let router = routes().merge(image_routes()).with_state(Arc::new(state));
         TestRoot { view, metrics, loaded, router }

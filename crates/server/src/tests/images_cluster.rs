@@ -225,9 +225,9 @@ impl Spread {
         let server = &self.served.server;
         let (requests, client) = (server.requests.clone(), HttpClient::new(None));
         let catalog = Arc::new(self.node.clone());
-        let state = RootState::new(requests, client, self.node.view.source(), catalog);
-        let state = state.with_store(name, self.store.clone());
-        let state = state.with_images(name, server.images.clone(), true);
+        let state = RootState::new(name, requests, client, self.node.view.source(), catalog);
+        let state = state.with_store(self.store.clone());
+        let state = state.with_images(server.images.clone(), true);
         let state = Arc::new(state);
         cluster_root::routes().with_state(state.clone()).merge(image_routes().with_state(state))
     }

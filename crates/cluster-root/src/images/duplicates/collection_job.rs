@@ -23,8 +23,6 @@ pub(super) struct CollectionJob {
     pub(super) state: Arc<RootState>,
     pub(super) record: Arc<CollectionRecord>,
     pub(super) steps: JobSteps,
-    /// Name of this node.
-    node: String,
 }
 
 impl CollectionJob {
@@ -35,12 +33,11 @@ impl CollectionJob {
     pub(super) fn open(call: &ImageCall) -> Result<CollectionJob> {
         let state = call.context.state.clone();
         let record = state.record(&call.context.collection)?;
-        let Some(store) = &state.store else {
+        let Some(place) = state.store.clone() else {
             return Err(Error::precondition("this root has no store for searches for duplicates"));
         };
-        let steps = JobSteps::new(store.place.clone(), &record.id);
-        let node = store.node.clone();
-        Ok(CollectionJob { record, steps, node, state })
+        let steps = JobSteps::new(place, &record.id);
+        Ok(CollectionJob { record, steps, state })
     }
 
     /// Returns the newest step, unless the result was removed.
@@ -61,7 +58,7 @@ impl CollectionJob {
     pub(super) fn runs(&self, step: &JobStep) -> bool {
         let own = self.own();
         let observer = RunObserver {
-            node: &self.node,
+            node: &self.state.node,
             run: own.as_ref().map(|own| own.run.as_str()),
             is_alive: self.state.view.current().nodes.contains_key(&step.node),
             now_ms: now_ms(),
@@ -71,7 +68,7 @@ impl CollectionJob {
 
     /// Makes this node the one that creates the step.
     pub(super) fn sign(&self, step: &mut JobStep) {
-        step.node.clone_from(&self.node);
+        step.node.clone_from(&self.state.node);
         step.run = new_id();
         step.written_ms = now_ms();
     }

@@ -50,7 +50,7 @@ pub(in super::super) async fn groups(call: ImageCall) -> Response {
         let permit = job.permit().await?;
         let step = job.newest().await?.step;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
-        let CollectionJob { state, record, steps, .. } = job;
+        let CollectionJob { state, record, steps } = job;
         let lines = GroupLines { state, record, steps, sender, _permit: permit };
         tokio::spawn(lines.run(step));
         streamed(receiver).await

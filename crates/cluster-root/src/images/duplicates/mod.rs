@@ -72,7 +72,7 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     }
     job.steps.remove_before(number).await;
     job.steps.remove_parts(obsolete).await;
-    let CollectionJob { state, record, steps, .. } = job;
+    let CollectionJob { state, record, steps } = job;
     let start = JobStart { dims: settings.dims, number, step };
     ClusterJob::new(state, record, steps, start, registered, permit).spawn();
     let begun = Reply::json(begun_json(&options, total).to_string());
