@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::{Error, Result};
 use cluster::{EntryNumber, Epoch, LogEntry, ShardKey};
-use model_store::StorePlace;
+use model_store::{SmallObjects, StorePlace};
 use object_store::path::Path as Key;
-use object_store::{Error as StoreError, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{Error as StoreError, ObjectStoreExt, PutPayload};
 use tokio_stream::{Stream, StreamExt};
 
 use super::codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
@@ -67,10 +67,9 @@ pub enum CreateOutcome {
 /// Log of a shard in a store. Clones are the same log.
 #[derive(Clone, Debug)]
 pub struct ShardLog {
-    place: Arc<StorePlace>,
+    objects: SmallObjects,
     entries: Key,
     floors: Key,
-    timeout: Duration,
     shown: Arc<str>,
 }
 
@@ -81,8 +80,7 @@ impl ShardLog {
         ShardLog {
             entries: place.key(&directory("wal")),
             floors: place.key(&directory("floor")),
-            place: Arc::new(place.clone()),
-            timeout: REQUEST_TIMEOUT_DEFAULT,
+            objects: SmallObjects::new(place.clone(), REQUEST_TIMEOUT_DEFAULT),
             shown: key.to_string().into(),
         }
     }
@@ -90,13 +88,17 @@ impl ShardLog {
     /// Sets the longest time of a request, by default [`REQUEST_TIMEOUT_DEFAULT`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> ShardLog {
-        self.timeout = timeout;
+        self.objects = SmallObjects::new(self.place().clone(), timeout);
         self
     }
 
     /// Returns the shard as `ID/SSSS`, for messages.
     pub fn shown(&self) -> &str {
         &self.shown
+    }
+
+    fn place(&self) -> &StorePlace {
+        self.objects.place()
     }
 
     fn entry_key(&self, number: EntryNumber) -> Key {
@@ -111,9 +113,9 @@ impl ShardLog {
     pub async fn read(&self, number: EntryNumber) -> Result<Option<LogEntry<Batch>>> {
         let key = self.entry_key(number);
         let read = async {
-            let got = match self.place.objects().get(&key).await {
+            let got = match self.place().objects().get(&key).await {
                 Err(StoreError::NotFound { .. }) => return Ok(None),
-                got => got.map_err(|error| self.place.failed(&error))?,
+                got => got.map_err(|error| self.place().failed(&error))?,
             };
             if got.meta.size > ENTRY_BYTES_MAX as u64 {
                 let bytes = got.meta.size;
@@ -122,12 +124,12 @@ impl ShardLog {
             match got.bytes().await {
                 // A directory's entry was removed after it was opened.
                 Err(StoreError::NotFound { .. }) => Ok(None),
-                bytes => bytes.map(Some).map_err(|error| self.place.failed(&error)),
+                bytes => bytes.map(Some).map_err(|error| self.place().failed(&error)),
             }
         };
         let bytes = self.within(&key, read).await;
         let entry = bytes.and_then(|bytes| bytes.as_ref().map(decode_entry).transpose());
-        entry.map_err(|error| error.context(format!("{key} in {}", self.place.shown())))
+        entry.map_err(|error| error.context(format!("{key} in {}", self.place().shown())))
     }
 
     /// Creates an entry if it is absent.
@@ -136,33 +138,11 @@ impl ShardLog {
             Ok(bytes) => bytes,
             Err(error) => return CreateOutcome::Unknown(error),
         };
-        match self.create_object(&self.entry_key(number), bytes.into()).await {
+        match self.objects.create(&self.entry_key(number), bytes).await {
             Ok(true) => CreateOutcome::Created,
             Ok(false) => CreateOutcome::NotCreated,
             Err(error) => CreateOutcome::Unknown(error),
         }
-    }
-
-    /// Creates an object. Returns false if it exists.
-    async fn create_object(&self, key: &Key, payload: PutPayload) -> Result<bool> {
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put = async {
-            match self.place.objects().put_opts(key, payload, options).await {
-                Ok(_) => Ok(true),
-                Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {
-                    Ok(false)
-                }
-                Err(StoreError::NotImplemented { .. } | StoreError::NotSupported { .. }) => {
-                    Err(Error::precondition(format!(
-                        "{} cannot create an object only if it is absent; a cluster needs S3, \
-                         Google Cloud Storage, Azure Blob Storage or a directory",
-                        self.place.shown()
-                    )))
-                }
-                Err(error) => Err(self.place.failed(&error)),
-            }
-        };
-        self.within(key, put).await
     }
 
     /// Returns the floor, by default 0: the entries below may be removed.
@@ -176,9 +156,9 @@ impl ShardLog {
 
     async fn list_floors(&self) -> Result<BTreeSet<LogFloor>> {
         let mut floors = BTreeSet::new();
-        let mut listing = self.place.objects().list(Some(&self.floors));
+        let mut listing = self.place().objects().list(Some(&self.floors));
         while let Some(object) = listing.next().await {
-            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(&error))?.location;
             floors.extend(location.filename().and_then(LogFloor::parse));
         }
         Ok(floors)
@@ -191,10 +171,10 @@ impl ShardLog {
     /// The store's error, with a remedy.
     pub async fn end(&self) -> Result<EntryNumber> {
         let floor = self.floor().await?.entry;
-        let mut listing = self.place.objects().list(Some(&self.entries));
+        let mut listing = self.place().objects().list(Some(&self.entries));
         let mut end = floor;
         while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
-            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(&error))?.location;
             let number = location.filename().and_then(parse_number);
             end = end.max(number.map_or(floor, |number| number.plus(1)));
         }
@@ -208,7 +188,7 @@ impl ShardLog {
     /// The store's error: the floor may be raised or not.
     pub async fn raise_floor(&self, floor: LogFloor) -> Result<()> {
         let key = |floor: LogFloor| self.floors.clone().join(floor.to_string());
-        self.create_object(&key(floor), PutPayload::default()).await?;
+        self.objects.create(&key(floor), PutPayload::default()).await?;
         let floors = self.within(&self.floors, self.list_floors()).await;
         let old = floors.map(|floors| {
             let old = floors.iter().rev().skip(FLOORS_KEPT);
@@ -232,10 +212,10 @@ impl ShardLog {
     pub async fn remove_below(&self, entry: EntryNumber) -> Result<u64> {
         // An entry at or above the floor must exist, otherwise its absence looks like the end.
         let entry = entry.min(self.floor().await?.entry);
-        let mut listing = self.place.objects().list(Some(&self.entries));
+        let mut listing = self.place().objects().list(Some(&self.entries));
         let mut below = Vec::new();
         while let Some(object) = self.within(&self.entries, next(&mut listing)).await? {
-            let location = object.map_err(|error| self.place.failed(&error))?.location;
+            let location = object.map_err(|error| self.place().failed(&error))?.location;
             let number = location.filename().and_then(parse_number);
             if number.is_some_and(|number| number < entry) {
                 below.push(location);
@@ -249,30 +229,22 @@ impl ShardLog {
         let keys: Pin<Box<dyn Stream<Item = object_store::Result<Key>> + Send>> =
             Box::pin(tokio_stream::iter(keys.into_iter().map(Ok)));
         // Stores remove up to 1,000 objects with a request, or up to 20 at the same time.
-        let mut outcomes = self.place.objects().delete_stream(keys);
+        let mut outcomes = self.place().objects().delete_stream(keys);
         let mut removed = 0;
         while let Some(outcome) = self.within(&self.entries, next(&mut outcomes)).await? {
             match outcome {
                 Ok(_) => removed += 1,
                 Err(StoreError::NotFound { .. }) => {}
-                Err(error) => return Err(self.place.failed(&error)),
+                Err(error) => return Err(self.place().failed(&error)),
             }
         }
         Ok(removed)
     }
 
-    /// Waits for a request, up to the timeout.
+    /// Waits for a request about `key`, up to the timeout.
     async fn within<T>(&self, key: &Key, request: impl Future<Output = Result<T>>) -> Result<T> {
-        let began = Instant::now();
-        match tokio::time::timeout(self.timeout, request).await {
-            // A process that was stopped meanwhile may find an old answer.
-            Ok(answer) if began.elapsed() <= self.timeout.saturating_mul(2) => answer,
-            _ => Err(Error::unavailable(format!(
-                "{}: no answer within {:?} about {key}; the store may be unreachable or overloaded",
-                self.place.shown(),
-                self.timeout
-            ))),
-        }
+        let answer = self.objects.within(request).await;
+        answer.map_err(|error| error.context(format_args!("object {key}")))?
     }
 }
 

@@ -139,7 +139,7 @@ impl ClusterBackups {
         collection: &str,
         id: &BackupId,
     ) -> Result<bool> {
-        self.objects.create(&self.abandoned_key(collection, id), Vec::new()).await?;
+        self.objects.create(&self.abandoned_key(collection, id), Vec::<u8>::new()).await?;
         if self.objects.read(&self.set_key(collection, id), SET_BYTES_MAX).await?.is_some() {
             return Ok(false);
         }

@@ -27,7 +27,7 @@ impl ClusterBackups {
     /// The store's error.
     pub(super) async fn prepare(&self, record: &CollectionRecord) -> Result<()> {
         let objects = self.cluster_objects();
-        objects.create(&prepared_key(&objects, &record.id), Vec::new()).await.map(drop)
+        objects.create(&prepared_key(&objects, &record.id), Vec::<u8>::new()).await.map(drop)
     }
 
     /// Checks that the data of a new collection is there. The caller checks it before and after it

@@ -174,7 +174,8 @@ mod tests {
         for content in ["", " \n", "a b", "\u{e9}"] {
             let place = in_memory();
             let objects = SmallObjects::new(place.clone(), REQUEST_TIMEOUT);
-            objects.create(&objects.key(IDENTITY), content.into()).await.unwrap();
+            let bytes = content.as_bytes().to_vec();
+            objects.create(&objects.key(IDENTITY), bytes).await.unwrap();
             let error = StoreIdentity::new(place).id().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::DataLoss, "{content:?}");
             assert!(error.message().contains("cluster/identity"), "{error}");

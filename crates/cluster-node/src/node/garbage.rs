@@ -200,7 +200,7 @@ mod tests {
         let record: CollectionRecord = serde_json::from_str(record).unwrap();
         assert!(CollectionCatalog::create(&catalog, &record).await.unwrap());
         for id in ["1", "2"] {
-            assert!(objects.create(&prepared_key(&objects, id), Vec::new()).await.unwrap());
+            assert!(objects.create(&prepared_key(&objects, id), Vec::<u8>::new()).await.unwrap());
         }
         let expired = vec!["1".to_owned(), "2".to_owned()];
         assert_eq!(without_record(&objects, &catalog, expired).await.unwrap(), ["2"]);
