@@ -52,7 +52,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
 /// the next event.
 fn repeat(
     core: &RegistryCore,
-    chore: BackgroundTask,
+    task: BackgroundTask,
     one: impl Fn(&NamedCollection) -> Result<bool>,
     otherwise: impl Fn(&RegistryCore) -> bool,
 ) {
@@ -60,10 +60,10 @@ fn repeat(
         let seen = core.resources.events();
         let mut busy = false;
         for named in core.ready() {
-            if !core.stopped() && named.may(chore) {
+            if !core.stopped() && named.may_run(task) {
                 let outcome = one(&named);
-                named.tried(chore, &outcome);
-                busy |= has_room_now(core, chore, &outcome);
+                named.record_outcome(task, &outcome);
+                busy |= has_room_now(core, task, &outcome);
                 busy |= outcome.is_ok_and(|did| did);
             }
         }
@@ -74,9 +74,9 @@ fn repeat(
 }
 
 /// Returns true if a flush failed for lack of memory, and codes were moved to the medium for it.
-fn has_room_now(core: &RegistryCore, chore: BackgroundTask, outcome: &Result<bool>) -> bool {
+fn has_room_now(core: &RegistryCore, task: BackgroundTask, outcome: &Result<bool>) -> bool {
     let lacks = |error: &Error| error.kind() == ErrorKind::ResourceExhausted;
-    chore == BackgroundTask::Flush && outcome.as_ref().is_err_and(lacks) && core.move_codes()
+    task == BackgroundTask::Flush && outcome.as_ref().is_err_and(lacks) && core.move_codes()
 }
 
 /// Moves codes to the medium if segments of the collection pile up because their merge needs the
@@ -100,14 +100,14 @@ fn relieve(core: &RegistryCore) -> bool {
     if !core.resources.budget().is_short() {
         return false;
     }
-    let sizes = core.ready().into_iter().filter(|named| named.may(BackgroundTask::Flush));
+    let sizes = core.ready().into_iter().filter(|named| named.may_run(BackgroundTask::Flush));
     let largest = sizes
         .map(|named| (named.collection().unflushed_bytes(), named))
         .max_by_key(|(bytes, _)| *bytes);
     match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
         Some((_, named)) => {
             let frozen = named.collection().freeze().map(|()| true);
-            named.tried(BackgroundTask::Flush, &frozen);
+            named.record_outcome(BackgroundTask::Flush, &frozen);
             frozen.is_ok()
         }
         None => false,

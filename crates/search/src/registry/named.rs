@@ -43,24 +43,51 @@ pub struct ScrollPage {
 pub struct NamedCollection {
     name: String,
     directory: PathBuf,
+    /// Name of the directory of its points.
     points: String,
     settings: Mutex<Arc<CollectionSettings>>,
     collection: Collection,
+    /// Returns the internal id of a UUID.
     hash: fn(&[u8; 16]) -> u64,
+    /// Number that no other collection has which this process opens.
     serial: u64,
     /// Locked from a read of points until they are changed, but not while the log is synced.
     changing: Mutex<()>,
     removed: AtomicBool,
     generation: AtomicU64,
-    /// Time and delay of the next try after a failure, by task.
-    retry: Mutex<[Option<(Instant, Duration)>; 2]>,
+    retries: Mutex<RetryDelays>,
+}
+
+/// Delays of background tasks that have failed.
+#[derive(Default)]
+struct RetryDelays {
+    flush: Option<RetryDelay>,
+    merge: Option<RetryDelay>,
+}
+
+impl RetryDelays {
+    fn of(&mut self, task: BackgroundTask) -> &mut Option<RetryDelay> {
+        match task {
+            BackgroundTask::Flush => &mut self.flush,
+            BackgroundTask::Merge => &mut self.merge,
+        }
+    }
+}
+
+/// Delay of a task that has failed.
+#[derive(Clone, Copy)]
+struct RetryDelay {
+    /// Time of the next try.
+    next: Instant,
+    /// Time from the failure to the next try.
+    delay: Duration,
 }
 
 /// Kind of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackgroundTask {
-    Flush = 0,
-    Merge = 1,
+    Flush,
+    Merge,
 }
 
 impl NamedCollection {
@@ -84,7 +111,7 @@ impl NamedCollection {
             changing: Mutex::new(()),
             removed: AtomicBool::new(false),
             generation: AtomicU64::new(0),
-            retry: Mutex::default(),
+            retries: Mutex::default(),
         }
     }
 
@@ -377,23 +404,24 @@ impl NamedCollection {
     }
 
     /// Returns true if no earlier failure delays the task.
-    pub(super) fn may(&self, chore: BackgroundTask) -> bool {
-        !self.removed()
-            && self.retry.lock()[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
+    pub(super) fn may_run(&self, task: BackgroundTask) -> bool {
+        let retry = *self.retries.lock().of(task);
+        !self.removed() && retry.is_none_or(|retry| Instant::now() >= retry.next)
     }
 
-    /// Records the outcome of a task.
-    pub(super) fn tried(&self, chore: BackgroundTask, outcome: &Result<bool>) {
-        let place = &mut self.retry.lock()[chore as usize];
+    /// Records the outcome of a task. `Ok(false)` is a task without work.
+    pub(super) fn record_outcome(&self, task: BackgroundTask, outcome: &Result<bool>) {
+        let mut retries = self.retries.lock();
+        let retry = retries.of(task);
         match outcome {
             // A thread without work does not clear the failure of another thread.
             Ok(false) => {}
-            Ok(true) => *place = None,
+            Ok(true) => *retry = None,
             Err(error) => {
-                let wait = place.map_or(RETRY_MIN, |(_, wait)| (wait * 2).min(RETRY_MAX));
-                *place = Some((Instant::now() + wait, wait));
+                let delay = retry.map_or(RETRY_MIN, |retry| (retry.delay * 2).min(RETRY_MAX));
+                *retry = Some(RetryDelay { next: Instant::now() + delay, delay });
                 if !self.removed() && error.kind() != ErrorKind::Cancelled {
-                    tracing::error!(collection = self.name, ?chore, %error, "failed, and is tried again");
+                    tracing::error!(collection = self.name, ?task, %error, "failed, and is tried again");
                 }
             }
         }
