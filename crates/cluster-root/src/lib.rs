@@ -40,6 +40,7 @@ mod matrix;
 mod merge;
 mod merged_groups;
 mod mmr;
+mod new_shards;
 mod older;
 mod own_rounds;
 mod params;

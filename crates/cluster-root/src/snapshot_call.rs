@@ -7,7 +7,6 @@ use api_qdrant::refuse;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use base::{Error, Result};
-use cluster::{COPIES_MAX, SHARDS_MAX};
 use cluster_node::backups::ImportTarget;
 use http::HeaderMap;
 use search::registry::check_name;
@@ -15,8 +14,8 @@ use serde::Deserialize;
 use transport::{HeaderTimeout, Peer, Reply};
 
 use super::call::RootContext;
-use super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
 use super::envelope::{RootAnswer, reply};
+use super::new_shards::NewShards;
 use super::params::RouteQuery;
 use super::state::RootState;
 
@@ -62,21 +61,8 @@ impl TransferParams {
     pub(super) fn target(&self, name: &str) -> Result<ImportTarget> {
         check_name(name)?;
         check_checksum(self.checksum.as_deref())?;
-        let within = |name: &str, value: Option<u32>, default: u32, max: u32| match value {
-            None => Ok(default),
-            Some(value) if (1..=max).contains(&value) => Ok(value),
-            Some(_) => Err(Error::invalid(format!("{name}= is 1 to {max}"))),
-        };
-        Ok(ImportTarget {
-            name: name.to_owned(),
-            shards: within("shard_number", self.shard_number, SHARDS_DEFAULT, SHARDS_MAX)?,
-            copies: within(
-                "replication_factor",
-                self.replication_factor,
-                COPIES_DEFAULT,
-                COPIES_MAX as u32,
-            )?,
-        })
+        let new = NewShards::checked(self.shard_number, self.replication_factor)?;
+        Ok(ImportTarget { name: name.to_owned(), shards: new.shards, copies: new.copies })
     }
 
     /// Returns true if the request names the shards of the new collection.
@@ -135,6 +121,7 @@ impl SnapshotCall {
 mod tests {
     use base::ErrorKind;
 
+    use super::super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT};
     use super::*;
 
     #[test]

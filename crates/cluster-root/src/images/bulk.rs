@@ -25,8 +25,8 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::super::call::RootContext;
 use super::super::extraction_slots::{ExtractionPlace, ExtractionSlot};
+use super::super::new_shards::NewShards;
 use super::call::ImageCall;
-use super::create::NewShards;
 use super::extraction_nodes::take_slot;
 use super::put::{BACKGROUND_TIME_MAX, ImagePut, RootPutParams, count};
 use super::repeats::{ImageRepeats, RunningImage};

@@ -4,46 +4,20 @@ use std::time::{Duration, Instant};
 
 use api_images::ImageSettings;
 use base::{Error, Result};
-use cluster::{COPIES_MAX, SHARDS_MAX};
 use cluster_node::{CollectionRecord, new_id};
 use search::coarse::DIMS_MAX;
 use search::registry::check_name;
 use serde_json::json;
 
 use super::super::call::RootContext;
-use super::super::collections::{COPIES_DEFAULT, SHARDS_DEFAULT, wait_for, wait_for_holders};
+use super::super::collections::{wait_for, wait_for_holders};
+use super::super::new_shards::NewShards;
 use super::target::ImageTarget;
 
 /// Longest wait for the record of a collection that another node has just created.
 const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Retry advice if that record does not appear.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// Shards of a collection, if the request creates it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NewShards {
-    shards: u32,
-    /// Holders of each shard.
-    copies: u32,
-}
-
-impl NewShards {
-    /// Checks the parameters `shard_number` and `replication_factor`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` that names the parameter out of its limits.
-    pub(super) fn checked(shards: Option<u32>, copies: Option<u32>) -> Result<NewShards> {
-        let within = |name: &str, value: Option<u32>, default: u32, max: u32| match value {
-            None => Ok(default),
-            Some(value) if (1..=max).contains(&value) => Ok(value),
-            Some(_) => Err(Error::invalid(format!("{name}= is 1 to {max}"))),
-        };
-        Ok(NewShards {
-            shards: within("shard_number", shards, SHARDS_DEFAULT, SHARDS_MAX)?,
-            copies: within("replication_factor", copies, COPIES_DEFAULT, COPIES_MAX as u32)?,
-        })
-    }
-}
 
 /// Creates the collection of a request and waits for its holders, or returns the one that another
 /// request has created meanwhile.
@@ -108,22 +82,6 @@ mod tests {
 
     fn photos() -> ImageSettings {
         ImageSettings { kind: ImageKind::Photo, model: "colour".to_owned() }
-    }
-
-    #[test]
-    fn shards_and_copies_have_defaults_and_limits() {
-        let new = NewShards::checked(None, None).unwrap();
-        assert_eq!(new, NewShards { shards: SHARDS_DEFAULT, copies: COPIES_DEFAULT });
-        let own = NewShards::checked(Some(3), Some(1)).unwrap();
-        assert_eq!(own, NewShards { shards: 3, copies: 1 });
-        for (shards, copies, word) in [
-            (Some(0), None, "shard_number"),
-            (Some(SHARDS_MAX + 1), None, "shard_number"),
-            (None, Some(9), "replication_factor"),
-        ] {
-            let error = NewShards::checked(shards, copies).unwrap_err();
-            assert!(error.message().contains(word), "{error}");
-        }
     }
 
     #[test]

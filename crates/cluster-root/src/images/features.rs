@@ -19,10 +19,11 @@ use transport::Reply;
 
 use super::super::call::RootContext;
 use super::super::check;
+use super::super::new_shards::NewShards;
 use super::super::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
 use super::super::write::deliver;
 use super::call::ImageCall;
-use super::create::{NewShards, create};
+use super::create::create;
 use super::points::{FoundIds, LookupConsistency, find_ids};
 use super::target::ImageTarget;
 use super::{pass_on, put};

@@ -19,12 +19,13 @@ use tokio::time::{timeout, timeout_at};
 use transport::{Reply, query_flag};
 
 use super::super::call::RootContext;
+use super::super::new_shards::NewShards;
 use super::super::removed_originals::delete_original;
 use super::super::split::shard_of_id;
 use super::super::state::RootState;
 use super::super::write::{deliver, was_not_written};
 use super::call::ImageCall;
-use super::create::{NewShards, create};
+use super::create::create;
 use super::pass_on;
 use super::points::{self, LookupConsistency, PointLookup};
 use super::target::ImageTarget;
