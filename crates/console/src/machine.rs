@@ -182,7 +182,7 @@ impl MachineWatch {
 
     fn disks(&self) -> Vec<DiskUse> {
         let disk = |shown: &ShownDirectory| {
-            let space = os::disk::space(&shown.path)?;
+            let space = os::disk::space(&shown.path).ok()?;
             Some(DiskUse {
                 name: shown.name,
                 path: shown.path.display().to_string(),

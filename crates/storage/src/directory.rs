@@ -4,16 +4,14 @@
 //! written bytes go to the disk every few MiB and leave the cache. Bytes that a failed fsync may
 //! have lost are never trusted again: the writer refuses everything afterwards.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
+use os::disk::DiskSpace;
 use os::private;
 
 use crate::medium::{Salvaged, Space, Writer, loadable};
@@ -99,22 +97,9 @@ impl Directory {
 
     /// Returns the free space of the directory's file system for unprivileged users.
     pub(crate) fn space(&self) -> Result<Option<Space>> {
-        let path = CString::new(self.path.as_os_str().as_bytes()).map_err(|_| {
-            Error::invalid(format!("{}: a path with a zero byte", self.path.display()))
-        })?;
-        let mut found = MaybeUninit::<libc::statvfs>::zeroed();
-        // SAFETY: `path` ends with a zero byte and `found` has room for the bytes that the call
-        // writes.
-        let code = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
-        if code != 0 {
-            return Err(io_error(&self.path, &io::Error::last_os_error()));
-        }
-        // SAFETY: the call succeeded, and zeros are a valid value besides.
-        let found = unsafe { found.assume_init() };
-        // File systems without a fixed number of files report 0.
-        let files_free = (found.f_files > 0).then_some(found.f_favail);
-        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        Ok(Some(Space { free: bytes(found.f_bavail), total: bytes(found.f_blocks), files_free }))
+        let space = os::disk::space(&self.path).map_err(|error| io_error(&self.path, &error))?;
+        let DiskSpace { free, total, files_free } = space;
+        Ok(Some(Space { free, total, files_free }))
     }
 
     /// Reads the whole file through the page cache and then drops it there.
