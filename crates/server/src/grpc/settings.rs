@@ -11,7 +11,7 @@ use transport::access::AdminRequest;
 
 use super::call::{SmallCall, answer};
 use super::response::Response;
-use crate::log_filter::{LOG_ADMIN_ACTION, LOG_ADMIN_CALL};
+use crate::log_filter::{self, LOG_ADMIN_ACTION, LOG_ADMIN_CALL};
 use crate::models::ModelsState;
 use crate::trace_settings::{TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
 
@@ -45,8 +45,7 @@ pub(super) async fn trace(
 
 pub(super) async fn log(state: Arc<ModelsState>, request: http::Request<RequestBody>) -> Response {
     answer(state.clone(), request, async |call: SmallCall<pb::LogSettingsRequest>| {
-        let missing = || Error::unimplemented("this program's log cannot change while it runs");
-        let filter = state.log.as_deref().ok_or_else(missing)?;
+        let filter = log_filter::changeable(&state.log)?;
         if !call.message.settings.is_empty() {
             let request = AdminRequest {
                 calls: LOG_ADMIN_CALL,
@@ -57,9 +56,7 @@ pub(super) async fn log(state: Arc<ModelsState>, request: http::Request<RequestB
             let settings = call.message.settings.clone();
             let changed = async {
                 let settings = settings.into_iter().map(setting).collect::<Result<_>>()?;
-                filter.set(&changed_log(&filter.get(), &settings)?)?;
-                tracing::info!(filter = filter.get(), "an administrator changed the log's filter");
-                Ok(())
+                log_filter::change(filter, &changed_log(&filter.get(), &settings)?)
             };
             state.access.admin(request, changed).await?;
         }

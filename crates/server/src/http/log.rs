@@ -15,7 +15,7 @@ use transport::access::{AccessPolicy, AdminRequest, Caller};
 use transport::{Peer, Reply, RequestResources, Shared};
 
 use crate::compose::Server;
-use crate::log_filter::{LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LOG_FILTER_BYTES_MAX, LogFilter};
+use crate::log_filter::{self, LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LogFilter};
 
 struct LogRouteState {
     requests: Arc<RequestResources>,
@@ -25,8 +25,7 @@ struct LogRouteState {
 
 impl LogRouteState {
     fn filter(&self) -> Result<&dyn LogFilter> {
-        let missing = || Error::unimplemented("this program's log cannot change while it runs");
-        self.filter.as_deref().ok_or_else(missing)
+        log_filter::changeable(&self.filter)
     }
 }
 
@@ -72,13 +71,7 @@ async fn change(
     let changed = async {
         let filter = state.filter()?;
         let settings: LogFilterBody = state.requests.read_json(&headers, body).await?;
-        if settings.filter.len() > LOG_FILTER_BYTES_MAX {
-            return Err(Error::too_large(format!(
-                "the filter has more than {LOG_FILTER_BYTES_MAX} bytes"
-            )));
-        }
-        filter.set(&settings.filter)?;
-        tracing::info!(filter = settings.filter, "an administrator changed the log's filter");
+        log_filter::change(filter, &settings.filter)?;
         Ok(reply(filter))
     };
     Reply::of(state.access.admin(request, changed).await)
@@ -103,8 +96,7 @@ async fn change_triton(
         let filter = state.filter()?;
         let settings: BTreeMap<String, Value> = state.requests.read_json(&headers, body).await?;
         let settings = settings.into_iter().map(setting).collect::<Result<_>>()?;
-        filter.set(&changed_log(&filter.get(), &settings)?)?;
-        tracing::info!(filter = filter.get(), "an administrator changed the log's filter");
+        log_filter::change(filter, &changed_log(&filter.get(), &settings)?)?;
         Ok(triton_reply(filter))
     };
     Reply::of(state.access.admin(request, changed).await)
