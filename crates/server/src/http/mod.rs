@@ -2,6 +2,7 @@
 //! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
 mod backups;
+mod fallback;
 mod health;
 mod log;
 mod moved;
@@ -26,8 +27,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use base::Error;
-use http::{HeaderMap, StatusCode, Uri, header};
+use http::{HeaderMap, Uri, header};
 use observe::{Exporter, MetricNames, trace_call};
 use transport::access::{KeyGrant, OperationGuard};
 use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
@@ -151,8 +151,8 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let routes =
         moved::callers(surface, routes).merge(moved::operators(surface, operators(server)));
     let routes = guarded(server, routes)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(fallback::unknown)
+        .method_not_allowed_fallback(fallback::wrong_method)
         .layer(Extension(surface));
     access.guard_hosts(access.cors.guard(routes, is_api))
 }
@@ -271,52 +271,4 @@ async fn model_names(
     let seen = |name: &&str| view::sees_model(grant.as_deref(), name);
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).filter(seen).collect();
     Reply::json(serde_json::json!({ "models": names }).to_string())
-}
-
-async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) -> Reply {
-    if let Some(what) = oip::not_offered(uri.path()) {
-        return Reply::error(&Error::unimplemented(format!(
-            "{} is not offered: {what}",
-            uri.path()
-        )));
-    }
-    let others = match surface.elsewhere() {
-        None => "metrics are at /metrics, pages at /, /try, /images, /vectors, /audio and /docs"
-            .to_owned(),
-        Some(port) => format!("admin calls, metrics and pages are at port {port}"),
-    };
-    Reply::error(&Error::not_found(format!(
-        "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, {others}, all calls \
-         in /openapi.json",
-        uri.path()
-    )))
-}
-
-async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
-    let path = uri.path();
-    let advice = match meant(&method, path) {
-        Some(meant) => format!("; did you mean {meant}?"),
-        // A browser asks so before a page of another origin may call.
-        None if method == http::Method::OPTIONS => {
-            "; to let pages of another origin call this server, start it with --cors ORIGIN"
-                .to_owned()
-        }
-        None => String::new(),
-    };
-    let error = Error::invalid(format!("{path} does not take {method}{advice}"));
-    Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
-}
-
-/// Returns the request that a client most likely meant; `path` does not accept `method`.
-fn meant(method: &http::Method, path: &str) -> Option<String> {
-    let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
-    match (method.as_str(), segments.as_slice()) {
-        ("POST", ["v2", "models", _] | ["v2", "models", _, "versions", _]) => {
-            Some(format!("{}/infer", path.trim_end_matches('/')))
-        }
-        ("GET", ["v2", "models", _, .., "infer"] | ["v2", "repository", ..]) => {
-            Some(format!("POST {path}"))
-        }
-        _ => None,
-    }
 }
