@@ -5,10 +5,10 @@
 //! not have are refused with 501 and the reason. Unknown fields of a body and unknown query
 //! parameters are refused with 400 and their name. Hints that a collection does not follow (shards
 //! and replicas, parameters of the graph and the optimiser, storage) are accepted and named in the
-//! `warnings` of `GET /collections/NAME`. `ordering` and `consistency` have no effect, because every
-//! write is durable before its response. With `wait=true`, a change of payloads or vectors fails if
-//! an id has no point. Segments index payload fields by themselves, so an index that a client asks
-//! for is recorded and shown only.
+//! `warnings` of `GET /collections/NAME`. `ordering` and `consistency` have no effect, because
+//! every write is durable before its response. With `wait=true`, a change of payloads or vectors
+//! fails if an id has no point. Segments index payload fields by themselves, so an index that a
+//! client asks for is recorded and shown only.
 //!
 //! # Threads
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A

@@ -40,7 +40,7 @@ impl From<SchemaJson> for pb::PayloadSchemaInfo {
 #[serde(transparent)]
 struct IndexMembers(Map<String, Value>);
 
-/// Makes the parameters of one type: its own ones, and those that every type has.
+/// Makes the parameters of one type: its own ones, and `on_disk`, which every type has.
 macro_rules! index_params {
     ($kind:ident, $members:expr, { $($field:ident: $value:expr),* }) => {
         IndexParams::$kind(pb::$kind {

@@ -53,7 +53,6 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
     let local = LocalCollections::new(Router::new(), Arc::new(TestRegistry(registry.clone())));
     let services = Arc::new(NodeServices {
         name: "a".to_owned(),
-        place: store.place().clone(),
         store,
         local,
         view: ViewUpdater::new().source(),
@@ -66,7 +65,7 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
         serving: Notify::new(),
     });
     ShardFollower {
-        log: ShardLog::new(&services.place, &shard()),
+        log: ShardLog::new(services.store.place(), &shard()),
         services,
         record: record(),
         key: shard(),

@@ -243,8 +243,8 @@ impl PayloadScan {
     }
 
     /// Counts a part of an index, which costs as much as many rows, and decides what to do. The
-    /// pass stops only at the end of the slice, and only if `can_pause` returns true. It ignores the
-    /// deadline, which limits reads of payloads.
+    /// pass stops only at the end of the slice, and only if `can_pause` returns true. It ignores
+    /// the deadline, which limits reads of payloads.
     pub(super) fn next_part(&mut self, can_pause: impl FnOnce() -> bool) -> ScanStep {
         if self.step == ScanStep::Read {
             // The first part is always read, so that every slice makes progress.
