@@ -130,7 +130,7 @@ impl<'a> RestResponse<'a> {
     /// it.
     pub(crate) fn is_partial(&self) -> bool {
         // Long responses are read twice only if they may say so.
-        let says = self.json.windows(PARTIAL.len()).any(|part| part == PARTIAL);
+        let says = memchr::memmem::find(self.json, PARTIAL).is_some();
         let read = || serde_json::from_slice::<Envelope<PartialResult>>(self.json);
         says && read().is_ok_and(|envelope| envelope.result.partial)
     }
