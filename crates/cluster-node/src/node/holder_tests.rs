@@ -155,6 +155,16 @@ async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
 }
 
 #[tokio::test]
+async fn a_damaged_copy_gets_no_snapshot() {
+    let node = DamagedNode::start().await;
+    let ShardFollower { services, key, log, record, .. } = &node.follower;
+    let taken = snapshot::take(services, key, &record.id, log, node.damaged.clone()).await;
+    let error = taken.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().starts_with("the local copy is damaged"), "{error}");
+}
+
+#[tokio::test]
 async fn reads_of_an_ended_holder_do_not_count() {
     let state = Arc::new(HolderState::new());
     state.caught_up.store(true, Ordering::Release);

@@ -13,7 +13,7 @@ use backup::{
     BackupContext, BackupExtent, BackupId, BackupProgress, BackupStore, RestoreReport,
     RestoreTarget, RetentionPolicy,
 };
-use base::{ErrorKind, Result};
+use base::{Error, ErrorKind, Result};
 use cluster::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 use metrics::KindLabels;
 use parking_lot::Mutex;
@@ -110,7 +110,11 @@ pub(crate) struct StoredSnapshot {
 
 /// Takes a snapshot, unless the store has a newer one, then raises the floor of the log to the
 /// oldest one that is kept. Returns the position of the newest one.
-async fn take(
+///
+/// # Errors
+/// `FailedPrecondition` if the local collection is damaged; as [`backup::create`] and
+/// [`ShardLog::raise_floor`].
+pub(super) async fn take(
     services: &Arc<NodeServices>,
     key: &ShardKey,
     id: &str,
@@ -133,6 +137,7 @@ async fn take(
             if position.next < floor.entry || !is_newer {
                 return Ok(known);
             }
+            check_undamaged(&named)?;
             backup::create(&context, &named, BackupExtent::Missing).await?;
             let listed = store.ids(&name).await?;
             let known = snapshots(&store, &name).await?;
@@ -157,6 +162,18 @@ async fn take(
         tracing::info!(shard = %key, next = newest.next.0, removed, "a snapshot was taken");
     }
     Ok(newest)
+}
+
+/// Checks that the local collection has all of its data. A snapshot copies files as they are, and
+/// the log before it is removed, so the damage would become the state of the shard.
+///
+/// # Errors
+/// `FailedPrecondition` that names the damage.
+fn check_undamaged(named: &NamedCollection) -> Result<()> {
+    match named.collection().loss() {
+        None => Ok(()),
+        Some(loss) => Err(Error::precondition(format!("the local copy is damaged: {loss}"))),
+    }
 }
 
 /// Returns the snapshots of a shard that can be read.
