@@ -33,8 +33,8 @@ const PASSED_WAIT: Duration = Duration::from_millis(10);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Shortest time between two replacements of a damaged local collection. A disk that damages every
-/// copy must not cause one restore after the other.
+/// Shortest time from the end of a try to replace a damaged local collection to the next try. A
+/// disk that damages every copy must not cause one restore after the other.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// State of a shard that requests and the follower share.
@@ -206,7 +206,7 @@ struct ShardFollower {
     log: ShardLog,
     state: Arc<HolderState>,
     snapshots: SnapshotState,
-    /// Time of the last try to replace a damaged local collection.
+    /// End of the last try to replace a damaged local collection.
     replaced: Option<Instant>,
 }
 
@@ -411,13 +411,16 @@ impl ShardFollower {
                         return Ok(OpenedShard { named, floor });
                     };
                     tracing::error!(shard = %self.key, %loss, "the local copy is damaged and is replaced");
-                    self.replaced = Some(Instant::now());
                     damaged = Some(named);
                 }
                 _ => self.services.local.remove(&self.key).await?,
             }
         }
         let loaded = self.load(floor).await;
+        if damaged.is_some() {
+            // At the end: a try may take longer than the interval.
+            self.replaced = Some(Instant::now());
+        }
         match (loaded, damaged) {
             (Err(error), Some(named)) if !named.removed() => {
                 tracing::error!(shard = %self.key, %error, "the damaged local copy cannot be replaced now");

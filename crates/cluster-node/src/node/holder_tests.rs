@@ -23,6 +23,8 @@ const DIMS: usize = 64;
 const POINTS: u64 = 200;
 const PAGE_BYTES: usize = 4096;
 const OPEN_MAX: Duration = Duration::from_secs(60);
+/// Time in which a follower begins to wait for the turn of its restore.
+const TURN_WAIT: Duration = Duration::from_millis(200);
 
 fn record() -> CollectionRecord {
     CollectionRecord {
@@ -152,6 +154,23 @@ async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
     assert_eq!(node.follower.loss_to_repair(&opened.named), None);
     let again = node.follower.open().await.unwrap();
     assert!(Arc::ptr_eq(&again.named, &node.damaged));
+}
+
+#[tokio::test]
+async fn the_next_try_counts_from_the_end_of_a_try() {
+    let mut node = DamagedNode::start().await;
+    let services = node.follower.services.clone();
+    let turn = services.restore_turn().await;
+    let began = {
+        let mut opening = std::pin::pin!(node.follower.open());
+        let waits = tokio::time::timeout(TURN_WAIT, opening.as_mut()).await.is_err();
+        assert!(waits, "another restore has the turn");
+        let began = Instant::now();
+        drop(turn);
+        opening.await.unwrap();
+        began
+    };
+    assert!(node.follower.replaced.unwrap() >= began);
 }
 
 #[tokio::test]
