@@ -45,8 +45,8 @@ use super::split::{self, RawMembers};
 pub(super) const GROUP_MEMBERS: [&str; 2] = ["group_by", "group_size"];
 /// Member of a request that names the other collection.
 const WITH_LOOKUP: &str = "with_lookup";
-/// Maximum hits of all groups together for which a shard is asked again, if the hits of the second
-/// round were too few.
+/// Maximum hits of all groups and shards together for which the second round is repeated. Their
+/// answers must stay below the limit of a read, which would refuse the request.
 const FURTHER_HITS_MAX: usize = 1 << 18;
 
 /// Answers a query with groups of hits, the group with the best hit first.
@@ -142,7 +142,7 @@ impl GroupsRun<'_> {
     async fn fill(&self, values: Vec<GroupValue>, found: Completeness) -> Result<RootAnswer> {
         let order = self.order;
         let size = self.request.group_size;
-        let most = (FURTHER_HITS_MAX / values.len().max(1)).min(CANDIDATES_MAX).max(size);
+        let most = most_further_hits(values.len(), self.record.shards, size);
         let mut asked = size;
         loop {
             let hits = self.read(self.hits_of(&values, asked)?).await?;
@@ -260,6 +260,12 @@ impl GroupsRun<'_> {
     }
 }
 
+/// Returns the most hits of a group that a shard is asked for. `size` hits are wanted.
+fn most_further_hits(groups: usize, shards: u32, size: usize) -> usize {
+    let lists = groups.saturating_mul(shards as usize).max(1);
+    (FURTHER_HITS_MAX / lists).min(CANDIDATES_MAX).max(size)
+}
+
 /// Adds the points of another collection to the groups of their ids.
 ///
 /// # Errors
@@ -306,4 +312,17 @@ struct GroupMembers<'a> {
     hits: Vec<&'a RawMembers>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lookup: Option<&'a RawValue>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_hits_of_all_shards_are_limited() {
+        assert_eq!(most_further_hits(1, 4, 2), CANDIDATES_MAX);
+        assert_eq!(most_further_hits(16, 64, 2), FURTHER_HITS_MAX / 1024);
+        // All shards were asked for the wanted hits in any case.
+        assert_eq!(most_further_hits(1000, 1024, 3), 3);
+    }
 }
