@@ -196,6 +196,28 @@ fn a_flipped_bit_in_any_page_of_any_file() {
 }
 
 #[test]
+fn damage_that_hides_points_is_a_loss() {
+    let (files, _) = subject();
+    let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
+    let name = &files[segment].0;
+    // Pages without which the segment cannot be opened, and pages of points in an open segment.
+    let mut found = [0, 0];
+    for place in (0..files[segment].1.len()).step_by(PAGE_BYTES) {
+        let mut damaged = files.clone();
+        damaged[segment].1[place] ^= 1;
+        let collection = open(&write(&damaged), options());
+        let is_open = collection.status().segments.iter().all(|segment| segment.open);
+        // The points of the first segment that are live.
+        let fails = (0..75).any(|id| collection.get(id).is_err());
+        if fails {
+            found[usize::from(is_open)] += 1;
+            assert_eq!(collection.loss().unwrap().file, *name, "byte {place}, {is_open}");
+        }
+    }
+    assert!(found.iter().all(|count| *count > 0), "{found:?}");
+}
+
+#[test]
 fn a_lost_segment_keeps_its_pending_deletes() {
     let (files, model) = subject();
     let segments: Vec<usize> =
