@@ -271,8 +271,9 @@ impl ShardFollower {
                 }
             };
             pause = PAUSE_MIN;
-            // The store has just answered, so the collection can be replaced by the store's data.
-            if let Some(loss) = self.loss_to_repair(&progress.named) {
+            if let Some(loss) = self.loss_to_repair(&progress.named)
+                && self.store_answers().await
+            {
                 return Err(Error::data_loss(format!("the local copy is damaged: {loss}")));
             }
             match step {
@@ -397,6 +398,16 @@ impl ShardFollower {
     fn loss_to_repair(&self, named: &NamedCollection) -> Option<Quarantined> {
         let is_due = self.replaced.is_none_or(|at| at.elapsed() >= REPLACE_INTERVAL);
         named.collection().loss().filter(|_| is_due)
+    }
+
+    /// Returns true if the store answers, so that a damaged collection can be replaced. Otherwise
+    /// the collection is served until the next try.
+    async fn store_answers(&mut self) -> bool {
+        // A step does not show it: the writer may have passed the entry on.
+        let Err(error) = self.log.floor().await else { return true };
+        tracing::error!(shard = %self.key, %error, "the damaged local copy cannot be replaced now");
+        self.replaced = Some(Instant::now());
+        false
     }
 
     /// Returns the local collection: the present one, or one loaded from the store. A damaged one

@@ -157,6 +157,17 @@ async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
 }
 
 #[tokio::test]
+async fn a_damaged_copy_is_served_while_the_store_is_down() {
+    let mut node = DamagedNode::start().await;
+    assert!(node.follower.store_answers().await);
+    assert!(node.follower.loss_to_repair(&node.damaged).is_some());
+    node.follower.log = node.follower.log.clone().with_timeout(Duration::ZERO);
+    assert!(!node.follower.store_answers().await);
+    // The next try comes later.
+    assert_eq!(node.follower.loss_to_repair(&node.damaged), None);
+}
+
+#[tokio::test]
 async fn the_next_try_counts_from_the_end_of_a_try() {
     let mut node = DamagedNode::start().await;
     let services = node.follower.services.clone();
