@@ -339,13 +339,16 @@ impl ShardFollower {
         let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
     }
 
-    async fn apply(&self, named: &Arc<NamedCollection>, batch: &cluster_log::Batch) -> Result<()> {
+    async fn apply(
+        &mut self,
+        named: &Arc<NamedCollection>,
+        batch: &cluster_log::Batch,
+    ) -> Result<()> {
         let applied = apply(named, batch).await;
         let applied = match applied {
             Err(error) if error.kind() == ErrorKind::DataLoss => {
                 tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");
-                self.state.reopen();
-                self.services.local.remove(&self.key).await?;
+                self.remove_damaged().await?;
                 return Err(error);
             }
             applied => applied?,
@@ -355,6 +358,17 @@ impl ShardFollower {
         for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {
             metrics.operations.get_or_create(&KindLabels { kind }).inc_by(count);
         }
+        Ok(())
+    }
+
+    /// Removes the local collection once it may be replaced. Damage stopped an operation of the
+    /// log, so the collection is not served.
+    async fn remove_damaged(&mut self) -> Result<()> {
+        self.state.reopen();
+        self.services.serving_changed();
+        tokio::time::sleep(self.until_replacement()).await;
+        self.services.local.remove(&self.key).await?;
+        self.replaced = Some(Instant::now());
         Ok(())
     }
 
@@ -396,8 +410,13 @@ impl ShardFollower {
 
     /// Returns the damage of the local collection, if it is to be replaced because of it.
     fn loss_to_repair(&self, named: &NamedCollection) -> Option<Quarantined> {
-        let is_due = self.replaced.is_none_or(|at| at.elapsed() >= REPLACE_INTERVAL);
-        named.collection().loss().filter(|_| is_due)
+        named.collection().loss().filter(|_| self.until_replacement().is_zero())
+    }
+
+    /// Returns the time until the local collection may be replaced because of damage.
+    fn until_replacement(&self) -> Duration {
+        let since = self.replaced.map(|at| at.elapsed());
+        since.map_or(Duration::ZERO, |since| REPLACE_INTERVAL.saturating_sub(since))
     }
 
     /// Returns true if the store answers, so that a damaged collection can be replaced. Otherwise

@@ -23,8 +23,8 @@ const DIMS: usize = 64;
 const POINTS: u64 = 200;
 const PAGE_BYTES: usize = 4096;
 const OPEN_MAX: Duration = Duration::from_secs(60);
-/// Time in which a follower begins to wait for the turn of its restore.
-const TURN_WAIT: Duration = Duration::from_millis(200);
+/// Time in which a follower begins to wait before it replaces its collection.
+const BEGINS_WITHIN: Duration = Duration::from_millis(200);
 
 fn record() -> CollectionRecord {
     CollectionRecord {
@@ -157,6 +157,18 @@ async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
 }
 
 #[tokio::test]
+async fn damage_that_stops_the_log_causes_no_restores_in_a_row() {
+    let mut node = DamagedNode::start().await;
+    node.follower.replaced = Some(Instant::now());
+    let removal = tokio::time::timeout(BEGINS_WITHIN, node.follower.remove_damaged());
+    assert!(removal.await.is_err() && !node.damaged.removed(), "it waits");
+    node.follower.replaced = None;
+    node.follower.remove_damaged().await.unwrap();
+    assert!(node.damaged.removed());
+    assert!(!node.follower.until_replacement().is_zero());
+}
+
+#[tokio::test]
 async fn a_damaged_copy_is_served_while_the_store_is_down() {
     let mut node = DamagedNode::start().await;
     assert!(node.follower.store_answers().await);
@@ -174,7 +186,7 @@ async fn the_next_try_counts_from_the_end_of_a_try() {
     let turn = services.restore_turn().await;
     let began = {
         let mut opening = std::pin::pin!(node.follower.open());
-        let waits = tokio::time::timeout(TURN_WAIT, opening.as_mut()).await.is_err();
+        let waits = tokio::time::timeout(BEGINS_WITHIN, opening.as_mut()).await.is_err();
         assert!(waits, "another restore has the turn");
         let began = Instant::now();
         drop(turn);
