@@ -302,11 +302,11 @@ fn no_image(id: PointId) -> Error {
 pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
+    let space = target.space.clone();
     let services = services.clone();
     let removal = tokio::spawn(async move {
-        let named = target.named.clone();
-        services.pool.run(move || registry.remove(named.name()).map(drop)).await?;
-        removal::remove_unnamed(&services, &target).await
+        services.pool.run(move || registry.remove(target.named.name()).map(drop)).await?;
+        removal::remove_unnamed(&services, &space).await
     });
     removal.await.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }

@@ -189,23 +189,23 @@ impl ImageCollection {
         ready.filter(|target| target.space == self.space).collect()
     }
 
-    /// Returns all collections that share its originals, itself included if it still exists. `None`
-    /// if a collection of the server is not open: it may share the originals, so they stay.
-    pub(crate) fn known_siblings(&self, registry: &Registry) -> Option<Vec<ImageCollection>> {
-        let mut siblings = Vec::new();
+    /// Returns all collections whose originals are in the directory `space`. `None` if a collection
+    /// of the server is not open: it may share the originals, so they stay.
+    pub(crate) fn known_of(registry: &Registry, space: &str) -> Option<Vec<ImageCollection>> {
+        let mut versions = Vec::new();
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else {
                 tracing::warn!(
-                    collection = self.named.name(),
+                    space,
                     other = listed.name,
                     "originals stay, as another collection may need them"
                 );
                 return None;
             };
-            siblings.extend(ImageCollection::of(&named));
+            versions.extend(ImageCollection::of(&named));
         }
-        siblings.retain(|target| target.space == self.space);
-        Some(siblings)
+        versions.retain(|target| target.space == space);
+        Some(versions)
     }
 }
 

@@ -129,7 +129,7 @@ fn remove_originals(
     images: &[FetchedPoint],
 ) -> Result<()> {
     let originals = images.iter().flat_map(|image| originals_of_point(image, &target.space));
-    remove_if_unnamed(services, runtime, target, originals.collect())
+    remove_if_unnamed(services, runtime, &target.space, originals.collect())
 }
 
 /// Returns the original that a point names in the directory `space`. If a client has removed the
@@ -146,30 +146,28 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
     Format::ALL.map(|format| of(format!("{start}.{}", format.name()))).into()
 }
 
-/// Removes the originals that no version of a collection names, after the version `target` was
-/// removed. An upload whose point is not written yet writes its original again
-/// ([`Originals::keep`]).
+/// Removes the originals in the directory `space` that no version of the collection names, after a
+/// version was removed. This can take hours, and a reference to the removed version would keep its
+/// memory and its disk space meanwhile. An upload whose point is not written yet writes its
+/// original again ([`Originals::keep`]).
 ///
 /// [`Originals::keep`]: super::originals::Originals::keep
 ///
 /// # Errors
 /// The errors of the store of originals.
-pub(crate) async fn remove_unnamed(
-    services: &Arc<ImageServices>,
-    target: &ImageCollection,
-) -> Result<()> {
-    if target.known_siblings(&*services.registry()?).is_none() {
+pub(crate) async fn remove_unnamed(services: &Arc<ImageServices>, space: &str) -> Result<()> {
+    if ImageCollection::known_of(&*services.registry()?, space).is_none() {
         return Ok(());
     }
     let runtime = Handle::current();
     let remove = |originals: Vec<StoredOriginal>| {
         let services = services.clone();
         let runtime = runtime.clone();
-        let target = target.clone();
+        let space = space.to_owned();
         let work = move || {
             let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
             let _claim = services.writes.take(&uuids(&ids));
-            remove_if_unnamed(&services, &runtime, &target, originals)
+            remove_if_unnamed(&services, &runtime, &space, originals)
         };
         async move {
             let removed = tokio::task::spawn_blocking(work).await;
@@ -178,27 +176,27 @@ pub(crate) async fn remove_unnamed(
             })?
         }
     };
-    services.originals.in_parts(&target.space, POINTS_AT_ONCE, remove).await
+    services.originals.in_parts(space, POINTS_AT_ONCE, remove).await
 }
 
-/// Removes the originals that no point of a version of `target` names. The caller has claimed the
-/// ids of their images.
+/// Removes the originals in the directory `space` that no point of a version of the collection
+/// names. The caller has claimed the ids of their images.
 fn remove_if_unnamed(
     services: &Arc<ImageServices>,
     runtime: &Handle,
-    target: &ImageCollection,
+    space: &str,
     mut originals: Vec<StoredOriginal>,
 ) -> Result<()> {
     if originals.is_empty() {
         return Ok(());
     }
     let registry = services.registry()?;
-    let Some(versions) = target.known_siblings(&registry) else { return Ok(()) };
+    let Some(versions) = ImageCollection::known_of(&registry, space) else { return Ok(()) };
     for version in &versions {
         let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
         let points = version.named.get_parts(&ids, PointParts::PAYLOAD);
         let left = originals.into_iter().zip(points);
-        let left = left.filter(|(original, point)| !names(point, original, &target.space));
+        let left = left.filter(|(original, point)| !names(point, original, space));
         originals = left.map(|(original, _)| original).collect();
     }
     let keys = originals.into_iter().map(|original| original.key).collect();
