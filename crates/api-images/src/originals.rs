@@ -23,7 +23,7 @@ use tokio_stream::StreamExt;
 use transport::{ByteBudget, Reservation};
 
 use super::config::ImagesConfig;
-use super::features::uuid;
+use super::features::{originals_of, uuid};
 
 /// Default directory, beside the collections. No collection has a name that starts with a dot.
 const DIRECTORY: &str = ".originals";
@@ -54,7 +54,7 @@ pub(crate) struct StoredOriginal {
 
 impl StoredOriginal {
     /// Returns the original of an object in `directory`, which is that of `space`. `None` if the
-    /// object has no name of an original.
+    /// object has no key that a server without a cluster gives to originals.
     fn of(object: &ObjectPath, directory: &ObjectPath, space: &str) -> Option<StoredOriginal> {
         let object: &str = object.as_ref();
         let directory: &str = directory.as_ref();
@@ -62,7 +62,10 @@ impl StoredOriginal {
         let (id, _) = name.rsplit('/').next()?.split_once('.')?;
         let id: PointId = id.parse().ok()?;
         uuid(&id)?;
-        Some(StoredOriginal { id, key: format!("{space}/{name}") })
+        let key = format!("{space}/{name}");
+        // Another file can belong to another image, whose point names it.
+        key.strip_prefix(&originals_of(&id, space))?.strip_prefix('.')?;
+        Some(StoredOriginal { id, key })
     }
 }
 
@@ -283,7 +286,6 @@ mod tests {
     use std::future::ready;
 
     use super::*;
-    use crate::features::originals_of;
 
     #[tokio::test]
     async fn the_originals_of_a_space_are_listed_in_parts() {
@@ -298,7 +300,9 @@ mod tests {
             wanted.push(StoredOriginal { id, key });
         }
         let other = format!("{}.png", originals_of(&PointId::Uuid([9; 16]), "b"));
-        for key in [other.as_str(), "a/00/other.txt", "a/00/7.png"] {
+        let upload = PointId::Uuid([8; 16]);
+        let of_cluster = format!("{}/{upload}.png", originals_of(&PointId::Uuid([0; 16]), "a"));
+        for key in [other.as_str(), of_cluster.as_str(), "a/00/other.txt", "a/00/7.png"] {
             originals.put(key, Bytes::from_static(b"1")).await.unwrap();
         }
         let mut sizes = Vec::new();
