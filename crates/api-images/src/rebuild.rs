@@ -144,12 +144,6 @@ impl RebuildWork<'_> {
             stop: job.stop.clone(),
         });
         for _ in 0..PASSES_MAX {
-            if self.old.named.removed() {
-                return Err(Error::not_found(format!(
-                    "\"{}\" was removed or replaced, so its rebuild has ended",
-                    self.name
-                )));
-            }
             let generation = self.old.named.generation();
             let mut unseen = None;
             let mut lost = Vec::new();
@@ -226,6 +220,7 @@ impl RebuildWork<'_> {
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {
+            check_roles(&self.registry, &self.old, new)?;
             let page = self.old.named.scroll(from.as_ref(), PAGE, None, PointParts::PAYLOAD)?;
             *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
@@ -336,13 +331,19 @@ impl RebuildWork<'_> {
         let mut from = None;
         let mut removed = 0;
         loop {
+            check_roles(&self.registry, &self.old, new)?;
             let page = new.named.scroll(from.as_ref(), PAGE, None, PointParts::NONE)?;
             *unseen = unseen.take().or(page.unseen);
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             let there = self.old.named.get_parts(&ids, PointParts::NONE);
             for (id, there) in ids.into_iter().zip(there) {
                 if matches!(there, Ok(None)) {
-                    let delete = || new.named.delete(&[id]);
+                    let delete = || {
+                        // No alias changes between the check and the removal.
+                        let writing = new.writing(&self.registry, new.named.name())?;
+                        check_roles(&self.registry, &self.old, new)?;
+                        writing.delete(&[id])
+                    };
                     removed += removal::remove(&job.services, &job.runtime, new, &[id], delete)?;
                 }
             }
@@ -357,25 +358,42 @@ impl RebuildWork<'_> {
 /// Returns the version of `old` with embeddings of `model`, if there is one.
 ///
 /// # Errors
-/// `FailedPrecondition` if the name of the collection stands for it: a rebuild removes its images
-/// that `old` does not have.
+/// As [`check_roles`].
 fn begun_version(
     registry: &Registry,
     old: &ImageCollection,
     model: &str,
 ) -> Result<Option<ImageCollection>> {
     let found = old.siblings(registry).into_iter().find(|target| target.model == model);
-    let Some(begun) = found else { return Ok(None) };
+    if let Some(begun) = &found {
+        check_roles(registry, old, begun)?;
+    }
+    Ok(found)
+}
+
+/// Checks that a rebuild of `old` may change `new`. Clients can remove `old` and change aliases
+/// while the rebuild runs.
+///
+/// # Errors
+/// `NotFound` if `old` was removed or replaced; `FailedPrecondition` if the name of the collection
+/// stands for `new`: the rebuild removes its images that `old` does not have.
+fn check_roles(registry: &Registry, old: &ImageCollection, new: &ImageCollection) -> Result<()> {
+    let from = old.named.name();
+    if old.named.removed() {
+        return Err(Error::not_found(format!(
+            "\"{from}\" was removed or replaced, so its rebuild has ended"
+        )));
+    }
     // Clients put images in by this name.
     let name = &old.space;
-    let own = begun.named.name();
+    let own = new.named.name();
     if !registry.aliases().iter().any(|(alias, collection)| alias == name && collection == own) {
-        return Ok(Some(begun));
+        return Ok(());
     }
     Err(Error::precondition(format!(
-        "\"{name}\" stands for \"{own}\", which has the embeddings of model \"{model}\"; a rebuild of \"{}\" would \
+        "\"{name}\" stands for \"{own}\", which has the embeddings of model \"{}\"; a rebuild of \"{from}\" would \
          remove images from it: rebuild \"{name}\"",
-        old.named.name()
+        new.model
     )))
 }
 
@@ -412,4 +430,34 @@ fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> 
         ));
     }
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
+}
+
+#[cfg(test)]
+mod tests {
+    use search::registry::RegistryOptions;
+
+    use super::*;
+
+    #[test]
+    fn a_rebuild_ends_if_its_versions_change_their_roles() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
+        let wanted =
+            CollectionSpec { name: "c".to_owned(), kind: None, model: None, quality_min: 0 };
+        let old = ImageCollection::make(&registry, &wanted, 4, "m").unwrap();
+        let new = old.next_version(&registry, 4, "n").unwrap();
+        let checked = || check_roles(&registry, &old, &new).map_err(|error| error.kind());
+        let switch = |collection: &str| {
+            let change =
+                AliasChange::Create { alias: "c".to_owned(), collection: collection.to_owned() };
+            registry.change_aliases(&[change]).unwrap();
+        };
+        assert_eq!(checked(), Ok(()));
+        switch("c.v2");
+        assert_eq!(checked(), Err(ErrorKind::FailedPrecondition));
+        switch("c.v1");
+        assert_eq!(checked(), Ok(()));
+        registry.remove("c.v1").unwrap();
+        assert_eq!(checked(), Err(ErrorKind::NotFound));
+    }
 }
