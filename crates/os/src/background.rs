@@ -252,22 +252,31 @@ impl BackgroundRunner {
                 None
             }
         };
-        match outcome {
+        let has_ended = outcome.is_some();
+        let left = match outcome {
             Some(Err(error))
-                if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
-            Some(outcome) => return outcome,
-            None if stop.load(Ordering::Relaxed) => {
-                self.left = begun.ok().map(|begun| LeftWork(begun.runs));
-                return Err(Error::cancelled("stopped; its thread ends by itself"));
+                if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) =>
+            {
+                None
             }
-            None => {}
+            Some(outcome) => return outcome,
+            // Work that was left alone drops its outcome on its own thread.
+            None => begun.ok().map(|begun| LeftWork(begun.runs)),
+        };
+        if !has_ended && stop.load(Ordering::Relaxed) {
+            self.left = left;
+            return Err(Error::cancelled("stopped; its thread ends by itself"));
         }
-        // Work that was left alone drops its outcome on its own thread.
-        drop(begun);
         tracing::info!(
             "{what}: continues at ordinary priority, because it got almost no processor time"
         );
-        work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt })
+        let outcome =
+            work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt });
+        if stop.load(Ordering::Relaxed) {
+            // The first attempt at this work may still be inside an engine.
+            self.left = left;
+        }
+        outcome
     }
 
     /// Returns the work that the last [`BackgroundRunner::run`] stopped and left behind, unless it
@@ -520,6 +529,33 @@ mod tests {
         assert!(runner.idle.is_none(), "the thread that is inside the work is left alone");
         let left = runner.take_left().unwrap();
         assert!(!left.ended() && runner.take_left().is_none());
+        drop(hogs);
+        end.store(true, Ordering::Relaxed);
+        while !left.ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_escalated_attempt_that_stops_leaves_the_first_one() {
+        let mut runner = runner();
+        let hogs = Hogs::start();
+        let stop = Arc::new(AtomicBool::new(false));
+        let end = Arc::new(AtomicBool::new(false));
+        let set = stop.clone();
+        let ended = end.clone();
+        let work = move |attempt: &Attempt| -> Result<()> {
+            if attempt.priority == Priority::Escalated {
+                set.store(true, Ordering::Relaxed);
+                return Err(Error::cancelled("stopped"));
+            }
+            // Ignores the stop flag, as an engine does.
+            while !ended.load(Ordering::Relaxed) {}
+            Ok(())
+        };
+        assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+        let left = runner.take_left().unwrap();
+        assert!(!left.ended());
         drop(hogs);
         end.store(true, Ordering::Relaxed);
         while !left.ended() {
