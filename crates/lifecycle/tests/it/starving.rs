@@ -1,7 +1,7 @@
 //! Loads on a machine whose cores others keep busy.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +12,13 @@ use crate::world::{MIB, Setting, World, cold, eventually};
 /// Starvation limit. Without the hogs, a noisy machine must not reach it before the load is inside
 /// the engine.
 const LIMIT: Duration = Duration::from_secs(2);
+
+/// Runs the tests of this file one after the other. The hogs of another test could make a load
+/// starve before it is inside the engine.
+fn alone() -> MutexGuard<'static, ()> {
+    static RUNNING: Mutex<()> = Mutex::new(());
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Keeps all cores busy.
 struct Hogs(Arc<AtomicBool>, Vec<JoinHandle<()>>);
@@ -46,6 +53,7 @@ fn cost(world: &World, wanted: u64) -> LoadCost {
 
 #[test]
 fn a_load_that_starves_in_an_engine_escalates_beside_it() {
+    let _alone = alone();
     let mut world = World::prepare(64 * MIB);
     world.publish_tables("m", 1, &[1.0, 2.0]);
     let models = vec![cold(&world, "m")];
@@ -96,6 +104,7 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
 
 #[test]
 fn a_stopped_load_inside_an_engine_is_not_started_again() {
+    let _alone = alone();
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     let models = vec![cold(&world, "m")];
