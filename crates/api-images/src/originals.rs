@@ -165,13 +165,15 @@ impl Originals {
         }
     }
 
-    /// Calls `each` with the originals of the directory `space`, at most `count_max` at a time.
+    /// Calls `each` with the originals of the directory `space` that were written until `until`, at
+    /// most `count_max` at a time.
     ///
     /// # Errors
     /// Returns the errors of the store; the first error of `each`.
     pub(crate) async fn in_parts<F>(
         &self,
         space: &str,
+        until: SystemTime,
         count_max: usize,
         mut each: impl FnMut(Vec<StoredOriginal>) -> F,
     ) -> Result<()>
@@ -188,7 +190,9 @@ impl Originals {
                 match objects.next().await {
                     Some(object) => {
                         let object = object.map_err(|error| failed(&error))?;
-                        part.extend(StoredOriginal::of(&object.location, &directory, space));
+                        if SystemTime::from(object.last_modified) <= until {
+                            part.extend(StoredOriginal::of(&object.location, &directory, space));
+                        }
                     }
                     None => has_ended = true,
                 }
@@ -312,11 +316,13 @@ mod tests {
             listed.extend(part);
             ready(Ok(()))
         };
-        originals.in_parts("a", 2, each).await.unwrap();
+        let until = SystemTime::now() + Duration::from_secs(3600);
+        originals.in_parts("a", until, 2, each).await.unwrap();
         listed.sort_by(|one, other| one.key.cmp(&other.key));
         assert_eq!((sizes, listed), (vec![2, 2, 1], wanted));
-        let called = |_| ready(Err(Error::internal("there is no such space")));
-        originals.in_parts("none", 2, called).await.unwrap();
+        let called = |_| ready(Err(Error::internal("there is no such original")));
+        originals.in_parts("none", until, 2, called).await.unwrap();
+        originals.in_parts("a", SystemTime::UNIX_EPOCH, 2, called).await.unwrap();
     }
 
     #[tokio::test]

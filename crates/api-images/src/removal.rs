@@ -1,6 +1,7 @@
 //! Removes points of images, and their originals.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use base::{Error, ErrorKind, Result};
 use search::collection::PointParts;
@@ -149,7 +150,8 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
 /// Removes the originals in the directory `space` that no version of the collection names, after a
 /// version was removed. This can take hours, and a reference to the removed version would keep its
 /// memory and its disk space meanwhile. An upload whose point is not written yet writes its
-/// original again ([`Originals::keep`]).
+/// original again ([`Originals::keep`]). Files that are written later stay: an administrator copies
+/// originals back before the restored points are there.
 ///
 /// [`Originals::keep`]: super::originals::Originals::keep
 ///
@@ -176,7 +178,7 @@ pub(crate) async fn remove_unnamed(services: &Arc<ImageServices>, space: &str) -
             })?
         }
     };
-    services.originals.in_parts(space, POINTS_AT_ONCE, remove).await
+    services.originals.in_parts(space, SystemTime::now(), POINTS_AT_ONCE, remove).await
 }
 
 /// Removes the originals in the directory `space` that no point of a version of the collection
