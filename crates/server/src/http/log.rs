@@ -15,7 +15,7 @@ use transport::access::{AccessPolicy, AdminRequest, Caller};
 use transport::{Peer, Reply, RequestResources, Shared};
 
 use crate::compose::Server;
-use crate::log_filter::{self, LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LogFilter};
+use crate::log_filter::{self, LOG_ADMIN_ACTION, LOG_ADMIN_CALL, LOG_FILTER_BYTES_MAX, LogFilter};
 
 struct LogRouteState {
     requests: Arc<RequestResources>,
@@ -71,6 +71,11 @@ async fn change(
     let changed = async {
         let filter = state.filter()?;
         let settings: LogFilterBody = state.requests.read_json(&headers, body).await?;
+        if settings.filter.len() > LOG_FILTER_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "the filter has more than {LOG_FILTER_BYTES_MAX} bytes"
+            )));
+        }
         log_filter::change(filter, &settings.filter)?;
         Ok(reply(filter))
     };

@@ -106,6 +106,18 @@ fn an_administrator_changes_the_log() {
 }
 
 #[test]
+fn tritons_log_settings_keep_a_long_filter_of_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = format!("info,{}=debug", "a".repeat(crate::LOG_FILTER_BYTES_MAX));
+    let served = served(dir.path(), |config| {
+        config.log = Some(Arc::new(FakeFilter(Mutex::new(long.clone()))));
+    });
+    let answer = served.ask("POST", "/v2/logging", "", br#"{"log_info":true}"#);
+    assert_eq!((answer.status, &answer.json()["log_info"]), (200, &serde_json::json!(true)));
+    assert_eq!(served.ask("GET", "/v1/log", "", b"").json()["filter"], long);
+}
+
+#[test]
 fn pages_of_other_sites_are_let_in_if_configured() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.cors = CorsPolicy::Any);
