@@ -231,6 +231,13 @@ impl BudgetReservation {
         Ok(())
     }
 
+    /// Grows to `bytes` if it is smaller. Returns false and changes nothing if too little is free.
+    /// Does not count a refusal, since the caller can continue without the memory.
+    pub(crate) fn grow_if_free(&mut self, bytes: u64, what: &str) -> bool {
+        let missing = bytes.saturating_sub(self.bytes);
+        missing == 0 || (missing <= self.budget.free() && self.resize(bytes, what).is_ok())
+    }
+
     /// Splits `bytes` off as a separate reservation, so that they are never free in between.
     ///
     /// # Errors
@@ -298,6 +305,11 @@ mod tests {
         assert_eq!(budget.free(), 50);
         drop(second);
         assert!(budget.reserve(u64::MAX, "too much").is_err());
+        // These are no refusals.
+        assert!(first.grow_if_free(5, "rows") && !first.grow_if_free(101, "rows"));
+        assert_eq!(first.bytes(), 10);
+        assert!(first.grow_if_free(20, "rows") && first.bytes() == 20);
+        first.resize(10, "rows").unwrap();
         assert_eq!(budget.stats(), BudgetStats { limit: 100, used: 10, peak: 100, refused: 3 });
     }
 

@@ -25,6 +25,8 @@ const TEXT_BYTES_MAX: usize = 16 << 20;
 const VALUE_BYTES: usize = 192;
 /// Step in which memory is reserved.
 const STEP_BYTES: usize = 1 << 20;
+/// Use of the memory, for errors.
+const COUNTING: &str = "counting values";
 
 /// Value of a payload field.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,8 +101,8 @@ impl ValueVisitor for IndexVisitor<'_> {
     fn continues(&mut self) -> bool {
         let bytes = self.other_bytes + *self.text_bytes + self.values.len() * VALUE_BYTES;
         let held = &mut *self.held;
-        // Without memory for the values during a pause, the count continues.
-        self.scan.next_part(|| hold(held, bytes).is_ok()) == ScanStep::Read
+        // Without free memory for the values during a pause, the count continues.
+        self.scan.next_part(|| held.grow_if_free(in_steps(bytes), COUNTING)) == ScanStep::Read
     }
 
     fn visit(&mut self, value: KeyRef<'_>, points: u64) -> Result<()> {
@@ -115,16 +117,9 @@ impl ValueVisitor for IndexVisitor<'_> {
     }
 }
 
-/// Reserves memory for values of `bytes` bytes.
-///
-/// # Errors
-/// `ResourceExhausted` if the memory limit has no room.
-fn hold(held: &mut BudgetReservation, bytes: usize) -> Result<()> {
-    let bytes = bytes as u64;
-    if bytes > held.bytes() {
-        held.resize(bytes.next_multiple_of(STEP_BYTES as u64), "counting values")?;
-    }
-    Ok(())
+/// Returns the memory to reserve for values of `bytes` bytes.
+fn in_steps(bytes: usize) -> u64 {
+    (bytes as u64).next_multiple_of(STEP_BYTES as u64)
 }
 
 /// Counts by value, and the memory they take.
@@ -182,7 +177,10 @@ impl FacetCounts {
         if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {
             return Err(too_many_values(key));
         }
-        hold(&mut self.held, text_bytes + (self.counts.len() + 1) * VALUE_BYTES)?;
+        let needed = in_steps(text_bytes + (self.counts.len() + 1) * VALUE_BYTES);
+        if needed > self.held.bytes() {
+            self.held.resize(needed, COUNTING)?;
+        }
         self.text_bytes = text_bytes;
         self.counts.insert(value, points);
         Ok(())
@@ -326,7 +324,7 @@ impl Collection {
         let mut facet = match kept {
             Some(facet) => facet,
             None => {
-                let held = self.budget.reserve(STEP_BYTES as u64, "counting values")?;
+                let held = self.budget.reserve(STEP_BYTES as u64, COUNTING)?;
                 let counts = FacetCounts::new(held);
                 FacetPass { call, pass: PointsPass::new(self, 0), counts }
             }
@@ -346,6 +344,9 @@ impl Collection {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::scan::{SliceOutcome, in_ended_slice};
     use super::*;
     use crate::budget::MemoryBudget;
     use base::ErrorKind;
@@ -392,5 +393,27 @@ mod tests {
         assert!(memory.check().is_ok());
         memory.add(&json!({"a": -1}), "a", 0);
         assert_eq!(memory.check().unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    }
+
+    #[test]
+    fn a_count_without_free_memory_goes_on_and_is_no_refusal() {
+        let budget = MemoryBudget::new(STEP_BYTES as u64);
+        let mut held = budget.reserve(STEP_BYTES as u64, "a test").unwrap();
+        let counted = in_ended_slice(&Arc::default(), || {
+            let mut scan = PayloadScan::in_slices();
+            let mut visitor = IndexVisitor {
+                key: "a",
+                values: &mut Vec::new(),
+                text_bytes: &mut 0,
+                other_bytes: STEP_BYTES + 1,
+                held: &mut held,
+                scan: &mut scan,
+            };
+            assert!((0..3).all(|_| visitor.continues()));
+            visitor.other_bytes = STEP_BYTES;
+            assert!(!visitor.continues(), "the memory suffices for a pause");
+        });
+        assert_eq!(counted, SliceOutcome::Done(()));
+        assert_eq!(budget.stats().refused, 0);
     }
 }
