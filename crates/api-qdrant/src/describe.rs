@@ -18,9 +18,10 @@ pub(crate) fn stored<'a>(extra: &'a Value, name: &str) -> Option<&'a Map<String,
     extra.get(EXTRA)?.get(name)?.as_object()
 }
 
-/// Returns the configuration in the description of a collection. It is Qdrant's default: clients
-/// require one, and a collection copied to a Qdrant server gets usable values. It says nothing
-/// about this server.
+/// Returns the configuration in the description of a collection of `shards` shards with `copies`
+/// copies each. The other values, except those of `settings`, are Qdrant's defaults and say nothing
+/// about this server: clients require them, and a collection copied to a Qdrant server gets usable
+/// ones.
 pub fn described_config(
     settings: &CollectionSettings,
     shards: u32,

@@ -49,7 +49,7 @@ pub struct NamedCollection {
     collection: Collection,
     /// Returns the internal id of a UUID.
     hash: fn(&[u8; 16]) -> u64,
-    /// Number that no other collection has which this process opens.
+    /// Unique number among the collections that this process opens.
     serial: u64,
     /// Locked from a read of points until they are changed, but not while the log is synced.
     changing: Mutex<()>,
