@@ -8,14 +8,14 @@
 
 mod mel;
 mod settings;
-mod spectrum;
 
 use base::Result;
 
-pub use settings::{FeatureFile, LogScale, LogSettings, MelSettings, Norm, Pad};
+pub use settings::{FeatureFile, LogScale, LogSettings, MelSettings, Norm};
+pub use signal::spectrum::Pad;
 
 use mel::{Cosine, MelBank};
-use spectrum::Spectrum;
+use signal::spectrum::Spectrum;
 
 /// Computes features as samples arrive. The result does not depend on how the samples are split
 /// into pushes, to the bit.
@@ -59,7 +59,7 @@ impl FeatureExtractor {
             }
         };
         let spectral = Spectral {
-            spectrum: Spectrum::new(mel),
+            spectrum: Spectrum::new(&mel.spectrum()),
             bank: MelBank::new(mel, rate),
             log,
             cosine,

@@ -93,12 +93,13 @@ pub mod features;
 pub mod pipeline;
 pub mod post;
 pub mod recogniser;
-pub mod resample;
 pub mod segment;
 pub mod speakers;
 pub mod write;
 
 use std::sync::Arc;
+
+pub use signal::resample;
 
 use base::{CarriedInput, NamedTensor, Result, Signature};
 use crossbeam_channel::Receiver;

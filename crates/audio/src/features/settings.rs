@@ -2,6 +2,7 @@
 
 use base::{Error, Result};
 use serde::Deserialize;
+use signal::spectrum::{Pad, SpectrumSettings};
 
 /// Maximum length of a transform, in samples.
 const FFT_MAX: usize = 1 << 16;
@@ -70,6 +71,21 @@ pub struct MelSettings {
     pub pad: Pad,
 }
 
+impl MelSettings {
+    /// Returns the settings of the spectrum that the bands are made of.
+    pub(super) fn spectrum(&self) -> SpectrumSettings {
+        SpectrumSettings {
+            scale: self.scale,
+            fft: self.fft,
+            window: self.window,
+            hop: self.hop,
+            power: self.power,
+            center: self.center,
+            pad: self.pad,
+        }
+    }
+}
+
 /// Weighting of mel bands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -79,17 +95,6 @@ pub enum Norm {
     Slaney,
     /// None: all peaks are one.
     None,
-}
-
-/// Padding outside a signal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Pad {
-    /// Zeros.
-    #[default]
-    Constant,
-    /// The signal reversed, without its outermost sample.
-    Reflect,
 }
 
 /// Kind of logarithm.

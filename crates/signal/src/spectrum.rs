@@ -5,10 +5,40 @@ use std::sync::Arc;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 
-use super::settings::{MelSettings, Pad};
+use serde::Deserialize;
+
+/// Padding outside a signal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pad {
+    /// Zeros.
+    #[default]
+    Constant,
+    /// The signal reversed, without its outermost sample.
+    Reflect,
+}
+
+/// Settings of a [`Spectrum`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpectrumSettings {
+    /// Factor of each sample, applied first.
+    pub scale: f32,
+    /// Length of the transform in samples.
+    pub fft: usize,
+    /// Length of the Hann window in samples, at most `fft`; it lies in the transform's middle.
+    pub window: usize,
+    /// Samples from one frame to the next.
+    pub hop: usize,
+    /// Power of the magnitude: 1 or 2.
+    pub power: f64,
+    /// True if a frame is centred on its time; otherwise it begins there.
+    pub center: bool,
+    /// Padding outside the signal for centred frames.
+    pub pad: Pad,
+}
 
 /// Windows and transforms frames of a signal. Holds one frame and the samples of one push.
-pub(super) struct Spectrum {
+pub struct Spectrum {
     scale: f32,
     hop: usize,
     power: f64,
@@ -30,7 +60,8 @@ pub(super) struct Spectrum {
 }
 
 impl Spectrum {
-    pub(super) fn new(settings: &MelSettings) -> Spectrum {
+    /// Makes a spectrum before its first sample.
+    pub fn new(settings: &SpectrumSettings) -> Spectrum {
         let fft = RealFftPlanner::<f64>::new().plan_fft_forward(settings.fft);
         let mut window = vec![0.0; settings.fft];
         let left = (settings.fft - settings.window) / 2;
@@ -61,8 +92,9 @@ impl Spectrum {
         self.window.len() / 2
     }
 
-    /// Adds samples and calls `each` with the spectrum of every complete frame.
-    pub(super) fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
+    /// Adds samples and calls `each` with the spectrum of every complete frame: `fft / 2 + 1`
+    /// powers, the lowest frequency first.
+    pub fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
         self.held.extend(samples.iter().map(|sample| sample * self.scale));
         if !self.begun {
             // A reflection needs the samples that it reflects; an empty signal has no padding.
@@ -89,7 +121,7 @@ impl Spectrum {
     }
 
     /// Calls `each` with the frames that reach past the end of the signal.
-    pub(super) fn finish(&mut self, each: &mut dyn FnMut(&[f64])) {
+    pub fn finish(&mut self, each: &mut dyn FnMut(&[f64])) {
         if !self.center || (!self.begun && self.held.is_empty()) {
             return;
         }

@@ -1,0 +1,7 @@
+//! Signal processing of audio: change of rate and short-time spectra.
+//!
+//! Both use fast Fourier transforms (the crates `realfft` and `rubato`), whose generic code takes
+//! long to compile. Nothing generic leaves this crate, so that code is compiled once.
+
+pub mod resample;
+pub mod spectrum;
