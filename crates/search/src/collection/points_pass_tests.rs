@@ -95,17 +95,19 @@ fn a_facet_of_an_index_pauses_and_is_exact() {
     let range = Range { lt: Some(300.0), ..Range::default() };
     let must = vec![Condition::Range { key: "f2".into(), range }];
     let filter = Filter { must, ..Filter::default() };
-    // Each segment has one block of rare values of f2, and three frequent values of f3. Without a
-    // filter and a deleted row, as in the third segment, the counts of these are in memory.
-    for (key, clause, pauses, values) in [
+    // A part is at least a block of rare values, as of f2, or a frequent value, as of f3. Without a
+    // filter and a deleted row, as in the third segment, the counts of frequent values are in
+    // memory.
+    for (key, clause, least, values) in [
         ("f2", None, 2, 600),
         ("f2", Some(&filter), 2, 300),
-        ("f3", None, 5, 3),
-        ("f3", Some(&filter), 8, 3),
+        ("f3", None, 3, 3),
+        ("f3", Some(&filter), 5, 3),
     ] {
         let (paused, facet) = in_slices(&Arc::default(), || collection.facet(key, clause, 1000));
         assert_eq!(facet, collection.facet(key, clause, 1000).unwrap());
-        assert_eq!((facet.hits.len(), paused), (values, pauses), "{key}");
+        assert_eq!(facet.hits.len(), values, "{key}");
+        assert!(paused >= least, "{key}: {paused} pauses");
     }
 }
 
