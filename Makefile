@@ -217,13 +217,12 @@ test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready wrk $(SERV
 .PHONY: tests-built
 tests-built: system etcd
 	$(call say,millpond and its tests)
-	cargo test --workspace --locked --tests --no-run
+	cargo test --workspace --locked --no-run
 
 .PHONY: test-rust
 test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SAVED_MODELS) $(TORCH_PACKAGE) $(PRETEND_GPU) $(CACHE)/models/ready
 	$(call say,Rust tests)
-	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked --tests
-	cargo test --workspace --locked --doc
+	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
 test-clients test-grpc-tools test-tfs test-audio test-page test-attack test-docs test-stores test-cluster cluster-smoke: export MILLPOND_PROGRAM = $(TESTED)
 
