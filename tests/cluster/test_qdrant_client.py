@@ -195,6 +195,23 @@ def test_new_vectors_are_those_of_the_local_mode(client, collection, distance):
     assert wrong.status_code == 400 and "dimension" in wrong.content.decode(), wrong
 
 
+def test_numbers_come_before_dates(client, cluster, collection):
+    """The numbers are above the microseconds of the dates, so an order by the returned values alone differs."""
+    create(client, collection)
+    when = {id: 10**16 + id if id % 2 else f"2024-06-{id:02}" for id in range(1, 21)}
+    client.upsert(collection, [models.PointStruct(id=id, vector=[1.0] * DIMS, payload={"when": it}) for id, it in when.items()])
+    ascending = [*range(1, 21, 2), *range(2, 21, 2)]
+    for direction, expected in [("asc", ascending), ("desc", ascending[::-1])]:
+        order = models.OrderBy(key="when", direction=direction)
+        assert [it.id for it in client.scroll(collection, order_by=order, limit=20)[0]] == expected
+        found = client.query_points(collection, query=models.OrderByQuery(order_by=order), offset=8, limit=4)
+        assert [it.id for it in found.points] == expected[8:12]
+    body = json.dumps({"order_by": "when", "limit": 20}).encode()
+    path = f"/collections/{collection}/points/scroll"
+    status, answer = http_call(cluster.nodes["a"].address, "POST", path, body)
+    assert status == 200 and json.loads(answer)["result"].keys() == {"points", "next_page_offset"}
+
+
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.COSINE])
 def test_groups_are_those_of_the_local_mode(client, collection, distance):
     local = with_local(client, collection, distance)

@@ -34,6 +34,10 @@ const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Retry advice for a collection that was not open in time.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 
+/// Extension of a request that a node of a cluster makes to the collection of a shard.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardCall;
+
 /// The parts of a request that its handler uses besides the body.
 pub(crate) struct CallContext {
     /// The collection's name or alias; empty if the path has none.
@@ -51,6 +55,9 @@ pub(crate) struct CallContext {
     pub(crate) grant: Option<KeyGrant>,
     /// All collections, for reads that name another one; `None` for other requests.
     pub(crate) collections: Option<CollectionLookup>,
+    /// True for a [`ShardCall`]: a root of a cluster merges the response with those of other
+    /// shards.
+    pub(crate) for_root: bool,
 }
 
 impl CallContext {
@@ -106,13 +113,14 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
         let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
-        let context = path
+        let mut context = path
             .map_err(|error| Error::invalid(error.body_text()))
             .and_then(|Path(path)| {
                 let grant = parts.extensions.get().cloned();
                 context(state, path, RequestParams::parse(&parts.uri)?, started, grant)
             })
             .map_err(|error| refuse(&error, started.elapsed()))?;
+        context.for_root = parts.extensions.get::<ShardCall>().is_some();
         Ok(RestCall { state: state.clone(), context, headers: parts.headers, body, started })
     }
 }
@@ -137,6 +145,7 @@ fn context(
         images: state.images.clone(),
         grant,
         collections: None,
+        for_root: false,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Queries whose hits are grouped by a payload field.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::time::Instant;
 
 use base::{Error, Result};
@@ -33,6 +34,9 @@ pub(crate) struct GroupsResponse {
 struct PointGroup {
     id: GroupValue,
     hits: Vec<ScoredPoint>,
+    /// Positions of the hits that a date ordered, only for a root of a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order_dates: Option<Range<usize>>,
     /// The point of another collection whose id is the value.
     #[serde(skip_serializing_if = "Option::is_none")]
     lookup: Option<PointRecord>,
@@ -206,8 +210,12 @@ pub(crate) fn query(
         response.partial |= presented.partial;
         // All points of the group may have been removed since the search.
         if !presented.points.is_empty() {
-            let group = PointGroup { id: value, hits: presented.points, lookup: None };
-            response.groups.push(group);
+            response.groups.push(PointGroup {
+                id: value,
+                hits: presented.points,
+                order_dates: presented.order_dates,
+                lookup: None,
+            });
         }
     }
     if let Some(lookup) = &request.with_lookup {

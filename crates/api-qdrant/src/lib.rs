@@ -47,7 +47,7 @@ mod update;
 mod vector_input;
 mod write_threads;
 
-pub use call::refuse;
+pub use call::{ShardCall, refuse};
 pub use describe::{described_config, without_effect};
 pub use filters::{parse_filter, prepare_filter};
 pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits};

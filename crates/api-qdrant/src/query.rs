@@ -1,6 +1,7 @@
 //! Queries: nearest points from the index, ranked exactly, or the ranked hits of prefetches.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use crate::json::{self, OrderBy, QueryRequest, ScoredPoint, VectorQuery};
@@ -37,6 +38,9 @@ pub(crate) struct QueryResponse {
     pub(crate) points: Vec<ScoredPoint>,
     #[serde(skip_serializing_if = "retrieve::is_false")]
     pub(crate) partial: bool,
+    /// Positions of the points that a date ordered, only for a root of a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) order_dates: Option<Range<usize>>,
 }
 
 /// Score of hits that no vector ranks.
@@ -259,6 +263,7 @@ impl QueryRun<'_> {
     ) -> Result<QueryResponse> {
         let RankedHits { hits, mut partial } = ranked;
         let ids_only = !projection.payload.any() && !projection.vector;
+        let mut order_dates = None;
         if ids_only && hits.iter().all(|hit| hit.id < NUMBERS_MAX) {
             let scored = |hit: RankedHit| {
                 let id = PointId::Number(hit.id);
@@ -267,7 +272,12 @@ impl QueryRun<'_> {
                 let order_value = hit.order_value();
                 ScoredPoint { id, version: 0, score: hit.score, payload, vector, order_value }
             };
-            return Ok(QueryResponse { points: hits.into_iter().map(scored).collect(), partial });
+            for (at, hit) in hits.iter().enumerate() {
+                retrieve::add_date(&mut order_dates, at, hit.value);
+            }
+            order_dates = order_dates.filter(|_| self.context.for_root);
+            let points = hits.into_iter().map(scored).collect();
+            return Ok(QueryResponse { points, partial, order_dates });
         }
         let mut points = Vec::with_capacity(hits.len());
         for hits in hits.chunks(CHUNK) {
@@ -278,6 +288,7 @@ impl QueryRun<'_> {
                         let record = projection.record(point);
                         budget.add_or_fail(&record)?;
                         let json::PointRecord { id, payload, vector, .. } = record;
+                        retrieve::add_date(&mut order_dates, points.len(), hit.value);
                         points.push(ScoredPoint {
                             id,
                             version: 0,
@@ -294,7 +305,8 @@ impl QueryRun<'_> {
                 }
             }
         }
-        Ok(QueryResponse { points, partial })
+        order_dates = order_dates.filter(|_| self.context.for_root);
+        Ok(QueryResponse { points, partial, order_dates })
     }
 }
 

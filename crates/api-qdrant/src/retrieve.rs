@@ -1,9 +1,11 @@
 //! Points without ranking: by id, in the order of ids, counted, faceted.
 
+use std::ops::Range;
+
 use crate::json::{self, OrderBy, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
 use search::collection::{
-    FacetValue, IDS_MAX, OrderedPoints, PointOrder, PointParts, SearchThread,
+    FacetValue, IDS_MAX, OrderValue, OrderedPoints, PointOrder, PointParts, SearchThread,
 };
 use search::filter::Filter;
 use search::points::{FetchedPoint, PointId};
@@ -155,6 +157,18 @@ pub(crate) struct ScrollResponse {
     pub(crate) next_page_offset: Option<PointId>,
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) partial: bool,
+    /// Positions of the points that a date ordered. Only for a root of a cluster, which cannot tell
+    /// a date from a number by `order_value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) order_dates: Option<Range<usize>>,
+}
+
+/// Adds the position `at` to `dates` if `value` is a date. Numbers come before dates, so the
+/// positions of dates follow each other.
+pub(crate) fn add_date(dates: &mut Option<Range<usize>>, at: usize, value: Option<OrderValue>) {
+    if value.is_some_and(OrderValue::is_date) {
+        dates.get_or_insert(at..at).end = at + 1;
+    }
 }
 
 pub(crate) fn is_false(value: &bool) -> bool {
@@ -164,7 +178,7 @@ pub(crate) fn is_false(value: &bool) -> bool {
 pub(crate) fn scroll(
     named: &NamedCollection,
     _: &mut SearchThread,
-    _: &CallContext,
+    context: &CallContext,
     body: &[u8],
 ) -> Result<ScrollResponse> {
     let request: json::ScrollRequest = json::parse(body)?;
@@ -179,12 +193,18 @@ pub(crate) fn scroll(
                  of that value that you have",
             ));
         }
-        return scroll_in_order(named, order, filter.as_ref(), requested, &projection);
+        let page = scroll_in_order(named, order, filter.as_ref(), requested, &projection)?;
+        let order_dates = page.order_dates.filter(|_| context.for_root);
+        return Ok(ScrollResponse { order_dates, ..page });
     }
     // Points beyond the maximum of one page come with the next page.
     let limit = requested.min(IDS_MAX);
-    let mut page =
-        ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
+    let mut page = ScrollResponse {
+        points: Vec::new(),
+        next_page_offset: request.offset,
+        partial: false,
+        order_dates: None,
+    };
     let mut budget = ResponseBudget::default();
     let mut has_room = true;
     while has_room && page.points.len() < limit {
@@ -219,8 +239,12 @@ fn scroll_in_order(
 ) -> Result<ScrollResponse> {
     let found = ordered(named, order, filter, limit.min(IDS_MAX))?;
     json::check_ordered_limit(limit, found.points.len())?;
-    let mut page =
-        ScrollResponse { points: Vec::new(), next_page_offset: None, partial: found.partial };
+    let mut page = ScrollResponse {
+        points: Vec::new(),
+        next_page_offset: None,
+        partial: found.partial,
+        order_dates: None,
+    };
     let mut budget = ResponseBudget::default();
     for points in found.points.chunks(CHUNK) {
         let ids: Vec<u64> = points.iter().map(|point| point.id).collect();
@@ -230,6 +254,7 @@ fn scroll_in_order(
                     let order_value = ordered.value.to_number();
                     let record = PointRecord { order_value, ..projection.record(point) };
                     budget.add_or_fail(&record)?;
+                    add_date(&mut page.order_dates, page.points.len(), Some(ordered.value));
                     page.points.push(record);
                 }
                 // Removed since.

@@ -29,7 +29,16 @@ fn context(collection: &str, item: &str) -> CallContext {
     let deadline = Instant::now() + Duration::from_secs(60);
     let images = Arc::new(MarkedImages);
     let (collection, item) = (collection.into(), item.into());
-    CallContext { collection, item, deadline, wait: true, images, grant: None, collections: None }
+    CallContext {
+        collection,
+        item,
+        deadline,
+        wait: true,
+        images,
+        grant: None,
+        collections: None,
+        for_root: false,
+    }
 }
 
 /// Collections with a mark in their extra data hold images.
@@ -86,11 +95,21 @@ impl Bench {
         collection: &str,
         body: &Value,
     ) -> base::Result<Value> {
+        self.read_in(context("", ""), work, collection, body)
+    }
+
+    fn read_in<T: serde::Serialize + Send + 'static>(
+        &self,
+        context: CallContext,
+        work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> base::Result<T>,
+        collection: &str,
+        body: &Value,
+    ) -> base::Result<Value> {
         let named = self.registry().get(collection)?;
         let (sender, receiver) = std::sync::mpsc::channel();
         let body = body.to_string().into_bytes();
         let collections = Some(self.registry().lookup());
-        let context = CallContext { collections, ..context("", "") };
+        let context = CallContext { collections, ..context };
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
             sender.send(work(named, thread, &context, &body)).unwrap();
         };

@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use api_qdrant::json::check_ordered_limit;
 use base::{Error, Result};
@@ -61,6 +62,21 @@ pub(super) struct PointsText<'a> {
     next_page_offset: Option<PointId>,
     #[serde(default)]
     pub(super) partial: bool,
+    /// Positions of the points that a date ordered.
+    #[serde(default)]
+    order_dates: Range<usize>,
+}
+
+impl<'a> PointsText<'a> {
+    /// Reads the keys of the points.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub(super) fn into_keyed(self) -> Result<Vec<KeyedPoint<'a>>> {
+        let dates = self.order_dates;
+        let points = self.points.into_iter().enumerate();
+        points.map(|(at, point)| keyed_in_order(point, dates.contains(&at))).collect()
+    }
 }
 
 /// Members of a point that its [`PointKey`] needs.
@@ -124,8 +140,22 @@ pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
 /// # Errors
 /// As [`read`].
 pub(super) fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
+    keyed_in_order(text, false)
+}
+
+/// Reads the key of a point of an ordered page. `is_date` is true if a date ordered the point.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn keyed_in_order(text: &RawValue, is_date: bool) -> Result<KeyedPoint<'_>> {
     let point: PointKeyText = read(text)?;
-    let value = point.order_value.and_then(|number| OrderValue::of(&Value::Number(number)));
+    let value = point.order_value.and_then(|number| {
+        if is_date {
+            number.as_i64().map(OrderValue::date)
+        } else {
+            OrderValue::of(&Value::Number(number))
+        }
+    });
     Ok(KeyedPoint {
         key: PointKey { id: with_position(point.id), score: point.score, value },
         text,
@@ -171,9 +201,7 @@ fn all_points(shards: ShardResults<'_>) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
     for result in shards.results {
         let result: PointsText<'_> = read(result)?;
         partial |= result.partial;
-        for point in result.points {
-            all.push(keyed(point)?);
-        }
+        all.append(&mut result.into_keyed()?);
     }
     Ok((all, partial))
 }

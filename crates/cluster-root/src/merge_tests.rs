@@ -81,6 +81,36 @@ fn values_order_as_in_one_collection() {
 }
 
 #[test]
+fn numbers_come_before_dates_as_in_one_collection() {
+    let point = |id: u64, value: i64| json!({"id": id, "score": 1.0, "order_value": value});
+    let first = [point(1, 3), point(2, 900), point(3, 5)];
+    let second = [point(4, 10), point(5, 2)];
+    // Shards of numbers alone, and those of older nodes, name no positions.
+    let third = json!({"points": [point(6, 7)]});
+    let dates = |start: usize, end: usize| json!({"start": start, "end": end});
+    let up = [
+        json!({"points": first, "order_dates": dates(2, 3)}),
+        json!({"points": second, "order_dates": dates(1, 2)}),
+        third.clone(),
+    ];
+    let reversed = |points: &[Value]| points.iter().rev().cloned().collect::<Vec<Value>>();
+    let down = [
+        json!({"points": reversed(&first), "order_dates": dates(0, 1)}),
+        json!({"points": reversed(&second), "order_dates": dates(0, 1)}),
+        third,
+    ];
+    let ascending = [1, 6, 4, 2, 5, 3].map(Value::from);
+    let page = merged(&up, false, |it| ordered_scroll(it, false, 10));
+    assert_eq!(ids(&page), ascending);
+    assert_eq!(page.get("order_dates"), None, "clients do not see it");
+    let page = merged(&down, false, |it| ordered_scroll(it, true, 10));
+    assert_eq!(ids(&page), reversed(&ascending));
+    let order = HitOrder::Value { descending: false };
+    let found = merged(&up, false, |it| hits(it, order, range(3, 2)));
+    assert_eq!(ids(&found), ascending[3..5]);
+}
+
+#[test]
 fn an_ordered_list_that_would_be_cut_is_refused() {
     let points: Vec<Value> = (0..IDS_MAX).map(|id| json!({"id": id, "order_value": id})).collect();
     let result = raw(&json!({ "points": points }));

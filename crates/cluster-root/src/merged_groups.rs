@@ -2,6 +2,7 @@
 //! pure.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use api_qdrant::fusion::FusionHit;
 use api_qdrant::{GroupValue, HitGroup, group_values};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::merge::{self, HitOrder, PointKey, PointsText};
+use super::merge::{self, HitOrder, KeyedPoint, PointKey, PointsText};
 use super::parts::MergedHit;
 use super::split::RawMembers;
 
@@ -70,6 +71,9 @@ pub(super) fn best_values(
         id: GroupValue,
         #[serde(borrow)]
         hits: Vec<&'a RawValue>,
+        /// Positions of the hits that a date ordered.
+        #[serde(default)]
+        order_dates: Range<usize>,
     }
     let mut partial = false;
     let mut best: HashMap<GroupValue, BestHit> = HashMap::new();
@@ -79,7 +83,8 @@ pub(super) fn best_values(
         partial |= text.partial;
         for group in text.groups {
             let Some(hit) = group.hits.first() else { continue };
-            let hit = BestHit { key: merge::keyed(hit)?.key, seen };
+            let key = merge::keyed_in_order(hit, group.order_dates.contains(&0))?.key;
+            let hit = BestHit { key, seen };
             seen += 1;
             let known = best.get(&group.id);
             if known.is_none_or(|known| order.compare(&hit.key, &known.key).is_lt()) {
@@ -141,8 +146,8 @@ pub(super) fn merged_groups(
             partial |= text.partial;
             let is_cut = text.points.len() >= wanted.asked;
             let before = column.len();
-            for point in text.points {
-                column.extend(group_point(point, value, wanted.field)?);
+            for point in text.into_keyed()? {
+                column.extend(group_point(&point, value, wanted.field)?);
             }
             lacks_hits |= is_cut && column.len() - before < wanted.size;
         }
@@ -170,9 +175,13 @@ struct GroupPoint {
 ///
 /// # Errors
 /// As [`best_values`].
-fn group_point(point: &RawValue, value: &GroupValue, field: &str) -> Result<Option<GroupPoint>> {
-    let key = merge::keyed(point)?.key;
-    let mut members: RawMembers = merge::read(point)?;
+fn group_point(
+    point: &KeyedPoint<'_>,
+    value: &GroupValue,
+    field: &str,
+) -> Result<Option<GroupPoint>> {
+    let key = point.key;
+    let mut members: RawMembers = merge::read(point.text)?;
     let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
     let payload = payload.transpose()?.unwrap_or_default();
     let belongs = group_values(&payload, field).contains(value);
@@ -222,6 +231,14 @@ mod tests {
         let first =
             |descending| best_values(&texts, HitOrder::Value { descending }, 1).unwrap().value;
         assert_eq!(first(true), [GroupValue::Whole(7)]);
+        assert_eq!(first(false), [GroupValue::Text("a".into())]);
+        let mut date = group(json!("b"), 5, 1);
+        date["order_dates"] = json!({"start": 0, "end": 1});
+        let dates = raw(&json!({ "groups": [date] }));
+        let texts: Vec<&RawValue> = texts.iter().copied().chain([&*dates]).collect();
+        let first =
+            |descending| best_values(&texts, HitOrder::Value { descending }, 1).unwrap().value;
+        assert_eq!(first(true), [GroupValue::Text("b".into())]);
         assert_eq!(first(false), [GroupValue::Text("a".into())]);
     }
 

@@ -4,6 +4,7 @@ use base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::Bench;
+use crate::call::CallContext;
 use crate::{groups, query, retrieve, update};
 
 /// Points on a line, each with a number, a date, a colour and a shelf.
@@ -34,6 +35,43 @@ fn on_every_level(check: impl Fn(&Bench)) {
     check(&bench);
     flush();
     check(&bench);
+}
+
+#[test]
+fn a_root_gets_the_positions_of_dates() {
+    let bench = Bench::new();
+    bench.create("mixed", 2, "Euclid");
+    // The largest number is above the microseconds of both dates.
+    let values = [json!("2024-06-01"), json!(10_u64.pow(16)), json!("2024-05-01"), json!(-1)];
+    let point = |(id, when): (u64, &Value)| json!({"id": id, "vector": [id, 0], "payload": {"when": when, "shelf": "a"}});
+    let points: Vec<Value> = (1..).zip(&values).map(point).collect();
+    bench.write(update::upsert, "mixed", &json!({ "points": points })).unwrap();
+    let context = |for_root| CallContext { for_root, ..super::context("", "") };
+    let ids = |hits: &Value| -> Vec<u64> {
+        hits.as_array().unwrap().iter().map(|hit| hit["id"].as_u64().unwrap()).collect()
+    };
+    let order = json!({"key": "when", "direction": "desc"});
+
+    let scroll = json!({"order_by": "when"});
+    let page = bench.read_in(context(true), retrieve::scroll, "mixed", &scroll).unwrap();
+    assert_eq!(ids(&page["points"]), [4, 2, 3, 1]);
+    assert_eq!(page["order_dates"], json!({"start": 2, "end": 4}));
+    let page = bench.read_in(context(false), retrieve::scroll, "mixed", &scroll).unwrap();
+    assert_eq!(page.get("order_dates"), None);
+
+    for with_payload in [false, true] {
+        let body = json!({"query": {"order_by": order}, "offset": 1, "with_payload": with_payload});
+        let found = bench.read_in(context(true), query::query, "mixed", &body).unwrap();
+        assert_eq!(ids(&found["points"]), [3, 2, 4]);
+        assert_eq!(found["order_dates"], json!({"start": 0, "end": 1}));
+        let found = bench.read_in(context(false), query::query, "mixed", &body).unwrap();
+        assert_eq!(found.get("order_dates"), None);
+    }
+
+    let body = json!({"query": {"order_by": order}, "group_by": "shelf", "group_size": 3});
+    let found = bench.read_in(context(true), groups::query, "mixed", &body).unwrap();
+    assert_eq!(ids(&found["groups"][0]["hits"]), [1, 3, 2]);
+    assert_eq!(found["groups"][0]["order_dates"], json!({"start": 0, "end": 2}));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api_qdrant::RegistrySource;
+use api_qdrant::{RegistrySource, ShardCall};
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
@@ -69,6 +69,7 @@ impl LocalCollections {
             .method(method)
             .uri(&path)
             .header(header::CONTENT_TYPE, "application/json")
+            .extension(ShardCall)
             .body(Body::from(body))
             .map_err(|error| broken(&error))?;
         let response = self.respond(request).await;

@@ -15,7 +15,7 @@ use super::state::SegmentView;
 use crate::filter::{Filter, RowSet, each_value};
 use crate::payload_index::{OrderKey, OrderRange};
 
-/// Number or date of a point.
+/// Number or date of a point. Numbers come before dates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OrderValue(OrderKey);
 
@@ -23,6 +23,16 @@ impl OrderValue {
     /// Converts a value of a payload: a number, or a text with a date. `None` for others.
     pub fn of(value: &Value) -> Option<OrderValue> {
         OrderKey::of(value).map(OrderValue)
+    }
+
+    /// Creates the value of a date from microseconds since 1970 in UTC.
+    pub fn date(micros: i64) -> OrderValue {
+        OrderValue(OrderKey::Date(micros))
+    }
+
+    /// Returns true for a date, false for a number.
+    pub fn is_date(self) -> bool {
+        matches!(self.0, OrderKey::Date(_))
     }
 
     /// Returns the number. A date is the number of microseconds since 1970 in UTC.
