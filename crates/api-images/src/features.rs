@@ -16,7 +16,7 @@ use super::point_checks::check_own_keys;
 use super::settings::ImageKind;
 
 /// Key of a payload that the service owns.
-pub(crate) const BLOCK: &str = "image";
+pub(crate) const BLOCK: &str = api_qdrant::IMAGE_BLOCK;
 /// Maximum bytes of an image's file.
 pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of an image's name.

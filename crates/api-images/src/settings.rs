@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Key of these settings in the settings that a collection keeps for its endpoints.
-pub(crate) const SECTION: &str = "images";
+pub(crate) const SECTION: &str = api_qdrant::IMAGES;
 
 /// Subject of the images, which decides how keypoints are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

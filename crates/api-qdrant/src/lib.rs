@@ -26,6 +26,7 @@ pub mod formula;
 mod formula_members;
 pub mod fusion;
 mod groups;
+mod image_block;
 pub mod json;
 #[cfg(test)]
 mod limit_tests;
@@ -51,6 +52,7 @@ pub use call::{ShardCall, refuse};
 pub use describe::{described_config, without_effect};
 pub use filters::{parse_filter, prepare_filter};
 pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits};
+pub use image_block::{IMAGE_BLOCK, IMAGES, keep_image_block};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};
 pub use routes::{OPENAPI, routes, version};

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::call::CallContext;
 use crate::filters;
+use crate::image_block::keep_image_block;
 use crate::retrieve::CHUNK;
 use crate::scores;
 
@@ -165,9 +166,9 @@ pub(crate) fn batch(
     Ok(done)
 }
 
-/// Makes the change of one element of `operations` of a batch, in JSON, to a collection that holds
-/// no images. Durable when this returns. A payload that would become too large stays as it is, and
-/// the payloads of the other points change. Ids without a point have no effect.
+/// Makes the change of one element of `operations` of a batch, in JSON. The originals of deleted
+/// images stay. Durable when this returns. A payload that would become too large stays as it is,
+/// and the payloads of the other points change. Ids without a point have no effect.
 ///
 /// # Errors
 /// `InvalidArgument` for other JSON; as [`NamedCollection::upsert`].
@@ -177,6 +178,12 @@ pub fn apply_operation(named: &NamedCollection, operation: &[u8]) -> Result<()> 
             let selection = request.selection()?;
             let SetPayload { payload, key, .. } = request;
             change_apart(named, selection, &PayloadChange::Set { payload, key })
+        }
+        // It may keep a part of a payload, which can then become too large.
+        UpdateOperation::OverwritePayload(mut request) => {
+            let selection = request.selection()?;
+            let made = PayloadChange::Overwrite(request.payload);
+            change_apart(named, selection, &keep_image_block(&named.settings(), made))
         }
         // Holders may make an operation of the log again after the point was removed.
         other => apply(named, other, AbsentPoints::Ignored),
@@ -356,7 +363,8 @@ fn set(named: &NamedCollection, mut request: SetPayload, absent: AbsentPoints) -
 
 fn overwrite(named: &NamedCollection, mut request: SetPayload, absent: AbsentPoints) -> Result<()> {
     let selection = request.selection()?;
-    change(named, selection, &PayloadChange::Overwrite(request.payload), absent)
+    let made = PayloadChange::Overwrite(request.payload);
+    change(named, selection, &keep_image_block(&named.settings(), made), absent)
 }
 
 fn delete_keys(
@@ -365,11 +373,13 @@ fn delete_keys(
     absent: AbsentPoints,
 ) -> Result<()> {
     let selection = request.selection()?;
-    change(named, selection, &PayloadChange::DeleteKeys(request.keys), absent)
+    let made = PayloadChange::DeleteKeys(request.keys);
+    change(named, selection, &keep_image_block(&named.settings(), made), absent)
 }
 
 fn clear(named: &NamedCollection, request: PointsSelector, absent: AbsentPoints) -> Result<()> {
-    change(named, request.selection()?, &PayloadChange::Clear, absent)
+    let made = keep_image_block(&named.settings(), PayloadChange::Clear);
+    change(named, request.selection()?, &made, absent)
 }
 
 /// Changes payloads.

@@ -114,7 +114,8 @@ impl FilterWrite {
                 let operation = self.change.of(&ids)?;
                 let points = page.points.into_iter();
                 let payloads = points.map(|point| (point.id, point.payload.unwrap_or_default()));
-                payload_sizes::check_page(&operation, payloads.collect()).map_err(partly)?;
+                payload_sizes::check_page(&self.record, &operation, payloads.collect())
+                    .map_err(partly)?;
                 entry = write.run(&[operation]).await.map_err(partly)?;
                 originals.remove(&self.state, &self.record).await;
             }
@@ -143,7 +144,8 @@ impl FilterWrite {
     /// Reads a page from a holder that has applied the whole log.
     async fn page(&self, offset: Option<PointId>) -> Result<PointsPage> {
         let filter = &*self.change.filter;
-        let with_payload = self.change.sets_payload() || self.removes_originals();
+        let holds_images = self.record.images.is_some();
+        let with_payload = self.change.needs_payloads(holds_images) || self.removes_originals();
         let with_vector = false;
         let limit = if with_payload { PAGE_PAYLOADS } else { PAGE_POINTS };
         let body = PageBody { filter, limit, offset, with_payload, with_vector };

@@ -19,7 +19,7 @@ const UUID_BYTES: usize = 56;
 const SQUARE_MAX: f64 = 1e36;
 
 /// Member of a collection's extra settings that has the settings of images.
-pub(super) const IMAGES: &str = "images";
+pub(super) const IMAGES: &str = api_qdrant::IMAGES;
 
 /// Checks the nesting of JSON text.
 ///

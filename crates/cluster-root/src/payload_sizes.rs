@@ -1,5 +1,6 @@
-//! Checks of the sizes of payloads that a `set_payload` would make. Holders skip it if a payload
-//! becomes too large, so the stored payloads are read first, with a strong read.
+//! Checks of the sizes of payloads that a `set_payload` would make, and an `overwrite_payload` that
+//! keeps the block of an image. Holders skip them if a payload becomes too large, so the stored
+//! payloads are read first, with a strong read.
 //!
 //! If another client makes the same payload larger at this moment, both changes can fit and their
 //! sum not. The later one in the log is skipped then.
@@ -8,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api_qdrant::json::{self, UpdateOperation};
+use api_qdrant::keep_image_block;
 use base::{Error, Result};
 use cluster_node::CollectionRecord;
 use search::points::{PayloadChange, PointId, PointSelection};
@@ -16,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::call::RootContext;
-use super::check::{PAYLOAD_BYTES_MAX, stored_bytes};
+use super::check::{IMAGES, PAYLOAD_BYTES_MAX, stored_bytes};
 use super::collections;
 use super::fan_out::read_shards;
 use super::read::of_ids;
@@ -24,6 +26,8 @@ use super::split::{self, ShardOperations};
 
 /// Start of the text of an operation that merges members into payloads.
 const SET_PAYLOAD: &str = "{\"set_payload\"";
+/// Start of the text of an operation that replaces payloads.
+const OVERWRITE_PAYLOAD: &str = "{\"overwrite_payload\"";
 /// Points whose payloads are read at the same time: 32 MiB at most.
 pub(super) const POINTS_AT_ONCE_MAX: usize = 512;
 
@@ -38,7 +42,7 @@ enum PointStep {
     Change(Arc<PayloadChange>),
 }
 
-/// Steps of the points that have a `set_payload`, in their order.
+/// Steps of the points that an operation with [`needs_payloads`] changes, in their order.
 type PointSteps = BTreeMap<PointId, Vec<PointStep>>;
 
 /// A stored point, as a holder returns it.
@@ -57,8 +61,11 @@ pub(super) async fn check(
     record: &Arc<CollectionRecord>,
     split: &ShardOperations,
 ) -> Result<()> {
-    let sets = |operations: &&Vec<String>| operations.iter().any(|it| it.starts_with(SET_PAYLOAD));
-    let texts: Vec<String> = split.values().filter(sets).flatten().cloned().collect();
+    let holds_images = record.images.is_some();
+    let needs = |operations: &&Vec<String>| {
+        operations.iter().any(|text| needs_payloads(text, holds_images))
+    };
+    let texts: Vec<String> = split.values().filter(needs).flatten().cloned().collect();
     if texts.is_empty() {
         return Ok(());
     }
@@ -79,11 +86,17 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// Returns the steps of the points that have a `set_payload`.
+/// Returns true if the new size of a payload depends on the stored one.
+fn needs_payloads(operation: &str, holds_images: bool) -> bool {
+    operation.starts_with(SET_PAYLOAD) || (holds_images && operation.starts_with(OVERWRITE_PAYLOAD))
+}
+
+/// Returns the steps of the points that an operation with [`needs_payloads`] changes.
 fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointSteps> {
+    let holds_images = settings.extra.get(IMAGES).is_some();
     let mut steps = PointSteps::new();
-    for text in texts.iter().filter(|text| text.starts_with(SET_PAYLOAD)) {
-        let (ids, _) = parsed_set(text)?;
+    for text in texts.iter().filter(|text| needs_payloads(text, holds_images)) {
+        let (ids, _) = parsed_change(text, settings)?;
         steps.extend(ids.into_iter().map(|id| (id, Vec::new())));
     }
     for text in texts {
@@ -95,6 +108,7 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
             }
         };
         let change = |change| PointStep::Change(Arc::new(change));
+        let keep = |made| change(keep_image_block(settings, made));
         match json::parse(text.as_bytes())? {
             UpdateOperation::Upsert(request) => {
                 for point in request.points(&settings.vector_name)? {
@@ -105,19 +119,15 @@ fn point_steps(texts: &[String], settings: &CollectionSettings) -> Result<PointS
                 add(selected_ids(request.selection()?), PointStep::Delete)
             }
             UpdateOperation::ClearPayload(request) => {
-                add(selected_ids(request.selection()?), change(PayloadChange::Clear));
+                add(selected_ids(request.selection()?), keep(PayloadChange::Clear));
             }
-            UpdateOperation::SetPayload(_) => {
-                let (ids, set) = parsed_set(text)?;
-                add(ids, change(set));
-            }
-            UpdateOperation::OverwritePayload(mut request) => {
-                let ids = selected_ids(request.selection()?);
-                add(ids, change(PayloadChange::Overwrite(request.payload)));
+            UpdateOperation::SetPayload(_) | UpdateOperation::OverwritePayload(_) => {
+                let (ids, made) = parsed_change(text, settings)?;
+                add(ids, change(made));
             }
             UpdateOperation::DeletePayload(mut request) => {
                 let ids = selected_ids(request.selection()?);
-                add(ids, change(PayloadChange::DeleteKeys(request.keys)));
+                add(ids, keep(PayloadChange::DeleteKeys(request.keys)));
             }
             // It changes no payload.
             UpdateOperation::UpdateVectors(_) => {}
@@ -135,17 +145,25 @@ pub(super) fn selected_ids(selection: PointSelection) -> Vec<PointId> {
     }
 }
 
-/// Returns the points and the change of the text of a `set_payload`.
+/// Returns the points and the change of the text of a `set_payload` or an `overwrite_payload`.
 ///
 /// # Errors
-/// `InvalidArgument` for another text.
-fn parsed_set(text: &str) -> Result<(Vec<PointId>, PayloadChange)> {
+/// `InvalidArgument` for a malformed text; `Internal` for another operation.
+fn parsed_change(
+    text: &str,
+    settings: &CollectionSettings,
+) -> Result<(Vec<PointId>, PayloadChange)> {
     match json::parse(text.as_bytes())? {
         UpdateOperation::SetPayload(mut request) => {
             let ids = selected_ids(request.selection()?);
             Ok((ids, PayloadChange::Set { payload: request.payload, key: request.key }))
         }
-        _ => Err(Error::internal("an operation sets no payload")),
+        UpdateOperation::OverwritePayload(mut request) => {
+            let ids = selected_ids(request.selection()?);
+            let made = PayloadChange::Overwrite(request.payload);
+            Ok((ids, keep_image_block(settings, made)))
+        }
+        _ => Err(Error::internal("an operation writes no payload")),
     }
 }
 
@@ -177,7 +195,7 @@ pub(super) async fn stored(
     context.compute(bytes, work).await
 }
 
-/// Makes the steps of a point and checks the size after each `set_payload`. `stored` is its
+/// Makes the steps of a point and checks the size after each that adds members. `stored` is its
 /// payload; `None` if there is no such point.
 fn run(id: PointId, stored: Option<Payload>, steps: &[PointStep]) -> Result<()> {
     let mut now = stored;
@@ -194,20 +212,29 @@ fn run(id: PointId, stored: Option<Payload>, steps: &[PointStep]) -> Result<()> 
     Ok(())
 }
 
+/// Returns true if a change adds no members.
+fn only_removes(change: &PayloadChange) -> bool {
+    match change {
+        PayloadChange::Clear | PayloadChange::DeleteKeys(_) => true,
+        PayloadChange::Set { .. } | PayloadChange::Overwrite(_) => false,
+        PayloadChange::Keep { change, .. } => only_removes(change),
+    }
+}
+
 /// Makes a change of a payload.
 ///
 /// # Errors
-/// `TooLarge` if it sets members and the payload becomes too large.
+/// `TooLarge` if it adds members and the payload becomes too large.
 fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> Result<()> {
     change.apply(payload)?;
-    if !matches!(change, PayloadChange::Set { .. }) {
+    if only_removes(change) {
         return Ok(());
     }
     let bytes = stored_bytes(id, payload)?;
     if bytes > PAYLOAD_BYTES_MAX {
         return Err(Error::too_large(format!(
             "point {id}: its payload would have {bytes} bytes, {PAYLOAD_BYTES_MAX} at most; remove members first, or \
-             replace the payload"
+             write fewer"
         )));
     }
     Ok(())
@@ -217,16 +244,21 @@ fn check_change(id: PointId, payload: &mut Payload, change: &PayloadChange) -> R
 ///
 /// # Errors
 /// `TooLarge` if it would.
-pub(super) fn check_page(operation: &str, points: Vec<(PointId, Payload)>) -> Result<()> {
-    if !operation.starts_with(SET_PAYLOAD) {
+pub(super) fn check_page(
+    record: &CollectionRecord,
+    operation: &str,
+    points: Vec<(PointId, Payload)>,
+) -> Result<()> {
+    if !needs_payloads(operation, record.images.is_some()) {
         return Ok(());
     }
-    let (_, change) = parsed_set(operation)?;
+    let (_, change) = parsed_change(operation, &collections::settings(record)?)?;
     points.into_iter().try_for_each(|(id, mut payload)| check_change(id, &mut payload, &change))
 }
 
 #[cfg(test)]
 mod tests {
+    use api_images::{ImageKind, ImageSettings};
     use base::ErrorKind;
     use serde_json::json;
 
@@ -237,6 +269,10 @@ mod tests {
     }
 
     fn steps(operations: &[Value]) -> PointSteps {
+        steps_in(None, operations)
+    }
+
+    fn steps_in(images: Option<ImageSettings>, operations: &[Value]) -> PointSteps {
         let texts: Vec<String> = operations.iter().map(Value::to_string).collect();
         let record = CollectionRecord {
             name: "c".to_owned(),
@@ -244,7 +280,7 @@ mod tests {
             shards: 1,
             copies: 1,
             create: json!({"vectors": {"size": 1, "distance": "Dot"}}),
-            images: None,
+            images,
         };
         point_steps(&texts, &collections::settings(&record).unwrap()).unwrap()
     }
@@ -276,6 +312,25 @@ mod tests {
         }
         let other = json!({"set_payload": {"payload": {"other": large}, "points": [1, 2]}});
         assert_eq!(outcome(&[other], Some(Map::new())), Err(ErrorKind::TooLarge));
+    }
+
+    #[test]
+    fn an_overwrite_of_an_image_counts_the_kept_block() {
+        let id = PointId::Number(1);
+        let stored: Payload = Map::from_iter([("image".to_owned(), json!("x".repeat(30 << 10)))]);
+        let overwrite = |bytes: usize| {
+            let new = json!({"new": "y".repeat(bytes)});
+            json!({"overwrite_payload": {"payload": new, "points": [1]}})
+        };
+        let outcome = |bytes: usize| {
+            let images = ImageSettings { kind: ImageKind::Photo, model: "m".to_owned() };
+            let clear = json!({"clear_payload": {"points": [1]}});
+            let made = steps_in(Some(images), &[clear, overwrite(bytes)]);
+            run(id, Some(stored.clone()), &made[&id]).map_err(|error| error.kind())
+        };
+        assert_eq!(outcome(30 << 10), Ok(()));
+        assert_eq!(outcome(40 << 10), Err(ErrorKind::TooLarge));
+        assert!(steps(&[overwrite(40 << 10)]).is_empty(), "there is no block to keep");
     }
 
     #[test]

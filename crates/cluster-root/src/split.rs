@@ -205,9 +205,10 @@ pub(super) struct FilterChange {
 }
 
 impl FilterChange {
-    /// Returns true if the change merges members into payloads.
-    pub(super) fn sets_payload(&self) -> bool {
-        self.kind == "set_payload"
+    /// Returns true if the new size of a payload depends on the stored one: the change merges
+    /// members into it, or replaces it except for the block of an image.
+    pub(super) fn needs_payloads(&self, holds_images: bool) -> bool {
+        self.kind == "set_payload" || (holds_images && self.kind == "overwrite_payload")
     }
 
     /// Returns true if the change deletes points.

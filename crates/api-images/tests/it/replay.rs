@@ -54,7 +54,11 @@ fn operation() -> impl Strategy<Value = Value> {
     });
     let delete =
         prop::collection::vec(id(), 1..3).prop_map(|ids| json!({ "delete": { "points": ids } }));
-    prop_oneof![4 => features, 3 => images, 1 => delete]
+    let clear = id().prop_map(|id| json!({ "clear_payload": { "points": [id] } }));
+    let overwrite = (id(), 0..4_u64).prop_map(
+        |(id, own)| json!({ "overwrite_payload": { "points": [id], "payload": { "own": own } } }),
+    );
+    prop_oneof![4 => features, 3 => images, 1 => delete, 1 => clear, 1 => overwrite]
 }
 
 fn apply(named: &NamedCollection, operations: &[Value]) {

@@ -152,6 +152,75 @@ fn points_of_image_collections_are_not_written() {
 }
 
 #[test]
+fn changes_of_payloads_keep_the_block_of_an_image() {
+    let bench = Bench::new();
+    three(&bench, "Euclid");
+    let named = bench.registry().get("c").unwrap();
+    let mark = |extra: &mut Value| {
+        extra["images"] = json!({"kind": "photo"});
+        Ok(())
+    };
+    named.change_extra(mark).unwrap();
+    let make = |operation: &Value| {
+        update::apply_operation(&named, operation.to_string().as_bytes()).unwrap();
+    };
+    let payload = |id: u64| {
+        let got = bench.read(retrieve::fetch, "c", &json!({ "ids": [id] })).unwrap();
+        got[0]["payload"].clone()
+    };
+    let block = json!({"name": "cat.jpg", "original": "0/1.png"});
+    let whole = json!({"payload": {"n": 1, "image": block}, "points": [1]});
+    let kept = json!({ "image": block });
+    let with_id = json!({"must": [{"has_id": [1]}]});
+    let cases: [(&str, Write, Value, Value); 6] = [
+        ("clear_payload", update::clear_payload, json!({"points": [1]}), kept.clone()),
+        ("clear_payload", update::clear_payload, json!({ "filter": with_id }), kept.clone()),
+        (
+            "delete_payload",
+            update::delete_payload,
+            json!({"keys": ["n", "image.name", "image"], "points": [1]}),
+            kept,
+        ),
+        (
+            "overwrite_payload",
+            update::overwrite_payload,
+            json!({"payload": {"x": 2}, "points": [1]}),
+            json!({"x": 2, "image": block}),
+        ),
+        (
+            "overwrite_payload",
+            update::overwrite_payload,
+            json!({"payload": {"image": {}}, "points": [1]}),
+            json!({"image": {}}),
+        ),
+        (
+            "set_payload",
+            update::set_payload,
+            json!({"payload": {"image": {}}, "points": [1]}),
+            json!({"n": 1, "image": {}}),
+        ),
+    ];
+    for (name, work, body, expected) in cases {
+        let operation = json!({ name: body });
+        let reset = || make(&json!({ "overwrite_payload": whole }));
+        reset();
+        bench.write(work, "c", &body).unwrap();
+        assert_eq!(payload(1), expected, "{operation}");
+        reset();
+        bench.write(update::batch, "c", &json!({ "operations": [operation] })).unwrap();
+        assert_eq!(payload(1), expected, "{operation} in a batch");
+        reset();
+        make(&operation);
+        assert_eq!(payload(1), expected, "{operation} in a log");
+    }
+    let large = json!({"image": {"name": "x".repeat(10 << 10)}});
+    make(&json!({"set_payload": {"payload": large, "points": [1]}}));
+    let new = json!({ "new": "y".repeat(60 << 10) });
+    make(&json!({"overwrite_payload": {"payload": new, "points": [1, 2]}}));
+    assert_eq!((payload(1).get("new"), payload(2)), (None, new), "only the second one fits");
+}
+
+#[test]
 fn a_payload_that_becomes_too_large_leaves_its_neighbours_alone() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");

@@ -36,6 +36,14 @@ pub enum PayloadChange {
     DeleteKeys(Vec<String>),
     /// Empties the payload.
     Clear,
+    /// Makes another change, after which the member `key` is as before. A replacing payload that
+    /// has this member still replaces it.
+    Keep {
+        /// Name of the member.
+        key: &'static str,
+        /// The other change.
+        change: Box<PayloadChange>,
+    },
 }
 
 /// One step of a path.
@@ -80,6 +88,7 @@ impl PayloadChange {
             }
             PayloadChange::DeleteKeys(keys) => keys.iter().try_for_each(|key| first(key)),
             PayloadChange::Clear => Ok(()),
+            PayloadChange::Keep { change, .. } => change.check(),
         }
     }
 }
@@ -101,6 +110,17 @@ pub(crate) fn apply(change: &PayloadChange, payload: &mut Map<String, Value>) ->
                 remove(&mut all, &steps(key)?);
             }
             *payload = into_object(all);
+        }
+        PayloadChange::Keep { key, change } => {
+            let kept = payload.get(*key).cloned();
+            apply(change, payload)?;
+            let is_replaced =
+                matches!(&**change, PayloadChange::Overwrite(new) if new.contains_key(*key));
+            if let Some(kept) = kept
+                && !is_replaced
+            {
+                payload.insert((*key).to_owned(), kept);
+            }
         }
     }
     Ok(())
@@ -282,6 +302,24 @@ mod tests {
             changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})),
             json!({"a": {"b": 2}})
         );
+    }
+
+    #[test]
+    fn a_member_is_kept_unless_it_is_replaced() {
+        let keep = |change| PayloadChange::Keep { key: "image", change: Box::new(change) };
+        let before = json!({"a": 1, "image": {"name": "x", "bytes": 7}});
+        let kept = json!({"image": {"name": "x", "bytes": 7}});
+        assert_eq!(changed(keep(PayloadChange::Clear), before.clone()), kept);
+        let keys = ["a", "image.name", "\"image\""].map(str::to_owned).to_vec();
+        assert_eq!(changed(keep(PayloadChange::DeleteKeys(keys)), before.clone()), kept);
+        let overwrite = |new| keep(PayloadChange::Overwrite(members(new)));
+        assert_eq!(
+            changed(overwrite(json!({"z": 0})), before.clone()),
+            json!({"z": 0, "image": {"name": "x", "bytes": 7}})
+        );
+        let new = json!({"image": {"name": "y"}});
+        assert_eq!(changed(overwrite(new.clone()), before), new);
+        assert_eq!(changed(keep(PayloadChange::Clear), json!({"a": 1})), json!({}));
     }
 
     #[test]

@@ -412,9 +412,14 @@ fn an_image_without_the_key_of_its_original_takes_it_along() {
     let spread = Spread::start(dir.path());
     let new = format!("?shard_number={SHARDS}");
     let id = spread.good("PUT", &new, Sent::Image(&picture(1)))["id"].clone();
-    let clear = json!({ "points": [id] });
-    let uri = "/collections/spread/points/payload/clear";
-    assert_eq!(spread.ask(&spread.root, "POST", uri, Sent::Json(&clear)).0, 200);
+    let path = format!("/{}", id.as_str().unwrap());
+    let change = |method: &str, uri: &str, body: &Value| {
+        let uri = format!("/collections/spread/points/{uri}");
+        assert_eq!(spread.ask(&spread.root, method, &uri, Sent::Json(body)).0, 200);
+    };
+    change("POST", "payload/clear", &json!({ "points": [id] }));
+    assert_eq!(spread.send("GET", &path, Sent::Nothing).0, 200, "the payload names the original");
+    change("PUT", "payload", &json!({"payload": {"image": {}}, "points": [id]}));
     let originals = || super::images::files_below(&dir.path().join("collections/.originals"));
     // An upload of the last hour may still be running.
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(24 * 3600);
@@ -423,7 +428,6 @@ fn an_image_without_the_key_of_its_original_takes_it_along() {
         file.set_modified(past).unwrap();
     }
     assert_eq!(originals().len(), 1);
-    let path = format!("/{}", id.as_str().unwrap());
     spread.good("DELETE", &path, Sent::Nothing);
     assert!(originals().is_empty());
 }
