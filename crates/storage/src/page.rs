@@ -30,6 +30,8 @@ pub const RECORD_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES: usize = 12;
 /// Offset of the record in a run of several pages.
 const LONG_START: usize = 16;
+/// Maximum pages of one record.
+const RUN_PAGES_MAX: usize = (LONG_START + RECORD_BYTES_MAX).div_ceil(PAGE_BYTES);
 /// Maximum bytes of a record that fits in a page besides its two offsets.
 const SHORT_BYTES_MAX: usize = PAGE_BYTES - HEADER_BYTES - 4;
 
@@ -195,8 +197,7 @@ impl<'a> RecordPage<'a> {
         let count = u16_at(bytes, 8);
         let pages = u16_at(bytes, 10);
         let run = usize::from(pages) * PAGE_BYTES;
-        let shaped = count > 0 && (pages == 1 || (pages > 1 && count == 1));
-        if !shaped || bytes.len() < run {
+        if !is_shaped(count, pages) || bytes.len() < run {
             return Err(Error::data_loss(format!(
                 "a damaged page: it says {count} records in {pages} pages, {} bytes were read",
                 bytes.len()
@@ -235,4 +236,87 @@ impl<'a> RecordPage<'a> {
         let table = self.bytes.get(at..at + 4)?;
         self.bytes.get(usize::from(u16_at(table, 0))..usize::from(u16_at(table, 2)))
     }
+}
+
+/// Check of all pages of a section in their order. It holds no page, so a long record needs no
+/// memory.
+#[derive(Debug, Default)]
+pub struct PageRunCheck {
+    /// Number of the first page of the current run.
+    first: u32,
+    /// Number of the next page.
+    next: u32,
+    /// Pages of the current run that are still to come; 0 between two runs.
+    missing: u16,
+    /// Checksum in the header of the current run.
+    expected: u32,
+    /// Checksum of the bytes of the current run so far.
+    crc32c: u32,
+}
+
+impl PageRunCheck {
+    /// Returns a check whose first page has number 0.
+    pub fn new() -> PageRunCheck {
+        PageRunCheck::default()
+    }
+
+    /// Returns the number of the first page of the last run.
+    pub fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// Checks the next page. The last page of a long record completes the check of its run.
+    ///
+    /// # Errors
+    /// `DataLoss` if the run of the page is damaged. No page may be added afterwards.
+    pub fn add(&mut self, page: &[u8]) -> Result<()> {
+        let mut covered = page;
+        if self.missing == 0 {
+            self.begin(page)?;
+            covered = page.get(4..).unwrap_or_default();
+        }
+        self.crc32c = crc32c::crc32c_append(self.crc32c, covered);
+        self.missing -= 1;
+        self.next = self.next.wrapping_add(1);
+        if self.missing == 0 && self.crc32c != self.expected {
+            return Err(Error::data_loss("it does not match its checksum"));
+        }
+        Ok(())
+    }
+
+    /// Checks that the section ends with the last page of a run.
+    ///
+    /// # Errors
+    /// `DataLoss` if it ends within a run.
+    pub fn finish(&self) -> Result<()> {
+        match self.missing {
+            0 => Ok(()),
+            missing => Err(Error::data_loss(format!("{missing} pages of its record are missing"))),
+        }
+    }
+
+    fn begin(&mut self, page: &[u8]) -> Result<()> {
+        self.first = self.next;
+        let number = u32_at(page, 4);
+        let count = u16_at(page, 8);
+        let pages = u16_at(page, 10);
+        if page.len() != PAGE_BYTES
+            || number != self.first
+            || !is_shaped(count, pages)
+            || usize::from(pages) > RUN_PAGES_MAX
+        {
+            return Err(Error::data_loss(format!(
+                "its header is damaged: it says page {number}, {count} records in {pages} pages"
+            )));
+        }
+        self.missing = pages;
+        self.expected = u32_at(page, 0);
+        self.crc32c = 0;
+        Ok(())
+    }
+}
+
+/// Returns true if a run of `pages` pages can have `count` records.
+fn is_shaped(count: u16, pages: u16) -> bool {
+    count > 0 && (pages == 1 || (pages > 1 && count == 1))
 }

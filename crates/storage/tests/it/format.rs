@@ -2,7 +2,7 @@
 
 use base::ErrorKind;
 use proptest::prelude::*;
-use storage::page::{Packer, Placed, RECORD_BYTES_MAX, RecordPage};
+use storage::page::{Packer, PageRunCheck, Placed, RECORD_BYTES_MAX, RecordPage};
 use storage::superblock::{SECTIONS_MAX, Section, Superblock, VERSION};
 
 use crate::{PAGE, pattern};
@@ -21,6 +21,15 @@ fn find<'a>(pages: &'a [u8], placed: &Placed) -> Option<&'a [u8]> {
     assert_eq!(page.number(), placed.page);
     assert_eq!(page.pages(), placed.pages);
     page.record(placed.slot)
+}
+
+/// Checks all pages of a section. Returns the first page of the damaged run.
+fn check_all(pages: &[u8]) -> Result<(), u32> {
+    let mut check = PageRunCheck::new();
+    for page in pages.chunks(PAGE) {
+        check.add(page).map_err(|_| check.first())?;
+    }
+    check.finish().map_err(|_| check.first())
 }
 
 fn lengths() -> impl Strategy<Value = usize> {
@@ -51,6 +60,26 @@ proptest! {
         prop_assert_eq!(packer.pages() as usize * PAGE, pages.len());
         packer.finish(&mut drained).unwrap();
         prop_assert_eq!(drained, pages);
+    }
+
+    #[test]
+    fn a_check_in_order_finds_every_damaged_run(
+        lengths in prop::collection::vec(lengths(), 1..60), at in any::<prop::sample::Index>(), bit in 0_u32..8,
+    ) {
+        let records: Vec<Vec<u8>> =
+            lengths.iter().enumerate().map(|(index, &bytes)| pattern(bytes, index as u64)).collect();
+        let (placed, mut pages) = pack(&records);
+        prop_assert_eq!(check_all(&pages), Ok(()));
+        let byte = at.index(pages.len());
+        let page = (byte / PAGE) as u32;
+        let run = placed.iter().rfind(|placed| placed.page <= page).unwrap().page;
+        pages[byte] ^= 1 << bit;
+        prop_assert_eq!(check_all(&pages), Err(run));
+        pages[byte] ^= 1 << bit;
+        let end = pages.len() - PAGE;
+        let last = placed.last().unwrap();
+        let is_whole = last.pages == 1;
+        prop_assert_eq!(check_all(&pages[..end]), if is_whole { Ok(()) } else { Err(last.page) });
     }
 
     #[test]
