@@ -69,8 +69,9 @@ pub struct ArchiveLabel<'a> {
 /// before the first of them is written. No store takes part.
 ///
 /// # Errors
-/// `Unavailable` while the collection is being opened, `FailedPrecondition` if it is damaged; the
-/// errors of the medium and of `out`. The archive is then incomplete.
+/// `Unavailable` while the collection is being opened, `FailedPrecondition` if it is damaged,
+/// `DataLoss` if a file does not match its checksums; the errors of the medium and of `out`. The
+/// archive is then incomplete.
 pub async fn write_collection(
     context: &BackupContext<'_>,
     named: &NamedCollection,
@@ -84,7 +85,9 @@ pub async fn write_collection(
     context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
     let mut files = Vec::with_capacity(pinned.files().len());
     for file in pinned.files() {
-        let blake3 = context.hash(&pinned.open(file)?).await?;
+        let opened = pinned.open(file)?;
+        let hash = context.hash(&opened).await;
+        let blake3 = hash.map_err(|error| error.context(&file.name))?;
         let name = file.name.clone();
         let object = file.name.clone();
         files.push(BackupFile { name, object, bytes: file.bytes, blake3 });
@@ -104,7 +107,9 @@ pub async fn write_collection(
     write_list(&list, out)?;
     for (file, listed) in pinned.files().iter().zip(&list.files) {
         out.write_all(header(&listed.name, listed.bytes)?.as_bytes()).map_err(broken)?;
-        send_file(context, &pinned.open(file)?, out).await?;
+        let opened = pinned.open(file)?;
+        let sent = send_file(context, &opened, out).await;
+        sent.map_err(|error| error.context(&file.name))?;
         out.write_all(&padding(listed.bytes)).map_err(broken)?;
         context.progress.add_done(listed.bytes);
     }
@@ -114,7 +119,7 @@ pub async fn write_collection(
 /// Writes the bytes of a file in steps, so that no burst disturbs searches.
 async fn send_file(
     context: &BackupContext<'_>,
-    file: &PinnedReader,
+    file: &PinnedReader<'_>,
     out: &mut dyn std::io::Write,
 ) -> Result<()> {
     let mut step = Vec::new();

@@ -67,8 +67,9 @@ struct BackupSource<'a> {
 ///
 /// # Errors
 /// `Unavailable` while the collection is being opened, `FailedPrecondition` if it is damaged,
-/// `Cancelled` if the progress was stopped; otherwise the errors of the medium and of the store.
-/// The store then has no incomplete backup, and the next one continues.
+/// `DataLoss` if a segment or its deletes do not match their checksums, `Cancelled` if the progress
+/// was stopped; otherwise the errors of the medium and of the store. The store then has no
+/// incomplete backup, and the next one continues.
 pub async fn create(
     context: &BackupContext<'_>,
     named: &NamedCollection,
@@ -156,7 +157,7 @@ async fn upload(
             }
             // Objects appear whole, so one that a stopped backup left is not sent again.
             None if stored => {
-                let hash = context.hash(&pinned.open(file)?).await?;
+                let hash = hash(context, pinned, file).await?;
                 context.progress.add_done(file.bytes);
                 hash
             }
@@ -189,6 +190,19 @@ async fn upload(
     Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
 }
 
+/// Returns the BLAKE3 hash of a file.
+///
+/// # Errors
+/// `DataLoss` that names the file if it is damaged; the error of the medium.
+async fn hash(
+    context: &BackupContext<'_>,
+    pinned: &PinnedFiles<'_>,
+    file: &PinnedFile,
+) -> Result<String> {
+    let opened = pinned.open(file)?;
+    context.hash(&opened).await.map_err(|error| error.context(&file.name))
+}
+
 /// Checks that a file still matches an earlier backup, before its object is replaced: a damaged
 /// file must not replace a sound object that earlier backups need.
 ///
@@ -200,7 +214,7 @@ async fn check_unchanged(
     file: &PinnedFile,
     earlier: &BackupFile,
 ) -> Result<()> {
-    if earlier.bytes == file.bytes && context.hash(&pinned.open(file)?).await? == earlier.blake3 {
+    if earlier.bytes == file.bytes && hash(context, pinned, file).await? == earlier.blake3 {
         return Ok(());
     }
     Err(Error::data_loss(format!(

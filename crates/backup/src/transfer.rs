@@ -101,7 +101,7 @@ impl BackupContext<'_> {
     }
 
     /// Returns the BLAKE3 hash of a file of this machine. The caller counts the progress.
-    pub(crate) async fn hash(&self, file: &PinnedReader) -> Result<String> {
+    pub(crate) async fn hash(&self, file: &PinnedReader<'_>) -> Result<String> {
         let file = UploadSource::File(file);
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;

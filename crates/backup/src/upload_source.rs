@@ -12,7 +12,7 @@ use crate::store::BackupStore;
 /// Content that is sent to a store.
 pub(crate) enum UploadSource<'a> {
     /// A file of a collection of this machine.
-    File(&'a PinnedReader),
+    File(&'a PinnedReader<'a>),
     /// An object of a store.
     Object(StoredSource<'a>),
 }

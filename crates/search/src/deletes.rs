@@ -250,6 +250,17 @@ impl DeletesFile {
         Ok((file, damaged))
     }
 
+    /// Checks that every page of a file is as it was written.
+    ///
+    /// # Errors
+    /// `DataLoss` with the number of the first damaged page.
+    pub(crate) fn check_pages(bytes: &[u8]) -> Result<()> {
+        let header = page(bytes, 0, 0)?;
+        let seed = crc32c::crc32c(&header[24..40]);
+        let pages = bytes.len().div_ceil(PAGE_BYTES);
+        (1..pages).try_for_each(|number| page(bytes, number, seed).map(drop))
+    }
+
     fn read_chunks(&mut self, bytes: &[u8]) -> Vec<u32> {
         let mut damaged = Vec::new();
         let seed = self.page_seed();

@@ -1,9 +1,14 @@
 //! Damaged stores: each fault is named, and no damaged collection appears.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use backup::{BackupExtent, block_on};
 use base::ErrorKind;
+use search::registry::NamedCollection;
+use storage::page::PAGE_BYTES;
+use storage::superblock::Superblock;
 
 use crate::common::{TestStore, contents, create, open, put};
 
@@ -144,4 +149,58 @@ fn a_damaged_file_replaces_no_sound_object() {
     assert!(error.message().contains("segment-"), "{error}");
     let report = block_on(backup::verify(&store.context(), "c", None)).unwrap();
     assert_eq!((report.problem_count, report.backups), (0, 1));
+}
+
+/// Returns the path of the only segment of a collection.
+fn segment_of(collections: &Path, named: &NamedCollection) -> PathBuf {
+    let points = collections.join(named.name()).join(named.points_name());
+    std::fs::read_dir(points)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("segment-"))
+        .unwrap()
+}
+
+#[test]
+fn damage_that_no_read_has_found_is_not_backed_up() {
+    const PAGE_CHECKSUMS: u32 = 9;
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    let store = TestStore::open(&directory.path().join("store"));
+    let registry = open(&collections);
+    let filled = |name: &str| {
+        let named = create(&registry, name);
+        put(&named, 0..20, 1);
+        named.collection().flush().unwrap();
+        named
+    };
+    let superblock = |path: &Path| Superblock::decode(&std::fs::read(path).unwrap()).unwrap();
+    let sound = filled("sound");
+    store.back_up(&sound);
+    let sections = superblock(&segment_of(&collections, &sound)).sections;
+    let with_bytes = sections.iter().filter(|section| section.bytes > 0);
+    let kinds: Vec<u32> = with_bytes.map(|section| section.kind).collect();
+    assert!(kinds.len() > 9 && kinds.contains(&PAGE_CHECKSUMS), "{kinds:?}");
+    // The superblock is no section.
+    for kind in kinds.iter().copied().map(Some).chain([None]) {
+        let name = kind.map_or("superblock".to_owned(), |kind| format!("kind-{kind}"));
+        let named = filled(&name);
+        let segment = segment_of(&collections, &named);
+        let offset = kind.map_or(0, |kind| superblock(&segment).section(kind).unwrap().offset);
+        let file = File::options().read(true).write(true).open(&segment).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset + 3).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], offset + 3).unwrap();
+        let made = block_on(backup::create(&store.context(), &named, BackupExtent::Missing));
+        let error = made.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DataLoss, "{name}: {error}");
+        let file_name = segment.file_name().unwrap().to_str().unwrap();
+        assert!(error.message().starts_with(file_name), "{name}: {error}");
+        // The superblock and the checksums are read before the pages.
+        if kind.is_some_and(|kind| kind != PAGE_CHECKSUMS) {
+            let page = format!(": page {}: ", offset / PAGE_BYTES as u64);
+            assert!(error.message().contains(&page), "{name}: {error}");
+        }
+        assert!(block_on(store.store.ids(&name)).unwrap().is_empty(), "{name}");
+    }
 }

@@ -38,7 +38,7 @@ struct SegmentSize {
     number: u64,
     rows: u32,
     live: u32,
-    /// True if codes or a part of the payload index are damaged. A merge computes them anew.
+    /// True if codes, or other parts of the file that a merge writes anew, are damaged.
     has_damaged_codes: bool,
 }
 

@@ -23,7 +23,7 @@
 //!
 //! # Copies
 //! A backup or a copy pins the files of one published state (`pin`). Pinned files are removed only
-//! after they were read.
+//! after they were read. Segments and deletes are checked while they are read (`pinned_reader`).
 //!
 //! # Full disk
 //! Changes are refused while less than a reserve is free (`disk`). Stored points are still served.
@@ -49,6 +49,7 @@ mod names;
 mod options;
 mod order;
 mod pin;
+mod pinned_reader;
 mod points_pass;
 mod prints;
 mod progress;
@@ -89,8 +90,9 @@ pub use options::{
     CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX,
 };
 pub use order::{OrderValue, OrderedPoint, OrderedPoints, PointOrder};
-pub use pin::{FileRole, PinnedFile, PinnedFiles, PinnedReader};
+pub use pin::{FileRole, PinnedFile, PinnedFiles};
 pub(crate) use pin::{is_file_name, publish_copy};
+pub use pinned_reader::PinnedReader;
 pub use prints::PrintQuery;
 pub use resources::Resources;
 pub use scan::{

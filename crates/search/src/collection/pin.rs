@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
-use storage::Sealed;
 
 use super::inner::Collection;
 use super::manifest::{ManifestContent, SegmentEntry};
 use super::names::CollectionFile;
+use super::pinned_reader::{PinnedReader, check_deletes};
 use super::state::SegmentContent;
 
 /// Minimum unflushed bytes that are flushed before files are pinned. Fewer bytes are copied faster
@@ -50,43 +50,6 @@ pub enum FileRole {
     Deletes,
     /// Changes that no segment has. The file grows.
     Log,
-}
-
-/// Reader of a pinned file.
-pub struct PinnedReader {
-    source: PinnedSource,
-    bytes: u64,
-}
-
-enum PinnedSource {
-    File(Arc<dyn Sealed>),
-    Memory(Vec<u8>),
-}
-
-impl PinnedReader {
-    /// Returns the length in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Fills `buffer` from `offset` on.
-    ///
-    /// # Errors
-    /// `DataLoss` past the end or if the medium has lost the bytes, otherwise its error.
-    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        match &self.source {
-            PinnedSource::File(file) => file.read_at(offset, buffer),
-            PinnedSource::Memory(bytes) => {
-                let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                let end = start.saturating_add(buffer.len());
-                let found = bytes.get(start..end);
-                buffer.copy_from_slice(found.ok_or_else(|| {
-                    Error::data_loss(format!("the log ends at byte {}", bytes.len()))
-                })?);
-                Ok(())
-            }
-        }
-    }
 }
 
 impl Collection {
@@ -210,32 +173,54 @@ impl PinnedFiles<'_> {
         &self.files
     }
 
-    /// Opens a file of [`PinnedFiles::files`].
+    /// Opens a file of [`PinnedFiles::files`]. Deletes are checked here, and segments while they
+    /// are read.
     ///
     /// # Errors
     /// The error of the medium, for example because the collection was removed; `DataLoss` if the
-    /// file is shorter than it was.
-    pub fn open(&self, file: &PinnedFile) -> Result<PinnedReader> {
-        let medium = &self.collection.medium;
-        let short = |bytes: u64| {
-            Error::data_loss(format!("{} has {bytes} bytes, fewer than it had", file.name))
-        };
-        let source = if file.role == FileRole::Log {
-            let mut bytes = medium.load(&file.name)?;
-            if (bytes.len() as u64) < file.bytes {
-                return Err(short(bytes.len() as u64));
+    /// file is shorter than it was, or damaged.
+    pub fn open(&self, file: &PinnedFile) -> Result<PinnedReader<'_>> {
+        match &file.role {
+            FileRole::Segment { .. } => {
+                let opened = self.collection.medium.open(&file.name)?;
+                if opened.bytes() != file.bytes {
+                    return Err(short(file, opened.bytes()));
+                }
+                let name = file.name.clone();
+                PinnedReader::of_segment(self.collection, opened, name, self.segment_of(file))
             }
-            bytes.truncate(usize::try_from(file.bytes).unwrap_or(usize::MAX));
-            PinnedSource::Memory(bytes)
-        } else {
-            let opened = medium.open(&file.name)?;
-            if opened.bytes() != file.bytes {
-                return Err(short(opened.bytes()));
+            FileRole::Deletes => {
+                let bytes = self.collection.medium.load(&file.name)?;
+                if bytes.len() as u64 != file.bytes {
+                    return Err(short(file, bytes.len() as u64));
+                }
+                check_deletes(self.collection, &file.name, &bytes, self.segment_of(file))?;
+                Ok(PinnedReader::of_bytes(bytes))
             }
-            PinnedSource::File(opened)
-        };
-        Ok(PinnedReader { source, bytes: file.bytes })
+            FileRole::Log => {
+                let mut bytes = self.collection.medium.load(&file.name)?;
+                if (bytes.len() as u64) < file.bytes {
+                    return Err(short(file, bytes.len() as u64));
+                }
+                bytes.truncate(usize::try_from(file.bytes).unwrap_or(usize::MAX));
+                Ok(PinnedReader::of_bytes(bytes))
+            }
+        }
     }
+
+    /// Returns the number of the segment that a file belongs to.
+    fn segment_of(&self, file: &PinnedFile) -> Option<u64> {
+        let belongs = |entry: &&SegmentEntry| match CollectionFile::of(&file.name) {
+            Some(CollectionFile::Segment(number)) => entry.number == number,
+            Some(CollectionFile::Deletes(number)) => entry.deletes == Some(number),
+            _ => false,
+        };
+        self.content.segments.iter().find(belongs).map(|entry| entry.number)
+    }
+}
+
+fn short(file: &PinnedFile, bytes: u64) -> Error {
+    Error::data_loss(format!("{} has {bytes} bytes, fewer than it had", file.name))
 }
 
 impl Drop for PinnedFiles<'_> {

@@ -65,7 +65,8 @@ pub struct SegmentStatus {
 
 impl Collection {
     /// Returns damage because of which points or changes are lost; `None` without such damage.
-    /// Damage of codes and of payload indexes does not count, because a merge repairs it.
+    /// Damage of codes, of payload indexes and of data that an open segment has in memory does not
+    /// count, because a merge repairs it.
     pub fn loss(&self) -> Option<Quarantined> {
         let log = self.health.lock().damaged_logs.iter().next().map(|(log, reasons)| Quarantined {
             file: CollectionFile::Log(*log).name(),

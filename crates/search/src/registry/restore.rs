@@ -246,7 +246,7 @@ fn taken(what: &str, name: &str) -> Error {
     Error::new(ErrorKind::AlreadyExists, message)
 }
 
-fn copy_file(from: &crate::collection::PinnedReader, to: &mut dyn Writer) -> Result<()> {
+fn copy_file(from: &crate::collection::PinnedReader<'_>, to: &mut dyn Writer) -> Result<()> {
     let mut buffer = vec![0; COPY_BYTES];
     let mut done = 0;
     while done < from.bytes() {

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Error, Result};
 use parking_lot::Mutex;
 
+use super::check::SegmentFileDamage;
+
 /// Maximum damaged pages that a segment remembers. Further ones still fail when they are read.
 const DAMAGED_MAX: usize = 1024;
 
@@ -60,8 +62,19 @@ impl Damaged {
     /// Records a page of codes or of the payload index as [`Damaged::page`] does. They are computed
     /// from embeddings and payloads, so a merge loses nothing and makes them whole.
     pub(super) fn derived_page(&self, page: u64, reason: &str) -> Error {
-        let found =
-            Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
+        self.note(Some(page), reason)
+    }
+
+    /// Records damage that a copy of the file found.
+    pub(super) fn copied(&self, damage: &SegmentFileDamage) {
+        if damage.loses_data {
+            self.loses_data.store(true, Ordering::Relaxed);
+        }
+        let _ = self.note(damage.page, &damage.reason);
+    }
+
+    fn note(&self, page: Option<u64>, reason: &str) -> Error {
+        let found = Quarantined { file: self.file.clone(), page, reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
         let mut pages = self.pages.lock();
         if pages.len() < DAMAGED_MAX && !pages.iter().any(|known| known.page == found.page) {

@@ -222,6 +222,18 @@ impl SegmentContents {
         })
     }
 
+    /// Returns the checksum of page `page` of a section whose pages have none of their own.
+    pub(super) fn page_crc32c(&self, section: &Section, page: u64) -> Option<u32> {
+        let page = usize::try_from(page).ok()?;
+        if section.kind == kind::CHECKS {
+            // The table does not cover itself.
+            let checks = self.checks.chunks(PAGE_BYTES / size_of::<u32>()).nth(page)?;
+            let bytes: Vec<u8> = checks.iter().flat_map(|check| check.to_le_bytes()).collect();
+            return Some(padded_crc32c(&bytes));
+        }
+        self.checks.get(self.check_range(section)?)?.get(page).copied()
+    }
+
     fn check_range(&self, section: &Section) -> Option<Range<usize>> {
         let first = usize::try_from(section.aux).ok()?;
         let pages = usize::try_from(section.bytes.div_ceil(PAGE_BYTES as u64)).ok()?;
@@ -229,7 +241,8 @@ impl SegmentContents {
     }
 }
 
-fn padded_crc32c(page: &[u8]) -> u32 {
+/// Returns the checksum of a page whose missing bytes are zeros.
+pub(super) fn padded_crc32c(page: &[u8]) -> u32 {
     let zeros = [0; PAGE_BYTES];
     crc32c::crc32c_append(crc32c::crc32c(page), &zeros[page.len().min(PAGE_BYTES)..])
 }

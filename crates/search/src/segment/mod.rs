@@ -8,6 +8,7 @@
 //! that stay on the medium. A mismatch fails with the name of the page; data is never guessed.
 
 mod build;
+mod check;
 mod codes;
 mod damage;
 mod file;
@@ -23,6 +24,7 @@ mod rows;
 mod vectors;
 
 pub(crate) use build::{RowSource, SegmentForm, SegmentPlan, WrittenSegment, write};
+pub(crate) use check::{SegmentFileCheck, SegmentFileDamage};
 pub(crate) use codes::{CODES_READER, CodeReader};
 pub use damage::Quarantined;
 pub(crate) use file::IoStep;

@@ -12,6 +12,7 @@ use matching::index::EdgeIndex;
 use storage::page::PAGE_BYTES;
 use storage::{Reader, Sealed};
 
+use super::check::SegmentFileDamage;
 use super::codes::{CodeReader, SegmentCodes};
 use super::damage::{Damaged, Quarantined};
 use super::file::{IoStep, SegmentContents};
@@ -414,6 +415,11 @@ impl Segment {
     /// segment.
     pub(crate) fn note_page(&self, offset: u64, reason: &str) {
         let _ = self.damaged.page(offset / PAGE_BYTES as u64, reason);
+    }
+
+    /// Records damage that a copy of its files found.
+    pub(crate) fn note_copied(&self, damage: &SegmentFileDamage) {
+        self.damaged.copied(damage);
     }
 }
 

@@ -15,6 +15,7 @@ mod flush;
 mod limits;
 mod lost;
 mod media;
+mod pin;
 mod points;
 mod prints;
 mod registry;
