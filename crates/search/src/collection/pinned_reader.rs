@@ -74,9 +74,9 @@ impl<'a> PinnedReader<'a> {
     /// Fills `buffer` from `offset` on. In a segment, `offset` is the end of the last read.
     ///
     /// # Errors
-    /// `DataLoss` past the end, if the medium has lost the bytes, or with the page of a segment that
-    /// does not match its checksum; `Internal` for a read out of order; otherwise the error of the
-    /// medium.
+    /// `DataLoss` past the end, if the medium has lost the bytes, or with the page of a segment
+    /// that does not match its checksum; `Internal` for a read out of order; otherwise the error of
+    /// the medium.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.source {
             PinnedSource::Segment(segment) => segment.read_at(offset, buffer),
