@@ -216,8 +216,14 @@ pub(super) fn merged_hits<'a>(
     range: HitRange,
 ) -> Result<MergedHits<'a>> {
     let (mut all, partial) = all_points(shards)?;
-    all.sort_by(|one, other| order.compare(&one.key, &other.key));
-    all.truncate(range.offset.saturating_add(range.limit));
+    let compare =
+        |one: &KeyedPoint<'_>, other: &KeyedPoint<'_>| order.compare(&one.key, &other.key);
+    let kept = range.offset.saturating_add(range.limit);
+    if kept < all.len() {
+        all.select_nth_unstable_by(kept, compare);
+        all.truncate(kept);
+    }
+    all.sort_unstable_by(compare);
     all.drain(..range.offset.min(all.len()));
     Ok(MergedHits { points: all, partial })
 }
