@@ -25,7 +25,7 @@ use super::import::page_points;
 use super::set::{BackupSet, ShardBackup};
 use super::staged::{self, StagedCollection};
 use super::{ClusterBackups, ShardOfSet, log_parts};
-use crate::node::apply::apply;
+use crate::node::apply::{ApplyPriority, apply};
 use crate::node::local::at_low_priority;
 use crate::node::snapshot::StopOnDrop;
 
@@ -171,7 +171,7 @@ impl ClusterBackups {
             let bytes = self.read_part(&self.part_key(shard, number), part).await?;
             for entry in log_parts::entries(part, &bytes)? {
                 if let EntryBody::Writes(batch) = &entry.body {
-                    apply(from, batch).await?;
+                    apply(from, batch, ApplyPriority::Low).await?;
                 }
             }
         }

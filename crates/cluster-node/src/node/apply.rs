@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result};
 use search::registry::NamedCollection;
 
-use super::local::blocking;
+use super::local::{at_low_priority, blocking};
 use cluster_log::Batch;
 
 /// First pause before an operation is tried again. Doubled each time.
@@ -20,6 +20,31 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Tries of one operation. Then the follower starts over, with a new local collection if the data
 /// of the old one is damaged.
 const TRIES_MAX: u32 = 30;
+
+/// Time after which a shard that is still behind applies its log at ordinary priority: on a machine
+/// that is always busy, its log might grow faster than it is applied.
+const LOW_PRIORITY_MAX: Duration = Duration::from_secs(60);
+
+/// Priority at which entries are applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ApplyPriority {
+    /// Reads may wait for the entry.
+    Ordinary,
+    /// No read waits, and other shards of this node may be serving.
+    Low,
+}
+
+impl ApplyPriority {
+    /// Returns the priority of a shard whose local collection was opened before `since_open`.
+    /// `is_behind` is true if the shard has not reached the end of its log.
+    pub(super) fn of(is_behind: bool, since_open: Duration) -> ApplyPriority {
+        if is_behind && since_open < LOW_PRIORITY_MAX {
+            ApplyPriority::Low
+        } else {
+            ApplyPriority::Ordinary
+        }
+    }
+}
 
 /// Outcome of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +59,11 @@ pub(crate) struct AppliedBatch {
 ///
 /// # Errors
 /// `DataLoss` if the local collection is damaged; otherwise the error of the last try.
-pub(crate) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result<AppliedBatch> {
+pub(crate) async fn apply(
+    named: &Arc<NamedCollection>,
+    batch: &Batch,
+    priority: ApplyPriority,
+) -> Result<AppliedBatch> {
     let mut at = 0;
     let mut applied = AppliedBatch::default();
     let mut pause = PAUSE_MIN;
@@ -42,7 +71,11 @@ pub(crate) async fn apply(named: &Arc<NamedCollection>, batch: &Batch) -> Result
     while at < batch.0.len() {
         let target = named.clone();
         let rest = batch.clone();
-        let step = blocking(move || Ok(apply_from(&target, &rest, at))).await?;
+        let work = move || Ok(apply_from(&target, &rest, at));
+        let step = match priority {
+            ApplyPriority::Ordinary => blocking(work).await?,
+            ApplyPriority::Low => at_low_priority("applying a log", work).await?,
+        };
         applied.made += step.made;
         applied.skipped += step.skipped;
         at += (step.made + step.skipped) as usize;
@@ -106,6 +139,14 @@ fn is_same_everywhere(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shard_that_stays_behind_gets_ordinary_priority() {
+        let soon = Duration::from_secs(1);
+        assert_eq!(ApplyPriority::of(true, soon), ApplyPriority::Low);
+        assert_eq!(ApplyPriority::of(true, LOW_PRIORITY_MAX), ApplyPriority::Ordinary);
+        assert_eq!(ApplyPriority::of(false, soon), ApplyPriority::Ordinary);
+    }
 
     #[test]
     fn a_lost_file_is_an_error_of_this_machine() {

@@ -12,7 +12,7 @@ use search::segment::Quarantined;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use super::apply::apply;
+use super::apply::{ApplyPriority, apply};
 use super::local::{self, blocking};
 use super::offered::OfferedEntries;
 use super::services::NodeServices;
@@ -221,6 +221,8 @@ struct NextStep {
 struct FollowProgress {
     named: Arc<NamedCollection>,
     position: FollowPosition,
+    /// Time of the opening.
+    opened_at: Instant,
     /// Position that is recorded with the local collection.
     recorded: FollowPosition,
     recorded_at: Instant,
@@ -247,8 +249,14 @@ impl ShardFollower {
         let OpenedShard { named, floor } = self.open().await?;
         let position = local::position(&named).unwrap_or_default();
         self.snapshots.begin_count(FollowPosition { next: floor.entry, epoch: floor.epoch });
-        let mut progress =
-            FollowProgress { named, position, recorded: position, recorded_at: Instant::now() };
+        let opened_at = Instant::now();
+        let mut progress = FollowProgress {
+            named,
+            position,
+            opened_at,
+            recorded: position,
+            recorded_at: opened_at,
+        };
         let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
         self.state.applied.send_replace(position.next);
         let mut pause = PAUSE_MIN;
@@ -279,7 +287,7 @@ impl ShardFollower {
             match step {
                 FollowStep::Entry { number, batch } => {
                     if let Some(batch) = batch {
-                        self.apply(&progress.named, &batch).await?;
+                        self.apply(&progress, &batch).await?;
                     }
                     progress.position = follower.position();
                     self.state.applied.send_replace(number.plus(1));
@@ -339,12 +347,12 @@ impl ShardFollower {
         let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
     }
 
-    async fn apply(
-        &mut self,
-        named: &Arc<NamedCollection>,
-        batch: &cluster_log::Batch,
-    ) -> Result<()> {
-        let applied = apply(named, batch).await;
+    async fn apply(&mut self, progress: &FollowProgress, batch: &cluster_log::Batch) -> Result<()> {
+        let is_behind = !self.state.is_caught_up();
+        let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
+        let turn = if is_behind { self.services.catch_up_turn().await } else { None };
+        let applied = apply(&progress.named, batch, priority).await;
+        drop(turn);
         let applied = match applied {
             Err(error) if error.kind() == ErrorKind::DataLoss => {
                 tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");

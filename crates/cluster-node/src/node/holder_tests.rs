@@ -64,6 +64,7 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
         snapshot_entries: 1,
         snapshots: Semaphore::new(1),
         restores: Semaphore::new(1),
+        catch_ups: Semaphore::new(1),
         serving: Notify::new(),
     });
     ShardFollower {
@@ -204,6 +205,29 @@ async fn a_damaged_copy_gets_no_snapshot() {
     let error = taken.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     assert!(error.message().starts_with("the local copy is damaged"), "{error}");
+}
+
+#[tokio::test]
+async fn a_shard_that_is_behind_waits_for_its_turn_to_apply() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_registry(&collections(directory.path()));
+    let mut follower = follower(directory.path(), &registry);
+    let services = follower.services.clone();
+    let named = follower.open().await.unwrap().named;
+    let opened_at = Instant::now();
+    let position = FollowPosition::default();
+    let progress =
+        FollowProgress { named, position, opened_at, recorded: position, recorded_at: opened_at };
+    let batch = cluster_log::Batch::from(Vec::new());
+    let turn = services.catch_up_turn().await;
+    let applied = tokio::time::timeout(BEGINS_WITHIN, follower.apply(&progress, &batch));
+    assert!(applied.await.is_err(), "another shard has the turn");
+    follower.state.caught_up.store(true, Ordering::Release);
+    follower.apply(&progress, &batch).await.unwrap();
+    follower.state.caught_up.store(false, Ordering::Release);
+    drop(turn);
+    follower.apply(&progress, &batch).await.unwrap();
+    assert_eq!(services.metrics.entries.get(), 2);
 }
 
 #[tokio::test]

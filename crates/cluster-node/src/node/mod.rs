@@ -37,7 +37,9 @@ use self::hints::EntryHints;
 pub use self::local::{LocalAnswer, LocalCollections};
 use self::ownership::OwnedShards;
 use self::placement::HeldShards;
-use self::services::{NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX};
+use self::services::{
+    NodeServices, RESTORES_RUNNING_MAX, SNAPSHOTS_RUNNING_MAX, catch_ups_running_max,
+};
 use crate::backups::{ClusterBackupOptions, ClusterBackupSettings, ClusterBackups};
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
@@ -124,6 +126,7 @@ impl ClusterNode {
             snapshot_entries: options.snapshot_entries,
             snapshots: Semaphore::new(SNAPSHOTS_RUNNING_MAX),
             restores: Semaphore::new(RESTORES_RUNNING_MAX),
+            catch_ups: Semaphore::new(catch_ups_running_max()),
             serving: Notify::new(),
         });
         let joined = Membership::start(etcd, &options.cluster, place.clone(), info, view.clone());

@@ -17,6 +17,12 @@ pub(super) const SNAPSHOTS_RUNNING_MAX: usize = 1;
 /// Snapshots that a node restores at the same time.
 pub(super) const RESTORES_RUNNING_MAX: usize = 2;
 
+/// Returns the number of shards whose logs a node applies at the same time while they are behind:
+/// half of the cores, at least one. The other half is for the shards that the node serves.
+pub(super) fn catch_ups_running_max() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
+}
+
 /// Services that the tasks of a node share.
 pub(super) struct NodeServices {
     /// Name of this node.
@@ -32,6 +38,8 @@ pub(super) struct NodeServices {
     pub(super) snapshot_entries: u64,
     pub(super) snapshots: Semaphore,
     pub(super) restores: Semaphore,
+    /// Entries that are applied at the same time to shards that are behind.
+    pub(super) catch_ups: Semaphore,
     /// Wakes the task that announces the shards of this node.
     pub(super) serving: Notify,
 }
@@ -46,6 +54,12 @@ impl NodeServices {
     pub(super) async fn restore_turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.restores.acquire().await.ok()
+    }
+
+    /// Waits for the turn of an entry of a shard that is behind.
+    pub(super) async fn catch_up_turn(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.catch_ups.acquire().await.ok()
     }
 
     /// Waits for the turn of a snapshot.
