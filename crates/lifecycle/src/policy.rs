@@ -10,7 +10,7 @@ use crate::{Transition, VersionPolicy};
 
 /// State of one version, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct VersionView {
     pub(crate) version: u64,
     pub(crate) on_disk: bool,
     /// It cannot be loaded now: incomplete, failed, or waiting for its next try or its turn.
@@ -41,7 +41,7 @@ pub(crate) struct View {
 
 /// Versions that should serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct ChosenVersions {
     /// Versions that should be ready, all of them loadable or loaded.
     pub(crate) aspired: BTreeSet<u64>,
     /// True if a held version would be chosen otherwise. Versions that serve are then kept until
@@ -57,9 +57,10 @@ pub(crate) enum ModelAction {
 }
 
 /// Chooses among the versions on disk. A held version is skipped, so that the one before it serves.
-pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
-    let wanted = |view: &&View| view.on_disk && (view.pinned || allowed(policy, view.version));
-    let usable = |view: &&View| (view.ready && !view.withdrawn) || !view.held;
+pub(crate) fn choose(policy: &VersionPolicy, views: &[VersionView]) -> ChosenVersions {
+    let wanted =
+        |view: &&VersionView| view.on_disk && (view.pinned || allowed(policy, view.version));
+    let usable = |view: &&VersionView| (view.ready && !view.withdrawn) || !view.held;
     let candidates = || views.iter().filter(wanted).filter(usable);
     let mut aspired: BTreeSet<u64> = candidates().map(|view| view.version).collect();
     if let VersionPolicy::Latest(count) = policy {
@@ -68,9 +69,12 @@ pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
         aspired.extend(candidates().filter(|view| view.pinned).map(|view| view.version));
     }
     aspired.extend(views.iter().filter(|view| view.kept && view.ready).map(|view| view.version));
-    let resumes = |view: &&View| view.resumes && view.on_disk && (view.ready || !view.held);
+    let resumes = |view: &&VersionView| view.resumes && view.on_disk && (view.ready || !view.held);
     aspired.extend(views.iter().filter(resumes).map(|view| view.version));
-    Choice { aspired, hoped: views.iter().filter(wanted).any(|view| view.held && !view.ready) }
+    ChosenVersions {
+        aspired,
+        hoped: views.iter().filter(wanted).any(|view| view.held && !view.ready),
+    }
 }
 
 fn allowed(policy: &VersionPolicy, version: u64) -> bool {
@@ -81,14 +85,18 @@ fn allowed(policy: &VersionPolicy, version: u64) -> bool {
 }
 
 /// Returns the next step towards `choice`, if one is possible now. A model has one load at a time.
-pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> Option<ModelAction> {
+pub(crate) fn plan(
+    transition: Transition,
+    views: &[VersionView],
+    choice: &ChosenVersions,
+) -> Option<ModelAction> {
     match transition {
         Transition::AvailabilityPreserving => plan_availability(views, choice),
         Transition::ResourcePreserving => plan_resource(views, choice),
     }
 }
 
-fn plan_availability(views: &[View], choice: &Choice) -> Option<ModelAction> {
+fn plan_availability(views: &[VersionView], choice: &ChosenVersions) -> Option<ModelAction> {
     let ready = views.iter().filter(|view| view.ready).count();
     let complete =
         views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
@@ -107,7 +115,7 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<ModelAction> {
 
 /// Converts a foreign version before any other version is unloaded for it. The gap is then as long
 /// as a load, and there is none if the conversion fails.
-fn plan_resource(views: &[View], choice: &Choice) -> Option<ModelAction> {
+fn plan_resource(views: &[VersionView], choice: &ChosenVersions) -> Option<ModelAction> {
     let again = || views.iter().find(|view| again(view)).map(|view| view.version);
     let missing = highest_missing(views, choice);
     if views.iter().any(|view| view.converting) {
@@ -132,21 +140,21 @@ fn plan_resource(views: &[View], choice: &Choice) -> Option<ModelAction> {
 }
 
 /// Returns true if versions that are not chosen may be unloaded without a replacement.
-fn may_empty(choice: &Choice) -> bool {
+fn may_empty(choice: &ChosenVersions) -> bool {
     !choice.aspired.is_empty() || !choice.hoped
 }
 
-fn again(view: &View) -> bool {
+fn again(view: &VersionView) -> bool {
     view.ready && view.reload && view.on_disk && !view.held && !view.loading
 }
 
-fn lowest_unwanted(views: &[View], choice: &Choice) -> Option<u64> {
-    let unwanted = |view: &&View| view.ready && !choice.aspired.contains(&view.version);
+fn lowest_unwanted(views: &[VersionView], choice: &ChosenVersions) -> Option<u64> {
+    let unwanted = |view: &&VersionView| view.ready && !choice.aspired.contains(&view.version);
     views.iter().filter(unwanted).map(|view| view.version).min()
 }
 
-fn highest_missing(views: &[View], choice: &Choice) -> Option<u64> {
-    let missing = |view: &&View| {
+fn highest_missing(views: &[VersionView], choice: &ChosenVersions) -> Option<u64> {
+    let missing = |view: &&VersionView| {
         choice.aspired.contains(&view.version)
             && !view.ready
             && !view.loading
@@ -162,12 +170,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn views(text: &str) -> Vec<View> {
+    fn views(text: &str) -> Vec<VersionView> {
         text.split_whitespace()
             .map(|word| {
                 let (number, flags) =
                     word.split_at(word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()));
-                View {
+                VersionView {
                     version: number.parse().unwrap(),
                     on_disk: !flags.contains('g'),
                     held: flags.contains('h'),
@@ -314,7 +322,7 @@ mod tests {
 
     /// A model whose loads and releases end when the test says so.
     struct World {
-        views: Vec<View>,
+        views: Vec<VersionView>,
         policy: VersionPolicy,
     }
 
@@ -367,8 +375,9 @@ mod tests {
                         (view.loading, view.converting) = (true, converting && view.foreign);
                         // Unloading comes first: a load never brings more instances than were
                         // chosen.
-                        let takes =
-                            |v: &&View| v.ready || (v.loading && !v.converting) || v.releasing;
+                        let takes = |v: &&VersionView| {
+                            v.ready || (v.loading && !v.converting) || v.releasing
+                        };
                         let live = self.views.iter().filter(takes).count();
                         let converting = self.views.iter().any(|view| view.converting);
                         prop_assert!(
@@ -387,7 +396,8 @@ mod tests {
     }
 
     fn world() -> World {
-        let view = |version| View { version, foreign: version % 2 == 0, ..View::default() };
+        let view =
+            |version| VersionView { version, foreign: version % 2 == 0, ..VersionView::default() };
         let views = (1..6).map(view).collect();
         World { views, policy: VersionPolicy::Latest(1) }
     }

@@ -211,7 +211,7 @@ impl Warmup<'_> {
         for RecordedRequest { number, call } in requests {
             match call.and_then(|call| self.prepare(number, call)) {
                 Ok(call) => ready.push(call),
-                Err(error) => failures.push(CallFailure { number, error }),
+                Err(error) => failures.push(WarmupFailure { number, error }),
             }
             if self.config.fail_on_recorded_error
                 && let Some(failure) = failures.pop()
@@ -220,7 +220,7 @@ impl Warmup<'_> {
             }
         }
         let ran = self.run_all(&ready, self.config.fail_on_recorded_error);
-        failures.extend(ran.map_err(CallFailure::into_error)?);
+        failures.extend(ran.map_err(WarmupFailure::into_error)?);
         let count = failures.len();
         let first = failures.into_iter().min_by_key(|failure| failure.number);
         Ok(first.map(|first| match count {
@@ -272,7 +272,7 @@ impl Warmup<'_> {
         &self,
         calls: &[ReadyCall<'_>],
         strict: bool,
-    ) -> Result<Vec<CallFailure>, CallFailure> {
+    ) -> Result<Vec<WarmupFailure>, WarmupFailure> {
         let rounds = match self.config.iterations {
             Some(iterations) => iterations as usize,
             None => WARMUP_RUNS_MIN.div_ceil(calls.len().max(1)),
@@ -305,12 +305,12 @@ impl Warmup<'_> {
 }
 
 /// A request that failed, and why.
-struct CallFailure {
+struct WarmupFailure {
     number: usize,
     error: Error,
 }
 
-impl CallFailure {
+impl WarmupFailure {
     /// Returns the error with the number of the request.
     fn into_error(self) -> Error {
         self.error.context(format_args!("recorded warm-up request {}", self.number))
@@ -330,9 +330,9 @@ struct CallQueue<'a> {
     next: AtomicUsize,
     /// True for each call that failed and runs no more.
     failed: Vec<AtomicBool>,
-    failures: Mutex<Vec<CallFailure>>,
+    failures: Mutex<Vec<WarmupFailure>>,
     /// Failure that ends the warm-up.
-    fatal: Mutex<Option<CallFailure>>,
+    fatal: Mutex<Option<WarmupFailure>>,
 }
 
 impl CallQueue<'_> {
@@ -346,7 +346,7 @@ impl CallQueue<'_> {
             let position = run % self.calls.len();
             let call = &self.calls[position];
             if stop.load(Ordering::Relaxed) {
-                self.end(CallFailure {
+                self.end(WarmupFailure {
                     number: call.number,
                     error: Error::cancelled("the load was stopped"),
                 });
@@ -366,7 +366,7 @@ impl CallQueue<'_> {
                 let stopped = stop.load(Ordering::Relaxed);
                 let error = if stopped { Error::cancelled("the load was stopped") } else { error };
                 let fatal = stopped || self.strict || ends_warmup(&error);
-                let failure = CallFailure { number: call.number, error };
+                let failure = WarmupFailure { number: call.number, error };
                 if fatal {
                     self.end(failure);
                     return;
@@ -379,7 +379,7 @@ impl CallQueue<'_> {
     }
 
     /// Ends the warm-up for all threads. The first failure that is passed is kept.
-    fn end(&self, failure: CallFailure) {
+    fn end(&self, failure: WarmupFailure) {
         self.next.store(self.runs, Ordering::Relaxed);
         self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
     }

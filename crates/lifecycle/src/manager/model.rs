@@ -16,7 +16,7 @@ use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
 use crate::manager::update_state::Update;
 use crate::message::ConvertedVersion;
-use crate::policy::{self, Choice, View};
+use crate::policy::{self, ChosenVersions, VersionView};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
 use crate::{LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionStatus};
@@ -209,12 +209,12 @@ impl Version {
         disk.found.kind().is_some_and(|kind| kind.converted) && !converted
     }
 
-    fn view(&self, version: u64, now: Instant, converts: bool) -> View {
+    fn view(&self, version: u64, now: Instant, converts: bool) -> VersionView {
         let loadable = self.loadable(now);
         let idle = self.load.is_none();
         let waits = self.update.as_ref().is_some_and(Update::waits);
         let withdrawn = self.withdrawal().is_some();
-        View {
+        VersionView {
             version,
             on_disk: self.disk.is_some(),
             held: withdrawn || ((!loadable || waits) && idle),
@@ -288,9 +288,9 @@ impl Model {
         VersionId { model: self.name.clone(), version }
     }
 
-    pub(crate) fn views(&self, now: Instant) -> Vec<View> {
+    pub(crate) fn views(&self, now: Instant) -> Vec<VersionView> {
         let view = |(&number, version): (&u64, &Version)| version.view(number, now, self.converts);
-        let mut views: Vec<View> = self.versions.iter().map(view).collect();
+        let mut views: Vec<VersionView> = self.versions.iter().map(view).collect();
         policy::rollout::keep(self.rollout.roles, &mut views);
         let resumed = self.rollout.resumes.as_ref().map(|kept| kept.stable());
         views.iter_mut().for_each(|view| view.resumes = Some(view.version) == resumed);
@@ -298,9 +298,9 @@ impl Model {
     }
 
     /// Returns the versions that should serve; none while the model is unloaded or removed.
-    pub(crate) fn choice(&self, views: &[View]) -> Choice {
+    pub(crate) fn choice(&self, views: &[VersionView]) -> ChosenVersions {
         if self.down || self.removed {
-            Choice::default()
+            ChosenVersions::default()
         } else {
             policy::choose(&self.config.policy, views)
         }

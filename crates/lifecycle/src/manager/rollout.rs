@@ -13,7 +13,7 @@ use super::resume::KeptRollout;
 use super::{Manager, ManagerContext};
 use crate::catalog::RolloutTraffic;
 use crate::policy;
-use crate::policy::rollout::{Roles, RollbackReason, RolloutIntent, RolloutVerdict};
+use crate::policy::rollout::{RollbackReason, RolloutIntent, RolloutVerdict, VersionRoles};
 use crate::rollout::{
     RolloutHistory, RolloutMeasures, RolloutRecord, RolloutSettings, RolloutSplit, RolloutState,
     SplitCounter, incompatible,
@@ -28,7 +28,7 @@ pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
 /// The rollouts of one model.
 #[derive(Default)]
 pub(crate) struct ModelRollout {
-    pub(crate) roles: Roles,
+    pub(crate) roles: VersionRoles,
     pub(crate) record: RolloutRecord,
     /// Requests of the running rollout, as published.
     pub(crate) traffic: Option<Arc<RolloutTraffic>>,
@@ -64,7 +64,7 @@ impl ModelRollout {
 
     /// Leaves the running rollout without an end: the next start takes it up again.
     pub(super) fn interrupt(&mut self) {
-        self.roles = Roles::default();
+        self.roles = VersionRoles::default();
         self.traffic = None;
     }
 
@@ -128,7 +128,7 @@ impl Model {
             && roles.candidate != Some(candidate)
         {
             // The versions of an unloaded model go one after the other, stable first.
-            let remaining = if self.down || self.removed { Roles::default() } else { roles };
+            let remaining = if self.down || self.removed { VersionRoles::default() } else { roles };
             self.end_rollout(context, overtaken(candidate, remaining));
         }
         if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
@@ -258,7 +258,7 @@ impl Model {
     ) {
         let state = RolloutState::Promoted;
         self.end_rollout(context, RolloutEnd { candidate, state, kind, message });
-        self.rollout.roles = Roles { stable: Some(candidate), candidate: None };
+        self.rollout.roles = VersionRoles { stable: Some(candidate), candidate: None };
         self.rollout.requested = None;
         self.rollout.record.stable = Some(candidate);
     }
@@ -366,7 +366,7 @@ impl Model {
 }
 
 /// Returns the end of a rollout whose candidate lost its role for another reason than a limit.
-fn overtaken(candidate: u64, roles: Roles) -> RolloutEnd {
+fn overtaken(candidate: u64, roles: VersionRoles) -> RolloutEnd {
     if roles.stable == Some(candidate) {
         return RolloutEnd {
             candidate,

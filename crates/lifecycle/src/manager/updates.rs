@@ -9,7 +9,7 @@ use base::UtcTime;
 use super::model::Model;
 use super::update_state::{Update, UpdateStage};
 use super::{Manager, ManagerContext};
-use crate::policy::View;
+use crate::policy::VersionView;
 use crate::policy::updates::{UpdateNeed, UpdateStep, chosen_without_waits, need, step};
 use crate::{LifecycleEvent, LifecycleState, UpdateEnd};
 
@@ -32,7 +32,7 @@ impl Model {
     }
 
     /// Returns the versions that should serve, also versions that wait for their turn.
-    pub(super) fn wanted(&self, views: &[View]) -> BTreeSet<u64> {
+    pub(super) fn wanted(&self, views: &[VersionView]) -> BTreeSet<u64> {
         if self.down || self.removed {
             BTreeSet::new()
         } else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::View;
+use super::VersionView;
 use crate::rollout::{
     Evidence, Promotion, RollbackLimits, RolloutFigures, RolloutSettings, RolloutSplit, RunCost,
     SLOWER_RATIO, lower_bound, slowdown, upper_bound,
@@ -22,7 +22,7 @@ const OVERFLOW_SHARE_MAX: f64 = 0.5;
 
 /// Versions that answer requests without a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roles {
+pub(crate) struct VersionRoles {
     /// Version of all requests that do not go to the candidate.
     pub(crate) stable: Option<u64>,
     /// Version of a rollout.
@@ -41,13 +41,17 @@ pub(crate) struct RolloutIntent {
 /// Returns the roles that follow `before`. The stable version stays so while it is ready and a
 /// rollout is wanted; otherwise the highest version is stable. A version that was withdrawn has no
 /// role, unless no other version is ready.
-pub(crate) fn assign(before: Roles, intent: RolloutIntent, views: &[View]) -> Roles {
-    let serves = |view: &&View| view.ready && !view.withdrawn;
+pub(crate) fn assign(
+    before: VersionRoles,
+    intent: RolloutIntent,
+    views: &[VersionView],
+) -> VersionRoles {
+    let serves = |view: &&VersionView| view.ready && !view.withdrawn;
     let highest = views.iter().filter(serves).map(|view| view.version).max();
     let Some(highest) = highest else {
         let ready = |version: &u64| views.iter().any(|v| v.version == *version && v.ready);
         let any = views.iter().filter(|view| view.ready).map(|view| view.version).max();
-        return Roles { stable: before.stable.filter(ready).or(any), candidate: None };
+        return VersionRoles { stable: before.stable.filter(ready).or(any), candidate: None };
     };
     let known = |version: &u64| views.iter().filter(serves).any(|view| view.version == *version);
     let holds = intent.automatic || intent.requested.is_some();
@@ -55,11 +59,11 @@ pub(crate) fn assign(before: Roles, intent: RolloutIntent, views: &[View]) -> Ro
     let requested = intent.requested.filter(known);
     let newest = Some(highest).filter(|_| intent.automatic);
     let candidate = requested.or(newest).filter(|&version| version > stable);
-    Roles { stable: Some(stable), candidate }
+    VersionRoles { stable: Some(stable), candidate }
 }
 
 /// Marks the version that must stay ready for a rollout.
-pub(crate) fn keep(roles: Roles, views: &mut [View]) {
+pub(crate) fn keep(roles: VersionRoles, views: &mut [VersionView]) {
     if roles.candidate.is_none() {
         return;
     }
@@ -223,12 +227,12 @@ mod tests {
     use crate::rollout::ArmFigures;
     use crate::rollout::latency::LatencyCounts;
 
-    fn view(version: u64, ready: bool, withdrawn: bool) -> View {
-        View { version, ready, withdrawn, on_disk: true, ..View::default() }
+    fn view(version: u64, ready: bool, withdrawn: bool) -> VersionView {
+        VersionView { version, ready, withdrawn, on_disk: true, ..VersionView::default() }
     }
 
-    fn roles(stable: u64, candidate: Option<u64>) -> Roles {
-        Roles { stable: Some(stable), candidate }
+    fn roles(stable: u64, candidate: Option<u64>) -> VersionRoles {
+        VersionRoles { stable: Some(stable), candidate }
     }
 
     const AUTOMATIC: RolloutIntent = RolloutIntent { automatic: true, requested: None };
@@ -236,7 +240,7 @@ mod tests {
     #[test]
     fn a_new_version_is_the_candidate() {
         let one = [view(1, true, false)];
-        assert_eq!(assign(Roles::default(), AUTOMATIC, &one), roles(1, None));
+        assert_eq!(assign(VersionRoles::default(), AUTOMATIC, &one), roles(1, None));
         let two = [view(1, true, false), view(2, true, false)];
         assert_eq!(assign(roles(1, None), AUTOMATIC, &two), roles(1, Some(2)));
         assert_eq!(assign(roles(1, None), RolloutIntent::default(), &two), roles(2, None));
@@ -265,11 +269,11 @@ mod tests {
             requested in proptest::option::of(0u64..6),
             automatic in any::<bool>(),
         ) {
-            let mut views: Vec<View> = (0..).zip(&states).map(|(version, (ready, withdrawn))| view(version, *ready, *withdrawn)).collect();
-            let before = Roles { stable, candidate: None };
+            let mut views: Vec<VersionView> = (0..).zip(&states).map(|(version, (ready, withdrawn))| view(version, *ready, *withdrawn)).collect();
+            let before = VersionRoles { stable, candidate: None };
             let after = assign(before, RolloutIntent { automatic, requested }, &views);
             let of = |version: Option<u64>| views.iter().find(|view| Some(view.version) == version);
-            let serves = |view: &View| view.ready && !view.withdrawn;
+            let serves = |view: &VersionView| view.ready && !view.withdrawn;
             prop_assert_eq!(after.stable.is_some(), views.iter().any(|view| view.ready), "a ready model answers");
             prop_assert!(after.stable.is_none() || of(after.stable).is_some_and(|view| view.ready));
             if views.iter().any(serves) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{View, choose};
+use super::{VersionView, choose};
 use crate::VersionPolicy;
 use crate::updates::TurnState;
 
@@ -31,9 +31,9 @@ pub(crate) enum UpdateStep {
 }
 
 /// Returns the versions that would be chosen if no update waited.
-pub(crate) fn chosen_without_waits(policy: &VersionPolicy, views: &[View]) -> BTreeSet<u64> {
-    let free: Vec<View> =
-        views.iter().map(|view| View { held: view.held && !view.waits, ..*view }).collect();
+pub(crate) fn chosen_without_waits(policy: &VersionPolicy, views: &[VersionView]) -> BTreeSet<u64> {
+    let free: Vec<VersionView> =
+        views.iter().map(|view| VersionView { held: view.held && !view.waits, ..*view }).collect();
     choose(policy, &free).aspired
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn chosen_without_waits(policy: &VersionPolicy, views: &[View]) -> BT
 pub(crate) fn need(
     version: u64,
     chosen: &BTreeSet<u64>,
-    views: &[View],
+    views: &[VersionView],
     begun: bool,
 ) -> UpdateNeed {
     let older_serves = views.iter().any(|view| view.ready && view.version < version);
@@ -70,17 +70,17 @@ pub(crate) fn step(due: bool, turn: Option<TurnState>) -> UpdateStep {
 mod tests {
     use super::*;
 
-    fn view(version: u64, ready: bool) -> View {
-        View { version, ready, on_disk: true, ..View::default() }
+    fn view(version: u64, ready: bool) -> VersionView {
+        VersionView { version, ready, on_disk: true, ..VersionView::default() }
     }
 
-    fn waiting(version: u64) -> View {
-        View { held: true, waits: true, ..view(version, false) }
+    fn waiting(version: u64) -> VersionView {
+        VersionView { held: true, waits: true, ..view(version, false) }
     }
 
     const LATEST: VersionPolicy = VersionPolicy::Latest(1);
 
-    fn need_of(policy: &VersionPolicy, version: u64, views: &[View]) -> UpdateNeed {
+    fn need_of(policy: &VersionPolicy, version: u64, views: &[VersionView]) -> UpdateNeed {
         need(version, &chosen_without_waits(policy, views), views, false)
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let views = [view(1, true), waiting(2), waiting(3)];
         assert_eq!(need_of(&LATEST, 2, &views), UpdateNeed::NotChosen);
         assert_eq!(need_of(&LATEST, 3, &views), UpdateNeed::Turn);
-        let broken = View { held: true, ..view(3, false) };
+        let broken = VersionView { held: true, ..view(3, false) };
         assert_eq!(need_of(&LATEST, 2, &[view(1, true), waiting(2), broken]), UpdateNeed::Turn);
     }
 
