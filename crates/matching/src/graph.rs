@@ -75,7 +75,7 @@ impl Graph {
     /// # Errors
     /// `DataLoss` if the bytes are not a whole record of a known version.
     pub fn decode(record: &[u8]) -> Result<Graph> {
-        let view = View::open(record)?;
+        let view = GraphView::open(record)?;
         Ok(Graph {
             width: view.width,
             height: view.height,
@@ -87,7 +87,7 @@ impl Graph {
 
 /// A checked record, read in place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a> {
+pub(crate) struct GraphView<'a> {
     width: u16,
     height: u16,
     points: &'a [[u8; VERTEX_BYTES]],
@@ -95,9 +95,9 @@ pub(crate) struct View<'a> {
     pub(crate) descriptors: &'a [[u8; DESCRIPTOR_BYTES]],
 }
 
-impl<'a> View<'a> {
+impl<'a> GraphView<'a> {
     /// Checks the version, and that the length is exactly the announced one.
-    pub(crate) fn open(record: &'a [u8]) -> Result<View<'a>> {
+    pub(crate) fn open(record: &'a [u8]) -> Result<GraphView<'a>> {
         let Some((&[version, flags, n0, n1, w0, w1, h0, h1], body)) =
             record.split_first_chunk::<HEADER_BYTES>()
         else {
@@ -120,7 +120,7 @@ impl<'a> View<'a> {
             )));
         }
         let (points, descriptors) = body.split_at(count * VERTEX_BYTES);
-        Ok(View {
+        Ok(GraphView {
             width: u16::from_le_bytes([w0, w1]),
             height: u16::from_le_bytes([h0, h1]),
             points: points.as_chunks().0,

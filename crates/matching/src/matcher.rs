@@ -5,7 +5,7 @@ use base::Result;
 use crate::described::{Described, PhotoScratch};
 use crate::edge::clamp_position;
 use crate::evidence::{Evidence, PAIRS_MIN, Pair};
-use crate::graph::{Vertex, View};
+use crate::graph::{GraphView, Vertex};
 use crate::grow::{GraphSide, Pairing};
 use crate::overlap::{Outline, measure_overlap};
 use crate::probe::Probe;
@@ -64,7 +64,7 @@ pub fn explain(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<Ex
 
 /// Returns the evidence for the best pairing, which it leaves in `scratch.best`.
 fn evidence(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<Evidence> {
-    let view = View::open(record)?;
+    let view = GraphView::open(record)?;
     scratch.vertices.clear();
     scratch.vertices.extend(view.vertices().map(clamp_position));
     scratch.best.clear();

@@ -89,7 +89,7 @@ pub(crate) struct Offer {
 
 /// Number of items to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct BatchChoice {
     /// Items to take, at most the offered items.
     pub(crate) items: usize,
     /// True if more items could pay, so that lingering makes sense.
@@ -141,7 +141,7 @@ impl ShapeCost {
     }
 
     /// Returns how many items of `offer` to take.
-    fn choose(&self, offer: Offer, steps: &[Step; SIZES]) -> Choice {
+    fn choose(&self, offer: Offer, steps: &[Step; SIZES]) -> BatchChoice {
         let Offer { items: offered, least, share, max } = offer;
         let bottom = size_class(least);
         let top = size_class(offered);
@@ -152,13 +152,13 @@ impl ShapeCost {
             |&class: &usize| class == bottom || probe || steps[class].worth_a_try(begun(class));
         let untried = self.untried(bottom, limit).filter(worth);
         if let Some(untried) = untried.filter(|&untried| untried <= top) {
-            return Choice { items: (1 << untried).min(offered), more_may_pay: true };
+            return BatchChoice { items: (1 << untried).min(offered), more_may_pay: true };
         }
         let best = self.best(bottom, top, share);
         let chosen = if probe { self.neighbour(best, top).max(bottom) } else { best };
         let items = if size_class(offered) == chosen { offered } else { 1 << chosen };
         let more_may_pay = untried.is_some() || self.best(bottom, limit, max) > best;
-        Choice { items: items.min(offered), more_may_pay }
+        BatchChoice { items: items.min(offered), more_may_pay }
     }
 
     /// Returns the lowest unknown size from `bottom` to `limit` that is worth a try. Sizes below
@@ -248,7 +248,7 @@ impl ModelCost {
         key: u64,
         name: impl FnOnce() -> String,
         offer: Offer,
-    ) -> Choice {
+    ) -> BatchChoice {
         let steps = self.steps;
         self.shape(key, name).choose(offer, &steps)
     }

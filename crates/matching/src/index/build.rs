@@ -3,7 +3,7 @@
 use super::BLOCK_ROWS;
 use super::cell::{CELLS, EdgeFinder, FiledEdge};
 use super::format::{Block, ESCAPE, EdgeIndex, Posting};
-use crate::graph::View;
+use crate::graph::GraphView;
 
 /// An edge of a row of the current block.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl EdgeIndexBuilder {
     /// Adds the next row. A record that is not a graph, such as an empty one, gets no votes.
     pub fn push(&mut self, record: &[u8]) {
         self.filed.clear();
-        if let Ok(view) = View::open(record) {
+        if let Ok(view) = GraphView::open(record) {
             self.finder.filed(view.vertices(), &mut self.filed);
         }
         let row = (self.index.edges.len() % BLOCK_ROWS) as u16;

@@ -17,7 +17,7 @@ use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Wr
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-use model::{Change, Draw, Model};
+use model::{Change, Draw, FileSystemModel};
 
 /// Fault of a page that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,11 +72,11 @@ struct Shared {
     plan: FaultPlan,
     /// Bytes that fit on the medium; `u64::MAX` if there is no limit.
     space: AtomicU64,
-    model: Mutex<Model>,
+    model: Mutex<FileSystemModel>,
 }
 
 impl Shared {
-    fn model(&self) -> MutexGuard<'_, Model> {
+    fn model(&self) -> MutexGuard<'_, FileSystemModel> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,14 +86,14 @@ impl Shared {
 
     /// Counts a changing operation. Returns the crash's error if this operation crashes or comes
     /// later.
-    fn step(&self, model: &mut Model) -> Result<()> {
+    fn step(&self, model: &mut FileSystemModel) -> Result<()> {
         model.operations += 1;
         model.crashed |= self.plan.crash_at.is_some_and(|at| model.operations >= at);
         alive(model)
     }
 }
 
-fn alive(model: &Model) -> Result<()> {
+fn alive(model: &FileSystemModel) -> Result<()> {
     if model.crashed { Err(Error::unavailable("the power has failed")) } else { Ok(()) }
 }
 
@@ -103,7 +103,7 @@ impl FaultMedium {
     /// # Errors
     /// The error of `inner` if its files cannot be read.
     pub fn new(inner: Arc<dyn Medium>, plan: FaultPlan) -> Result<FaultMedium> {
-        let mut model = Model::default();
+        let mut model = FileSystemModel::default();
         for (name, _) in inner.list()? {
             model.adopt(&name, inner.load(&name)?);
         }
@@ -233,7 +233,7 @@ impl FaultWriter {
     }
 
     /// Returns how many of `bytes` at `offset` fit on the medium.
-    fn fitting(&self, model: &Model, offset: u64, bytes: usize) -> usize {
+    fn fitting(&self, model: &FileSystemModel, offset: u64, bytes: usize) -> usize {
         let free = self.shared.space().saturating_sub(model.live_bytes());
         let end = self.inner.bytes().saturating_add(free);
         bytes.min(usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX))

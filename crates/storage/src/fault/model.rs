@@ -22,7 +22,7 @@ struct File {
 
 /// All files, and the names under which they would be found.
 #[derive(Debug, Default)]
-pub(super) struct Model {
+pub(super) struct FileSystemModel {
     pub(super) operations: u64,
     pub(super) writes: u64,
     pub(super) persists: u64,
@@ -32,7 +32,7 @@ pub(super) struct Model {
     durable: BTreeMap<String, u64>,
 }
 
-impl Model {
+impl FileSystemModel {
     /// Adds an existing, durable file.
     pub(super) fn adopt(&mut self, name: &str, bytes: Vec<u8>) {
         self.create(name);
