@@ -31,11 +31,11 @@ pub use storage_files::{
 };
 
 /// Entry point of a target.
-pub type Entry = fn(&[u8]);
+pub type TargetEntry = fn(&[u8]);
 
 /// Every target by name, in the order in which `make fuzz` runs them. Each has a file in
 /// `fuzz_targets`.
-pub const TARGETS: &[(&str, Entry)] = &[
+pub const TARGETS: &[(&str, TargetEntry)] = &[
     ("oip_json", oip_json),
     ("golden_json", golden_json),
     ("tfs_examples", tfs_examples),
@@ -105,7 +105,7 @@ pub fn start() {
 
 /// Calls `entry`. A panic that leaves it is printed and aborts the process, which libFuzzer reports
 /// with the input.
-pub fn run(entry: Entry, data: &[u8]) {
+pub fn run(entry: TargetEntry, data: &[u8]) {
     if catch_unwind(AssertUnwindSafe(|| entry(data))).is_err() {
         eprintln!("{}", LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));
         std::process::abort();

@@ -16,7 +16,7 @@ const DESCRIBED: &str = "crates/protocol";
 const DESCRIPTORS: &str = "descriptors.binpb";
 
 /// File name to content.
-type Files = BTreeMap<String, Vec<u8>>;
+type GeneratedFiles = BTreeMap<String, Vec<u8>>;
 
 /// Writes the generated files, or with `check` compares them with what is committed.
 ///
@@ -50,7 +50,7 @@ fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
     Ok(())
 }
 
-fn generate(proto: &Path, described: bool) -> Result<Files> {
+fn generate(proto: &Path, described: bool) -> Result<GeneratedFiles> {
     let mut sources: Vec<_> =
         read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();
     sources.sort();
@@ -80,8 +80,8 @@ fn describe(proto: &Path, sources: &[String]) -> Result<Vec<u8>> {
     Ok(compiler.encode_file_descriptor_set())
 }
 
-fn read(folder: &Path) -> Result<Files> {
-    let mut files = Files::new();
+fn read(folder: &Path) -> Result<GeneratedFiles> {
+    let mut files = GeneratedFiles::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(files) };
     for entry in entries {
         let entry = entry?;

@@ -35,7 +35,7 @@ use crate::{
 /// Measure a server: under load, during swaps, against the bare engine
 #[derive(Debug, Parser)]
 #[command(name = "millpond bench", bin_name = "millpond bench", max_term_width = 100)]
-struct Arguments {
+struct BenchArguments {
     #[command(subcommand)]
     benchmark: Benchmark,
     #[command(flatten)]
@@ -88,7 +88,7 @@ fn environment(machine: MachineArgs) -> Result<BenchEnv> {
 /// Returns the arguments with their help texts.
 #[must_use]
 pub fn command() -> clap::Command {
-    Arguments::command()
+    BenchArguments::command()
 }
 
 /// Parses the process's arguments and runs the benchmark. Help ends the process with 0, a wrong
@@ -97,7 +97,7 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// Returns the errors of the benchmark; `InvalidArgument` if `millpond` did not start this process.
 pub fn run() -> Result<()> {
-    let arguments = Arguments::parse();
+    let arguments = BenchArguments::parse();
     let env = environment(arguments.machine)?;
     match &arguments.benchmark {
         Benchmark::Load(args) => tune::load::run(args, &env),

@@ -110,7 +110,7 @@ struct ConcurrentReport {
 }
 
 /// The three indexes over the same vectors.
-struct Arms {
+struct GpuArms {
     gpu: Box<dyn Coarse>,
     flat: BuiltIndex,
     clustered: BuiltIndex,
@@ -134,7 +134,7 @@ pub fn run(args: &GpuBenchArgs, _env: &BenchEnv) -> Result<()> {
     let flat = args.build(CoarseKind::Flat, &data)?;
     let clustered = args.build(CoarseKind::Auto, &data)?;
     let gpu = device::start(&args.options())?;
-    let arms = Arms::open(flat, clustered)?;
+    let arms = GpuArms::open(flat, clustered)?;
     progress.line(&format!("{gpu}: {} rows of {} dimensions", args.rows, args.dims));
     progress.step();
     let mut report = GpuReport {
@@ -209,9 +209,9 @@ impl GpuBenchArgs {
     }
 }
 
-impl Arms {
+impl GpuArms {
     /// Opens a copy of the flat index, which copies its codes to the GPU.
-    fn open(flat: BuiltIndex, clustered: BuiltIndex) -> Result<Arms> {
+    fn open(flat: BuiltIndex, clustered: BuiltIndex) -> Result<GpuArms> {
         let started = Instant::now();
         let sections = flat.index.sections();
         let sections: Vec<(u32, &[u8])> =
@@ -223,7 +223,7 @@ impl Arms {
                 "the codes were not copied to the GPU: too few rows, or not enough memory for them",
             ));
         }
-        Ok(Arms { gpu, flat, clustered, upload_s: started.elapsed().as_secs_f64() })
+        Ok(GpuArms { gpu, flat, clustered, upload_s: started.elapsed().as_secs_f64() })
     }
 
     /// Returns the number of queries whose hits differ between the GPU and the processor.

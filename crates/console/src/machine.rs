@@ -52,7 +52,7 @@ pub(crate) struct Machine {
     processor: Processor,
     memory: Vec<MemoryUse>,
     disks: Vec<DiskUse>,
-    gpu: Option<GpuUse>,
+    gpu: Option<GpuCounters>,
     threads: Vec<Threads>,
 }
 
@@ -89,7 +89,7 @@ struct DiskUse {
 }
 
 #[derive(Serialize)]
-struct GpuUse {
+struct GpuCounters {
     device_bytes: u64,
     pinned_bytes: u64,
     queries: u64,
@@ -200,9 +200,9 @@ fn processor(used: Option<f64>) -> Processor {
     Processor { used, cores: quota.unwrap_or(cores), limited: quota.is_some() }
 }
 
-fn gpu() -> GpuUse {
+fn gpu() -> GpuCounters {
     let counters = search::coarse::device::counters();
-    GpuUse {
+    GpuCounters {
         device_bytes: counters.device_bytes,
         pinned_bytes: counters.pinned_bytes,
         queries: counters.queries,

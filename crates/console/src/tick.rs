@@ -30,7 +30,7 @@ const EVENTS_TICK_MAX: usize = 20;
 /// The first event: constants of the server, small charts, and all events.
 #[derive(Serialize)]
 struct Past {
-    server: Server,
+    server: ServerInfo,
     sparks: Vec<Spark>,
     dropped: u64,
     #[serde(flatten)]
@@ -38,7 +38,7 @@ struct Past {
 }
 
 #[derive(Serialize)]
-struct Server {
+struct ServerInfo {
     name: &'static str,
     version: &'static str,
     engine: String,
@@ -134,9 +134,9 @@ pub(crate) fn past(page: &Page) -> String {
     json(&Past { server: server(page), sparks, dropped, now: Now { events, ..read(page) } })
 }
 
-fn server(page: &Page) -> Server {
+fn server(page: &Page) -> ServerInfo {
     let uptime = page.history.seconds(Instant::now());
-    Server {
+    ServerInfo {
         name: page.shown.name,
         version: crate::VERSION,
         engine: page.shown.engine.clone(),

@@ -20,24 +20,24 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// Files that `make images-model` makes.
 #[derive(Debug)]
-pub(super) struct Gallery {
+pub(super) struct ImageModelFiles {
     /// File of the embedding model.
     pub(super) model: PathBuf,
     images: Vec<PathBuf>,
     changed: Vec<PathBuf>,
 }
 
-impl Gallery {
+impl ImageModelFiles {
     /// Finds the files in `dir`.
     ///
     /// # Errors
     /// `NotFound` with the remedy if the model or the images are missing.
-    pub(super) fn find(dir: &Path) -> Result<Gallery> {
+    pub(super) fn find(dir: &Path) -> Result<ImageModelFiles> {
         let model = dir.join("models").join(MODEL).join("1/model.onnx");
         let images = files(&dir.join("pictures"));
         let changed = files(&dir.join("changed"));
         let there = model.is_file() && !images.is_empty() && !changed.is_empty();
-        there.then_some(Gallery { model, images, changed }).ok_or_else(|| {
+        there.then_some(ImageModelFiles { model, images, changed }).ok_or_else(|| {
             Error::not_found(format!(
                 "{} lacks the model or the images of image search; run `make images-model` in a \
                  checkout, which makes them, or leave --images out",
@@ -57,7 +57,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// The images in a server's collection.
 pub(super) struct IndexedGallery<'a> {
-    gallery: &'a Gallery,
+    gallery: &'a ImageModelFiles,
     agent: ureq::Agent,
     base: String,
 }
@@ -68,7 +68,7 @@ impl<'a> IndexedGallery<'a> {
     /// # Errors
     /// If the server refuses an image.
     pub(super) fn index(
-        gallery: &'a Gallery,
+        gallery: &'a ImageModelFiles,
         base: String,
     ) -> Result<(IndexedGallery<'a>, String)> {
         let agent = ureq::Agent::config_builder()
@@ -216,15 +216,15 @@ mod tests {
     #[test]
     fn a_gallery_needs_its_model_and_images() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Gallery::find(dir.path()).is_err());
+        assert!(ImageModelFiles::find(dir.path()).is_err());
         let model = dir.path().join("models").join(MODEL).join("1");
         std::fs::create_dir_all(&model).unwrap();
         std::fs::write(model.join("model.onnx"), "x").unwrap();
         for folder in ["pictures", "changed"] {
-            assert!(Gallery::find(dir.path()).is_err());
+            assert!(ImageModelFiles::find(dir.path()).is_err());
             std::fs::create_dir(dir.path().join(folder)).unwrap();
             std::fs::write(dir.path().join(folder).join("a.png"), "x").unwrap();
         }
-        assert_eq!(Gallery::find(dir.path()).unwrap().images.len(), 1);
+        assert_eq!(ImageModelFiles::find(dir.path()).unwrap().images.len(), 1);
     }
 }

@@ -30,7 +30,7 @@ use os::Rate;
 use caller::GrpcCaller;
 use contents::{DISTINCT, SwapContents};
 use ctr::{Ctr, DENSE, TABLES};
-use images::{Gallery, IndexedGallery};
+use images::{ImageModelFiles, IndexedGallery};
 use live::{LiveCounts, Screen, placements};
 use loadgen::BenchEnv;
 use loadgen::cache;
@@ -139,7 +139,7 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
         progress.say("computing the right answers");
         Arc::new(Traffic::new(&ctr, DISTINCT, BATCH)?)
     };
-    let gallery = args.images.as_deref().map(Gallery::find).transpose()?;
+    let gallery = args.images.as_deref().map(ImageModelFiles::find).transpose()?;
     let repository = publish_all(args, env, &contents, gallery.as_ref())?;
 
     let server_args = server_args(env, &repository, gallery.is_some())?;
@@ -218,7 +218,7 @@ fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<St
 
 /// Indexes the images and finds them by changed copies.
 fn search_images<'a>(
-    gallery: Option<&'a Gallery>,
+    gallery: Option<&'a ImageModelFiles>,
     server: &ServerProcess,
 ) -> Result<Option<IndexedGallery<'a>>> {
     let Some(gallery) = gallery else { return Ok(None) };
@@ -250,7 +250,7 @@ fn publish_all(
     args: &DemoArgs,
     env: &BenchEnv,
     contents: &SwapContents,
-    gallery: Option<&Gallery>,
+    gallery: Option<&ImageModelFiles>,
 ) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
     cache::create_empty_dir(&repository)?;

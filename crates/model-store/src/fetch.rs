@@ -61,7 +61,7 @@ pub(crate) struct VersionFetch<'a> {
 }
 
 /// The ranges of each staged file that were written.
-struct Journal {
+struct FetchJournal {
     path: PathBuf,
     file: File,
     done: Vec<(String, Range<u64>)>,
@@ -73,7 +73,7 @@ struct StagedFile<'a> {
     local: &'a mut DirectWriter,
     /// Ranges that are written and not in the journal yet.
     unsynced: Vec<Range<u64>>,
-    journal: &'a mut Journal,
+    journal: &'a mut FetchJournal,
 }
 
 impl StagedFile<'_> {
@@ -111,7 +111,7 @@ impl VersionFetch<'_> {
             RemoteKind::Unfinished => return Ok(None),
         };
         let staging = self.cache.staging(self.model, self.version);
-        let mut journal = Journal::open(&staging, &self.remote.fingerprint())?;
+        let mut journal = FetchJournal::open(&staging, &self.remote.fingerprint())?;
         let fetched = self.files(&staging, manifest.as_ref(), &mut journal).await;
         match fetched {
             Ok(bytes) => {
@@ -163,7 +163,7 @@ impl VersionFetch<'_> {
         &self,
         staging: &Path,
         manifest: Option<&(LayoutManifest, Bytes)>,
-        journal: &mut Journal,
+        journal: &mut FetchJournal,
     ) -> Result<FetchedBytes> {
         let mut bytes = FetchedBytes::default();
         let (layout, text) = manifest.map(|(layout, text)| (layout, text)).unzip();
@@ -204,7 +204,7 @@ impl VersionFetch<'_> {
         file: &RemoteFile,
         local: &mut DirectWriter,
         layout: &LayoutManifest,
-        journal: &mut Journal,
+        journal: &mut FetchJournal,
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
         let hash = layout.graph.blake3.as_deref();
@@ -231,7 +231,7 @@ impl VersionFetch<'_> {
         file: &RemoteFile,
         local: &mut DirectWriter,
         layout: &LayoutManifest,
-        journal: &mut Journal,
+        journal: &mut FetchJournal,
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
         let index = TensorIndex::of(&self.cache.version_dirs());
@@ -299,7 +299,7 @@ impl VersionFetch<'_> {
         file: &RemoteFile,
         local: &mut DirectWriter,
         wanted: &[Range<u64>],
-        journal: &mut Journal,
+        journal: &mut FetchJournal,
         bytes: &mut FetchedBytes,
     ) -> Result<()> {
         let left = without(wanted, &journal.done_of(&file.path));
@@ -398,9 +398,9 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
     }
 }
 
-impl Journal {
+impl FetchJournal {
     /// Opens the journal of a staged version, and empties both if they are of another listing.
-    fn open(staging: &Path, fingerprint: &str) -> Result<Journal> {
+    fn open(staging: &Path, fingerprint: &str) -> Result<FetchJournal> {
         let path = staging.with_extension("journal");
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines();
@@ -416,7 +416,7 @@ impl Journal {
             writeln!(file, "{fingerprint}").map_err(io)?;
         }
         let done = lines.filter(|_| same).filter_map(parse_line).collect();
-        Ok(Journal { path, file, done })
+        Ok(FetchJournal { path, file, done })
     }
 
     fn done_of(&self, path: &str) -> Vec<Range<u64>> {

@@ -90,7 +90,7 @@ struct JournalLine {
 }
 
 /// A measurer that remembers its results.
-pub(super) struct Journal<'m> {
+pub(super) struct MeasurementJournal<'m> {
     measurer: &'m mut dyn Measurer,
     /// Measurements of an earlier run that were not requested yet.
     known: HashMap<SliceKey, Slice>,
@@ -98,19 +98,19 @@ pub(super) struct Journal<'m> {
     spent: f64,
 }
 
-impl<'m> Journal<'m> {
+impl<'m> MeasurementJournal<'m> {
     /// Creates a journal in memory only.
     #[cfg(test)]
-    pub(super) fn in_memory(measurer: &'m mut dyn Measurer) -> Journal<'m> {
-        Journal::with(measurer, HashMap::new(), None)
+    pub(super) fn in_memory(measurer: &'m mut dyn Measurer) -> MeasurementJournal<'m> {
+        MeasurementJournal::with(measurer, HashMap::new(), None)
     }
 
     fn with(
         measurer: &'m mut dyn Measurer,
         known: HashMap<SliceKey, Slice>,
         file: Option<(PathBuf, File)>,
-    ) -> Journal<'m> {
-        Journal { measurer, known, file, spent: 0.0 }
+    ) -> MeasurementJournal<'m> {
+        MeasurementJournal { measurer, known, file, spent: 0.0 }
     }
 
     /// Opens the journal at `path` of the search that `search` identifies. An existing journal of
@@ -125,7 +125,7 @@ impl<'m> Journal<'m> {
         search: serde_json::Value,
         fresh: bool,
         tell: &dyn Fn(&str),
-    ) -> Result<Journal<'m>> {
+    ) -> Result<MeasurementJournal<'m>> {
         let header = JournalHeader { millpond_tune: FORMAT, search };
         let known = if fresh { None } else { read(path, &header, tell)? };
         let header =
@@ -148,7 +148,7 @@ impl<'m> Journal<'m> {
         if !known.is_empty() {
             tell(&format!("resuming: {} measurements from {}", known.len(), path.display()));
         }
-        Ok(Journal::with(measurer, known, Some((path.to_owned(), file))))
+        Ok(MeasurementJournal::with(measurer, known, Some((path.to_owned(), file))))
     }
 
     /// Returns the seconds of all measurements requested so far, by this run or an earlier one.
@@ -286,7 +286,8 @@ mod tests {
         let messages = RefCell::new(Vec::new());
         let tell = |text: &str| messages.borrow_mut().push(text.to_owned());
         let mut counter = Counter::default();
-        let mut journal = Journal::open(&mut counter, path, json!(search), false, &tell).unwrap();
+        let mut journal =
+            MeasurementJournal::open(&mut counter, path, json!(search), false, &tell).unwrap();
         clients.iter().for_each(|&clients| {
             assert_eq!(
                 journal.ask(ask(clients)).unwrap().qps,
@@ -336,7 +337,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         let mut counter = Counter::default();
-        let mut journal = Journal::open(&mut counter, &path, json!(1), true, &|_| {}).unwrap();
+        let mut journal =
+            MeasurementJournal::open(&mut counter, &path, json!(1), true, &|_| {}).unwrap();
         journal.ask(ask(1)).unwrap();
         journal.finish();
         assert!(!path.exists());

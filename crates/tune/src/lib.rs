@@ -27,7 +27,7 @@ use base::{Error, ErrorKind, NamedTensor, Result, units};
 use clap::Args;
 use engine_onnx::OnnxEngine;
 
-use journal::Journal;
+use journal::MeasurementJournal;
 use loadgen::BenchEnv;
 use loadgen::machine::{MachineFacts, NoiseWatch, RunContext};
 use loadgen::process::handle_interrupts;
@@ -37,7 +37,7 @@ use measure::Servers;
 use probe::Prober;
 use report::TuneSummary;
 use requests::RequestSettings;
-use search::{GridFound, PointSearch, SearchResult};
+use search::{GridFound, PointSearch, TuneResult};
 use space::{TunePoint, grid};
 use subject::TuneSubject;
 
@@ -138,8 +138,9 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
 
     let state = args.state.clone().unwrap_or_else(|| state_path(env, &subject, &search));
     let progress = StepProgress::new(args.time.as_secs());
-    let journal =
-        Journal::open(&mut servers, &state, search, args.fresh, &|text| progress.line(text))?;
+    let journal = MeasurementJournal::open(&mut servers, &state, search, args.fresh, &|text| {
+        progress.line(text)
+    })?;
     let (found, full, journal) =
         searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
     drop(progress);
@@ -185,9 +186,9 @@ fn check(args: &TuneArgs) -> Result<()> {
 fn searched<'m>(
     args: &TuneArgs,
     grid: &[TunePoint],
-    mut journal: Journal<'m>,
+    mut journal: MeasurementJournal<'m>,
     progress: &StepProgress,
-) -> Result<(SearchResult, Option<GridFound>, Journal<'m>)> {
+) -> Result<(TuneResult, Option<GridFound>, MeasurementJournal<'m>)> {
     let length = args.time.as_secs();
     let watch = |spent: f64, what: &str| {
         progress.at((spent as u64).min(length), length);

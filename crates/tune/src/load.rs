@@ -128,7 +128,7 @@ pub struct BenchLoadArgs {
 
 /// JSON of `bench load`.
 #[derive(Debug, Serialize)]
-struct LoadReport {
+struct BenchLoadReport {
     url: String,
     api: String,
     model: String,
@@ -147,7 +147,7 @@ struct LoadReport {
 
 /// Counts every answer with a good status as right: the right answers of the caller's model are
 /// unknown.
-struct StatusOnly;
+pub(crate) struct StatusOnly;
 
 impl Judge for StatusOnly {
     fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
@@ -202,7 +202,7 @@ fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
 
 fn report(args: &BenchLoadArgs, measured: &Measurement, context: RunContext) -> Result<()> {
     let counted = &measured.counted;
-    let report = LoadReport {
+    let report = BenchLoadReport {
         url: args.url.clone(),
         api: format!("{:?}", args.api).to_lowercase(),
         model: args.model.clone(),
@@ -232,7 +232,7 @@ fn report(args: &BenchLoadArgs, measured: &Measurement, context: RunContext) -> 
     Ok(())
 }
 
-fn print_table(report: &LoadReport) {
+fn print_table(report: &BenchLoadReport) {
     println!("{} {} \"{}\": {}", report.url, report.api, report.model, report.mode);
     let mut table = TextTable::new(&[
         "requests",

@@ -16,12 +16,12 @@ use base::{Error, ErrorKind, NamedTensor, Result, TensorSpec};
 use bytes::Bytes;
 
 use super::journal::{Measurer, Slice, SliceKey};
+use super::load::StatusOnly;
 use super::space::{TunePoint, sizes};
 use super::subject::TuneSubject;
 use super::write;
 use loadgen::BenchEnv;
 use loadgen::cache;
-use loadgen::connection::RawResponse;
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, RequestSample, SampleSink, drive};
 use loadgen::process::{ServerPlan, ServerProcess, interrupted};
 use loadgen::settings;
@@ -253,15 +253,6 @@ fn run_dir(env: &BenchEnv) -> PathBuf {
 /// Ends the search between two slices after an interrupt.
 fn stop_if_interrupted() -> Result<()> {
     if interrupted() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
-}
-
-/// Counts every answer as right: the right ones are unknown.
-struct StatusOnly;
-
-impl Judge for StatusOnly {
-    fn judge(&self, _shot: usize, _answer: &RawResponse) -> (Judgement, u64) {
-        (Judgement::Right, 0)
-    }
 }
 
 /// Counts answers that came within a window, and the latency of requests due within it, however

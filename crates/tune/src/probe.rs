@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::Result;
 
-use super::journal::{Journal, Slice, SliceKey, millis};
+use super::journal::{MeasurementJournal, Slice, SliceKey, millis};
 use super::score::{SliceReading, level};
 use super::space::TunePoint;
 use loadgen::random::RandomSequence;
@@ -66,7 +66,7 @@ pub(super) fn around(clients: usize) -> Vec<usize> {
 
 /// Measures within a budget.
 pub(super) struct Prober<'j, 'm> {
-    pub(super) journal: &'j mut Journal<'m>,
+    pub(super) journal: &'j mut MeasurementJournal<'m>,
     pub(super) target_ms: f64,
     pub(super) seed: u64,
     /// Seconds after which no slice begins.

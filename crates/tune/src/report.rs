@@ -5,8 +5,8 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::chart::{ChartLine, chart};
-use super::score::{ClientStep, ScoredPoint};
-use super::search::{GridFound, Rung, SearchResult};
+use super::score::{ClientStep, ScoredTunePoint};
+use super::search::{GridFound, Rung, TuneResult};
 use super::space::TunePoint;
 use loadgen::machine::RunContext;
 use loadgen::report::escape;
@@ -25,7 +25,7 @@ pub(super) struct TuneSummary<'a> {
     pub(super) target_ms: f64,
     pub(super) requests: &'a str,
     pub(super) grid_points: usize,
-    pub(super) found: &'a SearchResult,
+    pub(super) found: &'a TuneResult,
     pub(super) grid: Option<&'a GridFound>,
     pub(super) context: &'a RunContext,
     /// Command that repeats the search.
@@ -36,7 +36,7 @@ pub(super) struct TuneSummary<'a> {
 
 /// A point in the terms of the settings file.
 #[derive(Serialize)]
-struct PointJson {
+struct TunePointJson {
     mode: &'static str,
     threads: usize,
     intra_op_threads: usize,
@@ -44,9 +44,9 @@ struct PointJson {
     max_queue_delay_ms: f64,
 }
 
-impl From<&TunePoint> for PointJson {
-    fn from(point: &TunePoint) -> PointJson {
-        PointJson {
+impl From<&TunePoint> for TunePointJson {
+    fn from(point: &TunePoint) -> TunePointJson {
+        TunePointJson {
             mode: if point.merged { "async" } else { "sync" },
             threads: point.threads,
             intra_op_threads: point.intra_op,
@@ -62,7 +62,7 @@ struct RungRow<'a> {
     rung: &'a str,
     slice_ms: u64,
     #[serde(flatten)]
-    point: PointJson,
+    point: TunePointJson,
     qps: f64,
     p99_ms: f64,
     clients: usize,
@@ -78,7 +78,7 @@ pub(super) struct TuneReport<'a> {
     model: &'a str,
     version: u64,
     target_p99_ms: f64,
-    found: PointJson,
+    found: TunePointJson,
     found_qps: f64,
     found_p99_ms: f64,
     found_clients: usize,
@@ -86,7 +86,7 @@ pub(super) struct TuneReport<'a> {
     sync_qps: f64,
     sync_p99_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    best_of_grid: Option<PointJson>,
+    best_of_grid: Option<TunePointJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
     best_of_grid_qps: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,13 +109,13 @@ impl<'a> TuneSummary<'a> {
     }
 
     /// Returns the search's choice as last measured: beside the grid's best if there was a grid.
-    fn chosen(&self) -> &'a ScoredPoint {
+    fn chosen(&self) -> &'a ScoredTunePoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
     /// Returns the grid's best point, and the share of its result that the search's choice reached:
     /// of throughput if both are within the target, of latency if neither is.
-    fn verdict(&self) -> Option<(&'a ScoredPoint, f64)> {
+    fn verdict(&self) -> Option<(&'a ScoredTunePoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();
         let share = match (best.within, own.within) {
@@ -187,13 +187,13 @@ impl<'a> TuneSummary<'a> {
             "p99 ms",
             "target",
         ]);
-        let mut shown: Vec<&ScoredPoint> = self.found.finalists.iter().collect();
+        let mut shown: Vec<&ScoredTunePoint> = self.found.finalists.iter().collect();
         if let Some(sync) = &self.found.baseline
             && shown.iter().all(|scored| scored.point != sync.point)
         {
             shown.push(sync);
         }
-        for ScoredPoint { point, best, within, .. } in shown {
+        for ScoredTunePoint { point, best, within, .. } in shown {
             table.row([
                 point.to_string(),
                 best.clients.to_string(),
@@ -265,7 +265,7 @@ impl<'a> TuneSummary<'a> {
     }
 
     fn headline(&self, page: &mut String) {
-        let ScoredPoint { point, best, within, .. } = self.chosen();
+        let ScoredTunePoint { point, best, within, .. } = self.chosen();
         let met = if *within { "within" } else { "NOT within" };
         let _ = writeln!(
             page,
@@ -331,7 +331,7 @@ impl<'a> TuneSummary<'a> {
                 rung.points.len(),
                 rung.slice_ms
             );
-            for ScoredPoint { point, best, within, refused, .. } in &rung.points {
+            for ScoredTunePoint { point, best, within, refused, .. } in &rung.points {
                 let target = match (refused, within) {
                     (Some(why), _) => format!("refused: {why}"),
                     (None, true) => "met".into(),

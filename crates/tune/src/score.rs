@@ -42,7 +42,7 @@ impl ClientStep {
 
 /// A point with its score.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct ScoredPoint {
+pub(super) struct ScoredTunePoint {
     pub(super) point: TunePoint,
     /// Best step: the highest throughput within the target, or if there is none, the lowest 99th
     /// percentile.
@@ -56,13 +56,13 @@ pub(super) struct ScoredPoint {
     pub(super) refused: Option<String>,
 }
 
-impl ScoredPoint {
+impl ScoredTunePoint {
     /// Scores `readings`. Returns `None` if there are none.
     pub(super) fn new(
         point: TunePoint,
         readings: &[SliceReading],
         target_ms: f64,
-    ) -> Option<ScoredPoint> {
+    ) -> Option<ScoredTunePoint> {
         let mut by_clients: BTreeMap<usize, Vec<&SliceReading>> = BTreeMap::new();
         readings
             .iter()
@@ -80,14 +80,14 @@ impl ScoredPoint {
         let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
         let best = *fastest.or(quickest)?;
         let refused = readings.iter().find_map(|reading| reading.slice.refused.clone());
-        Some(ScoredPoint { point, best, within: fastest.is_some(), steps, refused })
+        Some(ScoredTunePoint { point, best, within: fastest.is_some(), steps, refused })
     }
 
     /// Sorts the best first. Equal ones keep the order of points, so that a repeated search decides
     /// as before.
-    pub(super) fn rank(all: &mut [ScoredPoint]) {
+    pub(super) fn rank(all: &mut [ScoredTunePoint]) {
         all.sort_by(|a, b| {
-            let infeasible = |s: &ScoredPoint| s.best.failed > 0 || s.best.qps == 0.0;
+            let infeasible = |s: &ScoredTunePoint| s.best.failed > 0 || s.best.qps == 0.0;
             b.within
                 .cmp(&a.within)
                 .then(infeasible(a).cmp(&infeasible(b)))
@@ -156,7 +156,8 @@ mod tests {
     fn the_fastest_step_within_the_target_counts() {
         let readings =
             [reading(0, 1, 100.0, 1.0), reading(0, 4, 300.0, 9.0), reading(0, 8, 500.0, 11.0)];
-        let score = |target| ScoredPoint::new(TunePoint::sync(1, 1), &readings, target).unwrap();
+        let score =
+            |target| ScoredTunePoint::new(TunePoint::sync(1, 1), &readings, target).unwrap();
         assert_eq!((score(10.0).best.clients, score(10.0).within), (4, true));
         assert_eq!((score(12.0).best.clients, score(12.0).within), (8, true));
         assert_eq!(
@@ -164,7 +165,7 @@ mod tests {
             (1, false),
             "the lowest percentile"
         );
-        assert!(ScoredPoint::new(TunePoint::sync(1, 1), &[], 1.0).is_none());
+        assert!(ScoredTunePoint::new(TunePoint::sync(1, 1), &[], 1.0).is_none());
     }
 
     #[test]
@@ -172,7 +173,7 @@ mod tests {
         let mut failing = reading(0, 1, 900.0, 0.1);
         failing.slice.failed = 1;
         let score = |threads, reading: &SliceReading| {
-            ScoredPoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0)
+            ScoredTunePoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0)
                 .unwrap()
         };
         let mut all = [
@@ -181,7 +182,7 @@ mod tests {
             score(3, &reading(0, 1, 10.0, 60.0)),
             score(4, &reading(0, 1, 5.0, 4.0)),
         ];
-        ScoredPoint::rank(&mut all);
+        ScoredTunePoint::rank(&mut all);
         assert_eq!(all.map(|scored| scored.point.threads), [4, 3, 2, 1]);
     }
 

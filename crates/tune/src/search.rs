@@ -21,7 +21,7 @@ use base::{Error, Result};
 use serde::Serialize;
 
 use super::probe::{LADDER, Prober, Readings, around, shuffle};
-use super::score::ScoredPoint;
+use super::score::ScoredTunePoint;
 use super::space::{TunePoint, neighbours};
 
 /// Candidates of the last comparison.
@@ -65,17 +65,17 @@ pub(super) struct Rung {
     /// Length of a slice in milliseconds.
     pub(super) slice_ms: u64,
     /// Best first.
-    pub(super) points: Vec<ScoredPoint>,
+    pub(super) points: Vec<ScoredTunePoint>,
 }
 
 /// Result of the search.
 #[derive(Clone, Debug)]
-pub(super) struct SearchResult {
-    pub(super) best: ScoredPoint,
+pub(super) struct TuneResult {
+    pub(super) best: ScoredTunePoint,
     /// The sync default, measured beside the finalists.
-    pub(super) baseline: Option<ScoredPoint>,
+    pub(super) baseline: Option<ScoredTunePoint>,
     /// The last comparison, best first.
-    pub(super) finalists: Vec<ScoredPoint>,
+    pub(super) finalists: Vec<ScoredTunePoint>,
     /// All rungs, the last comparison included.
     pub(super) rungs: Vec<Rung>,
     /// Cost of the search in seconds.
@@ -92,7 +92,7 @@ pub(super) struct GridFound {
     /// The best of them beside the search's choice.
     pub(super) duel: Rung,
     /// The search's choice in that comparison.
-    pub(super) found: ScoredPoint,
+    pub(super) found: ScoredTunePoint,
 }
 
 /// A search over `grid`, whose first point is the reference.
@@ -108,7 +108,7 @@ impl PointSearch<'_, '_, '_> {
     ///
     /// # Errors
     /// Returns the errors of measuring; `Unavailable` if not even the default can be served.
-    pub(super) fn run(&mut self) -> Result<SearchResult> {
+    pub(super) fn run(&mut self) -> Result<TuneResult> {
         let budget = self.prober.limit_s;
         let (mut hints, slice) = self.scout()?;
         // The share of the last comparison is reserved, however long the rungs take.
@@ -117,7 +117,7 @@ impl PointSearch<'_, '_, '_> {
         let candidates = self.candidates(rungs_s, slice);
         let count = self.rungs(candidates.len());
         let mut rungs: Vec<Rung> = Vec::new();
-        let mut standing: Vec<ScoredPoint> = Vec::new();
+        let mut standing: Vec<ScoredTunePoint> = Vec::new();
         let mut tried: BTreeSet<TunePoint> = candidates.iter().copied().collect();
         let mut fresh = BTreeSet::new();
         let mut alive = candidates.clone();
@@ -207,7 +207,7 @@ impl PointSearch<'_, '_, '_> {
     /// Returns untried points beside the best, with the clients to begin with.
     fn joined(
         &self,
-        standing: &[ScoredPoint],
+        standing: &[ScoredTunePoint],
         tried: &BTreeSet<TunePoint>,
         most: usize,
     ) -> Vec<(TunePoint, usize)> {
@@ -274,7 +274,7 @@ impl PointSearch<'_, '_, '_> {
     }
 
     /// Compares the best few and the default at all numbers of clients that matter for any of them.
-    fn last(&mut self, standing: &[ScoredPoint], slice: Duration) -> Result<Rung> {
+    fn last(&mut self, standing: &[ScoredTunePoint], slice: Duration) -> Result<Rung> {
         let name = "final".to_owned();
         let mut points: Vec<TunePoint> = standing.iter().map(|scored| scored.point).collect();
         if !points.contains(&self.grid[0]) {
@@ -306,11 +306,11 @@ impl PointSearch<'_, '_, '_> {
 
     fn found(
         &self,
-        standing: Vec<ScoredPoint>,
+        standing: Vec<ScoredTunePoint>,
         last: Rung,
         mut rungs: Vec<Rung>,
         tried: usize,
-    ) -> Result<SearchResult> {
+    ) -> Result<TuneResult> {
         // Without time for the last comparison, the last rung decides.
         let compared =
             standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
@@ -325,11 +325,11 @@ impl PointSearch<'_, '_, '_> {
         finalists.extend(
             baseline.clone().filter(|sync| finalists.iter().all(|s| s.point != sync.point)),
         );
-        ScoredPoint::rank(&mut finalists);
+        ScoredTunePoint::rank(&mut finalists);
         let best = finalists.first().cloned().ok_or_else(|| {
             Error::deadline("the time was over before anything was measured; give more with --time")
         })?;
-        Ok(SearchResult {
+        Ok(TuneResult {
             best,
             baseline,
             finalists,
@@ -340,20 +340,20 @@ impl PointSearch<'_, '_, '_> {
     }
 
     /// Scores all readings, best first. `lenient` multiplies the target.
-    fn scores(&self, readings: &Readings, lenient: f64) -> Vec<ScoredPoint> {
+    fn scores(&self, readings: &Readings, lenient: f64) -> Vec<ScoredTunePoint> {
         let target = self.prober.target_ms * lenient;
-        let mut all: Vec<ScoredPoint> = readings
+        let mut all: Vec<ScoredTunePoint> = readings
             .iter()
-            .filter_map(|(point, read)| ScoredPoint::new(*point, read, target))
+            .filter_map(|(point, read)| ScoredTunePoint::new(*point, read, target))
             .collect();
-        ScoredPoint::rank(&mut all);
+        ScoredTunePoint::rank(&mut all);
         all
     }
 
     fn report_rung(&self, rungs: &[Rung], of: usize, kept: usize) {
         let (Some(rung), spent) = (rungs.last(), self.prober.journal.spent()) else { return };
         let best = rung.points.first().map(|scored| {
-            let ScoredPoint { point, best, .. } = scored;
+            let ScoredTunePoint { point, best, .. } = scored;
             format!("; best {:.0}/s, p99 {:.2} ms: {point}", best.qps, best.p99_ms)
         });
         (self.tell)(&format!(

@@ -10,7 +10,7 @@ use loadgen::report::StepProgress;
 use serde::Serialize;
 
 use crate::answer::RecordedMethod;
-use crate::records::{RecordedCall, Records};
+use crate::records::{RecordedCall, RecordedCalls};
 use crate::{NAMES, VerifyPlan};
 
 /// Longest wait for one answer.
@@ -25,7 +25,7 @@ pub(crate) struct Comparison {
     pub(crate) compared: usize,
     /// Requests that both servers refused.
     pub(crate) refused_by_both: usize,
-    pub(crate) differences: Vec<AnswerDifference>,
+    pub(crate) differences: Vec<RequestDifference>,
     /// Largest difference of two floats, relative to the larger of 1 and the right one.
     pub(crate) largest: f64,
     /// First answer of each server to each request; `None` if it was refused.
@@ -34,7 +34,7 @@ pub(crate) struct Comparison {
 
 /// The first difference of two answers.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct AnswerDifference {
+pub(crate) struct RequestDifference {
     /// Number of the request in the files, from 0.
     pub(crate) request: usize,
     pub(crate) model: String,
@@ -48,9 +48,9 @@ pub(crate) struct AnswerDifference {
     pub(crate) against: String,
 }
 
-impl fmt::Display for AnswerDifference {
+impl fmt::Display for RequestDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AnswerDifference { request, model, output, element, server, against } = self;
+        let RequestDifference { request, model, output, element, server, against } = self;
         write!(f, "request {request} (model \"{model}\")")?;
         if !output.is_empty() {
             write!(f, " output \"{output}\"")?;
@@ -67,7 +67,7 @@ impl fmt::Display for AnswerDifference {
 /// # Errors
 /// `Unavailable` if a server cannot be reached.
 pub(crate) fn compare_all(
-    records: &Records,
+    records: &RecordedCalls,
     plan: &VerifyPlan,
     progress: &StepProgress,
 ) -> Result<Comparison> {
@@ -77,8 +77,8 @@ pub(crate) fn compare_all(
         .map_err(|e| Error::exhausted(format!("cannot start a client: {e}")))?;
     runtime.block_on(async {
         let mut servers = [
-            Client::connect(&plan.servers[0].endpoint, NAMES[0]).await?,
-            Client::connect(&plan.servers[1].endpoint, NAMES[1]).await?,
+            ReplayClient::connect(&plan.servers[0].endpoint, NAMES[0]).await?,
+            ReplayClient::connect(&plan.servers[1].endpoint, NAMES[1]).await?,
         ];
         let mut comparison = Comparison::default();
         for (request, call) in records.calls.iter().enumerate() {
@@ -92,20 +92,20 @@ pub(crate) fn compare_all(
     })
 }
 
-struct Client {
+struct ReplayClient {
     connection: Connection,
     endpoint: Endpoint,
     /// In the order of [`RecordedMethod::ALL`].
     templates: Vec<Template>,
 }
 
-impl Client {
-    async fn connect(endpoint: &Endpoint, name: &str) -> Result<Client> {
+impl ReplayClient {
+    async fn connect(endpoint: &Endpoint, name: &str) -> Result<ReplayClient> {
         let connection =
             Connection::open(endpoint).await.map_err(|e| e.context(format_args!("--{name}")))?;
         let template = |method: RecordedMethod| Template::grpc(endpoint, method.path());
         let templates = RecordedMethod::ALL.into_iter().map(template).collect::<Result<_>>()?;
-        Ok(Client { connection, endpoint: endpoint.clone(), templates })
+        Ok(ReplayClient { connection, endpoint: endpoint.clone(), templates })
     }
 
     /// Returns the answer, or the server's error as the inner one.
@@ -157,13 +157,13 @@ impl Comparison {
         };
         let model = &call.model;
         let named =
-            difference.map(|found| AnswerDifference { request, model: model.clone(), ..found });
+            difference.map(|found| RequestDifference { request, model: model.clone(), ..found });
         self.differences.extend(named);
     }
 }
 
 /// Builds a difference of whole answers.
-fn whole(server: String, against: String) -> AnswerDifference {
+fn whole(server: String, against: String) -> RequestDifference {
     of_output("", None, server, against)
 }
 
@@ -172,10 +172,10 @@ fn of_output(
     element: Option<usize>,
     server: String,
     against: String,
-) -> AnswerDifference {
+) -> RequestDifference {
     let request = 0;
     let model = String::new();
-    AnswerDifference { request, model, output: output.into(), element, server, against }
+    RequestDifference { request, model, output: output.into(), element, server, against }
 }
 
 /// Returns true if two answers agree.
@@ -190,7 +190,11 @@ struct OutputComparison {
 
 impl OutputComparison {
     /// Returns the first difference. Both lists are in the order of their names.
-    fn outputs(&mut self, ours: &[NamedTensor], right: &[NamedTensor]) -> Option<AnswerDifference> {
+    fn outputs(
+        &mut self,
+        ours: &[NamedTensor],
+        right: &[NamedTensor],
+    ) -> Option<RequestDifference> {
         let names = |outputs: &[NamedTensor]| {
             outputs.iter().map(|output| output.name.to_string()).collect::<Vec<_>>()
         };
@@ -203,7 +207,7 @@ impl OutputComparison {
             .find_map(|(ours, right)| self.tensors(&ours.name, &ours.tensor, &right.tensor))
     }
 
-    fn tensors(&mut self, name: &str, ours: &Tensor, right: &Tensor) -> Option<AnswerDifference> {
+    fn tensors(&mut self, name: &str, ours: &Tensor, right: &Tensor) -> Option<RequestDifference> {
         if ours.dtype() != right.dtype() || ours.shape() != right.shape() {
             let kind = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
             return Some(of_output(name, None, kind(ours), kind(right)));

@@ -19,7 +19,7 @@ use loadgen::report::StepProgress;
 
 use compare::compare_all;
 use measure::measure;
-use records::Records;
+use records::RecordedCalls;
 pub use report::ComparisonReport;
 
 /// Names of the two servers in the report.
@@ -61,7 +61,7 @@ pub struct VerifyPlan {
 /// Errors of the files; `InvalidArgument` if they hold no request; `Unavailable` if a server cannot
 /// be reached.
 pub fn verify(plan: &VerifyPlan) -> Result<ComparisonReport> {
-    let records = Records::read(&plan.requests, plan.model.as_deref())?;
+    let records = RecordedCalls::read(&plan.requests, plan.model.as_deref())?;
     let rounds = if plan.duration.is_zero() { 0 } else { plan.rounds };
     let progress = StepProgress::new((records.calls.len() + 2 * rounds) as u64);
     let comparison = compare_all(&records, plan, &progress)?;

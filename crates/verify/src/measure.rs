@@ -13,7 +13,7 @@ use loadgen::schedule::Arrivals;
 
 use crate::answer::RecordedMethod;
 use crate::compare::{Comparison, agree};
-use crate::records::Records;
+use crate::records::RecordedCalls;
 use crate::{NAMES, VerifyPlan};
 
 /// Part of a round that is not counted, while connections and caches get warm.
@@ -29,7 +29,7 @@ const SEED: u64 = 31;
 pub(crate) fn measure(
     plan: &VerifyPlan,
     rounds: usize,
-    records: &Records,
+    records: &RecordedCalls,
     comparison: &Comparison,
     progress: &StepProgress,
 ) -> Result<[TallyCounts; 2]> {
@@ -75,7 +75,7 @@ impl MethodLoad {
         method: RecordedMethod,
         calls: &[usize],
         duration: Duration,
-        records: &Records,
+        records: &RecordedCalls,
         comparison: &Comparison,
         plan: &VerifyPlan,
     ) -> Result<MethodLoad> {

@@ -23,7 +23,7 @@ const REQUESTS_MAX: usize = 100_000;
 
 /// The requests of all files.
 #[derive(Default)]
-pub(crate) struct Records {
+pub(crate) struct RecordedCalls {
     pub(crate) calls: Vec<RecordedCall>,
     /// Records without a request that can be compared: runs of a session, streams, and requests
     /// that had failed when they were logged.
@@ -38,13 +38,13 @@ pub(crate) struct RecordedCall {
     pub(crate) frame: Bytes,
 }
 
-impl Records {
+impl RecordedCalls {
     /// Reads `files`. `model` replaces the recorded models.
     ///
     /// # Errors
     /// Errors of the files; `InvalidArgument` if they hold no request.
-    pub(crate) fn read(files: &[PathBuf], model: Option<&str>) -> Result<Records> {
-        let mut records = Records::default();
+    pub(crate) fn read(files: &[PathBuf], model: Option<&str>) -> Result<RecordedCalls> {
+        let mut records = RecordedCalls::default();
         for path in files {
             records.add(path, model).map_err(|error| error.context(path.display()))?;
         }
@@ -83,7 +83,7 @@ impl Records {
     }
 }
 
-impl Records {
+impl RecordedCalls {
     /// Adds the requests of a log in JSON, as calls of Predict.
     fn add_lines(&mut self, mut rest: Bytes, model: Option<&str>) -> Result<()> {
         let mut number = 0;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::NAMES;
 use crate::compare::Comparison;
-use crate::records::Records;
+use crate::records::RecordedCalls;
 
 /// Most differing requests in the text. The JSON has all.
 const SHOWN_MAX: usize = 10;
@@ -15,7 +15,7 @@ const SHOWN_MAX: usize = 10;
 pub struct ComparisonReport {
     pub(crate) addresses: [String; 2],
     pub(crate) tolerance: f64,
-    pub(crate) records: Records,
+    pub(crate) records: RecordedCalls,
     pub(crate) comparison: Comparison,
     /// Counts of each server; empty if nothing was measured.
     pub(crate) counts: [TallyCounts; 2],

@@ -30,7 +30,7 @@ pub(crate) struct SourceFile {
 pub(crate) fn read(root: &Path, paths: &[String]) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     for path in paths {
-        let Some(location) = Location::of(path) else { continue };
+        let Some(location) = ModuleLocation::of(path) else { continue };
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         files.push(parse(path, location, &text).with_context(|| path.clone())?);
     }
@@ -39,13 +39,13 @@ pub(crate) fn read(root: &Path, paths: &[String]) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-struct Location {
+struct ModuleLocation {
     krate: String,
     module: Vec<String>,
 }
 
-impl Location {
-    fn of(path: &str) -> Option<Location> {
+impl ModuleLocation {
+    fn of(path: &str) -> Option<ModuleLocation> {
         if rules::is_generated(path) || rules::is_test(path) || rules::is_conformance(path) {
             return None;
         }
@@ -55,11 +55,11 @@ impl Location {
         if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
             module.pop();
         }
-        Some(Location { krate: krate.to_owned(), module })
+        Some(ModuleLocation { krate: krate.to_owned(), module })
     }
 }
 
-fn parse(path: &str, location: Location, text: &str) -> Result<SourceFile> {
+fn parse(path: &str, location: ModuleLocation, text: &str) -> Result<SourceFile> {
     let masked = source::mask(text);
     let tests: usize =
         source::test_items(&masked).iter().map(|item| source::line_count(&masked, item)).sum();

@@ -170,7 +170,7 @@ impl Drop for RemovedFolder<'_> {
     }
 }
 
-struct FilledCollection {
+struct DuplicatesCollection {
     named: Arc<NamedCollection>,
     _registry: Arc<Registry>,
 }
@@ -180,7 +180,7 @@ fn open(
     folder: &Path,
     args: &BenchDuplicatesArgs,
     data: &DuplicateData,
-) -> Result<FilledCollection> {
+) -> Result<DuplicatesCollection> {
     let registry = Registry::open(RegistryOptions {
         memory_bytes: args.memory_mb << 20,
         cache_bytes: 16 << 20,
@@ -199,7 +199,7 @@ fn open(
     while named.collection().opening() {
         std::thread::sleep(WATCH);
     }
-    Ok(FilledCollection { named, _registry: registry })
+    Ok(DuplicatesCollection { named, _registry: registry })
 }
 
 fn fill(named: &NamedCollection, data: &DuplicateData, progress: &StepProgress) -> Result<()> {

@@ -14,36 +14,36 @@ const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 
 /// Resolution of the images in all folders, or in one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Resolution {
+pub struct FolderResolution {
     folder: Option<String>,
     dots_per_inch: f32,
 }
 
-impl std::str::FromStr for Resolution {
+impl std::str::FromStr for FolderResolution {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Resolution, String> {
+    fn from_str(text: &str) -> std::result::Result<FolderResolution, String> {
         let (folder, number) = match text.rsplit_once('=') {
             Some((folder, number)) => (Some(folder.to_owned()), number),
             None => (None, text),
         };
         let dots_per_inch =
             number.parse().map_err(|_| format!("{number:?} is not a number of dots per inch"))?;
-        Ok(Resolution { folder, dots_per_inch })
+        Ok(FolderResolution { folder, dots_per_inch })
     }
 }
 
 /// Extracts minutiae on this thread, and records the processor time of each image.
 #[derive(Debug)]
 pub(super) struct Extractor<'a> {
-    resolutions: &'a [Resolution],
+    resolutions: &'a [FolderResolution],
     limits: Limits,
     /// Milliseconds of each image, without decoding it.
     milliseconds: Vec<f64>,
 }
 
 impl<'a> Extractor<'a> {
-    pub(super) fn new(resolutions: &'a [Resolution]) -> Extractor<'a> {
+    pub(super) fn new(resolutions: &'a [FolderResolution]) -> Extractor<'a> {
         Extractor { resolutions, limits: Limits::default(), milliseconds: Vec::new() }
     }
 
@@ -62,7 +62,7 @@ impl<'a> Extractor<'a> {
     /// Returns the given resolution of this folder, else of all, else that of the file, else 500.
     fn resolution(&self, database: &str, of_file: Option<f32>) -> f32 {
         let said = |folder: Option<&str>| {
-            let of = |resolution: &&Resolution| resolution.folder.as_deref() == folder;
+            let of = |resolution: &&FolderResolution| resolution.folder.as_deref() == folder;
             self.resolutions.iter().rev().find(of).map(|resolution| resolution.dots_per_inch)
         };
         said(Some(database))
@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn a_resolution_is_the_folders_then_that_of_all_then_the_files() {
-        let said: Vec<Resolution> = ["569", "DB1=600"].map(|text| text.parse().unwrap()).into();
+        let said: Vec<FolderResolution> =
+            ["569", "DB1=600"].map(|text| text.parse().unwrap()).into();
         let extractor = Extractor::new(&said);
         assert_eq!(extractor.resolution("DB1", Some(1000.0)), 600.0);
         assert_eq!(extractor.resolution("DB2", Some(1000.0)), 569.0);
@@ -95,7 +96,7 @@ mod tests {
         assert_eq!(silent.resolution("DB2", Some(1000.0)), 1000.0);
         assert_eq!(silent.resolution("DB2", Some(72.0)), 500.0);
         assert_eq!(silent.resolution("DB2", None), 500.0);
-        assert!("DB1=many".parse::<Resolution>().is_err());
+        assert!("DB1=many".parse::<FolderResolution>().is_err());
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) fn over(image: &Image, lines: usize, random: &mut RandomSequence) -> 
         } else {
             [255; 3]
         };
-        let line = TextLine { left, baseline, height, colour };
+        let line = TextPosition { left, baseline, height, colour };
         write(&mut out, &font, &words.join(" "), line);
     }
     Ok(out)
@@ -48,14 +48,14 @@ pub(super) fn over(image: &Image, lines: usize, random: &mut RandomSequence) -> 
 
 /// Position, height (pixels) and colour of a line of text.
 #[derive(Clone, Copy)]
-struct TextLine {
+struct TextPosition {
     left: f64,
     baseline: f64,
     height: f64,
     colour: [u8; 3],
 }
 
-fn write(image: &mut Image, font: &FontRef<'_>, text: &str, line: TextLine) {
+fn write(image: &mut Image, font: &FontRef<'_>, text: &str, line: TextPosition) {
     let font = font.as_scaled(PxScale::from(line.height as f32));
     let mut right = line.left as f32;
     for id in text.chars().map(|letter| font.glyph_id(letter)) {

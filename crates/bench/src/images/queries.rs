@@ -85,7 +85,7 @@ impl Times {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct QueryResult {
+pub(super) struct CopyQueryResult {
     pub(super) ask: CopyQuery,
     /// True if the photograph is first by embedding, among the candidates, and first in the end.
     pub(super) coarse_first: bool,
@@ -176,7 +176,7 @@ impl Pipeline<'_> {
         asks: &[CopyQuery],
         to: Option<&Path>,
         progress: &StepProgress,
-    ) -> Result<Vec<QueryResult>> {
+    ) -> Result<Vec<CopyQueryResult>> {
         self.each(
             asks.len(),
             || index.thread(),
@@ -207,7 +207,7 @@ impl Pipeline<'_> {
         thread: &mut SearchThread,
         ask: CopyQuery,
         bytes: &[u8],
-    ) -> Result<QueryResult> {
+    ) -> Result<CopyQueryResult> {
         let DescribedFile { image, embedding, graph, mut times } = self.describe(bytes)?;
         let start = Instant::now();
         let mut hits = index.search(thread, &embedding, &graph, self.candidates)?;
@@ -234,7 +234,7 @@ impl Pipeline<'_> {
         let others = || hits.iter().filter(|hit| !own(hit));
         let wrong =
             others().reduce(|a, b| if b.similarity.score > a.similarity.score { b } else { a });
-        Ok(QueryResult {
+        Ok(CopyQueryResult {
             ask,
             coarse_first: coarse.is_some_and(own),
             is_candidate: found.is_some(),

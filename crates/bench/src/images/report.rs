@@ -7,7 +7,7 @@ use vision::photo::ACCEPT;
 
 use super::attacks::Attack;
 use super::index::IndexedPhoto;
-use super::queries::{Pipeline, QueryResult, Times};
+use super::queries::{CopyQueryResult, Pipeline, Times};
 use super::{BenchImagesArgs, QueryPlan};
 use crate::report::BenchReport;
 use loadgen::machine::RunContext;
@@ -119,15 +119,15 @@ pub(super) struct ImagesRun<'a> {
     pub(super) pipeline: &'a Pipeline<'a>,
     pub(super) entries: &'a [IndexedPhoto],
     /// Results of copies of photographs in the collection, and of queries for removed ones.
-    pub(super) answers: &'a [QueryResult],
-    pub(super) strangers: &'a [QueryResult],
+    pub(super) answers: &'a [CopyQueryResult],
+    pub(super) strangers: &'a [CopyQueryResult],
     /// Photographs left in the collection for the latter.
     pub(super) left: usize,
 }
 
 impl AttackRates {
-    fn of(answers: &[&QueryResult], strangers: &[&QueryResult]) -> AttackRates {
-        let share = |is: fn(&QueryResult) -> bool| {
+    fn of(answers: &[&CopyQueryResult], strangers: &[&CopyQueryResult]) -> AttackRates {
+        let share = |is: fn(&CopyQueryResult) -> bool| {
             ratio(answers.iter().filter(|answer| is(answer)).count() as f64, answers.len() as f64)
         };
         AttackRates {
@@ -145,7 +145,7 @@ impl AttackRates {
 }
 
 impl ViewFacts {
-    fn of(answers: &[QueryResult], strangers: &[QueryResult]) -> ViewFacts {
+    fn of(answers: &[CopyQueryResult], strangers: &[CopyQueryResult]) -> ViewFacts {
         let mut matched = BTreeMap::new();
         for kind in answers.iter().filter_map(|answer| answer.matched_view) {
             *matched.entry(kind.name()).or_insert(0) += 1;
@@ -164,7 +164,7 @@ impl ViewFacts {
 }
 
 impl StageTimes {
-    fn of(answers: &[QueryResult]) -> StageTimes {
+    fn of(answers: &[CopyQueryResult]) -> StageTimes {
         let p50 =
             |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
         StageTimes {
@@ -198,7 +198,7 @@ impl ImagesReport {
     pub(super) fn new<'a>(run: &ImagesRun<'a>, context: RunContext) -> ImagesReport {
         let ImagesRun { args, plan, pipeline, answers, strangers, .. } = *run;
         let of = |attack: &'static str| {
-            let some = |all: &'a [QueryResult]| -> Vec<&'a QueryResult> {
+            let some = |all: &'a [CopyQueryResult]| -> Vec<&'a CopyQueryResult> {
                 all.iter().filter(|answer| answer.ask.name() == attack).collect()
             };
             (attack, AttackRates::of(&some(answers), &some(strangers)))
@@ -209,7 +209,7 @@ impl ImagesReport {
             ratio(attacks.values().map(value).sum(), attacks.len() as f64)
         };
         let wrong =
-            |answers: &[QueryResult]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
+            |answers: &[CopyQueryResult]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
         let all = || answers.iter().chain(strangers);
         let worst = all().max_by(|a, b| a.wrong_score.total_cmp(&b.wrong_score));
         let photo = |number: usize| pipeline.photos.get(number).map(|photo| photo.name.clone());

@@ -133,7 +133,7 @@ pub(super) fn run(
 }
 
 /// Images that the collection starts with.
-struct FilledCollection {
+struct InitialImages {
     /// Ids that searches ask for.
     ids: Vec<String>,
     images_per_s: f64,
@@ -144,7 +144,7 @@ fn fill(
     args: &IngestArgs,
     subject: &mut IngestSubject,
     progress: &StepProgress,
-) -> Result<FilledCollection> {
+) -> Result<InitialImages> {
     progress.say(format!("drawing and putting in {} images", args.pictures));
     let folder = subject.draw("start", args.pictures)?;
     let began = Instant::now();
@@ -161,7 +161,7 @@ fn fill(
     subject.acknowledged.append(&mut acknowledged);
     progress.line(&format!("{} images put in, {images_per_s:.0} a second", args.pictures));
     subject.wait_quiet()?;
-    Ok(FilledCollection { ids, images_per_s })
+    Ok(InitialImages { ids, images_per_s })
 }
 
 /// Measures the mean latency of one client's searches without other load.

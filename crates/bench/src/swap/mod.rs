@@ -281,7 +281,7 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         }
     }
     drop(progress);
-    let report = report::SwapReport::new(
+    let report = report::SwapBenchReport::new(
         &args,
         capacity,
         rate,

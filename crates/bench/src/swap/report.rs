@@ -31,7 +31,7 @@ const COLUMNS: usize = 2;
 
 /// JSON of `bench swap`.
 #[derive(Debug, Serialize)]
-pub(super) struct SwapReport {
+pub(super) struct SwapBenchReport {
     engine: &'static str,
     arms: BTreeMap<&'static str, SwapArmReport>,
     ratios: Ratios,
@@ -142,14 +142,14 @@ fn arm_reports(args: &SwapArgs, rounds: &[SwapRound]) -> BTreeMap<&'static str, 
     arms
 }
 
-impl SwapReport {
+impl SwapBenchReport {
     pub(super) fn new(
         args: &SwapArgs,
         capacity_rps: f64,
         rate_rps: f64,
         rounds: &[SwapRound],
         context: RunContext,
-    ) -> SwapReport {
+    ) -> SwapBenchReport {
         let arms = arm_reports(args, rounds);
         let setting = SwapSetting {
             bytes: args.bytes,
@@ -167,7 +167,7 @@ impl SwapReport {
             server_args: args.server_arg.clone(),
         };
         let ratios = Ratios::of(&arms);
-        SwapReport {
+        SwapBenchReport {
             engine: args.engine.name(),
             wanted: wanted(args.engine, &ratios, &arms),
             ratios,
@@ -281,7 +281,7 @@ impl SwapReport {
     }
 }
 
-impl BenchReport for SwapReport {
+impl BenchReport for SwapBenchReport {
     fn print(&self) {
         println!("{}", self.text());
     }

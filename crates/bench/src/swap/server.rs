@@ -55,11 +55,11 @@ pub(crate) struct SwapServerPlan<'a> {
 /// A running server, and the model directories that it watches.
 pub(crate) struct SwapServer {
     pub(crate) process: ServerProcess,
-    served: Vec<ServedModel>,
+    served: Vec<ServedSwapModel>,
     _store: Option<BenchStore>,
 }
 
-struct ServedModel {
+struct ServedSwapModel {
     model: Arc<SwapModel>,
     dir: PathBuf,
 }
@@ -112,10 +112,10 @@ impl SwapServer {
             if let Some(settings) = model.engine.settings() {
                 loadgen::report::write_file(&dir.join(SETTINGS_FILE), settings.as_bytes())?;
             }
-            Ok(ServedModel { model: model.clone(), dir })
+            Ok(ServedSwapModel { model: model.clone(), dir })
         };
-        let served: Vec<ServedModel> = models.iter().map(serve).collect::<Result<_>>()?;
-        let place = |one: &ServedModel| match &plan.store {
+        let served: Vec<ServedSwapModel> = models.iter().map(serve).collect::<Result<_>>()?;
+        let place = |one: &ServedSwapModel| match &plan.store {
             Some(store) => format!("{name}={url}/{name}", name = one.model.name, url = store.url),
             None => format!("{}={}", one.model.name, one.dir.display()),
         };
@@ -145,7 +145,7 @@ impl SwapServer {
 
     /// Returns how often each model was swapped between two scrapes, for the one with fewest swaps.
     pub(crate) fn swaps(&self, before: &Scrape, after: &Scrape) -> u64 {
-        let count = |one: &ServedModel| {
+        let count = |one: &ServedSwapModel| {
             let of =
                 |scrape: &Scrape| scrape.sum("millpond_swaps_total", &[("model", &one.model.name)]);
             (of(after) - of(before)) as u64
@@ -183,7 +183,7 @@ impl SwapServer {
         let plans: Vec<DrivePlan> =
             models.map(|(index, one)| self.plan(load, index, &one.model)).collect::<Result<_>>()?;
         std::thread::scope(|scope| {
-            let start = |(plan, one): (DrivePlan, &ServedModel)| {
+            let start = |(plan, one): (DrivePlan, &ServedSwapModel)| {
                 let judge: Arc<dyn Judge> = one.model.traffic.clone();
                 scope.spawn(move || drive(&plan, &judge, sink))
             };

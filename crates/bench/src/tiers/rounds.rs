@@ -8,7 +8,7 @@ use storage::{DaxMedium, Medium, UringMedium};
 
 use super::arm::ArmProcess;
 use super::scorer::rounds_per_us;
-use super::subject::{Maker, TierShape, WrittenSegment, segment_name, write_segment};
+use super::subject::{Maker, SegmentSizes, TierShape, segment_name, write_segment};
 use super::turn::{TurnOrder, TurnResult};
 use super::worker::{TierArm, WorkerJob};
 use super::{DATA, DISK_SPARE_BYTES, PMEM, TierRecords, TiersArgs};
@@ -52,7 +52,7 @@ pub(super) struct SegmentSet {
     pub(super) shape: TierShape,
     /// Segments that fit in memory, for the dram arm.
     pub(super) dram_shape: TierShape,
-    pub(super) written: WrittenSegment,
+    pub(super) written: SegmentSizes,
     /// Memory that an arm may use in bytes, if it is bounded.
     pub(super) budget: Option<u64>,
 }
@@ -137,10 +137,10 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierSh
 }
 
 /// Writes the segments, and for the pmem arm their copies on the tmpfs.
-fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<WrittenSegment> {
+fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<SegmentSizes> {
     let medium = UringMedium::new(dir.join(DATA))?;
     let maker = Maker::new(shape.kind);
-    let mut all = WrittenSegment::default();
+    let mut all = SegmentSizes::default();
     for segment in 0..shape.segments {
         let written = write_segment(shape, &maker, &medium, dir, segment, args.threads)?;
         all.bytes += written.bytes;

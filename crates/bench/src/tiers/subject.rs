@@ -191,7 +191,7 @@ fn positions_path(dir: &Path, segment: u32) -> std::path::PathBuf {
 
 /// Sizes of written segments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct WrittenSegment {
+pub(super) struct SegmentSizes {
     /// Bytes of all pages.
     pub(super) bytes: u64,
     /// Bytes of all records, without page headers and gaps.
@@ -242,12 +242,12 @@ pub(super) fn write_segment(
     dir: &Path,
     segment: u32,
     threads: usize,
-) -> Result<WrittenSegment> {
+) -> Result<SegmentSizes> {
     let mut writer = medium.create(&segment_name(segment))?;
     let mut packer = Packer::new();
     let mut pages = Vec::new();
     let mut places = Vec::new();
-    let mut written = WrittenSegment::default();
+    let mut written = SegmentSizes::default();
     let first = segment * shape.segment_records();
     let end = (first + shape.segment_records()).min(shape.records);
     for batch in (first..end).step_by(BATCH_RECORDS) {

@@ -130,7 +130,7 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
         }
     }
     instances(config, backend, &mut model);
-    if backend == Backend::Torch {
+    if backend == TargetEngine::Torch {
         signature(config, &mut model);
     }
     tensors(config, &mut model);
@@ -143,17 +143,17 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
 
 /// An engine of the server, as far as settings depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Backend {
+enum TargetEngine {
     Torch,
     Other,
 }
 
 /// Notes the required changes of a model's files, and returns its engine.
-fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> Backend {
+fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> TargetEngine {
     let name = if config.backend.is_empty() { &config.platform } else { &config.backend };
     let (backend, file) = match name.as_str() {
-        "onnxruntime" | "onnxruntime_onnx" => (Backend::Other, "model.onnx"),
-        "pytorch" | "pytorch_libtorch" => (Backend::Torch, "model.pt"),
+        "onnxruntime" | "onnxruntime_onnx" => (TargetEngine::Other, "model.onnx"),
+        "pytorch" | "pytorch_libtorch" => (TargetEngine::Torch, "model.pt"),
         "tensorflow" | "tensorflow_savedmodel" => {
             if config.platform == "tensorflow_graphdef" {
                 model.note("platform tensorflow_graphdef: convert the frozen graph with tf2onnx --graphdef");
@@ -163,9 +163,9 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
                      1/model.savedmodel/ to 1/",
                 );
             }
-            return Backend::Other;
+            return TargetEngine::Other;
         }
-        "" | "ensemble" => return Backend::Other,
+        "" | "ensemble" => return TargetEngine::Other,
         name => {
             let way = match name {
                 "tensorrt" | "tensorrt_plan" => {
@@ -179,7 +179,7 @@ fn backend(config: &pb::ModelConfig, dir: &Path, model: &mut ConvertedModel) -> 
                 _ => "ONNX, TorchScript and SavedModel are served",
             };
             model.note(format!("backend \"{name}\": not offered; {way}"));
-            return Backend::Other;
+            return TargetEngine::Other;
         }
     };
     let given = config.default_model_filename.as_str();
@@ -206,7 +206,7 @@ fn policy(policy: &pb::ModelVersionPolicy) -> Option<String> {
     })
 }
 
-fn instances(config: &pb::ModelConfig, backend: Backend, model: &mut ConvertedModel) {
+fn instances(config: &pb::ModelConfig, backend: TargetEngine, model: &mut ConvertedModel) {
     use pb::model_instance_group::Kind;
     let groups = &config.instance_group;
     let count: i64 = groups.iter().map(|group| i64::from(group.count.max(1))).sum();
@@ -217,13 +217,13 @@ fn instances(config: &pb::ModelConfig, backend: Backend, model: &mut ConvertedMo
     let gpus: BTreeSet<i32> = on_gpu.iter().flat_map(|group| group.gpus.iter().copied()).collect();
     match (on_gpu.is_empty(), backend) {
         (true, _) => {}
-        (false, Backend::Torch) => {
+        (false, TargetEngine::Torch) => {
             model.device = Some(match gpus.first() {
                 Some(gpu) => format!("cuda:{gpu}"),
                 None => "cuda".to_owned(),
             });
         }
-        (false, Backend::Other) => model.note(
+        (false, TargetEngine::Other) => model.note(
             "instance_group kind KIND_GPU: ONNX Runtime and TensorFlow run on the processor; TorchScript runs on a GPU",
         ),
     }

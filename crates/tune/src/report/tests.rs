@@ -1,19 +1,19 @@
 use super::*;
 
-fn scored(point: TunePoint, qps: f64, p99_ms: f64) -> ScoredPoint {
+fn scored(point: TunePoint, qps: f64, p99_ms: f64) -> ScoredTunePoint {
     let best = ClientStep { clients: 4, qps, p50_ms: p99_ms / 2.0, p99_ms, failed: 0 };
-    ScoredPoint { point, best, within: p99_ms <= 10.0, steps: vec![best], refused: None }
+    ScoredTunePoint { point, best, within: p99_ms <= 10.0, steps: vec![best], refused: None }
 }
 
-fn found() -> SearchResult {
+fn found() -> TuneResult {
     let finalists = vec![
         scored(TunePoint::batches(2), 2000.0, 9.0),
         scored(TunePoint::sync(2, 1), 1000.0, 5.0),
     ];
     let refused =
-        ScoredPoint { refused: Some("<no>".into()), ..scored(TunePoint::sync(1, 2), 0.0, 0.0) };
+        ScoredTunePoint { refused: Some("<no>".into()), ..scored(TunePoint::sync(1, 2), 0.0, 0.0) };
     let rung = |name: &str, points| Rung { name: name.into(), slice_ms: 100, points };
-    SearchResult {
+    TuneResult {
         best: finalists[0].clone(),
         baseline: Some(finalists[1].clone()),
         rungs: vec![rung("rung 1", vec![refused]), rung("final", finalists.clone())],
@@ -56,7 +56,7 @@ fn the_json_has_the_documented_fields() {
 
 #[test]
 fn the_ratio_is_that_of_the_comparison_side_by_side() {
-    let rung = |points: Vec<ScoredPoint>| Rung { name: "duel".into(), slice_ms: 1, points };
+    let rung = |points: Vec<ScoredTunePoint>| Rung { name: "duel".into(), slice_ms: 1, points };
     let best = scored(TunePoint::batches(1), 2100.0, 9.0);
     let own = scored(TunePoint::batches(2), 1995.0, 9.0);
     let grid = GridFound { sweep: rung(vec![]), duel: rung(vec![best, own.clone()]), found: own };

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use super::{FINALISTS, GridFound, PointSearch, Rung};
 use crate::journal::millis;
 use crate::probe::{LADDER, around};
-use crate::score::ScoredPoint;
+use crate::score::ScoredTunePoint;
 use crate::space::TunePoint;
 
 /// Length of a slice of the full grid, and passes of its last comparison.
@@ -20,7 +20,7 @@ impl PointSearch<'_, '_, '_> {
     ///
     /// # Errors
     /// Returns the errors of measuring.
-    pub(crate) fn full_grid(&mut self, found: &ScoredPoint) -> Result<GridFound> {
+    pub(crate) fn full_grid(&mut self, found: &ScoredTunePoint) -> Result<GridFound> {
         self.prober.limit_s = f64::INFINITY;
         let reference = (
             self.grid[0],
@@ -34,7 +34,7 @@ impl PointSearch<'_, '_, '_> {
             slice_ms: millis(GRID_SLICE),
             points: self.scores(&readings, 1.0),
         };
-        let mut rivals: Vec<&ScoredPoint> = sweep.points.iter().take(FINALISTS).collect();
+        let mut rivals: Vec<&ScoredTunePoint> = sweep.points.iter().take(FINALISTS).collect();
         if rivals.iter().all(|rival| rival.point != found.point) {
             rivals.push(found);
         }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::journal::{Journal, Measurer, Slice, SliceKey};
+use crate::journal::{MeasurementJournal, Measurer, Slice, SliceKey};
 use crate::space::grid;
 use loadgen::random::{RandomSequence, at};
 
@@ -75,7 +75,7 @@ impl Measurer for Machine {
     }
 }
 
-fn search(journal: &mut Journal<'_>, seed: u64) -> Result<SearchResult> {
+fn search(journal: &mut MeasurementJournal<'_>, seed: u64) -> Result<TuneResult> {
     let grid = grid(CORES, TARGET, true);
     let mut prober =
         Prober { journal, target_ms: 10.0, seed, limit_s: BUDGET_S, watch: &|_, _| {} };
@@ -91,7 +91,7 @@ fn it_finds_a_point_near_the_best_for_nearly_every_seed() {
     for drifts in [false, true] {
         let ratio = |seed| {
             let mut machine = Machine::new(seed, drifts);
-            let found = search(&mut Journal::in_memory(&mut machine), seed).unwrap();
+            let found = search(&mut MeasurementJournal::in_memory(&mut machine), seed).unwrap();
             worth(&found.best.point) / best
         };
         let ratios: Vec<f64> = (0..SEEDS).map(ratio).collect();
@@ -104,7 +104,7 @@ fn it_finds_a_point_near_the_best_for_nearly_every_seed() {
 #[test]
 fn the_budget_is_kept_and_used() {
     let mut machine = Machine::new(1, true);
-    let found = search(&mut Journal::in_memory(&mut machine), 1).unwrap();
+    let found = search(&mut MeasurementJournal::in_memory(&mut machine), 1).unwrap();
     assert!(machine.clock_s <= BUDGET_S + 1.1, "one slice over at most: {}", machine.clock_s);
     assert!(machine.clock_s >= 0.7 * BUDGET_S, "{}", machine.clock_s);
     assert_eq!(found.seconds, machine.clock_s);
@@ -116,14 +116,14 @@ fn the_budget_is_kept_and_used() {
 fn a_search_that_was_interrupted_ends_as_if_it_had_not_been() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
-    let whole = search(&mut Journal::in_memory(&mut Machine::new(5, false)), 5).unwrap();
+    let whole = search(&mut MeasurementJournal::in_memory(&mut Machine::new(5, false)), 5).unwrap();
     let reported = Cell::new(0);
     let mut slices = 0;
     for stop_after in [Some(100), Some(1), Some(300), None] {
         let mut machine = Machine { stop_after, ..Machine::new(5, false) };
         let key = serde_json::json!("a search");
         let tell = |_: &str| reported.set(reported.get() + 1);
-        let mut journal = Journal::open(&mut machine, &path, key, false, &tell).unwrap();
+        let mut journal = MeasurementJournal::open(&mut machine, &path, key, false, &tell).unwrap();
         let outcome = search(&mut journal, 5);
         drop(journal);
         slices += machine.measured;
@@ -131,21 +131,21 @@ fn a_search_that_was_interrupted_ends_as_if_it_had_not_been() {
             Some(_) => assert_eq!(outcome.unwrap_err().kind(), base::ErrorKind::Cancelled),
             None => {
                 let found = outcome.unwrap();
-                let text = |found: &SearchResult| serde_json::to_string(&found.rungs).unwrap();
+                let text = |found: &TuneResult| serde_json::to_string(&found.rungs).unwrap();
                 assert_eq!(text(&found), text(&whole));
                 assert_eq!(found.seconds, whole.seconds);
             }
         }
     }
     let mut once = Machine::new(5, false);
-    search(&mut Journal::in_memory(&mut once), 5).unwrap();
+    search(&mut MeasurementJournal::in_memory(&mut once), 5).unwrap();
     assert_eq!((slices, reported.get()), (once.measured, 3), "nothing was measured twice");
 }
 
 #[test]
 fn the_full_grid_has_every_point_and_a_comparison() {
     let mut machine = Machine::new(2, false);
-    let mut journal = Journal::in_memory(&mut machine);
+    let mut journal = MeasurementJournal::in_memory(&mut machine);
     let found = search(&mut journal, 2).unwrap();
     let grid = grid(CORES, TARGET, true);
     let mut prober =
@@ -167,7 +167,7 @@ fn a_model_that_answers_nothing_is_an_error_with_the_reason() {
             Ok(Slice { failed: 1, refused, ..Slice::default() })
         }
     }
-    let error = search(&mut Journal::in_memory(&mut Refuses), 1).unwrap_err();
+    let error = search(&mut MeasurementJournal::in_memory(&mut Refuses), 1).unwrap_err();
     assert!(error.message().contains("no such operator"), "{error}");
 }
 

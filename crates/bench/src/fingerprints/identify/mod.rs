@@ -52,7 +52,7 @@ pub struct IdentifyArgs {
     /// Resolution of the images in dots per inch, of all or in one folder [default: that of the
     /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
-    pub dpi: Vec<images::Resolution>,
+    pub dpi: Vec<images::FolderResolution>,
     /// Number of made-up prints beside the enrolled ones
     #[arg(long, default_value_t = 100_000)]
     pub background: usize,

@@ -19,7 +19,7 @@ const IMPOSTOR_ROWS: usize = 200;
 
 /// A query whose finger is enrolled.
 #[derive(Clone, Copy)]
-pub(super) struct Trial<'a> {
+pub(super) struct EnrolledQuery<'a> {
     pub(super) query: &'a Impression,
     /// Row of its finger.
     pub(super) row: u32,
@@ -27,7 +27,7 @@ pub(super) struct Trial<'a> {
 
 /// Outcome of a query.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct IdentifyOutcome {
     pub(super) database: String,
     /// Score of the finger's enrolled print.
     pub(super) genuine: f32,
@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) first_of_all: Option<bool>,
 }
 
-impl Outcome {
+impl IdentifyOutcome {
     /// Returns true if the right finger came first.
     pub(super) fn rank1(&self) -> bool {
         self.found && self.leads()
@@ -57,12 +57,15 @@ impl Outcome {
 }
 
 /// Returns all impressions but the first of each finger, or `count` of them at equal distances.
-pub(super) fn trials(impressions: &[Impression], count: Option<usize>) -> Result<Vec<Trial<'_>>> {
+pub(super) fn trials(
+    impressions: &[Impression],
+    count: Option<usize>,
+) -> Result<Vec<EnrolledQuery<'_>>> {
     let mut all = Vec::new();
     let mut row = 0;
     for pair in impressions.windows(2) {
         if pair[1].same_finger(&pair[0]) {
-            all.push(Trial { query: &pair[1], row });
+            all.push(EnrolledQuery { query: &pair[1], row });
         } else {
             row += 1;
         }
@@ -82,7 +85,7 @@ pub(super) struct Impostors {
 }
 
 /// Scores some queries against prints of other fingers, enrolled and made up.
-pub(super) fn impostors(gallery: &Gallery, trials: &[Trial<'_>]) -> Result<Impostors> {
+pub(super) fn impostors(gallery: &Gallery, trials: &[EnrolledQuery<'_>]) -> Result<Impostors> {
     let mut scratch = Scratch::new();
     let mut enrolled = Vec::new();
     let mut background = Vec::new();
@@ -106,9 +109,9 @@ fn p99(mut scores: Vec<f32>) -> f32 {
 /// Answers all queries, one after the other on this thread.
 pub(super) fn identify(
     gallery: &Gallery,
-    trials: &[Trial<'_>],
+    trials: &[EnrolledQuery<'_>],
     penetration: f64,
-) -> Result<Vec<Outcome>> {
+) -> Result<Vec<IdentifyOutcome>> {
     let most = ((gallery.len() as f64 * penetration / 100.0) as usize).max(1);
     let mut scratch = EdgeScratch::default();
     let mut exact = Scratch::new();
@@ -120,7 +123,10 @@ pub(super) fn identify(
         gallery.index.search(&query, most, |_| true, &mut scratch, &mut hits);
         let index_ms = start.elapsed().as_secs_f64() * 1e3;
         let probe = Probe::new(&trial.query.graph, MatchOptions::default());
-        let mut outcome = Outcome { database: trial.query.database.clone(), ..Outcome::default() };
+        let mut outcome = IdentifyOutcome {
+            database: trial.query.database.clone(),
+            ..IdentifyOutcome::default()
+        };
         // Rows are neighbours in memory; in order they are prefetched.
         hits.sort_unstable_by_key(|hit| hit.row);
         for hit in &hits {
@@ -143,8 +149,8 @@ pub(super) fn identify(
 /// Compares `count` of the queries with the whole gallery, on all cores.
 pub(super) fn compare_all(
     gallery: &Gallery,
-    trials: &[Trial<'_>],
-    outcomes: &mut [Outcome],
+    trials: &[EnrolledQuery<'_>],
+    outcomes: &mut [IdentifyOutcome],
     count: usize,
 ) -> Result<()> {
     let count = count.min(trials.len());
@@ -159,7 +165,7 @@ pub(super) fn compare_all(
 }
 
 /// Returns true if no other print has a score of `genuine` or more.
-fn leads_all(gallery: &Gallery, trial: &Trial<'_>, genuine: f32) -> Result<bool> {
+fn leads_all(gallery: &Gallery, trial: &EnrolledQuery<'_>, genuine: f32) -> Result<bool> {
     let probe = Probe::new(&trial.query.graph, MatchOptions::default());
     let next = AtomicUsize::new(0);
     let work = || -> Result<bool> {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::IdentifyArgs;
 use super::gallery::{self, Gallery};
-use super::queries::{Impostors, Outcome};
+use super::queries::{IdentifyOutcome, Impostors};
 use crate::report::{BenchReport, Goal};
 use loadgen::machine::RunContext;
 use loadgen::println;
@@ -74,11 +74,11 @@ struct DatabaseRates {
 }
 
 impl DatabaseRates {
-    fn of<'a>(outcomes: impl Iterator<Item = &'a Outcome> + Clone) -> DatabaseRates {
+    fn of<'a>(outcomes: impl Iterator<Item = &'a IdentifyOutcome> + Clone) -> DatabaseRates {
         DatabaseRates {
             queries: outcomes.clone().count(),
-            rank1: share(outcomes.clone(), Outcome::rank1),
-            exhaustive_rank1_most: share(outcomes.clone(), Outcome::leads),
+            rank1: share(outcomes.clone(), IdentifyOutcome::rank1),
+            exhaustive_rank1_most: share(outcomes.clone(), IdentifyOutcome::leads),
             candidate_rate: share(outcomes, |outcome| outcome.found),
         }
     }
@@ -90,15 +90,15 @@ fn minutiae(record: &[u8]) -> usize {
 }
 
 fn share<'a>(
-    outcomes: impl Iterator<Item = &'a Outcome> + Clone,
-    holds: impl Fn(&Outcome) -> bool,
+    outcomes: impl Iterator<Item = &'a IdentifyOutcome> + Clone,
+    holds: impl Fn(&IdentifyOutcome) -> bool,
 ) -> f64 {
     let all = outcomes.clone().count().max(1);
     outcomes.filter(|outcome| holds(outcome)).count() as f64 / all as f64
 }
 
 /// Returns the quantile `part` of the values.
-fn quantile(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64, part: f64) -> f64 {
+fn quantile(outcomes: &[IdentifyOutcome], of: impl Fn(&IdentifyOutcome) -> f64, part: f64) -> f64 {
     let mut values: Vec<f64> = outcomes.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     let at = (values.len().saturating_sub(1) as f64 * part).round() as usize;
@@ -107,7 +107,7 @@ fn quantile(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64, part: f64) -> f6
 
 /// Returns the score that at most one in a thousand queries of other fingers reaches: the queries
 /// themselves, without their own prints.
-fn threshold(outcomes: &[Outcome]) -> f32 {
+fn threshold(outcomes: &[IdentifyOutcome]) -> f32 {
     let mut highest: Vec<f32> = outcomes.iter().map(|outcome| outcome.impostor).collect();
     highest.sort_by(f32::total_cmp);
     let accepted = (highest.len() as f64 * FALSE_POSITIVES) as usize;
@@ -118,14 +118,14 @@ impl IdentifyReport {
     pub(super) fn new(
         args: &IdentifyArgs,
         gallery: &Gallery,
-        outcomes: &[Outcome],
+        outcomes: &[IdentifyOutcome],
         impostors: Impostors,
         context: RunContext,
     ) -> Result<IdentifyReport> {
         let all = DatabaseRates::of(outcomes.iter());
         let exhaustive = outcomes.iter().filter(|outcome| outcome.first_of_all.is_some());
         let threshold = threshold(outcomes);
-        let accepted = |outcome: &Outcome| outcome.rank1() && outcome.genuine > threshold;
+        let accepted = |outcome: &IdentifyOutcome| outcome.rank1() && outcome.genuine > threshold;
         let mut databases = BTreeMap::new();
         for outcome in outcomes {
             databases.entry(outcome.database.clone()).or_insert_with(|| {
@@ -141,7 +141,7 @@ impl IdentifyReport {
             gallery: gallery.len(),
             rank1: all.rank1,
             exhaustive_rank1: share(exhaustive.clone(), |it| it.first_of_all == Some(true)),
-            rank1_same_queries: share(exhaustive.clone(), Outcome::rank1),
+            rank1_same_queries: share(exhaustive.clone(), IdentifyOutcome::rank1),
             exhaustive_queries: exhaustive.count(),
             exhaustive_rank1_most: all.exhaustive_rank1_most,
             candidate_rate: all.candidate_rate,
