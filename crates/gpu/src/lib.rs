@@ -18,7 +18,7 @@ mod rows;
 pub use device::{Gpu, GpuOptions};
 pub use nvrtc::{CompileTarget, CompiledCode, CompilerSearch, Nvrtc};
 pub use plan::{
-    Coding, DIMS_MAX, K_MAX, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, SearchPlan, TILE_ROWS, parts,
+    Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, TILE_ROWS, parts,
 };
 pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 

@@ -55,7 +55,7 @@ impl Coding {
 
 /// Division of one search among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SearchPlan {
+pub struct LaunchPlan {
     /// Queries that a block compares in one pass over the codes: 1, 2, 4 or 8.
     pub group: usize,
     /// Groups of queries.
@@ -66,14 +66,14 @@ pub struct SearchPlan {
     pub tiles_per_part: usize,
 }
 
-impl SearchPlan {
+impl LaunchPlan {
     /// Divides a search of `queries` queries for `k` hits each over `rows` rows on a device with
     /// `processors` multiprocessors.
     ///
     /// # Errors
     /// `InvalidArgument` if there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or
     /// [`ROWS_MAX`].
-    pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<SearchPlan> {
+    pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<LaunchPlan> {
         if rows == 0
             || rows > ROWS_MAX
             || queries == 0
@@ -99,7 +99,7 @@ impl SearchPlan {
             .min(LISTED_MAX / k)
             .clamp(1, tiles);
         let tiles_per_part = tiles.div_ceil(wanted);
-        Ok(SearchPlan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
+        Ok(LaunchPlan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
             rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX,
             processors in 0_usize..200,
         ) {
-            let plan = SearchPlan::new(rows, queries, k, processors).unwrap();
+            let plan = LaunchPlan::new(rows, queries, k, processors).unwrap();
             let tiles = rows.div_ceil(TILE_ROWS);
             prop_assert!(plan.parts * plan.tiles_per_part >= tiles && (plan.parts - 1) * plan.tiles_per_part < tiles);
             prop_assert!(plan.groups * plan.group >= queries && (plan.groups - 1) * plan.group < queries);
@@ -145,7 +145,7 @@ mod tests {
             (1, 1, 0),
             (1, 1, K_MAX + 1),
         ] {
-            assert!(SearchPlan::new(rows, queries, k, 8).is_err());
+            assert!(LaunchPlan::new(rows, queries, k, 8).is_err());
         }
     }
 

@@ -30,11 +30,11 @@ pub(crate) struct QueryBatch {
 /// Searches over one set of rows. The number of searching threads bounds the waiting searches.
 #[derive(Debug, Default)]
 pub(crate) struct SearchQueue {
-    state: Mutex<QueueState>,
+    state: Mutex<GpuQueueState>,
 }
 
 #[derive(Debug, Default)]
-struct QueueState {
+struct GpuQueueState {
     running: bool,
     waiting: VecDeque<Arc<WaitingSearch>>,
 }
@@ -43,13 +43,13 @@ struct QueueState {
 #[derive(Debug)]
 struct WaitingSearch {
     batch: QueryBatch,
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Option<QueueTurn>>,
     changed: Condvar,
 }
 
 /// The end of a wait.
 #[derive(Debug)]
-enum Turn {
+enum QueueTurn {
     /// The thread runs its search and the waiting ones with the same `k`.
     Lead,
     /// Another thread ran the search: `count * k` keys.
@@ -90,8 +90,8 @@ impl SearchQueue {
         state.waiting.push_back(waiting.clone());
         drop(state);
         match waiting.wait() {
-            Turn::Done(found) => found,
-            Turn::Lead => self.lead(&waiting.batch, run, joined),
+            QueueTurn::Done(found) => found,
+            QueueTurn::Lead => self.lead(&waiting.batch, run, joined),
         }
     }
 
@@ -133,7 +133,7 @@ impl SearchQueue {
                 }
                 Err(error) => Err(error.clone()),
             };
-            follower.end(Turn::Done(part));
+            follower.end(QueueTurn::Done(part));
         }
         found.map(|mut keys| {
             keys.truncate(own.count * own.k);
@@ -158,7 +158,7 @@ impl SearchQueue {
 }
 
 impl WaitingSearch {
-    fn wait(&self) -> Turn {
+    fn wait(&self) -> QueueTurn {
         let mut turn = self.turn.lock();
         loop {
             match turn.take() {
@@ -168,7 +168,7 @@ impl WaitingSearch {
         }
     }
 
-    fn end(&self, turn: Turn) {
+    fn end(&self, turn: QueueTurn) {
         *self.turn.lock() = Some(turn);
         self.changed.notify_one();
     }
@@ -178,11 +178,11 @@ impl Drop for Leader<'_> {
     fn drop(&mut self) {
         for follower in self.followers.drain(..) {
             let error = Error::internal("the thread that ran this search on the GPU panicked");
-            follower.end(Turn::Done(Err(error)));
+            follower.end(QueueTurn::Done(Err(error)));
         }
         let mut state = self.queue.state.lock();
         match state.waiting.pop_front() {
-            Some(next) => next.end(Turn::Lead),
+            Some(next) => next.end(QueueTurn::Lead),
             None => state.running = false,
         }
     }

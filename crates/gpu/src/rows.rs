@@ -9,7 +9,7 @@ use cudarc::driver::{
 };
 
 use crate::device::{Gpu, driver_error};
-use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, ROWS_MAX, SearchPlan, TILE_ROWS, parts};
+use crate::plan::{Coding, DIMS_MAX, LaunchPlan, PIECE_BYTES, ROWS_MAX, TILE_ROWS, parts};
 use crate::queue::{QueryBatch, SearchQueue};
 
 /// Bytes prepared on the host per transfer if rows must be widened.
@@ -88,7 +88,7 @@ pub struct DeviceRows {
 /// `Shape` in `kernels.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct KernelShape {
     rows: u32,
     row_pieces: u32,
     queries: u32,
@@ -98,7 +98,7 @@ struct Shape {
 }
 
 // SAFETY: six 32-bit numbers without padding, laid out as in the kernels.
-unsafe impl DeviceRepr for Shape {}
+unsafe impl DeviceRepr for KernelShape {}
 
 /// SynchronizeOnDrop for the device on drop, so that the queue has no work that uses memory about
 /// to be freed.
@@ -339,7 +339,7 @@ impl DeviceRows {
             )));
         }
         // A request that this check refuses must not fail the searches of other threads.
-        SearchPlan::new(self.rows, count, k, self.gpu.processors)?;
+        LaunchPlan::new(self.rows, count, k, self.gpu.processors)?;
         let scales = match queries {
             Queries::Bytes { scales, .. } => scales.to_vec(),
             Queries::Floats(_) => Vec::new(),
@@ -365,7 +365,7 @@ impl DeviceRows {
     fn rank(&self, batch: &QueryBatch, allowed: Option<&[u64]>) -> Result<Vec<u64>> {
         let gpu = &self.gpu;
         let QueryBatch { count, k, .. } = *batch;
-        let plan = SearchPlan::new(self.rows, count, k, gpu.processors)?;
+        let plan = LaunchPlan::new(self.rows, count, k, gpu.processors)?;
         let failed = |error| gpu.failed(error);
         let stream = &gpu.stream;
         let mut found = vec![0; count * k];
@@ -384,7 +384,7 @@ impl DeviceRows {
         let best = best.map_err(failed)?;
         // Declared after the buffers, so it is dropped before them.
         let _synchronized = SynchronizeOnDrop(stream);
-        let shape = Shape {
+        let shape = KernelShape {
             rows: self.rows as u32,
             row_pieces: self.coding.row_pieces(self.dims) as u32,
             queries: count as u32,

@@ -157,12 +157,12 @@ pub fn scan(
     let bytes = table.bytes.len() / VALUES / 2 * BLOCK;
     assert!(terms.len().is_multiple_of(BLOCK), "terms that are no blocks");
     assert_eq!(codes.len(), terms.len() / BLOCK * bytes, "codes that do not fit their terms");
-    scan_at(cpu::level(), table, Codes { codes, terms, base, first_row }, top, accept);
+    scan_at(cpu::level(), table, PqBlocks { codes, terms, base, first_row }, top, accept);
 }
 
 /// Whole blocks of codes with their terms.
 #[derive(Clone, Copy)]
-struct Codes<'a> {
+struct PqBlocks<'a> {
     codes: &'a [u8],
     terms: &'a [f32],
     base: f32,
@@ -174,7 +174,7 @@ struct Codes<'a> {
 fn scan_at(
     level: SimdLevel,
     table: &CostTable,
-    blocks: Codes<'_>,
+    blocks: PqBlocks<'_>,
     top: &mut TopK,
     accept: impl Fn(u32) -> bool,
 ) {
@@ -186,8 +186,13 @@ fn scan_at(
     }
 }
 
-fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
-    let Codes { codes, terms, base, first_row } = blocks;
+fn scan_scalar(
+    table: &CostTable,
+    blocks: PqBlocks<'_>,
+    top: &mut TopK,
+    accept: impl Fn(u32) -> bool,
+) {
+    let PqBlocks { codes, terms, base, first_row } = blocks;
     let parts = table.bytes.len() / VALUES;
     for (number, (block, terms)) in
         codes.chunks_exact(block_bytes(parts)).zip(terms.chunks_exact(BLOCK)).enumerate()
@@ -211,7 +216,7 @@ fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: imp
 mod wide {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Codes, CostTable, VALUES};
+    use super::{BLOCK, CostTable, PqBlocks, VALUES};
     use crate::topk::TopK;
 
     #[target_feature(enable = "avx2,fma")]
@@ -372,11 +377,11 @@ mod wide {
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn scan(
         table: &CostTable,
-        blocks: Codes<'_>,
+        blocks: PqBlocks<'_>,
         top: &mut TopK,
         accept: impl Fn(u32) -> bool,
     ) {
-        let Codes { codes, terms, base, first_row } = blocks;
+        let PqBlocks { codes, terms, base, first_row } = blocks;
         let block_bytes = table.bytes.len();
         let base = _mm256_set1_ps(base + table.bias);
         let step = _mm256_set1_ps(table.step);
@@ -459,7 +464,7 @@ mod tests {
             scalar.costs.fill(0.0);
             scalar.fill_scalar(&query, &books, part_dims, -2.0);
             let accept = |row: u32| row % 3 != 1;
-            let all = Codes { codes: &codes, terms: &terms, base: 3.0, first_row: 100 };
+            let all = PqBlocks { codes: &codes, terms: &terms, base: 3.0, first_row: 100 };
             let mut reference = TopK::new(k);
             scan_scalar(&chosen, all, &mut reference, accept);
             let reference: Vec<_> = reference.sorted().collect();
@@ -494,7 +499,7 @@ mod tests {
         table.fill(&[1.0; PARTS_MAX], &books, 1, 1.0);
         let codes = vec![0xFF; block_bytes(PARTS_MAX)];
         let codes = codes.repeat(3);
-        let blocks = Codes { codes: &codes, terms: &[0.0; 3 * BLOCK], base: 0.0, first_row: 0 };
+        let blocks = PqBlocks { codes: &codes, terms: &[0.0; 3 * BLOCK], base: 0.0, first_row: 0 };
         for level in cpu::levels() {
             let mut top = TopK::new(3 * BLOCK);
             scan_at(level, &table, blocks, &mut top, |_| true);

@@ -28,28 +28,28 @@ const SCALE_ONE: u32 = 1024;
 /// Largest and smallest accepted scale: four times and a quarter.
 const SCALE_MAX: u32 = 4 * SCALE_ONE;
 const SCALE_MIN: u32 = SCALE_ONE / 4;
-/// PointPair scales are equal if they differ by at most one part in this.
+/// Scales of pairs are equal if they differ by at most one part in this.
 const SCALE_PART: u32 = 6;
 /// Shortest edge, in either image, that gives a scale.
 const LENGTH_MIN: u16 = (4 * PER_PIXEL) as u16;
 
 /// Points of one image and their descriptors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Described<'a> {
+pub(crate) struct DescribedPoints<'a> {
     pub(crate) vertices: &'a [Vertex],
     pub(crate) descriptors: &'a [[u8; DESCRIPTOR_BYTES]],
 }
 
-/// PointPair points with similar descriptors.
+/// A pair of points with similar descriptors.
 #[derive(Clone, Copy, Debug)]
-struct Tentative {
+struct TentativePair {
     pair: Pair,
     bits: u16,
 }
 
 /// An edge between two tentative pairs, compared in both images.
 #[derive(Clone, Copy, Debug, Default)]
-struct Link {
+struct PairLink {
     /// Index of the tentative pair at the other end.
     to: u8,
     /// Length in the record by length in the probe; 0 if the edges are not similar.
@@ -71,12 +71,12 @@ pub(crate) struct PhotoScratch {
     distances: Vec<u16>,
     /// For each probe vertex: bits to the nearest record vertex, and that vertex.
     nearest: Vec<(u16, u8)>,
-    tentative: Vec<Tentative>,
+    tentative: Vec<TentativePair>,
     points: Vec<Vertex>,
     others: Vec<Vertex>,
     coordinates: Coordinates,
     stars: Vec<Star>,
-    links: Vec<[Link; NEAREST]>,
+    links: Vec<[PairLink; NEAREST]>,
     roots: Vec<PhotoRoot>,
     point_pairs: Vec<PointPair>,
     agreed: Vec<PoseMatch>,
@@ -86,8 +86,8 @@ impl PhotoScratch {
     /// Writes the best pairing of two photographs into `pairs` and returns its evidence.
     pub(crate) fn compare(
         &mut self,
-        probe: Described<'_>,
-        record: Described<'_>,
+        probe: DescribedPoints<'_>,
+        record: DescribedPoints<'_>,
         bits_max: u32,
         pairs: &mut Vec<Pair>,
     ) -> Evidence {
@@ -121,7 +121,7 @@ impl PhotoScratch {
 
     /// Proposes pairs of points that are each other's nearest and differ in at most `bits_max`
     /// bits.
-    fn propose(&mut self, probe: Described<'_>, record: Described<'_>, bits_max: u32) {
+    fn propose(&mut self, probe: DescribedPoints<'_>, record: DescribedPoints<'_>, bits_max: u32) {
         self.tentative.clear();
         self.nearest.clear();
         self.nearest.resize(probe.descriptors.len(), (u16::MAX, 0));
@@ -149,13 +149,13 @@ impl PhotoScratch {
             let (bits, back) = self.nearest[other];
             if usize::from(back) == index {
                 let pair = Pair { probe: other as u8, record: index as u8 };
-                self.tentative.push(Tentative { pair, bits });
+                self.tentative.push(TentativePair { pair, bits });
             }
         }
     }
 
     /// Compares the edges between neighbouring tentative pairs.
-    fn link(&mut self, probe: Described<'_>, record: Described<'_>) {
+    fn link(&mut self, probe: DescribedPoints<'_>, record: DescribedPoints<'_>) {
         self.points.clear();
         self.others.clear();
         self.points
@@ -168,9 +168,10 @@ impl PhotoScratch {
         stars(&self.points, &mut self.coordinates, &mut self.stars);
         self.links.clear();
         for (star, &from) in self.stars.iter().zip(&self.others) {
-            let mut links = [Link::default(); NEAREST];
+            let mut links = [PairLink::default(); NEAREST];
             for ((link, edge), &to) in links.iter_mut().zip(star.edges()).zip(&star.to) {
-                *link = Link::between(to, edge, Edge::between(from, self.others[usize::from(to)]));
+                *link =
+                    PairLink::between(to, edge, Edge::between(from, self.others[usize::from(to)]));
             }
             self.links.push(links);
         }
@@ -220,16 +221,16 @@ pub(crate) fn evidence(
     evidence
 }
 
-impl Link {
-    fn between(to: u8, probe: Edge, record: Edge) -> Link {
+impl PairLink {
+    fn between(to: u8, probe: Edge, record: Edge) -> PairLink {
         let (start, end) =
             (angle_between(probe.start, record.start), angle_between(probe.end, record.end));
         if start.max(end) > ANGLE_ERROR_MAX || probe.length.min(record.length) < LENGTH_MIN {
-            return Link { to, ..Link::default() };
+            return PairLink { to, ..PairLink::default() };
         }
         let scale = u32::from(record.length) * SCALE_ONE / u32::from(probe.length);
         let scale = if (SCALE_MIN..=SCALE_MAX).contains(&scale) { scale } else { 0 };
-        Link { to, scale }
+        PairLink { to, scale }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use base::Result;
 
-use crate::described::{Described, PhotoScratch};
+use crate::described::{DescribedPoints, PhotoScratch};
 use crate::edge::clamp_position;
 use crate::evidence::{Evidence, PAIRS_MIN, Pair};
 use crate::graph::{GraphView, Vertex};
@@ -72,8 +72,8 @@ fn evidence(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<Evide
     if probe.descriptors.is_empty() || view.descriptors.is_empty() {
         return Ok(scratch.geometry(probe));
     }
-    let own = Described { vertices: &probe.vertices, descriptors: &probe.descriptors };
-    let other = Described { vertices: &scratch.vertices, descriptors: view.descriptors };
+    let own = DescribedPoints { vertices: &probe.vertices, descriptors: &probe.descriptors };
+    let other = DescribedPoints { vertices: &scratch.vertices, descriptors: view.descriptors };
     Ok(scratch.photo.compare(own, other, probe.options.descriptor_bits_max, &mut scratch.best))
 }
 

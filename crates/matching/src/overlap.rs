@@ -46,18 +46,18 @@ fn directions(x: f32, y: f32) -> [f32; 4] {
 
 /// A rotation and a shift from probe to record.
 #[derive(Clone, Copy, Debug)]
-struct Placement {
+struct RigidTransform {
     cos: f32,
     sin: f32,
     probe: [f32; 2],
     record: [f32; 2],
 }
 
-impl Placement {
+impl RigidTransform {
     /// Returns the rotation and shift with the least squared distance between partners: the
     /// two-dimensional case of Kabsch's solution (1976). Sums are of integers, so their order does
     /// not matter.
-    fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<Placement> {
+    fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<RigidTransform> {
         let count = pairs.len() as i64;
         let (mut p, mut r) = ([0_i64; 2], [0_i64; 2]);
         let mut along = 0_i64;
@@ -78,7 +78,12 @@ impl Placement {
             return None;
         }
         let mean = |sum: [i64; 2]| [sum[0] as f32 / count as f32, sum[1] as f32 / count as f32];
-        Some(Placement { cos: along / norm, sin: across / norm, probe: mean(p), record: mean(r) })
+        Some(RigidTransform {
+            cos: along / norm,
+            sin: across / norm,
+            probe: mean(p),
+            record: mean(r),
+        })
     }
 
     fn forth(&self, vertex: Vertex) -> (f32, f32) {
@@ -101,7 +106,7 @@ pub(crate) fn measure_overlap(
 ) {
     evidence.probe_vertices = probe.0.len() as u32;
     evidence.record_vertices = record.0.len() as u32;
-    let Some(placement) = Placement::of(pairs, probe.0, record.0) else {
+    let Some(placement) = RigidTransform::of(pairs, probe.0, record.0) else {
         evidence.probe_covered = evidence.probe_vertices;
         evidence.record_covered = evidence.record_vertices;
         return;

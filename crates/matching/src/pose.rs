@@ -36,7 +36,7 @@ pub(crate) struct Pose {
     im: f32,
 }
 
-/// PointPair vertices that may be one point.
+/// Two vertices that may be one point.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PointPair {
     pub(crate) probe: Vertex,

@@ -59,12 +59,12 @@ const CELLS: usize = 1 << (2 * CELL_BITS);
 pub(crate) struct Cells {
     /// Index of each cell's first block, and the end.
     first: Vec<u32>,
-    blocks: Vec<Block>,
+    blocks: Vec<EdgeBlock>,
 }
 
 /// Edges of one cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
+pub(crate) struct EdgeBlock {
     edges: Edges,
     /// Vertex that each edge starts at.
     pub(crate) from: [u8; EDGES],
@@ -85,22 +85,22 @@ impl Cells {
         let mut cells = Cells { first: Vec::with_capacity(CELLS + 1), blocks: Vec::new() };
         for cell in &filed {
             cells.first.push(cells.blocks.len() as u32);
-            cells.blocks.extend(cell.chunks(EDGES).map(Block::of));
+            cells.blocks.extend(cell.chunks(EDGES).map(EdgeBlock::of));
         }
         cells.first.push(cells.blocks.len() as u32);
         cells
     }
 
     /// Returns the edges that can be similar to an edge with these angles, and some others.
-    pub(crate) fn candidates(&self, start: u16, end: u16) -> &[Block] {
+    pub(crate) fn candidates(&self, start: u16, end: u16) -> &[EdgeBlock] {
         let cell = column(start) << CELL_BITS | column(end);
         &self.blocks[self.first[cell] as usize..self.first[cell + 1] as usize]
     }
 }
 
-impl Block {
-    fn of(filed: &[(Edge, u8)]) -> Block {
-        let mut block = Block { edges: Edges::NONE, from: [0; EDGES] };
+impl EdgeBlock {
+    fn of(filed: &[(Edge, u8)]) -> EdgeBlock {
+        let mut block = EdgeBlock { edges: Edges::NONE, from: [0; EDGES] };
         for (place, (edge, from)) in filed.iter().enumerate().take(EDGES) {
             block.edges.length[place] = edge.length;
             block.edges.start[place] = edge.start;

@@ -144,7 +144,7 @@ fn grow(
 }
 
 /// A tentative pair, its links to other pairs with scale, and the differing bits.
-struct Tentative {
+struct LinkedPair {
     pair: Pair,
     bits: u32,
     links: Vec<(usize, u32)>,
@@ -205,7 +205,7 @@ fn same_scale(a: u32, b: u32) -> bool {
     a.abs_diff(b) * 6 <= b
 }
 
-fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<Tentative> {
+fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<LinkedPair> {
     let bits = |i: usize, j: usize| -> u32 {
         probe.descriptors[i]
             .iter()
@@ -220,7 +220,7 @@ fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<Tentative> {
         let Some(i) = (0..probes).min_by_key(|&i| bits(i, j)) else { continue };
         let back = (0..records).min_by_key(|&j| bits(i, j));
         if back == Some(j) && bits(i, j) <= bits_max {
-            out.push(Tentative { pair: pair(i, j), bits: bits(i, j), links: Vec::new() });
+            out.push(LinkedPair { pair: pair(i, j), bits: bits(i, j), links: Vec::new() });
         }
     }
     out

@@ -25,7 +25,7 @@ const PHOTO_SIZE: (u16, u16) = (640, 480);
 pub fn fingerprint(seed: u64) -> Graph {
     let mut random = Random::new(seed, 1);
     let count = 25 + random.below(26);
-    let field = Field::new(&mut random);
+    let field = OrientationField::new(&mut random);
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
     for _ in 0..count {
         if let Some((x, y)) = free_place(&mut random, &graph.vertices, RIDGE_PERIOD, |random| {
@@ -53,7 +53,7 @@ pub fn fingerprint(seed: u64) -> Graph {
 pub fn impression(seed: u64) -> Graph {
     let mut random = Random::new(seed, 4);
     let count = 16 + random.below(22) + random.below(22);
-    let field = Field::new(&mut random);
+    let field = OrientationField::new(&mut random);
     let half = (70.0 + 45.0 * random.unit(), 115.0 + 50.0 * random.unit());
     let sides = Sides::new(&mut random);
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
@@ -179,15 +179,15 @@ fn steps(turns: f32) -> u8 {
 
 /// The direction of ridges across a finger: a loop or a whorl about a core (the model of Sherlock
 /// and Monro, 1993: half the angle to the core less half the angle to the delta).
-struct Field {
+struct OrientationField {
     core: (f32, f32),
     delta: (f32, f32),
     offset: f32,
 }
 
-impl Field {
-    fn new(random: &mut Random) -> Field {
-        Field {
+impl OrientationField {
+    fn new(random: &mut Random) -> OrientationField {
+        OrientationField {
             core: (150.0 + 20.0 * random.normal(), 170.0 + 20.0 * random.normal()),
             delta: (150.0 + 90.0 * random.normal(), 330.0 + 20.0 * random.normal()),
             offset: random.unit() * 0.1,

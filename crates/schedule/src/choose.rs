@@ -21,7 +21,7 @@ const LINGER_TRY_EVERY: u64 = 32;
 /// Weight of the last linger in that share.
 const LINGER_WEIGHT: f64 = 0.1;
 
-pub(crate) struct Batch {
+pub(crate) struct RequestBatch {
     /// Number of the run since the start of the scheduler, from 1.
     pub(crate) number: u64,
     pub(crate) entries: Vec<Entry>,
@@ -35,7 +35,7 @@ pub(crate) struct Batch {
     pub(crate) charge: f64,
 }
 
-impl Batch {
+impl RequestBatch {
     /// Returns the name of the model.
     pub(crate) fn model(&self) -> Arc<str> {
         self.entries.first().map_or_else(|| Arc::from(""), |entry| entry.servable.id.model.clone())
@@ -44,7 +44,7 @@ impl Batch {
 
 /// Next step of a worker for one model.
 pub(crate) enum Next {
-    Run(Batch),
+    Run(RequestBatch),
     /// Nothing to run before this time.
     Wait(Instant),
     /// Some of the chosen requests have expired. Remove them and ask again.
@@ -302,7 +302,7 @@ impl ModelQueue {
     }
 
     /// Takes a group out of the queue.
-    fn take(&mut self, group: Group, workers: usize) -> Batch {
+    fn take(&mut self, group: Group, workers: usize) -> RequestBatch {
         let servable = self.at(group.slots[0]).servable.clone();
         // Only a request that lingered shows if lingering is useful.
         let lingered = group.slots.iter().filter_map(|&slot| self.at(slot).lingered).min();
@@ -329,7 +329,7 @@ impl ModelQueue {
         let cores = servable.threads_per_run.min(workers);
         let batch_key = group.batch_key;
         let charge = self.charge;
-        Batch { number: 0, entries, batch_key, cores, taken: cores, charge }
+        RequestBatch { number: 0, entries, batch_key, cores, taken: cores, charge }
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct BatchChoice {
 
 /// Gain of a size class over the one below, over the model's shapes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Step {
+struct SizeClassGain {
     /// Shapes that have measured the gain.
     shapes: u32,
     /// Shapes that began to try it before enough had measured it.
@@ -107,7 +107,7 @@ struct Step {
     ratio: f64,
 }
 
-impl Step {
+impl SizeClassGain {
     fn add(&mut self, ratio: f64) {
         self.shapes = self.shapes.saturating_add(1);
         let weight = if self.shapes <= SHAPES_TO_TEACH {
@@ -141,7 +141,7 @@ impl ShapeCost {
     }
 
     /// Returns how many items of `offer` to take.
-    fn choose(&self, offer: Offer, steps: &[Step; SIZES]) -> BatchChoice {
+    fn choose(&self, offer: Offer, steps: &[SizeClassGain; SIZES]) -> BatchChoice {
         let Offer { items: offered, least, share, max } = offer;
         let bottom = size_class(least);
         let top = size_class(offered);
@@ -219,7 +219,7 @@ impl ShapeCost {
 #[derive(Debug, Default)]
 pub(crate) struct ModelCost {
     shapes: HashMap<u64, (String, ShapeCost)>,
-    steps: [Step; SIZES],
+    steps: [SizeClassGain; SIZES],
     fit: LinearFit,
     /// Number of uses of a shape, for the least recently used one.
     clock: u64,
@@ -303,7 +303,8 @@ impl ModelCost {
 mod tests {
     use super::*;
 
-    const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, begun: 0, ratio: 0.0 }; SIZES];
+    const UNTAUGHT: [SizeClassGain; SIZES] =
+        [SizeClassGain { shapes: 0, begun: 0, ratio: 0.0 }; SIZES];
 
     /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`. Returns all
     /// choices.

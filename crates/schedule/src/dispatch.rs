@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use base::QueueWait;
 
 use crate::SchedulerConfig;
-use crate::choose::{Batch, Next};
+use crate::choose::{Next, RequestBatch};
 use crate::entry::{Entry, ExpiredEntry};
 use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::SchedulerSnapshot;
@@ -42,10 +42,10 @@ pub(crate) enum WhenFull {
     TryAgain,
 }
 
-pub(crate) enum Work {
+pub(crate) enum DispatchedWork {
     /// Expired requests to answer.
     Expire(Vec<ExpiredEntry>),
-    Run(Batch),
+    Run(RequestBatch),
 }
 
 struct State {
@@ -168,7 +168,11 @@ impl Dispatch {
 
     /// Waits for the next work of `worker`; `None` once closed and empty. `ran` is the outcome of
     /// its last run.
-    pub(crate) fn next(&self, worker: usize, ran: Option<(Arc<str>, Ran, usize)>) -> Option<Work> {
+    pub(crate) fn next(
+        &self,
+        worker: usize,
+        ran: Option<(Arc<str>, Ran, usize)>,
+    ) -> Option<DispatchedWork> {
         let mut state = self.lock();
         if let Some((model, ran, taken)) = ran {
             state.cores_free += taken;
@@ -187,7 +191,7 @@ impl Dispatch {
             look = false;
             if !expired.is_empty() {
                 self.count(&mut state, 0, expired.len());
-                return Some(Work::Expire(expired));
+                return Some(DispatchedWork::Expire(expired));
             }
             let until = match state.pick(now, self.wakers.len()) {
                 Next::Run(batch) => {
@@ -196,7 +200,7 @@ impl Dispatch {
                     let woken = if more { state.wake_one() } else { None };
                     drop(state);
                     self.notify(woken);
-                    return Some(Work::Run(batch));
+                    return Some(DispatchedWork::Run(batch));
                 }
                 Next::Stale => {
                     look = true;
@@ -372,7 +376,7 @@ mod tests {
             let dispatch = dispatch.clone();
             let sender = sender.clone();
             std::thread::spawn(move || {
-                while let Some(Work::Run(batch)) = dispatch.next(index, None) {
+                while let Some(DispatchedWork::Run(batch)) = dispatch.next(index, None) {
                     sender.send(batch.model()).unwrap();
                 }
             })

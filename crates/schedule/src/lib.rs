@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result, RunRecord};
 use engine::Servable;
 
-use dispatch::{Dispatch, Refusal, WhenFull, Work};
+use dispatch::{Dispatch, DispatchedWork, Refusal, WhenFull};
 use entry::Entry;
 use parking_lot::Mutex;
 pub use snapshot::{
@@ -267,8 +267,8 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     let mut meter = run::Meter::start();
     while let Some(work) = jobs.next(worker, ran.take()) {
         match work {
-            Work::Expire(expired) => run::expire(expired),
-            Work::Run(batch) => {
+            DispatchedWork::Expire(expired) => run::expire(expired),
+            DispatchedWork::Run(batch) => {
                 let model = batch.model();
                 let taken = batch.taken;
                 ran = Some((model, run::run(batch, &mut meter), taken));

@@ -27,14 +27,14 @@ pub(crate) struct LinearFit {
 
 /// Bounds on the fixed part of a run, and the mean run, which every fit goes through.
 #[derive(Clone, Copy, Debug)]
-struct Fit {
+struct FitBounds {
     fixed_low: f64,
     fixed_high: f64,
     mean_elements: f64,
     mean_us: f64,
 }
 
-impl Fit {
+impl FitBounds {
     /// Returns true if one run over `together` elements is cheaper than one over each of `apart`,
     /// for a fixed part of `fixed`.
     fn pays(&self, fixed: f64, together: f64, apart: [f64; 2]) -> bool {
@@ -63,7 +63,7 @@ impl LinearFit {
 
     /// Returns the bounds; `None` after too few runs, or runs of one size only. They are two
     /// standard errors of the intercept in simple linear regression on either side.
-    fn fit(&self) -> Option<Fit> {
+    fn fit(&self) -> Option<FitBounds> {
         let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
         let spread = self.xx - self.x * mean_x;
         if self.runs < RUNS_TO_ESTIMATE || spread <= 1e-6 * self.xx || mean_x <= 0.0 {
@@ -75,7 +75,7 @@ impl LinearFit {
             (self.yy - fixed * self.y - slope * self.xy).max(0.0) / (self.weight - 2.0).max(1.0);
         let error = (residual * (1.0 / self.weight + mean_x * mean_x / spread)).sqrt();
         let bound = |fixed: f64| fixed.clamp(0.0, mean_y);
-        Some(Fit {
+        Some(FitBounds {
             fixed_low: bound(fixed - 2.0 * error),
             fixed_high: bound(fixed + 2.0 * error),
             mean_elements: mean_x,

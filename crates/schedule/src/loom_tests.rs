@@ -8,7 +8,7 @@ use loom::sync::mpsc::{Sender, channel};
 use loom::thread;
 
 use crate::SchedulerConfig;
-use crate::dispatch::{Dispatch, WhenFull, Work};
+use crate::dispatch::{Dispatch, DispatchedWork, WhenFull};
 use crate::model_queue::Ran;
 use crate::trial::{model, request};
 
@@ -19,7 +19,7 @@ const PREEMPTIONS_MAX: usize = 2;
 fn work(dispatch: &Dispatch, worker: usize, done: &Sender<()>) {
     let mut ran = None;
     while let Some(work) = dispatch.next(worker, ran.take()) {
-        let Work::Run(batch) = work else { continue };
+        let DispatchedWork::Run(batch) = work else { continue };
         batch.entries.iter().for_each(|_| done.send(()).unwrap());
         let cores = batch.cores;
         ran = Some((

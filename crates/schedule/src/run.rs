@@ -10,7 +10,7 @@ use os::thread::PageFaults;
 
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::BatchKey;
-use crate::choose::Batch;
+use crate::choose::RequestBatch;
 use crate::entry::{Entry, ExpiredEntry, Finish};
 use crate::model_queue::{Lesson, Ran};
 use crate::{Completion, CompletionCallback};
@@ -26,14 +26,14 @@ struct RunTimes<'a> {
 }
 
 /// Reason for the failure of a joined run.
-enum Failure {
+enum RunFailure {
     Engine(Error),
     Misfit(Misfit),
 }
 
 /// Runs a batch and answers its requests.
-pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
-    let Batch { number, entries, batch_key, charge, cores, .. } = work;
+pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
+    let RequestBatch { number, entries, batch_key, charge, cores, .. } = work;
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
@@ -149,10 +149,10 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
     };
     match failure {
         // The fault of the only request.
-        Failure::Engine(error) if entries.len() == 1 => return (vec![Err(error)], ran),
+        RunFailure::Engine(error) if entries.len() == 1 => return (vec![Err(error)], ran),
         // One of them may be at fault, and must not fail the others.
-        Failure::Engine(_) => ran.rerun = true,
-        Failure::Misfit(Misfit(why)) => {
+        RunFailure::Engine(_) => ran.rerun = true,
+        RunFailure::Misfit(Misfit(why)) => {
             tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
             ran.rerun = true;
             ran.misfit = true;
@@ -165,8 +165,8 @@ fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) 
         key_of(entry).as_ref(),
     ) {
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
-        Err(Failure::Engine(error)) => Err(error),
-        Err(Failure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
+        Err(RunFailure::Engine(error)) => Err(error),
+        Err(RunFailure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
     };
     (entries.iter().map(alone).collect(), ran)
 }
@@ -186,19 +186,21 @@ fn together(
     servable: &Servable,
     entries: &[Entry],
     batch_key: Option<&BatchKey>,
-) -> std::result::Result<Vec<Vec<NamedTensor>>, Failure> {
+) -> std::result::Result<Vec<Vec<NamedTensor>>, RunFailure> {
     let plan = servable.plan();
     let (batch_key, outputs) = match (entries, batch_key) {
         ([only], None) => {
-            let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
+            let outputs =
+                call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
             return Ok(vec![outputs]);
         }
         ([only], Some(batch_key)) if batch::fits(plan, batch_key, &only.inputs) => {
-            let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
+            let outputs =
+                call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
             return Ok(vec![outputs]);
         }
         ([], _) | (_, None) => {
-            return Err(Failure::Engine(Error::internal(
+            return Err(RunFailure::Engine(Error::internal(
                 "requests without a batch key were joined",
             )));
         }
@@ -207,11 +209,11 @@ fn together(
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
     let joined = guarded(servable, "joining", || batch::join(plan, batch_key, &parts));
-    let inputs = joined.map_err(Failure::Engine)?;
-    let outputs = call(servable, &inputs, outputs).map_err(Failure::Engine)?;
+    let inputs = joined.map_err(RunFailure::Engine)?;
+    let outputs = call(servable, &inputs, outputs).map_err(RunFailure::Engine)?;
     let answers =
         guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, outputs)));
-    answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
+    answers.map_err(RunFailure::Engine)?.map_err(RunFailure::Misfit)
 }
 
 /// Runs a request on the calling thread as a worker runs it alone; see [`crate::run_alone`].
@@ -354,7 +356,7 @@ mod tests {
         let entries = request(&servable, 1, Instant::now());
         let batch_key = entries[0].batch_key.clone();
         let mut ran = run(
-            Batch { number: 1, entries, batch_key, cores: 4, taken: 4, charge: 0.0 },
+            RequestBatch { number: 1, entries, batch_key, cores: 4, taken: 4, charge: 0.0 },
             &mut Meter::start(),
         );
         assert_eq!(ran.cores, 4);

@@ -27,11 +27,11 @@ pub enum Channel {
 pub struct Mono {
     channels: usize,
     channel: Channel,
-    change: Option<Box<RateChange>>,
+    change: Option<Box<ResampleState>>,
 }
 
 /// State of a change of rate.
-struct RateChange {
+struct ResampleState {
     from: u64,
     to: u64,
     resampler: FftFixedInOut<f32>,
@@ -70,7 +70,7 @@ impl Mono {
                 )));
             }
         }
-        Ok(Mono { channels, channel, change: Some(Box::new(RateChange::new(from, to)?)) })
+        Ok(Mono { channels, channel, change: Some(Box::new(ResampleState::new(from, to)?)) })
     }
 
     /// Adds interleaved samples of whole frames and appends the finished part of the result.
@@ -120,8 +120,8 @@ fn divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-impl RateChange {
-    fn new(from: u32, to: u32) -> Result<RateChange> {
+impl ResampleState {
+    fn new(from: u32, to: u32) -> Result<ResampleState> {
         // A chunk is an even multiple of this many samples; otherwise the delay would have half a
         // sample.
         let unit = 2 * (from / divisor(from, to)) as usize;
@@ -130,7 +130,7 @@ impl RateChange {
                 .map_err(|error| {
                     Error::internal(format!("no resampler from {from} to {to} Hz: {error}"))
                 })?;
-        Ok(RateChange {
+        Ok(ResampleState {
             from: from.into(),
             to: to.into(),
             given: vec![0.0; resampler.output_frames_max()],

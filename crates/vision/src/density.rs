@@ -77,7 +77,7 @@ fn png(bytes: &[u8]) -> Option<f32> {
 }
 
 /// The first directory of a TIFF file or of EXIF data.
-pub(crate) struct Directory<'a> {
+pub(crate) struct ImageFileDirectory<'a> {
     bytes: &'a [u8],
     /// True if numbers are little-endian.
     pub(crate) little: bool,
@@ -86,11 +86,11 @@ pub(crate) struct Directory<'a> {
     count: usize,
 }
 
-impl<'a> Directory<'a> {
+impl<'a> ImageFileDirectory<'a> {
     /// Opens the directory; `None` if the bytes are not a classic TIFF file.
-    pub(crate) fn open(bytes: &'a [u8]) -> Option<Directory<'a>> {
+    pub(crate) fn open(bytes: &'a [u8]) -> Option<ImageFileDirectory<'a>> {
         let mut directory =
-            Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
+            ImageFileDirectory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
         if directory.u16_at(2)? != 42 {
             return None;
         }
@@ -120,7 +120,7 @@ impl<'a> Directory<'a> {
 }
 
 fn tiff(bytes: &[u8]) -> Option<f32> {
-    let directory = Directory::open(bytes)?;
+    let directory = ImageFileDirectory::open(bytes)?;
     let mut dots = None;
     let mut unit = 2;
     for at in directory.entries() {

@@ -10,7 +10,7 @@ use image::codecs::tiff::TiffDecoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, RgbImage};
 
-use crate::density::Directory;
+use crate::density::ImageFileDirectory;
 use crate::limits::{Announced, checked, refused, within};
 use crate::{Format, Header, Limits, jpeg};
 
@@ -209,7 +209,7 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     const PHOTOMETRIC: u16 = 262;
     const PALETTE: u16 = 3;
     const BLACK_IS_ZERO: u16 = 1;
-    let directory = Directory::open(bytes)?;
+    let directory = ImageFileDirectory::open(bytes)?;
     let at = directory.entries().find(|&at| directory.u16_at(at) == Some(PHOTOMETRIC))? + 8;
     if directory.u16_at(at) != Some(PALETTE) {
         return None;

@@ -7,7 +7,7 @@ const PARTITION_BYTES: u64 = 16 << 20;
 
 /// A chunk's kind and data. The data ends with the file if the chunk claims more.
 #[derive(Clone, Copy)]
-struct Chunk<'a> {
+struct RiffChunk<'a> {
     kind: [u8; 4],
     data: &'a [u8],
 }
@@ -16,15 +16,15 @@ struct Chunk<'a> {
 struct Chunks<'a>(&'a [u8]);
 
 impl<'a> Iterator for Chunks<'a> {
-    type Item = Chunk<'a>;
+    type Item = RiffChunk<'a>;
 
-    fn next(&mut self) -> Option<Chunk<'a>> {
+    fn next(&mut self) -> Option<RiffChunk<'a>> {
         let &[a, b, c, d, length @ ..]: &[u8; 8] = self.0.first_chunk()?;
         let length = u32::from_le_bytes(length) as usize;
         let data = self.0.get(8..)?;
         let end = length.saturating_add(length % 2).min(data.len());
         self.0 = data.get(end..)?;
-        Some(Chunk { kind: [a, b, c, d], data: data.get(..length.min(data.len()))? })
+        Some(RiffChunk { kind: [a, b, c, d], data: data.get(..length.min(data.len()))? })
     }
 }
 
@@ -41,14 +41,14 @@ pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
 /// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate
 /// the frame first.
 pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
-    let Chunk { kind, data } = chunks(file).next()?;
+    let RiffChunk { kind, data } = chunks(file).next()?;
     let partitions = PARTITION_BYTES + 2 * file.len() as u64;
     let (size, depth_bytes, work) = match &kind {
         b"VP8 " => (lossy(data)?, 3, 2),
         b"VP8L" => (lossless(data)?, 4, 4),
         b"VP8X" => {
             let canvas = (u24(data, 4)? + 1, u24(data, 7)? + 1);
-            for Chunk { kind, data } in chunks(file).flat_map(frames) {
+            for RiffChunk { kind, data } in chunks(file).flat_map(frames) {
                 let fits = |(width, height)| width <= canvas.0 && height <= canvas.1;
                 if kind == *b"VP8 " && !fits(lossy(data)?)
                     || kind == *b"VP8L" && !fits(lossless(data)?)
@@ -69,7 +69,7 @@ pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
 }
 
 /// Yields a chunk and, if it is a frame of an animation, the chunks in it.
-fn frames(chunk: Chunk<'_>) -> impl Iterator<Item = Chunk<'_>> {
+fn frames(chunk: RiffChunk<'_>) -> impl Iterator<Item = RiffChunk<'_>> {
     let inner = if &chunk.kind == b"ANMF" { chunk.data.get(16..).unwrap_or_default() } else { &[] };
     std::iter::once(chunk).chain(Chunks(inner))
 }

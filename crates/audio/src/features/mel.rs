@@ -4,11 +4,11 @@ use super::settings::{MelSettings, Norm};
 
 /// Triangular bands over the bins of a spectrum.
 pub(super) struct MelBank {
-    bands: Vec<Band>,
+    bands: Vec<MelBand>,
 }
 
 /// Weights of one band's bins, without the zeros around them.
-struct Band {
+struct MelBand {
     first: usize,
     weights: Vec<f64>,
 }
@@ -36,7 +36,7 @@ impl MelBank {
             let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
             let end =
                 weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
-            Band { first, weights: weights[first..end].to_vec() }
+            MelBand { first, weights: weights[first..end].to_vec() }
         });
         MelBank { bands: bands.collect() }
     }

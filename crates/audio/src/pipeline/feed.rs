@@ -46,15 +46,15 @@ pub(super) struct AudioFeed {
     steps: Receiver<Result<FeedStep>>,
     thread: JoinHandle<()>,
     /// Ends the thread when it is dropped.
-    _stop_on_drop: StopOnDrop,
+    _stop_on_drop: StopFlagOnDrop,
 }
 
 /// Flag that is set on drop. A failed send does not show the drop to the thread of a recording
 /// without sound, because that thread sends nothing.
 #[derive(Default)]
-struct StopOnDrop(Arc<AtomicBool>);
+struct StopFlagOnDrop(Arc<AtomicBool>);
 
-impl Drop for StopOnDrop {
+impl Drop for StopFlagOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -82,7 +82,7 @@ impl AudioFeed {
             gathered: if matches!(input, AudioInput::File(_)) { GATHERED_SAMPLES } else { 0 },
         };
         let hint = hint.map(str::to_owned);
-        let stop_on_drop = StopOnDrop::default();
+        let stop_on_drop = StopFlagOnDrop::default();
         let flags = [options.stop.clone(), stop_on_drop.0.clone()];
         let stop = move || flags.iter().any(|flag| flag.load(Ordering::Relaxed));
         let meter = options.read_meter.clone();

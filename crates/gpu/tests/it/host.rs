@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use gpu::{Coding, SearchPlan};
+use gpu::{Coding, LaunchPlan};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -36,7 +36,7 @@ fn build(directory: &Path) -> Option<PathBuf> {
 fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let rows = case.rows().check().unwrap();
     let (count, queries) = case.queries().widened(case.coding(), case.dims).unwrap();
-    let plan = SearchPlan::new(rows, count, case.k, case.processors).unwrap();
+    let plan = LaunchPlan::new(rows, count, case.k, case.processors).unwrap();
     let coding = u32::from(case.coding() == Coding::Bfloats);
     let shape = [rows, case.coding().row_pieces(case.dims), count, case.k, plan.tiles_per_part];
     let head = [plan.group, plan.groups, plan.parts].map(|number| number as u32);

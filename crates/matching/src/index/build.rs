@@ -2,7 +2,7 @@
 
 use super::BLOCK_ROWS;
 use super::cell::{CELLS, EdgeFinder, FiledEdge};
-use super::format::{Block, ESCAPE, EdgeIndex, Posting};
+use super::format::{ESCAPE, EdgeIndex, Posting, PostingBlock};
 use crate::graph::GraphView;
 
 /// An edge of a row of the current block.
@@ -56,7 +56,8 @@ impl EdgeIndexBuilder {
     /// Turns the collected edges into a block.
     fn complete(&mut self) {
         self.edges.sort_unstable_by_key(|filed| (filed.edge.cell, filed.row, filed.edge.heading));
-        let mut block = Block { starts: Vec::with_capacity(CELLS + 1), postings: Vec::new() };
+        let mut block =
+            PostingBlock { starts: Vec::with_capacity(CELLS + 1), postings: Vec::new() };
         let mut edges = self.edges.iter().peekable();
         for cell in 0..CELLS {
             block.starts.push(block.postings.len() as u32);

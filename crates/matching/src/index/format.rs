@@ -29,13 +29,13 @@ pub(crate) struct Posting {
 
 /// Lists of [`BLOCK_ROWS`] rows; the last block has fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct PostingBlock {
     /// Start of each cell's list, and the end of the last.
     pub(crate) starts: Vec<u32>,
     pub(crate) postings: Vec<Posting>,
 }
 
-impl Block {
+impl PostingBlock {
     /// Returns the list of a cell.
     pub(crate) fn list(&self, cell: usize) -> &[Posting] {
         let bounds = self.starts.get(cell).zip(self.starts.get(cell + 1));
@@ -51,7 +51,7 @@ pub struct EdgeIndex {
     pub(crate) edges: Vec<u8>,
     /// Edges of each cell.
     pub(crate) counts: Vec<u32>,
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<PostingBlock>,
     /// Rarity of each cell, from `counts`: the weight of an edge in that cell.
     pub(crate) rarities: Vec<u8>,
 }
@@ -162,7 +162,7 @@ impl<'a> Input<'a> {
         Ok(bytes.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
     }
 
-    fn block(&mut self) -> Result<Block> {
+    fn block(&mut self) -> Result<PostingBlock> {
         let starts = self.numbers(CELLS + 1)?;
         if starts.first() != Some(&0) || !starts.is_sorted() {
             return Err(Error::data_loss("the lists of the fingerprint index overlap"));
@@ -171,6 +171,6 @@ impl<'a> Input<'a> {
         let bytes = self.take(count.saturating_mul(2))?;
         let postings = bytes.as_chunks().0.iter();
         let postings = postings.map(|&[step, heading]| Posting { step, heading }).collect();
-        Ok(Block { starts, postings })
+        Ok(PostingBlock { starts, postings })
     }
 }

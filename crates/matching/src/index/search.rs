@@ -3,7 +3,7 @@
 use kernels::TopK;
 
 use super::cell::{EdgeFinder, HeadedEdge, cell};
-use super::format::{Block, ESCAPE, EdgeIndex};
+use super::format::{ESCAPE, EdgeIndex, PostingBlock};
 use super::weight::{CHANCE, PER_NAT, WEIGHT_MIN, angles, lengths};
 use super::{BLOCK_ROWS, TURNS};
 use crate::graph::{Graph, VERTICES_MAX};
@@ -114,7 +114,7 @@ impl EdgeIndex {
 }
 
 /// Counts the votes of one list.
-fn vote(block: &Block, read: ListRead, counts: &mut [[u16; TURNS]]) {
+fn vote(block: &PostingBlock, read: ListRead, counts: &mut [[u16; TURNS]]) {
     let mut row = 0;
     for posting in block.list(usize::from(read.cell)) {
         row += usize::from(posting.step);

@@ -35,7 +35,7 @@ const BREAK: u8 = 0xFF;
 
 /// First byte of an item, and its number: a value or a count. `None` for an indefinite count.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Head {
+struct CborHead {
     major: u8,
     minor: u8,
     number: Option<u64>,
@@ -53,7 +53,7 @@ impl<'a> Cbor<'a> {
         Ok(taken)
     }
 
-    fn head(&mut self) -> Result<Head> {
+    fn head(&mut self) -> Result<CborHead> {
         let first = self.take(1)?[0];
         let major = first >> 5;
         let minor = first & 31;
@@ -66,7 +66,7 @@ impl<'a> Cbor<'a> {
             31 => None,
             _ => return Err(odd("it has a reserved CBOR value")),
         };
-        Ok(Head { major, minor, number })
+        Ok(CborHead { major, minor, number })
     }
 
     /// Skips the end of an indefinite list. Returns true if it was there.
@@ -79,7 +79,11 @@ impl<'a> Cbor<'a> {
     }
 
     /// Calls `each` for every entry of a list with this head.
-    fn entries(&mut self, head: Head, mut each: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+    fn entries(
+        &mut self,
+        head: CborHead,
+        mut each: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         match head.number {
             Some(count) => (0..count).try_for_each(|_| each(self)),
             None => {

@@ -13,7 +13,7 @@ use half::bf16;
 use kernels::{TopK, bfloat, float, integer};
 
 use super::refine::inverse_length;
-use super::trial::Trial;
+use super::trial::TrialQueries;
 use super::{
     BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact,
     LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, keep_best,
@@ -113,7 +113,7 @@ pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
     }
     let StreamedBuild { metric, dims, .. } = *build;
     let mut index = FlatIndex { metric, dims, codes, squares, recall: None, device: None };
-    if let Some(trial) = Trial::new(build, &order)? {
+    if let Some(trial) = TrialQueries::new(build, &order)? {
         index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
     }
     Ok(BuiltIndex { order, index: Box::new(index) })

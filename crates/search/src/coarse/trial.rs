@@ -15,7 +15,7 @@ use super::{
 const REFINE_FACTOR: usize = 32;
 
 /// Queries with known results.
-pub(super) struct Trial<'a> {
+pub(super) struct TrialQueries<'a> {
     queries: Vec<f32>,
     own: Vec<u32>,
     truth: Vec<Vec<u32>>,
@@ -49,13 +49,16 @@ impl Exact for SourceVectors<'_> {
     }
 }
 
-impl<'a> Trial<'a> {
+impl<'a> TrialQueries<'a> {
     /// Holds out rows of `build` (vectors as compared), which an index has laid out in `order`.
     /// Returns `None` if there are too few rows.
     ///
     /// # Errors
     /// An error if `order` names rows that do not exist or cannot be read.
-    pub(super) fn new(build: &StreamedBuild<'a>, order: &'a [u32]) -> Result<Option<Trial<'a>>> {
+    pub(super) fn new(
+        build: &StreamedBuild<'a>,
+        order: &'a [u32],
+    ) -> Result<Option<TrialQueries<'a>>> {
         if order.len() <= MEASURED_HITS {
             return Ok(None);
         }
@@ -66,7 +69,7 @@ impl<'a> Trial<'a> {
         let truth = nearest_rows(&queries, &own, build, order)?;
         let StreamedBuild { vectors, dims, metric, .. } = *build;
         let exact = SourceVectors { vectors, dims, metric, order };
-        Ok(Some(Trial { queries, own, truth, exact }))
+        Ok(Some(TrialQueries { queries, own, truth, exact }))
     }
 
     /// Returns the share of the nearest rows that `index` finds with `probes` lists.

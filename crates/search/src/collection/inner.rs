@@ -41,7 +41,7 @@ pub struct Collection {
     /// Place of the codes of segments.
     pub(super) codes: CodesOptions,
     pub(super) pacer: Arc<Pacer>,
-    pub(super) writer: Mutex<LogWriter>,
+    pub(super) writer: Mutex<CollectionLogs>,
     pub(super) live: Mutex<LiveState>,
     pub(super) publisher: Mutex<Publisher>,
     /// Memory reserved for flushes; locked during a flush. Several collections may share it.
@@ -76,7 +76,7 @@ pub struct Collection {
 }
 
 /// Logs that hold unflushed changes, oldest first. The last one is written to.
-pub(super) struct LogWriter {
+pub(super) struct CollectionLogs {
     pub(super) logs: Vec<(u64, Arc<Log>)>,
     /// Number of a log that could not be created, reused by the next try: a full disk must not fill
     /// with empty files.

@@ -11,7 +11,7 @@ use storage::log::{Damage, Log, LogPosition, Replay};
 use storage::page::PAGE_BYTES;
 use storage::watermark::{LogPositions, Watermark};
 
-use super::inner::{Collection, LogWriter};
+use super::inner::{Collection, CollectionLogs};
 use super::manifest::{DamagedLog, ManifestContent};
 use super::names::CollectionFile;
 use super::state::LiveState;
@@ -191,7 +191,7 @@ impl Collection {
 
     /// Creates the log of the active memtable if there is none because the disk was full at the
     /// start.
-    pub(super) fn ensure_log(&self, writer: &mut LogWriter) -> Result<()> {
+    pub(super) fn ensure_log(&self, writer: &mut CollectionLogs) -> Result<()> {
         if writer.logs.is_empty() {
             let number = self.live.lock().active().log;
             let (log, _) = Log::open(&self.medium, &CollectionFile::Log(number).name())?;

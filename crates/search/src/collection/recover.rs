@@ -13,7 +13,7 @@ use storage::manifest::Manifest;
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
-use super::inner::{Collection, CollectionHealth, LogWriter, Publisher, SegmentFiles};
+use super::inner::{Collection, CollectionHealth, CollectionLogs, Publisher, SegmentFiles};
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
@@ -79,7 +79,7 @@ impl Collection {
             options,
             memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),
-            writer: Mutex::new(LogWriter { logs: Vec::new(), unused: None }),
+            writer: Mutex::new(CollectionLogs { logs: Vec::new(), unused: None }),
             live: Mutex::new(LiveState::new(slots, first)),
             publisher: Mutex::new(Publisher { manifest, files, kept_logs, listed: None }),
             flushing: resources.flushing.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use storage::log::{LOG_BYTES_MAX, Log};
 
-use super::inner::{Collection, LogWriter};
+use super::inner::{Collection, CollectionLogs};
 use super::names::CollectionFile;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::stall::Urgency;
@@ -283,7 +283,11 @@ impl Collection {
 
     /// Reserves room for a point in the active memtable or in a new one. The inner error is for a
     /// refusal that may pass.
-    fn reserve(&self, writer: &mut LogWriter, point: &PointRef<'_>) -> Result<Result<MemtableRow>> {
+    fn reserve(
+        &self,
+        writer: &mut CollectionLogs,
+        point: &PointRef<'_>,
+    ) -> Result<Result<MemtableRow>> {
         let bytes = row_bytes(self.options.shape.dims, point.record.len(), point.payload.len());
         let live = self.live.lock();
         let full = self.is_full(&live, bytes);
@@ -323,7 +327,7 @@ impl Collection {
     /// Appends a change to the log, or to a new one if the log has failed or is long enough.
     fn append(
         &self,
-        writer: &mut LogWriter,
+        writer: &mut CollectionLogs,
         frame: &[u8],
         id: u64,
     ) -> Result<Result<(Arc<Log>, u64)>> {
@@ -371,7 +375,7 @@ impl Collection {
     }
 
     /// Freezes the active memtable. New changes go to a new memtable with its own log.
-    pub(super) fn freeze_active(&self, writer: &mut LogWriter) -> Result<()> {
+    pub(super) fn freeze_active(&self, writer: &mut CollectionLogs) -> Result<()> {
         let number = *writer.unused.get_or_insert_with(|| self.number());
         let opened = Log::open(&self.medium, &CollectionFile::Log(number).name());
         self.health.lock().write_error = opened.as_ref().err().cloned();

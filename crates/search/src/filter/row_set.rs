@@ -76,7 +76,7 @@ impl RowSet {
         self.words
             .iter()
             .enumerate()
-            .flat_map(|(at, &word)| Bits(word).map(move |bit| at as u32 * 64 + bit))
+            .flat_map(|(at, &word)| SetBits(word).map(move |bit| at as u32 * 64 + bit))
     }
 
     /// Returns the first row of the set from `row` on.
@@ -223,9 +223,9 @@ impl Drop for RowAdder<'_> {
 }
 
 /// Iterates over the positions of the ones of a word, in ascending order.
-struct Bits(u64);
+struct SetBits(u64);
 
-impl Iterator for Bits {
+impl Iterator for SetBits {
     type Item = u32;
 
     #[inline]

@@ -12,13 +12,13 @@ use super::condition::same;
 #[derive(Clone, Debug, Default)]
 pub struct MatchValues {
     list: Vec<Value>,
-    table: OnceLock<Table>,
+    table: OnceLock<ValueTable>,
 }
 
 /// Values by type. Two whole numbers are compared exactly, a whole number and a fraction as 64-bit
 /// floats.
 #[derive(Clone, Debug, Default)]
-struct Table {
+struct ValueTable {
     texts: HashSet<String>,
     whole: HashSet<i128>,
     /// The whole numbers once more, as floats.
@@ -51,7 +51,7 @@ impl PartialEq for MatchValues {
 impl MatchValues {
     /// Returns true if `value` is one of the values.
     pub(crate) fn has(&self, value: &Value) -> bool {
-        let table = self.table.get_or_init(|| Table::new(&self.list));
+        let table = self.table.get_or_init(|| ValueTable::new(&self.list));
         match value {
             Value::String(text) => table.texts.contains(text),
             Value::Number(number) => match whole(number) {
@@ -68,9 +68,9 @@ impl MatchValues {
     }
 }
 
-impl Table {
-    fn new(list: &[Value]) -> Table {
-        let mut table = Table::default();
+impl ValueTable {
+    fn new(list: &[Value]) -> ValueTable {
+        let mut table = ValueTable::default();
         for value in list {
             match value {
                 Value::String(text) => {

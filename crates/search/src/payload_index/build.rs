@@ -65,13 +65,13 @@ struct FieldBuilder {
     /// Number of each value, in the order of their first rows.
     values: HashMap<IndexKey, u32>,
     /// Rows and the numbers of their values, by row.
-    postings: Vec<Posting>,
+    postings: Vec<ValuePosting>,
     bitmaps: FieldSets,
     bytes: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Posting {
+struct ValuePosting {
     row: u32,
     value: u32,
 }
@@ -259,7 +259,7 @@ impl FieldBuilder {
     }
 
     fn post(&mut self, row: u32, value: u32) {
-        self.postings.push(Posting { row, value });
+        self.postings.push(ValuePosting { row, value });
         self.bytes += POSTING_BYTES;
     }
 
@@ -327,7 +327,7 @@ struct RowsOfValues {
 
 impl RowsOfValues {
     /// Sorts `postings`, which are in the order of rows, by value.
-    fn new(values: usize, postings: &[Posting]) -> RowsOfValues {
+    fn new(values: usize, postings: &[ValuePosting]) -> RowsOfValues {
         let mut starts = vec![0_u32; values + 1];
         postings.iter().for_each(|posting| starts[posting.value as usize + 1] += 1);
         let mut total = 0;

@@ -27,14 +27,14 @@ const SALTS: [u32; 8] = [
 /// Bits of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(32))]
-struct Block([u32; 8]);
+struct FilterBlock([u32; 8]);
 
 /// Filter of a set of ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IdFilter {
     /// Smallest and largest id. New ids are often numbers above all ids of segments.
     range: RangeInclusive<u64>,
-    blocks: Vec<Block>,
+    blocks: Vec<FilterBlock>,
 }
 
 impl IdFilter {
@@ -42,7 +42,7 @@ impl IdFilter {
     pub(super) fn new(ids: &[u64]) -> IdFilter {
         let smallest = ids.iter().copied().min().unwrap_or(u64::MAX);
         let largest = ids.iter().copied().max().unwrap_or(0);
-        let blocks = vec![Block::default(); blocks_of(ids.len())];
+        let blocks = vec![FilterBlock::default(); blocks_of(ids.len())];
         let mut filter = IdFilter { range: smallest..=largest, blocks };
         for &id in ids {
             let hash = mixed(id);
@@ -71,7 +71,7 @@ impl IdFilter {
 
     /// Returns the bytes of the filter of `rows` ids.
     pub(super) fn bytes_of(rows: u32) -> u64 {
-        (blocks_of(rows as usize) * size_of::<Block>()) as u64
+        (blocks_of(rows as usize) * size_of::<FilterBlock>()) as u64
     }
 }
 

@@ -102,13 +102,13 @@ impl Area {
 
 /// A minutia and the quality of its surroundings.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
+pub(super) struct MinutiaCandidate {
     pub(super) vertex: Vertex,
     quality: f32,
 }
 
 /// Appends the `ends` (sorted from the top down) that are no break of a line and not at the border.
-pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Candidate>) {
+pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<MinutiaCandidate>) {
     for (index, end) in ends.iter().enumerate() {
         let near = |other: &&End| (other.y - end.y).abs() <= GAP;
         let above = ends[..index].iter().rev().take_while(near);
@@ -123,7 +123,7 @@ pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Cand
             direction: ((end.angle * 256.0).round() as u16 % 256) as u8,
             kind,
         };
-        out.push(Candidate { vertex, quality });
+        out.push(MinutiaCandidate { vertex, quality });
     }
 }
 
@@ -141,10 +141,10 @@ fn facing(one: &End, other: &End) -> bool {
 }
 
 /// Returns the best minutiae, best first, without crowds.
-pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
+pub(super) fn chosen(mut candidates: Vec<MinutiaCandidate>) -> Vec<Vertex> {
     candidates.sort_by(|a, b| b.quality.total_cmp(&a.quality));
     candidates.truncate(CANDIDATES_MAX);
-    let near = |a: &Candidate, b: &Candidate| {
+    let near = |a: &MinutiaCandidate, b: &MinutiaCandidate| {
         let (across, down) = (a.vertex.x.abs_diff(b.vertex.x), a.vertex.y.abs_diff(b.vertex.y));
         f32::from(across).hypot(f32::from(down)) < CROWD_RADIUS
     };
@@ -161,8 +161,8 @@ pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
 mod tests {
     use super::*;
 
-    fn candidate(x: i16, y: i16, quality: f32) -> Candidate {
-        Candidate { vertex: Vertex { x, y, direction: 0, kind: 1 }, quality }
+    fn candidate(x: i16, y: i16, quality: f32) -> MinutiaCandidate {
+        MinutiaCandidate { vertex: Vertex { x, y, direction: 0, kind: 1 }, quality }
     }
 
     #[test]

@@ -29,7 +29,7 @@ use choose::{Area, candidates, chosen, contrast_min};
 use gabor::{Bank, filtered};
 use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
-use thin::Bits;
+use thin::BinaryImage;
 
 /// Minimum score (of [`matching::score`]) that accepts two fingerprints as the same finger.
 ///
@@ -149,7 +149,7 @@ pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
         let is_line = |x: usize, y: usize| {
             area.holds(x, y) && ridges.values[y * ridges.width + x] * sign > 0.0
         };
-        let mut lines = Bits::new(ridges.width, ridges.height, is_line);
+        let mut lines = BinaryImage::new(ridges.width, ridges.height, is_line);
         lines.thin();
         candidates(&trace::ends(&lines), kind, &area, &mut found);
     }

@@ -3,23 +3,27 @@
 
 /// An image of black and white with a border of white around it.
 #[derive(Clone)]
-pub(super) struct Bits {
+pub(super) struct BinaryImage {
     /// Width with the border.
     pub(super) width: usize,
     /// 0 or 1, row by row.
     pub(super) pixels: Vec<u8>,
 }
 
-impl Bits {
+impl BinaryImage {
     /// Makes an image and adds the border. `set` returns true if the pixel at x, y is black.
-    pub(super) fn new(width: usize, height: usize, set: impl Fn(usize, usize) -> bool) -> Bits {
+    pub(super) fn new(
+        width: usize,
+        height: usize,
+        set: impl Fn(usize, usize) -> bool,
+    ) -> BinaryImage {
         let mut pixels = vec![0; (width + 2) * (height + 2)];
         for y in 0..height {
             for x in 0..width {
                 pixels[(y + 1) * (width + 2) + x + 1] = u8::from(set(x, y));
             }
         }
-        Bits { width: width + 2, pixels }
+        BinaryImage { width: width + 2, pixels }
     }
 
     /// Offsets in `pixels` of the eight neighbours: right, then counter-clockwise.
@@ -28,7 +32,7 @@ impl Bits {
         [1, 1 - width, -width, -width - 1, -1, width - 1, width, width + 1]
     }
 
-    /// Returns the neighbours as bits, in the order of [`Bits::neighbours`].
+    /// Returns the neighbours as bits, in the order of [`BinaryImage::neighbours`].
     pub(super) fn around(&self, at: usize, neighbours: &[isize; 8]) -> u8 {
         neighbours
             .iter()
@@ -101,7 +105,7 @@ fn components(bits: u8) -> u32 {
 mod tests {
     use super::*;
 
-    fn degrees(bits: &Bits) -> Vec<u32> {
+    fn degrees(bits: &BinaryImage) -> Vec<u32> {
         let neighbours = bits.neighbours();
         let black = (0..bits.pixels.len()).filter(|&at| bits.pixels[at] == 1);
         black.map(|at| bits.around(at, &neighbours).count_ones()).collect()
@@ -110,7 +114,7 @@ mod tests {
     #[test]
     fn a_bar_becomes_a_line_with_two_ends() {
         for (width, height, slope) in [(60, 20, 0), (60, 60, 1), (20, 60, 3)] {
-            let mut bits = Bits::new(width, height, |x, y| {
+            let mut bits = BinaryImage::new(width, height, |x, y| {
                 let middle = if slope == 0 { 10 } else { x * slope };
                 (8..width - 8).contains(&x)
                     && y.abs_diff(middle) < 4
@@ -126,10 +130,10 @@ mod tests {
 
     #[test]
     fn a_cross_keeps_four_ends_and_a_ring_none() {
-        let mut cross = Bits::new(50, 50, |x, y| x.abs_diff(25) < 3 || y.abs_diff(25) < 3);
+        let mut cross = BinaryImage::new(50, 50, |x, y| x.abs_diff(25) < 3 || y.abs_diff(25) < 3);
         cross.thin();
         assert_eq!(degrees(&cross).iter().filter(|&&degree| degree == 1).count(), 4);
-        let mut ring = Bits::new(50, 50, |x, y| {
+        let mut ring = BinaryImage::new(50, 50, |x, y| {
             let square = x.abs_diff(25).pow(2) + y.abs_diff(25).pow(2);
             (225..=400).contains(&square)
         });

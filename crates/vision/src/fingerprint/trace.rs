@@ -2,7 +2,7 @@
 
 use std::f32::consts::TAU;
 
-use super::thin::Bits;
+use super::thin::BinaryImage;
 
 /// Pixels along a line that give its direction.
 const FAR: usize = 14;
@@ -22,7 +22,7 @@ pub(super) struct End {
 }
 
 /// Finds the ends of all black lines that are long enough, from the top down.
-pub(super) fn ends(bits: &Bits) -> Vec<End> {
+pub(super) fn ends(bits: &BinaryImage) -> Vec<End> {
     let neighbours = bits.neighbours();
     let place = |at: usize| ((at % bits.width) as f32 - 1.0, (at / bits.width) as f32 - 1.0);
     let mut path = Vec::with_capacity(FAR + 1);
@@ -55,7 +55,12 @@ enum Stop {
 }
 
 /// Fills `path` with the pixels of the line that ends at `start`, beginning there.
-fn follow(bits: &Bits, start: usize, neighbours: &[isize; 8], path: &mut Vec<usize>) -> Stop {
+fn follow(
+    bits: &BinaryImage,
+    start: usize,
+    neighbours: &[isize; 8],
+    path: &mut Vec<usize>,
+) -> Stop {
     path.clear();
     path.push(start);
     let mut before = start;

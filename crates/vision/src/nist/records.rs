@@ -93,14 +93,14 @@ fn tagged_length(bytes: &[u8], record_type: u8) -> Result<usize> {
 }
 
 /// A field of a record with tags.
-pub(super) struct Field<'a> {
+pub(super) struct TaggedField<'a> {
     record_type: u8,
     pub(super) number: u32,
     pub(super) value: &'a [u8],
 }
 
 /// Returns the fields of a record up to the first that has no tag.
-pub(super) fn fields(record: &[u8]) -> impl Iterator<Item = Field<'_>> {
+pub(super) fn fields(record: &[u8]) -> impl Iterator<Item = TaggedField<'_>> {
     let mut rest = record.strip_suffix(&[RECORD_END]).unwrap_or(record);
     std::iter::from_fn(move || {
         let (tag, value) = rest.split_at_checked(rest.iter().position(|&byte| byte == b':')?)?;
@@ -111,7 +111,7 @@ pub(super) fn fields(record: &[u8]) -> impl Iterator<Item = Field<'_>> {
         let (value, after) =
             if field_number == IMAGE_DATA { (value, &[][..]) } else { split(value, FIELD_END) };
         rest = after;
-        Some(Field { record_type, number: field_number, value })
+        Some(TaggedField { record_type, number: field_number, value })
     })
 }
 

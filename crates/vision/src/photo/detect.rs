@@ -2,7 +2,7 @@
 //! difference.
 
 use super::Keypoint;
-use super::scale_space::{INTERVALS, LEVELS, Octave, Plane, SIGMA, ScaleSpace};
+use super::scale_space::{BrightnessPlane, INTERVALS, LEVELS, Octave, SIGMA, ScaleSpace};
 
 /// Minimum difference, of a brightness of 0 to 1; smaller ones are noise.
 const RESPONSE_MIN: f32 = 0.004;
@@ -31,7 +31,7 @@ pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
 
 /// Selects keypoints: half of them are the best of the whole image, the others the best of each
 /// cell in turn, so that a plain corner has some too.
-fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
+fn spread(found: &[Keypoint], plane: &BrightnessPlane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);
     let mut ranks = [0_u32; CELLS * CELLS];
     let mut ranked: Vec<(u32, usize)> = Vec::with_capacity(found.len());

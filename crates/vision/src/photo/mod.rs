@@ -71,7 +71,7 @@ pub(crate) struct Keypoint {
 /// to a doubling, in the graph's pixels.
 #[must_use]
 pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
-    let frame = Frame::of(image, options);
+    let frame = GraphFrame::of(image, options);
     let mut graph =
         Graph { width: frame.width as u16, height: frame.height as u16, ..Graph::default() };
     if image.width.min(image.height) < SIDE_MIN
@@ -92,22 +92,22 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
 }
 
 /// Map from pixels of the working image to pixels of the graph.
-struct Frame {
+struct GraphFrame {
     width: u32,
     height: u32,
     working: (usize, usize),
     scale: f32,
 }
 
-impl Frame {
-    fn of(image: &Gray, options: &KeypointOptions) -> Frame {
+impl GraphFrame {
+    fn of(image: &Gray, options: &KeypointOptions) -> GraphFrame {
         let longer = image.width.max(image.height).max(1);
         let to = |side: u32, longest: u32| {
             (u64::from(side) * u64::from(longest) / u64::from(longer)).max(1) as u32
         };
         let outer = longer.min(COORDINATE_MAX);
         let inner = options.working.clamp(SIDE_MIN, 4096).min(longer.saturating_mul(2));
-        Frame {
+        GraphFrame {
             width: to(image.width, outer),
             height: to(image.height, outer),
             working: (to(image.width, inner) as usize, to(image.height, inner) as usize),

@@ -24,13 +24,13 @@ const OCTAVES_MAX: usize = 8;
 
 /// Brightness, 0 to 1.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plane {
+pub(super) struct BrightnessPlane {
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) values: Vec<f32>,
 }
 
-impl Plane {
+impl BrightnessPlane {
     pub(super) fn row(&self, y: usize) -> &[f32] {
         self.values.get(y * self.width..(y + 1) * self.width).unwrap_or(&[])
     }
@@ -56,7 +56,7 @@ fn mix(a: f32, b: f32, part: f32) -> f32 {
 /// Levels of an octave. Level i has the standard deviation [`SIGMA`] * 2^(i / [`INTERVALS`]).
 #[derive(Debug)]
 pub(super) struct Octave {
-    pub(super) levels: Vec<Plane>,
+    pub(super) levels: Vec<BrightnessPlane>,
 }
 
 /// All octaves, finest first.
@@ -71,7 +71,7 @@ impl ScaleSpace {
         let base = resized(halved(image, size), size.0, size.1);
         let enlarged = size.0 as f32 / image.width.max(1) as f32;
         let blurred = SIGMA_OF_IMAGE * enlarged.max(1.0);
-        let mut scratch = Plane::default();
+        let mut scratch = BrightnessPlane::default();
         let mut first =
             blur(&base, (SIGMA * SIGMA - blurred * blurred).max(0.01).sqrt(), &mut scratch);
         let mut octaves = Vec::new();
@@ -96,7 +96,7 @@ impl ScaleSpace {
 
 /// Converts the image to values of 0 to 1, halved while it stays larger than `size`. The first
 /// halving reads the bytes, so a large image is never held as floats.
-fn halved(image: &Gray, size: (usize, usize)) -> Plane {
+fn halved(image: &Gray, size: (usize, usize)) -> BrightnessPlane {
     let (width, height) = (image.width as usize, image.height as usize);
     let unit = |value: u8| f32::from(value) / 255.0;
     let whole = image.pixels.len() >= width * height;
@@ -107,7 +107,7 @@ fn halved(image: &Gray, size: (usize, usize)) -> Plane {
         let mut values: Vec<f32> =
             image.pixels.iter().take(width * height).map(|&value| unit(value)).collect();
         values.resize(width * height, 0.0);
-        Plane { width, height, values }
+        BrightnessPlane { width, height, values }
     };
     while halves(plane.width, plane.height, size) {
         plane = half(plane.width, plane.height, |y| plane.row(y), |value| value);
@@ -125,7 +125,7 @@ fn half<'a, T: Copy + 'a>(
     height: usize,
     row: impl Fn(usize) -> &'a [T],
     unit: impl Fn(T) -> f32,
-) -> Plane {
+) -> BrightnessPlane {
     let (width, height) = (width / 2, height / 2);
     let mut values = Vec::with_capacity(width * height);
     for y in 0..height {
@@ -134,10 +134,10 @@ fn half<'a, T: Copy + 'a>(
             (unit(a) + unit(b) + unit(c) + unit(d)) * 0.25
         }));
     }
-    Plane { width, height, values }
+    BrightnessPlane { width, height, values }
 }
 
-fn resized(plane: Plane, width: usize, height: usize) -> Plane {
+fn resized(plane: BrightnessPlane, width: usize, height: usize) -> BrightnessPlane {
     if (plane.width, plane.height) == (width, height) {
         return plane;
     }
@@ -149,16 +149,16 @@ fn resized(plane: Plane, width: usize, height: usize) -> Plane {
     let values = buffer.map_or_else(Vec::new, |buffer| {
         imageops::resize(&buffer, width as u32, height as u32, FilterType::Triangle).into_raw()
     });
-    Plane { width, height, values }
+    BrightnessPlane { width, height, values }
 }
 
-fn every_second(plane: &Plane) -> Plane {
+fn every_second(plane: &BrightnessPlane) -> BrightnessPlane {
     let (width, height) = (plane.width / 2, plane.height / 2);
     let mut values = Vec::with_capacity(width * height);
     for y in 0..height {
         values.extend(plane.row(2 * y).iter().step_by(2).take(width));
     }
-    Plane { width, height, values }
+    BrightnessPlane { width, height, values }
 }
 
 /// Returns half of a Gaussian, its middle first; the whole sums to 1.
@@ -171,7 +171,7 @@ fn kernel(sigma: f32) -> Vec<f32> {
 }
 
 /// Blurs by `sigma`. Beyond the border the outermost values continue.
-fn blur(plane: &Plane, sigma: f32, scratch: &mut Plane) -> Plane {
+fn blur(plane: &BrightnessPlane, sigma: f32, scratch: &mut BrightnessPlane) -> BrightnessPlane {
     let kernel = kernel(sigma);
     let (width, height) = (plane.width, plane.height);
     scratch.width = width;
@@ -206,5 +206,5 @@ fn blur(plane: &Plane, sigma: f32, scratch: &mut Plane) -> Plane {
             }
         }
     }
-    Plane { width, height, values }
+    BrightnessPlane { width, height, values }
 }

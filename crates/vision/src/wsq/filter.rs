@@ -18,13 +18,13 @@ const TAP_BYTES: usize = 6;
 /// The synthesis filters, and the symmetry of the signals that they join.
 pub(super) struct FilterBank {
     /// Filters for the even and the odd outputs.
-    pub(super) even: Phase,
-    pub(super) odd: Phase,
+    pub(super) even: PolyphaseTaps,
+    pub(super) odd: PolyphaseTaps,
     pub(super) symmetry: Symmetry,
 }
 
 /// The taps that contribute to outputs of one parity.
-pub(super) struct Phase {
+pub(super) struct PolyphaseTaps {
     pub(super) low: PhaseTaps,
     pub(super) high: PhaseTaps,
 }
@@ -115,7 +115,7 @@ impl FilterBank {
             }
             taps
         };
-        let phase = |parity| Phase { low: taps(low, parity), high: taps(high, parity) };
+        let phase = |parity| PolyphaseTaps { low: taps(low, parity), high: taps(high, parity) };
         FilterBank { even: phase(0), odd: phase(1), symmetry }
     }
 

@@ -24,7 +24,7 @@ use coefficients::Coefficients;
 use filter::FilterBank;
 use huffman::{HuffmanTable, TABLES_MAX};
 use stream::{Stream, marker};
-use tables::{Frame, Quantizer};
+use tables::{Quantizer, WsqFrame};
 use tree::SubbandTree;
 
 /// Maximum segments before the first block that are read for the resolution.
@@ -42,7 +42,7 @@ pub(crate) fn announced(bytes: &[u8]) -> Result<Announced> {
         let segment = stream.segment()?;
         match segment.marker {
             marker::START_OF_FRAME => {
-                let Frame { width, height, .. } = Frame::parse(segment.body)?;
+                let WsqFrame { width, height, .. } = WsqFrame::parse(segment.body)?;
                 let pixels = u64::from(width) * u64::from(height);
                 return Ok(Announced {
                     width: width.into(),
@@ -89,7 +89,7 @@ fn comment_value(comment: &[u8], name: &str) -> Option<f32> {
 /// # Errors
 /// `InvalidArgument` if the file is damaged or ends early.
 pub(crate) fn decode(header: &Header, bytes: &[u8]) -> Result<DynamicImage> {
-    let mut decoder = Decoder::default();
+    let mut decoder = WsqDecoder::default();
     let mut stream = Stream::open(bytes)?;
     while decoder.step(&mut stream, header)? {}
     let (frame, filters, coefficients) = decoder.finish()?;
@@ -104,21 +104,21 @@ pub(crate) fn decode(header: &Header, bytes: &[u8]) -> Result<DynamicImage> {
 
 /// Tables read so far, and the coefficients once the first block begins.
 #[derive(Default)]
-struct Decoder {
-    frame: Option<Frame>,
+struct WsqDecoder {
+    frame: Option<WsqFrame>,
     filters: Option<FilterBank>,
     quantizer: Option<Quantizer>,
     tables: [Option<HuffmanTable>; TABLES_MAX],
     coefficients: Option<Coefficients>,
 }
 
-impl Decoder {
+impl WsqDecoder {
     /// Reads one segment, or a block with its data. Returns false at the end of the image.
     fn step(&mut self, stream: &mut Stream, header: &Header) -> Result<bool> {
         let segment = stream.segment()?;
         match segment.marker {
             marker::START_OF_FRAME => {
-                let frame = Frame::parse(segment.body)?;
+                let frame = WsqFrame::parse(segment.body)?;
                 let announced = (u32::from(frame.width), u32::from(frame.height));
                 if self.frame.is_some() || announced != (header.width, header.height) {
                     return Err(damaged("it has two frame headers"));
@@ -159,7 +159,7 @@ impl Decoder {
         huffman::block(stream, table, coefficients)
     }
 
-    fn finish(self) -> Result<(Frame, FilterBank, Coefficients)> {
+    fn finish(self) -> Result<(WsqFrame, FilterBank, Coefficients)> {
         let frame = self.frame.ok_or_else(|| damaged("it has no frame header"))?;
         let filters = self.filters.ok_or_else(|| damaged("it has no transform table"))?;
         let coefficients = self.coefficients.ok_or_else(|| damaged("it has no blocks"))?;

@@ -24,7 +24,7 @@ pub(super) mod marker {
 const PADDING_BITS_MAX: u32 = 7;
 
 /// A marker and the bytes that belong to it, without their length.
-pub(super) struct Segment<'a> {
+pub(super) struct MarkerSegment<'a> {
     pub(super) marker: u8,
     pub(super) body: &'a [u8],
 }
@@ -48,7 +48,7 @@ impl<'a> Stream<'a> {
     }
 
     /// Reads the next segment. The data of a block follow its segment.
-    pub(super) fn segment(&mut self) -> Result<Segment<'a>> {
+    pub(super) fn segment(&mut self) -> Result<MarkerSegment<'a>> {
         self.bits = 0;
         if self.take()? != 0xff {
             return Err(damaged("a marker is missing"));
@@ -59,7 +59,7 @@ impl<'a> Stream<'a> {
             marker = self.take()?;
         }
         if marker == marker::END_OF_IMAGE {
-            return Ok(Segment { marker, body: &[] });
+            return Ok(MarkerSegment { marker, body: &[] });
         }
         let length = usize::from(be16(self.bytes, self.at).ok_or_else(truncated)?);
         if length < 2 {
@@ -67,7 +67,7 @@ impl<'a> Stream<'a> {
         }
         let body = self.bytes.get(self.at + 2..self.at + length).ok_or_else(truncated)?;
         self.at += length;
-        Ok(Segment { marker, body })
+        Ok(MarkerSegment { marker, body })
     }
 
     fn take(&mut self) -> Result<u8> {

@@ -1,7 +1,7 @@
 //! The inverse wavelet transform.
 
-use super::filter::{FilterBank, Phase, PhaseTaps, Symmetry};
-use super::tree::{Band, Span, SubbandTree};
+use super::filter::{FilterBank, PhaseTaps, PolyphaseTaps, Symmetry};
+use super::tree::{Band, LineSpan, SubbandTree};
 
 /// Joins all subbands of a plane to an image, in the same memory and a second plane.
 pub(super) fn image(mut plane: Vec<f32>, tree: &SubbandTree, filters: &FilterBank) -> Vec<f32> {
@@ -21,15 +21,15 @@ pub(super) fn image(mut plane: Vec<f32>, tree: &SubbandTree, filters: &FilterBan
 fn join_rows(plane: &[f32], width: usize, band: &Band, filters: &FilterBank, between: &mut [f32]) {
     let [low, high] = band.row_halves();
     let length = band.rows.length;
-    let row_of = |half: Span, row: usize| {
+    let row_of = |half: LineSpan, row: usize| {
         let start = (half.start + row) * width + band.columns.start;
         plane.get(start..start + band.columns.length).unwrap_or_default()
     };
-    let low_edges = Edges::low(filters.symmetry, length);
-    let high_edges = Edges::high(filters.symmetry, length);
+    let low_edges = SymmetricExtension::low(filters.symmetry, length);
+    let high_edges = SymmetricExtension::high(filters.symmetry, length);
     for (at, output) in between.chunks_exact_mut(band.columns.length).take(length).enumerate() {
         output.fill(0.0);
-        let Phase { low: low_taps, high: high_taps } = phase(filters, at);
+        let PolyphaseTaps { low: low_taps, high: high_taps } = phase(filters, at);
         for (half, edges, taps) in [(low, low_edges, low_taps), (high, high_edges, high_taps)] {
             for (row, weight) in taps.places(at) {
                 let Some((row, sign)) = edges.inside(row, half.length) else { continue };
@@ -50,8 +50,10 @@ fn join_columns(
     width: usize,
 ) {
     let length = band.columns.length;
-    let mut low = ExtendedLine::new(filters, length, Edges::low(filters.symmetry, length));
-    let mut high = ExtendedLine::new(filters, length, Edges::high(filters.symmetry, length));
+    let mut low =
+        ExtendedLine::new(filters, length, SymmetricExtension::low(filters.symmetry, length));
+    let mut high =
+        ExtendedLine::new(filters, length, SymmetricExtension::high(filters.symmetry, length));
     let halves = band.column_halves().map(|half| {
         let start = half.start - band.columns.start;
         start..start + half.length
@@ -70,7 +72,7 @@ fn join_columns(
     }
 }
 
-fn phase(filters: &FilterBank, at: usize) -> &Phase {
+fn phase(filters: &FilterBank, at: usize) -> &PolyphaseTaps {
     if at.is_multiple_of(2) { &filters.even } else { &filters.odd }
 }
 
@@ -85,7 +87,7 @@ impl PhaseTaps {
 /// Continuation of the coefficients of a line beyond its ends. It follows the symmetry of the line
 /// that they come from.
 #[derive(Clone, Copy)]
-struct Edges {
+struct SymmetricExtension {
     /// Sum of a place before the first coefficient and of the place that it mirrors.
     start: isize,
     /// The same after the last coefficient.
@@ -94,22 +96,22 @@ struct Edges {
     sign: f32,
 }
 
-impl Edges {
+impl SymmetricExtension {
     /// Returns the edges of the low-pass coefficients of `length` pixels.
-    fn low(symmetry: Symmetry, length: usize) -> Edges {
+    fn low(symmetry: Symmetry, length: usize) -> SymmetricExtension {
         let end = length as isize - 1;
         match symmetry {
-            Symmetry::WholeSample => Edges { start: 0, end, sign: 1.0 },
-            Symmetry::HalfSample => Edges { start: -1, end, sign: 1.0 },
+            Symmetry::WholeSample => SymmetricExtension { start: 0, end, sign: 1.0 },
+            Symmetry::HalfSample => SymmetricExtension { start: -1, end, sign: 1.0 },
         }
     }
 
     /// Returns the edges of the high-pass coefficients of `length` pixels.
-    fn high(symmetry: Symmetry, length: usize) -> Edges {
+    fn high(symmetry: Symmetry, length: usize) -> SymmetricExtension {
         let end = length as isize - 1;
         match symmetry {
-            Symmetry::WholeSample => Edges { start: -1, end: end - 1, sign: 1.0 },
-            Symmetry::HalfSample => Edges { start: -1, end, sign: -1.0 },
+            Symmetry::WholeSample => SymmetricExtension { start: -1, end: end - 1, sign: 1.0 },
+            Symmetry::HalfSample => SymmetricExtension { start: -1, end, sign: -1.0 },
         }
     }
 
@@ -147,11 +149,11 @@ struct ExtendedLine {
     values: Vec<f32>,
     /// Coefficients before the first.
     before: usize,
-    edges: Edges,
+    edges: SymmetricExtension,
 }
 
 impl ExtendedLine {
-    fn new(filters: &FilterBank, length: usize, edges: Edges) -> ExtendedLine {
+    fn new(filters: &FilterBank, length: usize, edges: SymmetricExtension) -> ExtendedLine {
         let before = filters.reach();
         ExtendedLine { values: vec![0.0; length.div_ceil(2) + 2 * before], before, edges }
     }
@@ -186,19 +188,31 @@ mod tests {
 
     #[test]
     fn lines_are_continued_by_mirrors() {
-        let line = |edges: Edges, count: usize| -> Vec<f32> {
+        let line = |edges: SymmetricExtension, count: usize| -> Vec<f32> {
             (-3..count as isize + 3)
                 .map(|at| edges.inside(at, count).map_or(0.0, |(at, sign)| sign * (at + 1) as f32))
                 .collect()
         };
         let (whole, half) = (Symmetry::WholeSample, Symmetry::HalfSample);
-        assert_eq!(line(Edges::low(whole, 6), 3), [3., 3., 2., 1., 2., 3., 3., 2., 1.]);
-        assert_eq!(line(Edges::low(whole, 5), 3), [2., 3., 2., 1., 2., 3., 2., 1., 2.]);
-        assert_eq!(line(Edges::high(whole, 5), 2), [2., 2., 1., 1., 2., 2., 1., 1.]);
-        assert_eq!(line(Edges::low(half, 5), 3), [3., 2., 1., 1., 2., 3., 2., 1., 1.]);
-        assert_eq!(line(Edges::high(half, 4), 2), [2., -2., -1., 1., 2., -2., -1., 1.]);
-        assert_eq!(line(Edges::high(half, 5), 2), [0., -2., -1., 1., 2., 0., -2., -1.]);
-        assert_eq!(line(Edges::low(whole, 1), 1), [1.; 7]);
-        assert_eq!(line(Edges::high(whole, 1), 0), [0.; 6]);
+        assert_eq!(
+            line(SymmetricExtension::low(whole, 6), 3),
+            [3., 3., 2., 1., 2., 3., 3., 2., 1.]
+        );
+        assert_eq!(
+            line(SymmetricExtension::low(whole, 5), 3),
+            [2., 3., 2., 1., 2., 3., 2., 1., 2.]
+        );
+        assert_eq!(line(SymmetricExtension::high(whole, 5), 2), [2., 2., 1., 1., 2., 2., 1., 1.]);
+        assert_eq!(line(SymmetricExtension::low(half, 5), 3), [3., 2., 1., 1., 2., 3., 2., 1., 1.]);
+        assert_eq!(
+            line(SymmetricExtension::high(half, 4), 2),
+            [2., -2., -1., 1., 2., -2., -1., 1.]
+        );
+        assert_eq!(
+            line(SymmetricExtension::high(half, 5), 2),
+            [0., -2., -1., 1., 2., 0., -2., -1.]
+        );
+        assert_eq!(line(SymmetricExtension::low(whole, 1), 1), [1.; 7]);
+        assert_eq!(line(SymmetricExtension::high(whole, 1), 0), [0.; 6]);
     }
 }

@@ -7,7 +7,7 @@ use super::tree::SUBBANDS;
 use crate::bytes::{be16, be32};
 
 /// Size of the image, and the scaling of its pixels.
-pub(super) struct Frame {
+pub(super) struct WsqFrame {
     pub(super) width: u16,
     pub(super) height: u16,
     /// Value that encoders subtract from each pixel (M).
@@ -16,11 +16,11 @@ pub(super) struct Frame {
     pub(super) scale: f32,
 }
 
-impl Frame {
-    pub(super) fn parse(body: &[u8]) -> Result<Frame> {
+impl WsqFrame {
+    pub(super) fn parse(body: &[u8]) -> Result<WsqFrame> {
         let parse = || {
             // The first two bytes are the grey levels of black and white, which do not matter.
-            Some(Frame {
+            Some(WsqFrame {
                 height: be16(body, 2)?,
                 width: be16(body, 4)?,
                 shift: scaled(body, 6)?,

@@ -11,19 +11,19 @@ pub(super) const SUBBANDS_CODED: usize = 60;
 
 /// A half of a line, as positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Span {
+pub(super) struct LineSpan {
     pub(super) start: usize,
     pub(super) length: usize,
 }
 
-impl Span {
+impl LineSpan {
     /// Returns the halves, the left or upper one first. The low-pass half has the middle one of an
     /// odd number of positions.
-    fn halves(self, reversed: bool) -> [Span; 2] {
+    fn halves(self, reversed: bool) -> [LineSpan; 2] {
         let first = if reversed { self.length / 2 } else { self.length.div_ceil(2) };
         [
-            Span { start: self.start, length: first },
-            Span { start: self.start + first, length: self.length - first },
+            LineSpan { start: self.start, length: first },
+            LineSpan { start: self.start + first, length: self.length - first },
         ]
     }
 }
@@ -31,8 +31,8 @@ impl Span {
 /// A rectangle of the plane of coefficients.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Band {
-    pub(super) columns: Span,
-    pub(super) rows: Span,
+    pub(super) columns: LineSpan,
+    pub(super) rows: LineSpan,
     /// True if the frequencies along the rows, or along the columns, are reversed.
     pub(super) reversed: [bool; 2],
 }
@@ -44,12 +44,12 @@ impl Band {
     }
 
     /// Returns the low-pass and the high-pass half of the columns.
-    pub(super) fn column_halves(&self) -> [Span; 2] {
+    pub(super) fn column_halves(&self) -> [LineSpan; 2] {
         low_first(self.columns.halves(self.reversed[0]), self.reversed[0])
     }
 
     /// Returns the low-pass and the high-pass half of the rows.
-    pub(super) fn row_halves(&self) -> [Span; 2] {
+    pub(super) fn row_halves(&self) -> [LineSpan; 2] {
         low_first(self.rows.halves(self.reversed[1]), self.reversed[1])
     }
 
@@ -65,7 +65,7 @@ impl Band {
     }
 }
 
-fn low_first([first, second]: [Span; 2], reversed: bool) -> [Span; 2] {
+fn low_first([first, second]: [LineSpan; 2], reversed: bool) -> [LineSpan; 2] {
     if reversed { [second, first] } else { [first, second] }
 }
 
@@ -79,7 +79,7 @@ pub(super) struct SubbandTree {
 
 impl SubbandTree {
     pub(super) fn of(width: usize, height: usize) -> SubbandTree {
-        let span = |length| Span { start: 0, length };
+        let span = |length| LineSpan { start: 0, length };
         let image = Band { columns: span(width), rows: span(height), reversed: [false, false] };
         let [low, right, lower, diagonal] = image.quarters();
         let [low_low, low_right, low_lower, low_diagonal] = low.quarters();

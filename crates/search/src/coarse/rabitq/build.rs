@@ -27,7 +27,8 @@ pub(in crate::coarse) fn build(
 ) -> Result<BuiltIndex> {
     check_dims(build.dims)?;
     let mean = profile.mean.clone();
-    let turn = Turn { mean: &mean, rotation: Rotation::new(build.dims, build.seed), build };
+    let turn =
+        RotatedDifferences { mean: &mean, rotation: Rotation::new(build.dims, build.seed), build };
     let padded = turn.rotation.padded();
     let plan = KmeansPlan {
         dims: padded,
@@ -57,13 +58,13 @@ fn clusters_for(rows: usize) -> usize {
 }
 
 /// Map of vectors to rotated differences from their mean.
-struct Turn<'a> {
+struct RotatedDifferences<'a> {
     mean: &'a [f32],
     rotation: Rotation,
     build: &'a StreamedBuild<'a>,
 }
 
-impl Turn<'_> {
+impl RotatedDifferences<'_> {
     /// Appends the points of `vectors` to `points`.
     fn all(&self, vectors: &[f32], points: &mut Vec<f32>) -> Result<()> {
         let dims = self.mean.len();
@@ -84,7 +85,11 @@ impl Turn<'_> {
 }
 
 /// Encodes all rows, list by list.
-fn encode(rows: &RowsByCluster, centres: &[f32], turn: &Turn<'_>) -> Result<RabitqCodes> {
+fn encode(
+    rows: &RowsByCluster,
+    centres: &[f32],
+    turn: &RotatedDifferences<'_>,
+) -> Result<RabitqCodes> {
     let StreamedBuild { dims, metric, crew, .. } = *turn.build;
     let padded = turn.rotation.padded();
     let mut codes = RabitqCodes::with_capacity(&rows.starts, padded);

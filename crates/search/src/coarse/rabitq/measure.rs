@@ -8,7 +8,7 @@
 use base::Result;
 
 use super::Rabitq;
-use crate::coarse::trial::Trial;
+use crate::coarse::trial::TrialQueries;
 use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
 use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
@@ -19,7 +19,7 @@ const PROBES_MIN: usize = 8;
 impl Rabitq {
     /// Measures the index, just built from `build` (vectors as compared), laid out in `order`.
     pub(super) fn measured(mut self, build: &StreamedBuild<'_>, order: &[u32]) -> Result<Rabitq> {
-        let Some(trial) = Trial::new(build, order)? else { return Ok(self) };
+        let Some(trial) = TrialQueries::new(build, order)? else { return Ok(self) };
         let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
         let mut trials = Vec::<RecallPoint>::new();
         let mut probes = PROBES_MIN.min(probes_max);
