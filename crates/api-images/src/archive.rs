@@ -10,7 +10,7 @@ use transport::upload::UploadReader;
 use vision::Format;
 use zip::unstable::read::ZipIterable;
 
-use super::bulk::{BulkImage, Source, SourceEntry};
+use super::bulk::{BulkImage, ImageSource, SourceEntry};
 use super::features::{IMAGE_BYTES_MAX, end_of_name};
 
 /// Maximum bytes of an archive.
@@ -132,7 +132,7 @@ impl Archive {
     }
 }
 
-impl Source for Archive {
+impl ImageSource for Archive {
     fn next(&mut self) -> Option<SourceEntry> {
         let at = self.next;
         if at >= self.entries.len() {

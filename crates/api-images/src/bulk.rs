@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-use super::held_files::{HeldBytes, HeldFiles};
+use super::held_files::{CountedBytes, HeldFiles};
 
 /// An image of an archive or a folder.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub(crate) enum SourceEntry {
 }
 
 /// A sequence of images.
-pub(crate) trait Source {
+pub(crate) trait ImageSource {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct BulkResponse {
 ///
 /// # Errors
 /// `ResourceExhausted` if no thread can be started.
-pub(crate) fn start<S: Source>(
+pub(crate) fn start<S: ImageSource>(
     files: &Arc<HeldFiles>,
     target: impl BulkTarget,
     response: BulkResponse,
@@ -143,7 +143,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         Bulk { files, target, writer, stop, sender, reports, in_flight: 0, summary }
     }
 
-    fn run(mut self, source: &mut impl Source) -> Result<()> {
+    fn run(mut self, source: &mut impl ImageSource) -> Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(found) = source.next() else { break };
             match found {
@@ -208,7 +208,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
 pub struct BulkReporter {
     target: Option<(Sender<ImageReport>, String)>,
     /// Bytes of the image's file.
-    held: Option<HeldBytes>,
+    held: Option<CountedBytes>,
 }
 
 impl BulkReporter {

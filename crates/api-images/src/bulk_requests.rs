@@ -17,7 +17,7 @@ use transport::upload::{UploadLimits, UploadPieces, upload_channel};
 use transport::{HeaderTimeout, Peer, RequestResources, UploadPermit, UploadPermits, query_flag};
 
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
-use super::bulk::{self, BulkResponse, BulkTarget, Source};
+use super::bulk::{self, BulkResponse, BulkTarget, ImageSource};
 use super::folder::Folder;
 use super::held_files::HeldFiles;
 
@@ -157,7 +157,7 @@ impl BulkResources {
     ) -> Result<Response> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Named {
+        struct FolderName {
             folder: String,
         }
         let BulkRequest { collection, peer, headers, body, .. } = request;
@@ -168,7 +168,7 @@ impl BulkResources {
             caller: Caller { peer, headers: &headers },
         };
         let begun = async {
-            let named: Named = self.requests.read_json(&headers, body).await?;
+            let named: FolderName = self.requests.read_json(&headers, body).await?;
             let permit = self.permit().await?;
             self.lines(permit, make, move || Folder::open(&named.folder)).await
         };
@@ -177,7 +177,7 @@ impl BulkResources {
 
     /// Returns a response of lines that a thread writes. The thread opens the source first, whose
     /// error becomes the status of the response.
-    async fn lines<S: Source, T: BulkTarget>(
+    async fn lines<S: ImageSource, T: BulkTarget>(
         self: &Arc<Self>,
         permit: UploadPermit,
         make: impl FnOnce(Arc<AtomicBool>) -> Result<T>,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use vision::Format;
 
 use super::archive::looks_like_an_image;
-use super::bulk::{BulkImage, Source, SourceEntry};
+use super::bulk::{BulkImage, ImageSource, SourceEntry};
 use super::features::{IMAGE_BYTES_MAX, end_of_name};
 
 /// Maximum levels of directories.
@@ -89,7 +89,7 @@ impl Folder {
     }
 }
 
-impl Source for Folder {
+impl ImageSource for Folder {
     fn next(&mut self) -> Option<SourceEntry> {
         let (path, depth) = self.waiting.pop()?;
         Some(self.visit(&path, depth))

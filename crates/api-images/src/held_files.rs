@@ -20,12 +20,12 @@ pub(crate) struct HeldFiles {
 }
 
 /// Bytes of a file in bulk work, counted until this is dropped.
-pub(crate) struct HeldBytes {
+pub(crate) struct CountedBytes {
     all: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl Drop for HeldBytes {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -37,7 +37,7 @@ impl HeldFiles {
     }
 
     /// Waits until the files in bulk work leave room for one more. A single file always fits.
-    pub(crate) fn hold(&self, bytes: u64) -> HeldBytes {
+    pub(crate) fn hold(&self, bytes: u64) -> CountedBytes {
         let most = self.memory.max() / FILES_SHARE;
         let room =
             |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
@@ -45,7 +45,7 @@ impl HeldFiles {
         while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             std::thread::sleep(FILES_RETRY);
         }
-        HeldBytes { all: self.held.clone(), bytes }
+        CountedBytes { all: self.held.clone(), bytes }
     }
 
     /// Returns the bytes of all files.

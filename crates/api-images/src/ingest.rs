@@ -152,20 +152,20 @@ fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Resu
     });
     match prepared {
         Ok((existing, embedder, known)) => {
-            Batch { job, embedder, existing }.put(items, &ids, known)
+            IngestBatch { job, embedder, existing }.put(items, &ids, known)
         }
         Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
     }
 }
 
-struct Batch<'a> {
+struct IngestBatch<'a> {
     job: &'a IngestJob,
     embedder: Embedder,
     /// The collection, if it exists.
     existing: Option<ImageCollection>,
 }
 
-impl Batch<'_> {
+impl IngestBatch<'_> {
     /// Puts images in. `known` are the results of images that the collection has.
     fn put(
         &self,

@@ -53,7 +53,7 @@ pub(crate) fn print_file(base64: &str) -> Result<Bytes> {
 }
 
 /// A person, and the best score of each finger of the request.
-struct Candidate {
+struct PersonCandidate {
     /// Best scores, 0 for a finger that none of the prints resembles.
     scores: Vec<f32>,
     prints: Vec<PointId>,
@@ -83,7 +83,7 @@ pub struct FoundPrint<'a> {
 pub struct FoundPersons {
     fingers: usize,
     threshold: f32,
-    persons: HashMap<PersonKey, Candidate>,
+    persons: HashMap<PersonKey, PersonCandidate>,
 }
 
 impl FoundPersons {
@@ -119,7 +119,7 @@ impl FoundPersons {
         let candidate = self
             .persons
             .entry(person)
-            .or_insert_with(|| Candidate { scores: vec![0.0; fingers], prints: Vec::new() });
+            .or_insert_with(|| PersonCandidate { scores: vec![0.0; fingers], prints: Vec::new() });
         if let Some(best) = candidate.scores.get_mut(finger) {
             *best = best.max(found.score);
         }
@@ -130,14 +130,14 @@ impl FoundPersons {
 
     /// Returns the best `most` persons as elements of "results", best first.
     pub fn best(self, most: usize) -> Vec<Value> {
-        let mut ranked: Vec<(f32, PersonKey, Candidate)> = self
+        let mut ranked: Vec<(f32, PersonKey, PersonCandidate)> = self
             .persons
             .into_iter()
             .map(|(person, candidate)| (candidate.scores.iter().sum(), person, candidate))
             .collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         ranked.truncate(most);
-        let shown = |(score, person, candidate): (f32, PersonKey, Candidate)| {
+        let shown = |(score, person, candidate): (f32, PersonKey, PersonCandidate)| {
             json!({
                 "person": person.name, "score": score, "accepted": score >= self.threshold,
                 "fingers": candidate.scores, "prints": candidate.prints,

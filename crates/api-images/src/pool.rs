@@ -16,7 +16,7 @@ const QUEUE_MAX: usize = 64;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-type Work = Box<dyn FnOnce() + Send>;
+type ImageTask = Box<dyn FnOnce() + Send>;
 
 /// Priority of the threads of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl PoolKind {
 pub(crate) struct Pool {
     kind: PoolKind,
     metrics: Arc<Metrics>,
-    queue: OnceLock<Sender<Work>>,
+    queue: OnceLock<Sender<ImageTask>>,
 }
 
 impl Pool {
@@ -71,7 +71,7 @@ impl Pool {
             PoolKind::Interactive => CpuAccount::current(),
             PoolKind::Background => None,
         };
-        let work: Work = Box::new(move || {
+        let work: ImageTask = Box::new(move || {
             let done = match account {
                 Some(account) => account.measure(work),
                 None => work(),
@@ -93,7 +93,7 @@ impl Pool {
             .unwrap_or_else(|_| Err(Error::internal("a panic ended the work on this image")))
     }
 
-    fn queue(&self) -> Result<&Sender<Work>> {
+    fn queue(&self) -> Result<&Sender<ImageTask>> {
         if let Some(queue) = self.queue.get() {
             return Ok(queue);
         }
@@ -108,7 +108,7 @@ impl Pool {
     }
 }
 
-fn start(kind: PoolKind) -> Result<Sender<Work>> {
+fn start(kind: PoolKind) -> Result<Sender<ImageTask>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {
         spawn(kind, number, receiver.clone())?;
@@ -121,7 +121,7 @@ pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn spawn(kind: PoolKind, number: usize, queue: Receiver<Work>) -> Result<()> {
+fn spawn(kind: PoolKind, number: usize, queue: Receiver<ImageTask>) -> Result<()> {
     let body = move || {
         if kind == PoolKind::Background {
             os::thread::enter_background("extracting features");

@@ -275,7 +275,7 @@ impl RebuildWork<'_> {
         for point in points {
             let id = point.id;
             match read(job, point, &self.old.space) {
-                Ok(ImageFile { name, bytes, payload }) => {
+                Ok(RebuildImage { name, bytes, payload }) => {
                     let sender = sender.clone();
                     let bytes_held = self.state.bulk.files().hold(bytes.len() as u64);
                     // The channel has room for a page.
@@ -402,7 +402,7 @@ fn panicked() -> Error {
     Error::internal("a panic ended the work on this image, or on one that was embedded with it")
 }
 
-struct ImageFile {
+struct RebuildImage {
     name: String,
     bytes: bytes::Bytes,
     payload: serde_json::Map<String, Value>,
@@ -413,7 +413,7 @@ struct ImageFile {
 /// # Errors
 /// `FailedPrecondition` for a point of features alone; `DataLoss` for an original that has changed;
 /// the errors of the store of originals.
-fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> {
+fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<RebuildImage> {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
     let text = |key: &str| block.get(key).and_then(Value::as_str);
@@ -429,7 +429,7 @@ fn read(job: &IngestJob, point: FetchedPoint, space: &str) -> Result<ImageFile> 
             "the original is damaged: its bytes are not those of the image that was added; delete the image and add it again",
         ));
     }
-    Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
+    Ok(RebuildImage { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }
 
 #[cfg(test)]

@@ -55,10 +55,10 @@ struct Inner {
     message: String,
     retryable: bool,
     retry_after: Option<Duration>,
-    source: Option<Arc<Cause>>,
+    source: Option<Arc<SourceError>>,
 }
 
-type Cause = dyn std::error::Error + Send + Sync;
+type SourceError = dyn std::error::Error + Send + Sync;
 
 /// `std::result::Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

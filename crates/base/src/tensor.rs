@@ -56,9 +56,9 @@ pub struct CarriedInput {
     pub initial: Tensor,
 }
 
-struct Owner<T: Element>(Vec<T>);
+struct VecOwner<T: Element>(Vec<T>);
 
-impl<T: Element> AsRef<[u8]> for Owner<T> {
+impl<T: Element> AsRef<[u8]> for VecOwner<T> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -110,7 +110,11 @@ impl Tensor {
                 elements.len()
             )));
         }
-        Ok(Tensor { dtype: T::DTYPE, shape, data: Data::Bytes(Bytes::from_owner(Owner(elements))) })
+        Ok(Tensor {
+            dtype: T::DTYPE,
+            shape,
+            data: Data::Bytes(Bytes::from_owner(VecOwner(elements))),
+        })
     }
 
     /// Builds a tensor of byte strings.
@@ -187,7 +191,7 @@ impl Tensor {
         }
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Some(Bytes::from_owner(Owner(words)).slice(..bytes.len()))
+        Some(Bytes::from_owner(VecOwner(words)).slice(..bytes.len()))
     }
 
     /// Returns the elements as a vector of `T`.
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn misaligned_bytes_are_copied_once() {
-        let buffer = Bytes::from_owner(Owner(vec![0u64, u64::MAX, 7]));
+        let buffer = Bytes::from_owner(VecOwner(vec![0u64, u64::MAX, 7]));
         let tensor =
             Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(1..9)).unwrap();
         let aligned = tensor.aligned_bytes().unwrap();

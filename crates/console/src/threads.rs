@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use observe::threads::{self, Named};
+use observe::threads::{self, ThreadTicks};
 use serde::Serialize;
 
 /// Length of a tick of CPU time (USER_HZ, which is 100 on all supported Linux systems).
@@ -22,7 +22,7 @@ pub(crate) struct Threads {
 /// Compares the threads' CPU time with the CPU time of the last scan.
 #[derive(Default)]
 pub(crate) struct ThreadWatch {
-    last: Option<(Instant, Named)>,
+    last: Option<(Instant, ThreadTicks)>,
 }
 
 impl ThreadWatch {

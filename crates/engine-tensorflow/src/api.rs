@@ -181,7 +181,7 @@ impl TensorFlowLibrary {
         work: impl FnOnce(*mut RawStatus) -> T,
         fault: fn(i32, &str) -> Error,
     ) -> Result<T> {
-        let status = Status::new(self);
+        let status = StatusHandle::new(self);
         let result = work(status.raw);
         // SAFETY: the status is alive.
         match unsafe { (self.call.TF_GetCode)(status.raw) } {
@@ -193,19 +193,19 @@ impl TensorFlowLibrary {
     }
 }
 
-struct Status<'a> {
+struct StatusHandle<'a> {
     library: &'a TensorFlowLibrary,
     raw: *mut RawStatus,
 }
 
-impl Status<'_> {
-    fn new(library: &TensorFlowLibrary) -> Status<'_> {
+impl StatusHandle<'_> {
+    fn new(library: &TensorFlowLibrary) -> StatusHandle<'_> {
         // SAFETY: needs nothing; the result is ours and never null.
-        Status { library, raw: unsafe { (library.call.TF_NewStatus)() } }
+        StatusHandle { library, raw: unsafe { (library.call.TF_NewStatus)() } }
     }
 }
 
-impl Drop for Status<'_> {
+impl Drop for StatusHandle<'_> {
     fn drop(&mut self) {
         // SAFETY: ours, and dropped once.
         unsafe { (self.library.call.TF_DeleteStatus)(self.raw) };

@@ -32,7 +32,7 @@ const REFERENCE_WRITERS: [&str; 7] =
 const GATHERS: [&str; 2] = ["ResourceGather", "ResourceGatherNd"];
 
 /// A decoded graph.
-pub(crate) struct Graph {
+pub(crate) struct DecodedGraph {
     pub(crate) nodes: Vec<NodeDef>,
     /// Each node's own bytes.
     pub(crate) bytes: Vec<Bytes>,
@@ -44,7 +44,7 @@ pub(crate) struct Graph {
 
 /// A variable of the graph.
 #[derive(Clone, Debug)]
-pub(crate) struct Variable {
+pub(crate) struct GraphVariable {
     /// Name of its node, and of its parameter.
     pub(crate) name: String,
     /// TensorFlow's number of its element type.
@@ -65,7 +65,7 @@ pub(crate) struct Gather {
 
 /// Variables of a graph, and lookups in variables that no run assigns to.
 pub(crate) struct VariableUses {
-    pub(crate) variables: Vec<Variable>,
+    pub(crate) variables: Vec<GraphVariable>,
     pub(crate) gathers: HashSet<Gather>,
 }
 
@@ -96,12 +96,12 @@ struct Consumer {
     input: usize,
 }
 
-impl Graph {
+impl DecodedGraph {
     /// Decodes the nodes and functions of a GraphDef.
     ///
     /// # Errors
     /// `DataLoss` if it is damaged or two operations have one name.
-    pub(crate) fn parse(bytes: Bytes) -> Result<Graph> {
+    pub(crate) fn parse(bytes: Bytes) -> Result<DecodedGraph> {
         let damaged =
             |e: prost::DecodeError| Error::data_loss(format!("the graph is damaged: {e}"));
         let mut rest = GraphDef::decode(bytes).map_err(damaged)?;
@@ -124,7 +124,7 @@ impl Graph {
         };
         let functions =
             library.function.into_iter().map(|function| (name(&function), function)).collect();
-        Ok(Graph { nodes, bytes, rest, positions, functions })
+        Ok(DecodedGraph { nodes, bytes, rest, positions, functions })
     }
 
     /// Returns the node called `name`.
@@ -167,7 +167,7 @@ impl Graph {
             let used = analysis.follow(&self.nodes, &consumers, (&node.name, 0), None, 0);
             let assigned = !alone || used.assigned;
             if assigned { &mut kept } else { &mut gathers }.extend(used.gathers);
-            variables.push(Variable {
+            variables.push(GraphVariable {
                 name: node.name.clone(),
                 dtype: type_of(node, "dtype"),
                 shape: shape_of(node),
@@ -269,7 +269,7 @@ fn consumers(nodes: &[NodeDef], chosen: impl Fn(usize) -> bool) -> Consumers<'_>
 
 /// Follows the handles of variables through operations and functions.
 struct UseAnalysis<'a> {
-    graph: &'a Graph,
+    graph: &'a DecodedGraph,
     /// Uses by function and argument; `None` while an argument is being followed.
     known: RefCell<HashMap<(&'a str, usize), Option<HandleUse>>>,
 }

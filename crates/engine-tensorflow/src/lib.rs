@@ -46,7 +46,7 @@ pub mod fuzzing {
     use base::Result;
     use bytes::Bytes;
 
-    use crate::graph::Graph;
+    use crate::graph::DecodedGraph;
     use crate::model_file::GraphTags;
     use crate::rewrite::GraphChanges;
     use crate::{load, model_file, signature};
@@ -60,7 +60,7 @@ pub mod fuzzing {
     pub fn saved_model(bytes: &[u8]) -> Result<usize> {
         let meta = model_file::parse(Bytes::copy_from_slice(bytes), &GraphTags::of(&[]))?;
         let read = signature::read(&meta)?;
-        let graph = Graph::parse(meta.graph_def.clone())?;
+        let graph = DecodedGraph::parse(meta.graph_def.clone())?;
         let reached = graph.reachable(load::roots(&meta, &read));
         let uses = graph.variables(&reached);
         let mut changes = GraphChanges::default();

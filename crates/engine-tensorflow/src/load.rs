@@ -10,7 +10,7 @@ use engine::{BoundTensor, LoadRequest, Session, SignatureFile};
 use crate::api::TensorFlowLibrary;
 use crate::generated::tensor_shape::Dim;
 use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
-use crate::graph::{Graph, Variable};
+use crate::graph::{DecodedGraph, GraphVariable};
 use crate::model_file::GraphTags;
 use crate::opened::{Feeds, OpenedModel};
 use crate::session::{CHANGED_KEY, LoadedModel, TfSession};
@@ -57,7 +57,7 @@ fn open(
     let dir = request.graph.parent().filter(|_| request.graph.ends_with(model_file::NAME));
     let dir =
         dir.ok_or_else(|| Error::invalid("the file of a SavedModel is called saved_model.pb"))?;
-    let graph = Graph::parse(meta.graph_def.clone())?;
+    let graph = DecodedGraph::parse(meta.graph_def.clone())?;
     let reached = graph.reachable(roots(meta, read));
     let variables = graph.variables(&reached).variables;
     let initialised = graph.reachable(model_file::init_operation(meta));
@@ -74,7 +74,7 @@ fn open(
     } else {
         let checkpoint = checkpoint(meta, dir);
         // The checkpoint or the initialisation gives the other variables their values.
-        let lacks = |variable: &Variable| {
+        let lacks = |variable: &GraphVariable| {
             checkpoint.is_none()
                 && element::from_tensorflow(variable.dtype)
                     .is_some_and(|dtype| dtype.bits().is_some())
@@ -112,7 +112,7 @@ fn tensors(read: &ReadSignatures) -> impl Iterator<Item = &str> {
 fn bound(
     library: &'static TensorFlowLibrary,
     meta: &MetaGraphDef,
-    pairs: &[(&Variable, &BoundTensor)],
+    pairs: &[(&GraphVariable, &BoundTensor)],
     checkpoint: Option<Checkpoint<'_>>,
     request: &LoadRequest,
 ) -> Result<OpenedModel> {
@@ -184,10 +184,10 @@ pub(crate) fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Check
 /// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes
 /// twice. Also for a variable without a parameter, if `lacks` is true for it.
 fn matched<'a>(
-    variables: &'a [Variable],
+    variables: &'a [GraphVariable],
     parameters: &'a [BoundTensor],
-    lacks: impl Fn(&Variable) -> bool,
-) -> Result<Vec<(&'a Variable, &'a BoundTensor)>> {
+    lacks: impl Fn(&GraphVariable) -> bool,
+) -> Result<Vec<(&'a GraphVariable, &'a BoundTensor)>> {
     let mut given: HashMap<&str, &BoundTensor> = HashMap::with_capacity(parameters.len());
     for parameter in parameters {
         if given.insert(&parameter.name, parameter).is_some() {
@@ -232,7 +232,7 @@ fn fits(shape: Option<&TensorShape>, dims: &[usize]) -> bool {
 }
 
 /// Makes the processor refuse writes to the regions that TensorFlow points into.
-fn seal(pairs: &[(&Variable, &BoundTensor)]) {
+fn seal(pairs: &[(&GraphVariable, &BoundTensor)]) {
     let mut sealed = Vec::new();
     for (_, parameter) in pairs.iter().filter(|(variable, _)| !variable.assigned) {
         let address = parameter.region.as_ptr();

@@ -21,7 +21,7 @@ use crate::api::{RawOutput, TensorFlowLibrary};
 use crate::copies::copy_tensors;
 use crate::element;
 use crate::generated::{MetaGraphDef, OperatorList, SavedModel};
-use crate::graph::{Graph, REFERENCE_VARIABLES, VARIABLE, VariableUses};
+use crate::graph::{DecodedGraph, REFERENCE_VARIABLES, VARIABLE, VariableUses};
 use crate::library::{NAME, TensorFlowEngine};
 use crate::load::{ASSETS_DIR, VARIABLES_DIR, checkpoint, roots};
 use crate::model_file::{self, GraphTags, INIT_COLLECTIONS, operation_of};
@@ -187,7 +187,7 @@ impl SourceModel {
         let path: PathBuf = dir.join(model_file::NAME);
         let meta = model_file::read(&path, &GraphTags::of(tags))?;
         let read = signature::read(&meta)?;
-        let graph = Graph::parse(meta.graph_def.clone())?;
+        let graph = DecodedGraph::parse(meta.graph_def.clone())?;
         let operators = Operators::of(library)?;
         let served = graph.reachable(roots(&meta, &read));
         let uses = graph.variables(&served);
@@ -278,7 +278,7 @@ fn graph_file(
 /// Returns true if a signature uses state other than variables that the checkpoint fills, such as a
 /// table.
 fn restored_otherwise(
-    graph: &Graph,
+    graph: &DecodedGraph,
     served: &[bool],
     restored: &[bool],
     operators: &Operators,

@@ -14,7 +14,7 @@ use crate::generated::attr_value::Value;
 use crate::generated::{
     AttrValue, GraphDef, NodeDef, RawFunction, RawLibrary, Tensor, TensorShape,
 };
-use crate::graph::{Gather, Graph, REFERENCE_VARIABLES, VARIABLE, dims, shape_of, type_of};
+use crate::graph::{DecodedGraph, Gather, REFERENCE_VARIABLES, VARIABLE, dims, shape_of, type_of};
 
 /// Fewest bytes of a constant that becomes a variable. Others stay in the graph.
 pub(crate) const CONSTANT_MIN: usize = 1 << 20;
@@ -85,7 +85,12 @@ fn variable_and_read(old: &NodeDef, dtype: i32, shape: TensorShape) -> Vec<NodeD
 impl GraphChanges {
     /// Turns large constants among the nodes that `reached` marks into variables. Leaves out those
     /// in `kept`, which a run may feed.
-    pub(crate) fn constants(&mut self, graph: &Graph, reached: &[bool], kept: &HashSet<&str>) {
+    pub(crate) fn constants(
+        &mut self,
+        graph: &DecodedGraph,
+        reached: &[bool],
+        kept: &HashSet<&str>,
+    ) {
         let chosen = |at: &usize| {
             let node = &graph.nodes[*at];
             reached[*at] && node.op == "Const" && !kept.contains(node.name.as_str())
@@ -111,7 +116,7 @@ impl GraphChanges {
     /// stay.
     pub(crate) fn references(
         &mut self,
-        graph: &Graph,
+        graph: &DecodedGraph,
         reached: &[bool],
         fetched: &HashSet<&str>,
         takes_reference: impl Fn(&str) -> bool,
@@ -176,7 +181,7 @@ impl GraphChanges {
     /// `DataLoss` if the functions are damaged.
     pub(crate) fn encode(
         mut self,
-        graph: &Graph,
+        graph: &DecodedGraph,
         reached: &[bool],
         gathers: &HashSet<Gather>,
     ) -> Result<GraphDef> {
@@ -256,7 +261,7 @@ fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
 }
 
 /// Returns the functions with lookups replaced.
-fn functions(graph: &Graph, gathers: &HashSet<Gather>) -> Result<Bytes> {
+fn functions(graph: &DecodedGraph, gathers: &HashSet<Gather>) -> Result<Bytes> {
     let mut changed: BTreeMap<&str, HashSet<usize>> = BTreeMap::new();
     for gather in gathers {
         if let Some(function) = &gather.function {

@@ -35,9 +35,9 @@ impl Drop for TfTensor {
 }
 
 /// Bytes of a parameter; hold the region.
-struct ParameterBytes(BoundTensor);
+struct BoundBytes(BoundTensor);
 
-impl AsRef<[u8]> for ParameterBytes {
+impl AsRef<[u8]> for BoundBytes {
     fn as_ref(&self) -> &[u8] {
         self.0.as_slice()
     }
@@ -125,7 +125,7 @@ impl TfTensor {
         parameter: &BoundTensor,
     ) -> Result<TfTensor> {
         parameter.check()?;
-        let bytes = Bytes::from_owner(ParameterBytes(parameter.clone()));
+        let bytes = Bytes::from_owner(BoundBytes(parameter.clone()));
         TfTensor::over(library, parameter.dtype, &parameter.dims, bytes)
     }
 

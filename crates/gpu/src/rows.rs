@@ -100,7 +100,7 @@ struct KernelShape {
 // SAFETY: six 32-bit numbers without padding, laid out as in the kernels.
 unsafe impl DeviceRepr for KernelShape {}
 
-/// SynchronizeOnDrop for the device on drop, so that the queue has no work that uses memory about
+/// Synchronizes the device on drop, so that the queue has no work that uses memory about
 /// to be freed.
 struct SynchronizeOnDrop<'a>(&'a CudaStream);
 

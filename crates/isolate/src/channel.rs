@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 const REASON_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The sockets of one worker process.
-pub(crate) struct Channels {
+pub(crate) struct WorkerChannels {
     state: Mutex<ChannelState>,
     changed: Condvar,
 }
@@ -21,9 +21,12 @@ struct ChannelState {
     ending: Option<Arc<str>>,
 }
 
-impl Channels {
-    pub(crate) fn new(idle: Vec<UnixStream>) -> Channels {
-        Channels { state: Mutex::new(ChannelState { idle, ending: None }), changed: Condvar::new() }
+impl WorkerChannels {
+    pub(crate) fn new(idle: Vec<UnixStream>) -> WorkerChannels {
+        WorkerChannels {
+            state: Mutex::new(ChannelState { idle, ending: None }),
+            changed: Condvar::new(),
+        }
     }
 
     /// Takes a socket, once one is idle. Callers are the server's threads that run models, so their

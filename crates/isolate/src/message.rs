@@ -10,7 +10,7 @@ use engine::{NamedSignature, Session, SessionOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::frame::LENGTH_BYTES;
-use crate::wire::{Reader, Writer};
+use crate::wire::{MessageReader, MessageWriter};
 
 /// Rates and kinds of memory for the parameters of published versions.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -73,7 +73,7 @@ impl ModelFacts {
         }
     }
 
-    fn read(reader: &mut Reader) -> Result<ModelFacts> {
+    fn read(reader: &mut MessageReader) -> Result<ModelFacts> {
         Ok(ModelFacts {
             signature: reader.signature()?,
             signatures: reader.named_signatures()?,
@@ -84,7 +84,7 @@ impl ModelFacts {
         })
     }
 
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut MessageWriter) {
         writer.signature(&self.signature);
         writer.named_signatures(&self.signatures);
         writer.number(self.default_signature as u64);
@@ -109,7 +109,7 @@ pub(crate) fn encode_run(
     inputs: &[NamedTensor],
     outputs: &[Arc<str>],
 ) -> Vec<u8> {
-    let mut writer = Writer::new();
+    let mut writer = MessageWriter::new();
     writer.number(signature.map_or(0, |number| number as u64 + 1));
     writer.texts(outputs.iter().map(|name| &**name));
     writer.tensors(inputs);
@@ -118,7 +118,7 @@ pub(crate) fn encode_run(
 
 impl RunMessage {
     pub(crate) fn decode(body: Bytes) -> Result<RunMessage> {
-        let mut reader = Reader::new(body);
+        let mut reader = MessageReader::new(body);
         Ok(RunMessage {
             signature: (reader.number()? as usize).checked_sub(1),
             outputs: reader.names()?,
@@ -128,8 +128,8 @@ impl RunMessage {
 }
 
 /// Builds the answer to a load or a run.
-fn encode_reply<T>(outcome: &Result<T>, write: impl FnOnce(&mut Writer, &T)) -> Vec<u8> {
-    let mut writer = Writer::new();
+fn encode_reply<T>(outcome: &Result<T>, write: impl FnOnce(&mut MessageWriter, &T)) -> Vec<u8> {
+    let mut writer = MessageWriter::new();
     match outcome {
         Ok(value) => {
             writer.byte(1);
@@ -144,8 +144,11 @@ fn encode_reply<T>(outcome: &Result<T>, write: impl FnOnce(&mut Writer, &T)) -> 
 }
 
 /// Reads an answer. The outer error means a damaged message; the inner one is the engine's.
-fn decode_reply<T>(body: Bytes, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<Result<T>> {
-    let mut reader = Reader::new(body);
+fn decode_reply<T>(
+    body: Bytes,
+    read: impl FnOnce(&mut MessageReader) -> Result<T>,
+) -> Result<Result<T>> {
+    let mut reader = MessageReader::new(body);
     match reader.byte()? {
         0 => reader.error().map(Err),
         _ => read(&mut reader).map(Ok),
@@ -165,7 +168,7 @@ pub(crate) fn encode_outputs(outcome: &Result<Vec<NamedTensor>>) -> Vec<u8> {
 }
 
 pub(crate) fn decode_outputs(body: Bytes) -> Result<Result<Vec<NamedTensor>>> {
-    decode_reply(body, Reader::tensors)
+    decode_reply(body, MessageReader::tensors)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::channel::Channels;
+use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts, decode_loaded};
 use crate::{Isolation, RUNS_MAX, frame, spawn};
 
@@ -65,7 +65,7 @@ pub(crate) struct WorkerProcess {
 /// A process that has opened its model.
 pub(crate) struct Opened {
     pub(crate) process: WorkerProcess,
-    pub(crate) channels: Arc<Channels>,
+    pub(crate) channels: Arc<WorkerChannels>,
     pub(crate) facts: ModelFacts,
 }
 
@@ -145,7 +145,7 @@ impl WorkerProcess {
         isolation: &Isolation,
         message: &LoadMessage,
         stop: &AtomicBool,
-    ) -> Result<(Channels, ModelFacts), LoadFailure> {
+    ) -> Result<(WorkerChannels, ModelFacts), LoadFailure> {
         let refused = |e: std::io::Error| {
             LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {e}")))
         };
@@ -169,7 +169,7 @@ impl WorkerProcess {
         let reply = self.reply(first)?;
         self.control.set_read_timeout(None).map_err(refused)?;
         let facts = decode_loaded(reply).and_then(|facts| facts).map_err(LoadFailure::Refused)?;
-        Ok((Channels::new(ours), facts))
+        Ok((WorkerChannels::new(ours), facts))
     }
 
     /// Returns the first byte of the reply to a load, which the process sends at its end.
@@ -289,7 +289,7 @@ impl Output {
         let kept = last.clone();
         spawn("isolate-log", move || {
             let _open = open;
-            let mut pieces = Lines { model, last: kept, line: Vec::new() };
+            let mut pieces = OutputLines { model, last: kept, line: Vec::new() };
             let mut bytes = [0; LINE_BYTES_MAX];
             let Some(mut stderr) = stderr else { return };
             while let Ok(count @ 1..) = stderr.read(&mut bytes) {
@@ -308,13 +308,13 @@ impl Output {
     }
 }
 
-struct Lines {
+struct OutputLines {
     model: String,
     last: Arc<Mutex<String>>,
     line: Vec<u8>,
 }
 
-impl Lines {
+impl OutputLines {
     fn add(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if byte == b'\n' || self.line.len() == LINE_BYTES_MAX {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crossbeam_channel::bounded;
 use engine::{LoadRequest, NamedSignature, Session};
 
-use crate::channel::Channels;
+use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts, decode_outputs, encode_run};
 use crate::supervisor::{FirstLoad, Supervised, supervise};
 use crate::{Isolation, frame, spawn};
@@ -98,7 +98,7 @@ impl IsolatedSession {
     }
 
     /// Handles a socket that failed in the middle of a run.
-    fn broken(&self, channels: &Arc<Channels>, error: &std::io::Error) -> Error {
+    fn broken(&self, channels: &Arc<WorkerChannels>, error: &std::io::Error) -> Error {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 let seconds = self.run_time_max.as_secs_f64();

@@ -17,7 +17,7 @@ use os::{AlignedBuffer, DirectFile, Pacer, Rate};
 use parking_lot::{Condvar, Mutex};
 
 use crate::Isolation;
-use crate::channel::Channels;
+use crate::channel::WorkerChannels;
 use crate::message::{LoadMessage, ModelFacts};
 use crate::process::{self, ChildSlot, Opened, WorkerProcess};
 
@@ -36,15 +36,15 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(crate) struct Supervised {
     child: ChildSlot,
-    phase: Mutex<Phase>,
+    phase: Mutex<WorkerPhase>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-enum Phase {
+enum WorkerPhase {
     #[default]
     Starting,
-    Up(Arc<Channels>),
+    Up(Arc<WorkerChannels>),
     Down(Arc<str>),
     /// The supervisor has ended.
     Ended,
@@ -55,18 +55,18 @@ impl Supervised {
     ///
     /// # Errors
     /// The reason why no process runs.
-    pub(crate) fn channels(&self) -> Result<Arc<Channels>, Arc<str>> {
+    pub(crate) fn channels(&self) -> Result<Arc<WorkerChannels>, Arc<str>> {
         match &*self.phase.lock() {
-            Phase::Up(channels) => Ok(channels.clone()),
-            Phase::Down(reason) => Err(reason.clone()),
-            Phase::Starting | Phase::Ended => Err("it has no worker process".into()),
+            WorkerPhase::Up(channels) => Ok(channels.clone()),
+            WorkerPhase::Down(reason) => Err(reason.clone()),
+            WorkerPhase::Starting | WorkerPhase::Ended => Err("it has no worker process".into()),
         }
     }
 
     /// Kills the process of `channels`, unless another one has taken its place.
-    pub(crate) fn kill(&self, channels: &Arc<Channels>, why: &str) {
+    pub(crate) fn kill(&self, channels: &Arc<WorkerChannels>, why: &str) {
         let phase = self.phase.lock();
-        if matches!(&*phase, Phase::Up(current) if Arc::ptr_eq(current, channels)) {
+        if matches!(&*phase, WorkerPhase::Up(current) if Arc::ptr_eq(current, channels)) {
             self.child.lock().kill(Some(why.to_owned()));
         }
     }
@@ -81,7 +81,7 @@ impl Supervised {
         let until = Instant::now() + CLOSE_WAIT_MAX;
         let mut phase = self.phase.lock();
         self.changed.notify_all();
-        while !matches!(*phase, Phase::Ended) {
+        while !matches!(*phase, WorkerPhase::Ended) {
             if self.changed.wait_until(&mut phase, until).timed_out() {
                 tracing::warn!("a worker process has not ended in {CLOSE_WAIT_MAX:?}");
                 return;
@@ -89,7 +89,7 @@ impl Supervised {
         }
     }
 
-    fn set(&self, phase: Phase) {
+    fn set(&self, phase: WorkerPhase) {
         *self.phase.lock() = phase;
         self.changed.notify_all();
     }
@@ -162,7 +162,7 @@ pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstL
     match process::open(isolation, &shared.child, &message, &stop) {
         Ok(opened) => {
             let facts = opened.facts.clone();
-            shared.set(Phase::Up(opened.channels.clone()));
+            shared.set(WorkerPhase::Up(opened.channels.clone()));
             // Fails only if the caller has gone; then the session is dropped.
             let _ = outcome.send(Ok(facts.clone()));
             let supervisor = Supervisor {
@@ -180,7 +180,7 @@ pub(crate) fn supervise(isolation: &Isolation, shared: &Supervised, load: FirstL
             let _ = outcome.send(Err(error));
         }
     }
-    shared.set(Phase::Ended);
+    shared.set(WorkerPhase::Ended);
 }
 
 struct Supervisor<'a> {
@@ -203,7 +203,7 @@ impl Supervisor<'_> {
             let stop = self.stop.take();
             let reason = self.wait(opened.process, stop.as_ref());
             opened.channels.end(reason.clone());
-            self.shared.set(Phase::Down(reason.clone()));
+            self.shared.set(WorkerPhase::Down(reason.clone()));
             if self.shared.closed() {
                 return;
             }
@@ -217,7 +217,7 @@ impl Supervisor<'_> {
             }
             let Some(again) = self.restart() else { return };
             opened = again;
-            self.shared.set(Phase::Up(opened.channels.clone()));
+            self.shared.set(WorkerPhase::Up(opened.channels.clone()));
         }
     }
 
@@ -258,7 +258,7 @@ impl Supervisor<'_> {
                 Err(error) => {
                     let model = &self.message.model;
                     tracing::error!(model, %error, "the worker process cannot be started again");
-                    self.shared.set(Phase::Down(error.message().into()));
+                    self.shared.set(WorkerPhase::Down(error.message().into()));
                 }
             }
         }

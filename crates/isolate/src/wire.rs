@@ -19,11 +19,11 @@ const ALIGNMENT: usize = 16;
 const RANK_MAX: usize = 64;
 
 /// A message that is being built, after room for the length of its frame.
-pub(crate) struct Writer(Vec<u8>);
+pub(crate) struct MessageWriter(Vec<u8>);
 
-impl Writer {
-    pub(crate) fn new() -> Writer {
-        Writer(vec![0; LENGTH_BYTES])
+impl MessageWriter {
+    pub(crate) fn new() -> MessageWriter {
+        MessageWriter(vec![0; LENGTH_BYTES])
     }
 
     /// Returns the frame for [`crate::frame::write`].
@@ -133,7 +133,7 @@ impl Writer {
 }
 
 /// A message that is being read. The tensors share its bytes.
-pub(crate) struct Reader {
+pub(crate) struct MessageReader {
     message: Bytes,
     at: usize,
 }
@@ -143,9 +143,9 @@ fn damaged(what: &str) -> Error {
     Error::internal(format!("a damaged message between server and worker process: {what}"))
 }
 
-impl Reader {
-    pub(crate) fn new(message: Bytes) -> Reader {
-        Reader { message, at: 0 }
+impl MessageReader {
+    pub(crate) fn new(message: Bytes) -> MessageReader {
+        MessageReader { message, at: 0 }
     }
 
     fn take(&mut self, count: usize) -> Result<Bytes> {
@@ -181,7 +181,7 @@ impl Reader {
     /// Reads a list by `item`. Every item takes at least one byte, which bounds their number.
     pub(crate) fn list<T>(
         &mut self,
-        mut item: impl FnMut(&mut Reader) -> Result<T>,
+        mut item: impl FnMut(&mut MessageReader) -> Result<T>,
     ) -> Result<Vec<T>> {
         let count = self.size()?;
         self.items(count, &mut item)
@@ -190,7 +190,7 @@ impl Reader {
     fn items<T>(
         &mut self,
         count: usize,
-        item: &mut impl FnMut(&mut Reader) -> Result<T>,
+        item: &mut impl FnMut(&mut MessageReader) -> Result<T>,
     ) -> Result<Vec<T>> {
         if count > self.message.len() - self.at {
             return Err(damaged("a list is longer than the message"));
@@ -204,13 +204,13 @@ impl Reader {
     }
 
     pub(crate) fn tensors(&mut self) -> Result<Vec<NamedTensor>> {
-        self.list(Reader::tensor)
+        self.list(MessageReader::tensor)
     }
 
     fn tensor(&mut self) -> Result<NamedTensor> {
         let name = self.text()?;
         let dtype = self.dtype()?;
-        let shape = self.list(Reader::size)?;
+        let shape = self.list(MessageReader::size)?;
         if shape.len() > RANK_MAX {
             return Err(damaged("a tensor has too many axes"));
         }
@@ -218,7 +218,7 @@ impl Reader {
         if dtype == DType::String {
             let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
             let count = count.ok_or_else(|| damaged("an impossible shape"))?;
-            let strings = self.items(count, &mut Reader::bytes)?;
+            let strings = self.items(count, &mut MessageReader::bytes)?;
             return Ok(NamedTensor::new(name, Tensor::from_strings(shape, strings)?));
         }
         let count = self.size()?;
@@ -241,14 +241,17 @@ impl Reader {
     }
 
     pub(crate) fn signature(&mut self) -> Result<Signature> {
-        Ok(Signature { inputs: self.list(Reader::spec)?, outputs: self.list(Reader::spec)? })
+        Ok(Signature {
+            inputs: self.list(MessageReader::spec)?,
+            outputs: self.list(MessageReader::spec)?,
+        })
     }
 
     fn spec(&mut self) -> Result<TensorSpec> {
         let name = self.text()?;
         let dtype = self.dtype()?;
         let optional = self.byte()? != 0;
-        let shape = if self.byte()? == 0 { None } else { Some(self.list(Reader::dim)?) };
+        let shape = if self.byte()? == 0 { None } else { Some(self.list(MessageReader::dim)?) };
         Ok(TensorSpec { name, dtype, shape, optional })
     }
 
@@ -267,8 +270,8 @@ impl Reader {
                 name: reader.text()?.into(),
                 method: reader.text()?,
                 signature: reader.signature()?,
-                input_tensors: reader.list(Reader::text)?,
-                output_tensors: reader.list(Reader::text)?,
+                input_tensors: reader.list(MessageReader::text)?,
+                output_tensors: reader.list(MessageReader::text)?,
             })
         })
     }
@@ -287,7 +290,7 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn body(writer: Writer) -> Bytes {
+    fn body(writer: MessageWriter) -> Bytes {
         Bytes::from(writer.into_frame()).slice(LENGTH_BYTES..)
     }
 
@@ -304,9 +307,9 @@ mod tests {
 
     #[test]
     fn tensors_round_trip_aligned() {
-        let mut writer = Writer::new();
+        let mut writer = MessageWriter::new();
         writer.tensors(&tensors());
-        let read = Reader::new(body(writer)).tensors().unwrap();
+        let read = MessageReader::new(body(writer)).tensors().unwrap();
         assert_eq!(read, tensors());
         let bytes = read[1].tensor.bytes().unwrap();
         assert_eq!(bytes.as_ptr() as usize % 8, 0);
@@ -330,12 +333,12 @@ mod tests {
         }];
         let metadata = BTreeMap::from([("producer".to_owned(), "a test".to_owned())]);
         let error = Error::unavailable("later").with_retry_after(Duration::from_millis(1500));
-        let mut writer = Writer::new();
+        let mut writer = MessageWriter::new();
         writer.signature(&signature);
         writer.named_signatures(&named);
         writer.metadata(&metadata);
         writer.error(&error);
-        let mut reader = Reader::new(body(writer));
+        let mut reader = MessageReader::new(body(writer));
         assert_eq!(reader.signature().unwrap(), signature);
         assert_eq!(reader.named_signatures().unwrap(), named);
         assert_eq!(reader.metadata().unwrap(), metadata);
@@ -346,13 +349,13 @@ mod tests {
         /// Neither cut nor arbitrary bytes make the reader panic or allocate what they announce.
         #[test]
         fn damaged_bytes_are_errors(at in 0usize..200, value: u8, cut in 0usize..200) {
-            let mut writer = Writer::new();
+            let mut writer = MessageWriter::new();
             writer.tensors(&tensors());
             let mut bytes = body(writer).to_vec();
             let at = at % bytes.len();
             bytes[at] = value;
             bytes.truncate(bytes.len().saturating_sub(cut));
-            let _ = Reader::new(bytes.into()).tensors();
+            let _ = MessageReader::new(bytes.into()).tensors();
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::admission::Ledger;
 use crate::convert::Cache;
 use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
-use crate::manager::{Channels, Manager, ManagerShared};
+use crate::manager::{Manager, ManagerChannels, ManagerShared};
 use crate::message::{
     AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired, RolloutAction,
     SourceReport,
@@ -100,7 +100,7 @@ impl Lifecycle {
             settled: lifecycle.settled.clone(),
             configured: configured.clone(),
         };
-        let channels = Channels { inbox, jobs, retired, scans, prefault, abandon };
+        let channels = ManagerChannels { inbox, jobs, retired, scans, prefault, abandon };
         let pool_bytes_max = store.pool().stats().bytes_max;
         let manager = Manager::new(&config, pool_bytes_max, shared, channels);
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;

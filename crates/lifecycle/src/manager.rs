@@ -35,7 +35,7 @@ use crate::status::LifecycleEvent;
 use crate::withdrawals::Withdrawals;
 use crate::{Catalog, ConfigSet, LifecycleConfig, LifecycleState, Observer, UpdateConfig};
 
-use admin::Waiter;
+use admin::AdminWaiter;
 use configure::Reconfiguration;
 use model::Model;
 use prefault::Prefault;
@@ -59,7 +59,7 @@ struct Retries {
 }
 
 /// Channels and flags to the other threads.
-pub(crate) struct Channels {
+pub(crate) struct ManagerChannels {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) jobs: Sender<LoadJob>,
     pub(crate) retired: Sender<Retired>,
@@ -100,7 +100,7 @@ pub(crate) struct Manager {
     scans: ScanRequests,
     /// Number of the last scan request that has been answered; `None` before the first scan.
     answered: Option<u64>,
-    waiters: Vec<Waiter>,
+    waiters: Vec<AdminWaiter>,
     /// Models and roots, which the `source` thread reads at each scan.
     configured: Arc<ArcSwap<ConfigSet>>,
     reconfigurations: Vec<Reconfiguration>,
@@ -130,7 +130,7 @@ impl Manager {
         config: &LifecycleConfig,
         pool_bytes_max: u64,
         shared: ManagerShared,
-        channels: Channels,
+        channels: ManagerChannels,
     ) -> Manager {
         let ManagerShared { catalog, observer, ledger, settled, configured } = shared;
         let context = ManagerContext {

@@ -15,7 +15,7 @@ pub(crate) struct LoadPlan<R> {
     /// Bytes of the regions to allocate, in whole blocks.
     pub(crate) regions: Vec<usize>,
     /// Spans to read, in file order.
-    pub(crate) spans: Vec<Span>,
+    pub(crate) spans: Vec<FileSpan>,
 }
 
 /// Place of a chunk in memory.
@@ -30,7 +30,7 @@ pub(crate) enum ChunkPlace<R> {
 /// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or
 /// neighbouring small chunks of at most [`SLICE_BYTES`] together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct FileSpan {
     /// Offset in the file.
     pub(crate) offset: u64,
     /// Bytes up to the end of the last chunk.
@@ -40,7 +40,7 @@ pub(crate) struct Span {
     pub(crate) chunks: Vec<usize>,
 }
 
-impl Span {
+impl FileSpan {
     /// Returns the bytes in file and region, in whole blocks.
     pub(crate) fn whole(&self) -> usize {
         self.bytes.next_multiple_of(DIRECT_ALIGNMENT)
@@ -82,7 +82,7 @@ impl<R> LoadPlan<R> {
 #[derive(Default)]
 struct Builder {
     regions: Vec<usize>,
-    spans: Vec<Span>,
+    spans: Vec<FileSpan>,
     /// Regions of this load by content, for chunks that occur twice.
     twins: HashMap<(blake3::Hash, u64), usize>,
     /// Region of the small chunks, once there is one.
@@ -96,7 +96,7 @@ impl Builder {
         let region = *self.twins.entry((chunk.hash, chunk.bytes)).or_insert(next);
         if region == next {
             self.regions.push(bytes.next_multiple_of(DIRECT_ALIGNMENT));
-            self.spans.push(Span {
+            self.spans.push(FileSpan {
                 offset: chunk.offset,
                 bytes,
                 region,
@@ -126,7 +126,7 @@ impl Builder {
                 span.chunks.push(index);
             }
             _ => {
-                let span = Span {
+                let span = FileSpan {
                     offset: chunk.offset,
                     bytes,
                     region,

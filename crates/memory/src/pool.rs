@@ -9,7 +9,7 @@ use base::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::RegionMut;
-use crate::reservation::{Reservation, SLOT_BYTES};
+use crate::reservation::{AddressReservation, SLOT_BYTES};
 use crate::slots::{Shortage, SlotMap, TakenSlots};
 use os::{Pacer, Rate};
 
@@ -53,7 +53,7 @@ pub struct PoolStats {
 /// Memory for parameters. Several threads may use it at once. Calls that need new memory take the
 /// time of the fault rate and hold no lock meanwhile.
 pub struct SlotPool {
-    reservation: Reservation,
+    reservation: AddressReservation,
     slots_max: usize,
     fallback: Option<String>,
     map: Mutex<SlotMap>,
@@ -84,7 +84,7 @@ impl SlotPool {
 
     fn placed(config: PoolConfig, node: Option<u32>) -> Result<Arc<SlotPool>> {
         let slots_max = slots_for(config.bytes_max)?.max(1);
-        let (reservation, fallback) = Reservation::new(slots_max, config.huge_pages)?;
+        let (reservation, fallback) = AddressReservation::new(slots_max, config.huge_pages)?;
         if let Some(node) = node {
             reservation.bind(node)?;
         }

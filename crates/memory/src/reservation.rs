@@ -26,7 +26,7 @@ const HUGE_PAGE_SETTINGS: [&str; 2] = [
 
 /// Private anonymous address space, aligned to slots, with a guard on either side, so that the
 /// kernel never merges it with a neighbour. Unmapped on drop.
-pub(crate) struct Reservation {
+pub(crate) struct AddressReservation {
     /// The whole mapping, guards included.
     mapping: NonNull<u8>,
     mapping_bytes: usize,
@@ -38,11 +38,11 @@ pub(crate) struct Reservation {
 
 // SAFETY: the struct only names an address range; its owner's bookkeeping decides which thread may
 // touch which slot.
-unsafe impl Send for Reservation {}
+unsafe impl Send for AddressReservation {}
 // SAFETY: as above; no method changes a field.
-unsafe impl Sync for Reservation {}
+unsafe impl Sync for AddressReservation {}
 
-impl Reservation {
+impl AddressReservation {
     /// Reserves several times `slots_min` slots. Also returns, in words, the requests that the
     /// system refused.
     ///
@@ -51,7 +51,7 @@ impl Reservation {
     pub(crate) fn new(
         slots_min: usize,
         want_huge_pages: bool,
-    ) -> Result<(Reservation, Option<String>)> {
+    ) -> Result<(AddressReservation, Option<String>)> {
         let mut reservation = Self::map(slots_min)?;
         let mut refusals = Vec::new();
         if want_huge_pages {
@@ -81,7 +81,7 @@ impl Reservation {
         Ok((reservation, (!refusals.is_empty()).then(|| refusals.join("; "))))
     }
 
-    fn map(slots_min: usize) -> Result<Reservation> {
+    fn map(slots_min: usize) -> Result<AddressReservation> {
         let mut refusal = io::Error::from(io::ErrorKind::OutOfMemory);
         for spread in SPREADS {
             let bytes = slots_min.checked_mul(spread * SLOT_BYTES);
@@ -102,7 +102,7 @@ impl Reservation {
     }
 
     /// Maps `mapping_bytes` without access, and opens `bytes` in the middle.
-    fn map_guarded(bytes: usize, mapping_bytes: usize) -> io::Result<Reservation> {
+    fn map_guarded(bytes: usize, mapping_bytes: usize) -> io::Result<AddressReservation> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
         let mapping =
@@ -117,7 +117,7 @@ impl Reservation {
         // SAFETY: `before <= SLOT_BYTES`, and the mapping is two slots longer than `bytes`.
         let base = unsafe { mapping.add(before) };
         let slots = bytes / SLOT_BYTES;
-        let reservation = Reservation {
+        let reservation = AddressReservation {
             mapping,
             mapping_bytes,
             base,
@@ -262,7 +262,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for AddressReservation {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and no region is left: each holds the pool, which holds this.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn slots_are_aligned_and_writable() {
-        let (reservation, _) = Reservation::new(2, false).unwrap();
+        let (reservation, _) = AddressReservation::new(2, false).unwrap();
         assert!(reservation.slots() >= 2);
         let last = reservation.slots() - 1;
         assert_eq!(reservation.address(last).addr() % SLOT_BYTES, 0);
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn slots_are_bound_to_a_node_that_exists() {
-        let (reservation, _) = Reservation::new(1, false).unwrap();
+        let (reservation, _) = AddressReservation::new(1, false).unwrap();
         for missing in [NODES_MAX - 1, NODES_MAX, u32::MAX] {
             let error = reservation.bind(missing).unwrap_err();
             assert_eq!(error.kind(), base::ErrorKind::InvalidArgument, "{missing}");
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn touching_stands_in_for_populating() {
-        let (mut reservation, _) = Reservation::new(1, false).unwrap();
+        let (mut reservation, _) = AddressReservation::new(1, false).unwrap();
         reservation.populates = false;
         let before = os::thread::minor_faults();
         reservation.fault_in(0).unwrap();
@@ -343,7 +343,8 @@ mod tests {
 
     #[test]
     fn more_address_space_than_there_is_is_refused() {
-        let error = Reservation::new(usize::MAX / SLOT_BYTES / 2, false).map(|_| ()).unwrap_err();
+        let error =
+            AddressReservation::new(usize::MAX / SLOT_BYTES / 2, false).map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::ResourceExhausted);
     }
 }

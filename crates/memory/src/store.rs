@@ -9,7 +9,7 @@ use std::time::Instant;
 use base::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::plan::{ChunkPlace, LoadPlan, Span};
+use crate::plan::{ChunkPlace, FileSpan, LoadPlan};
 use crate::pool::go_on;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
@@ -155,7 +155,7 @@ impl ParameterStore {
     pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
         let started = Instant::now();
         let plan = self.plan(chunks).map_err(|e| e.context(file.display()))?;
-        let mut reader = Reader::open(file, self.direct, chunks, &self.pacer, stop)?;
+        let mut reader = RegionReader::open(file, self.direct, chunks, &self.pacer, stop)?;
         let mut regions = Vec::with_capacity(plan.regions.len());
         for &bytes in &plan.regions {
             regions.push(self.pool.allocate_unless(bytes, stop)?);
@@ -261,7 +261,7 @@ fn place(
 }
 
 /// A file that is read into regions.
-struct Reader<'a> {
+struct RegionReader<'a> {
     path: &'a Path,
     source: DirectFile,
     chunks: &'a [Chunk],
@@ -270,17 +270,17 @@ struct Reader<'a> {
     bytes_read: u64,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RegionReader<'a> {
     fn open(
         path: &'a Path,
         direct: bool,
         chunks: &'a [Chunk],
         pacer: &'a Pacer,
         stop: &'a AtomicBool,
-    ) -> Result<Reader<'a>> {
+    ) -> Result<RegionReader<'a>> {
         go_on(stop)?;
         let source = DirectFile::open(path, direct)?;
-        let reader = Reader { path, source, chunks, pacer, stop, bytes_read: 0 };
+        let reader = RegionReader { path, source, chunks, pacer, stop, bytes_read: 0 };
         // Checked before memory is taken.
         match chunks.iter().position(|chunk| chunk.offset + chunk.bytes > reader.source.bytes()) {
             Some(index) => Err(reader.damaged(index, "lies past the end of the file")),
@@ -289,7 +289,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads one span to its place and checks its chunks.
-    fn fill(&mut self, span: &Span, region: &mut RegionMut) -> Result<()> {
+    fn fill(&mut self, span: &FileSpan, region: &mut RegionMut) -> Result<()> {
         let buffer = &mut region.as_mut_slice()[span.region_offset..][..span.whole()];
         let mut hasher = blake3::Hasher::new();
         for start in (0..span.bytes).step_by(SLICE_BYTES) {

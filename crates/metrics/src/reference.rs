@@ -293,7 +293,7 @@ fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
 
 /// A metric of an exposition.
 #[derive(Default)]
-struct Described {
+struct DescribedMetric {
     name: String,
     help: String,
     kind: String,
@@ -302,7 +302,7 @@ struct Described {
     labels: Vec<(String, Vec<String>)>,
 }
 
-impl Described {
+impl DescribedMetric {
     fn add_series(&mut self, labels: &str) {
         for pair in labels.split("\",") {
             let (name, value) = pair.split_once("=\"").unwrap();
@@ -341,21 +341,21 @@ impl Described {
         let labels: Vec<String> = self.labels.iter_mut().map(label).collect();
         let suffix =
             if self.kind == "counter" && !self.name.starts_with(':') { "_total" } else { "" };
-        let Described { name, help, kind, unit, .. } = self;
+        let DescribedMetric { name, help, kind, unit, .. } = self;
         format!("| `{name}{suffix}` | {kind} | {unit} | {} | {help} |\n", labels.join("; "))
     }
 }
 
 fn table(exposition: &str) -> String {
     let mut text = "| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n".to_owned();
-    let mut metrics: Vec<Described> = Vec::new();
+    let mut metrics: Vec<DescribedMetric> = Vec::new();
     for line in exposition.lines() {
         let words: Vec<&str> = line.splitn(4, ' ').collect();
         match words.as_slice() {
-            ["#", "HELP", name, help] => metrics.push(Described {
+            ["#", "HELP", name, help] => metrics.push(DescribedMetric {
                 name: (*name).to_owned(),
                 help: help.trim_end_matches('.').to_owned(),
-                ..Described::default()
+                ..DescribedMetric::default()
             }),
             ["#", "TYPE", _, kind] => metrics.last_mut().unwrap().kind = (*kind).to_owned(),
             ["#", "UNIT", _, unit] => metrics.last_mut().unwrap().unit = (*unit).to_owned(),

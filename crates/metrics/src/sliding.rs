@@ -36,7 +36,7 @@ pub struct Percentiles {
     pub max: Duration,
 }
 
-struct Slot {
+struct SecondSlot {
     second: u64,
     histogram: Histogram<u32>,
 }
@@ -44,7 +44,7 @@ struct Slot {
 /// Latencies of the last `window` seconds.
 pub struct SlidingHistogram {
     start: Instant,
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Vec<SecondSlot>>,
 }
 
 fn histogram() -> Histogram<u32> {
@@ -58,7 +58,8 @@ impl SlidingHistogram {
     /// `now`.
     pub fn new(seconds: usize, now: Instant) -> SlidingHistogram {
         let count = seconds.clamp(1, WINDOW_SECONDS_MAX);
-        let slots = (0..count).map(|_| Slot { second: u64::MAX, histogram: histogram() }).collect();
+        let slots =
+            (0..count).map(|_| SecondSlot { second: u64::MAX, histogram: histogram() }).collect();
         SlidingHistogram { start: now, slots: Mutex::new(slots) }
     }
 

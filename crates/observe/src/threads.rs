@@ -23,10 +23,10 @@ pub(crate) const KINDS: [&str; 13] = [
 ];
 
 /// Number of threads and their ticks (of USER_HZ), by name without number.
-pub type Named = BTreeMap<String, (usize, u64)>;
+pub type ThreadTicks = BTreeMap<String, (usize, u64)>;
 
 /// Reads the current threads; empty if /proc cannot be read.
-pub fn named() -> Named {
+pub fn named() -> ThreadTicks {
     read(Path::new("/proc/self/task"))
 }
 
@@ -46,8 +46,8 @@ fn kind(name: &str) -> usize {
     KINDS.iter().position(|known| *known == first).unwrap_or(KINDS.len() - 1)
 }
 
-fn read(tasks: &Path) -> Named {
-    let mut named = Named::new();
+fn read(tasks: &Path) -> ThreadTicks {
+    let mut named = ThreadTicks::new();
     // A thread that ends between the listing and the reading is not counted.
     for task in std::fs::read_dir(tasks).into_iter().flatten().flatten().take(THREADS_READ_MAX) {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };

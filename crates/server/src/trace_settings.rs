@@ -22,7 +22,7 @@ pub(crate) struct TraceSettings {
 /// A change of rates.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RateChange {
+pub(crate) struct TraceRateChange {
     /// Part of the requests.
     sample: Option<f64>,
     /// Parts of models; `None` follows `sample` again.
@@ -56,7 +56,7 @@ impl TraceSettings {
     ///
     /// # Errors
     /// `FailedPrecondition` without a collector; `InvalidArgument` for a rate outside 0 to 1.
-    pub(crate) fn change(&self, change: &RateChange) -> Result<()> {
+    pub(crate) fn change(&self, change: &TraceRateChange) -> Result<()> {
         self.tracer()?.change_rates(|mut rates| {
             rates.rate = change.sample.unwrap_or(rates.rate);
             for (model, rate) in &change.models {
@@ -87,13 +87,13 @@ impl TraceSettings {
             TraceChange::Set(rate) => Some(rate),
         };
         let change = match model {
-            "" => RateChange {
+            "" => TraceRateChange {
                 sample: Some(rate.unwrap_or(self.initial.rate)),
-                ..RateChange::default()
+                ..TraceRateChange::default()
             },
-            model => RateChange {
+            model => TraceRateChange {
                 models: BTreeMap::from([(model.to_owned(), rate)]),
-                ..RateChange::default()
+                ..TraceRateChange::default()
             },
         };
         self.change(&change)

@@ -23,17 +23,17 @@ const COPY_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct DramMedium {
     pool: Arc<SlotPool>,
-    files: Files,
+    files: DramFiles,
 }
 
 #[derive(Debug)]
-enum Files {
+enum DramFiles {
     Durable(Directory),
-    Volatile(Mutex<BTreeMap<String, Shared>>),
+    Volatile(Mutex<BTreeMap<String, VolatileBytes>>),
 }
 
 /// The bytes of a volatile file.
-type Shared = Arc<Mutex<Vec<u8>>>;
+type VolatileBytes = Arc<Mutex<Vec<u8>>>;
 
 impl DramMedium {
     /// Opens the medium in `pool`, and in `directory` if given, which is created if it is missing.
@@ -42,8 +42,8 @@ impl DramMedium {
     /// The file system's error.
     pub fn new(pool: Arc<SlotPool>, directory: Option<PathBuf>) -> Result<DramMedium> {
         let files = match directory {
-            Some(directory) => Files::Durable(Directory::new(directory)?),
-            None => Files::Volatile(Mutex::default()),
+            Some(directory) => DramFiles::Durable(Directory::new(directory)?),
+            None => DramFiles::Volatile(Mutex::default()),
         };
         Ok(DramMedium { pool, files })
     }
@@ -74,14 +74,16 @@ impl Medium for DramMedium {
 
     fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
         match &self.files {
-            Files::Durable(directory) => Ok(Box::new(FileWriter::new(directory.create(name)?)?)),
-            Files::Volatile(files) => {
+            DramFiles::Durable(directory) => {
+                Ok(Box::new(FileWriter::new(directory.create(name)?)?))
+            }
+            DramFiles::Volatile(files) => {
                 names::check(name)?;
                 let mut files = lock(files);
                 if files.contains_key(name) {
                     return Err(names::taken(name));
                 }
-                let bytes = Shared::default();
+                let bytes = VolatileBytes::default();
                 files.insert(name.to_owned(), bytes.clone());
                 Ok(Box::new(DramWriter { bytes }))
             }
@@ -90,8 +92,10 @@ impl Medium for DramMedium {
 
     fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
         match &self.files {
-            Files::Durable(directory) => Ok(Box::new(FileWriter::new(directory.reopen(name)?)?)),
-            Files::Volatile(files) => {
+            DramFiles::Durable(directory) => {
+                Ok(Box::new(FileWriter::new(directory.reopen(name)?)?))
+            }
+            DramFiles::Volatile(files) => {
                 let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
                 Ok(Box::new(DramWriter { bytes }))
             }
@@ -100,7 +104,7 @@ impl Medium for DramMedium {
 
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>> {
         match &self.files {
-            Files::Durable(directory) => {
+            DramFiles::Durable(directory) => {
                 let mut source = DirectFile::open(&directory.file(name)?, true)?;
                 self.sealed(source.bytes(), |memory, length| {
                     for start in (0..length).step_by(COPY_BYTES) {
@@ -110,7 +114,7 @@ impl Medium for DramMedium {
                     Ok(())
                 })
             }
-            Files::Volatile(files) => {
+            DramFiles::Volatile(files) => {
                 let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
                 let bytes = lock(&bytes);
                 self.sealed(bytes.len() as u64, |memory, length| {
@@ -123,8 +127,8 @@ impl Medium for DramMedium {
 
     fn load(&self, name: &str) -> Result<Vec<u8>> {
         match &self.files {
-            Files::Durable(directory) => directory.load(name),
-            Files::Volatile(files) => {
+            DramFiles::Durable(directory) => directory.load(name),
+            DramFiles::Volatile(files) => {
                 let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
                 let bytes = lock(&bytes).clone();
                 Ok(bytes)
@@ -134,15 +138,15 @@ impl Medium for DramMedium {
 
     fn salvage(&self, name: &str) -> Result<Salvaged> {
         match &self.files {
-            Files::Durable(directory) => directory.salvage(name),
-            Files::Volatile(_) => Ok(Salvaged { bytes: self.load(name)?, lost: Vec::new() }),
+            DramFiles::Durable(directory) => directory.salvage(name),
+            DramFiles::Volatile(_) => Ok(Salvaged { bytes: self.load(name)?, lost: Vec::new() }),
         }
     }
 
     fn remove(&self, name: &str) -> Result<()> {
         match &self.files {
-            Files::Durable(directory) => directory.remove(name),
-            Files::Volatile(files) => {
+            DramFiles::Durable(directory) => directory.remove(name),
+            DramFiles::Volatile(files) => {
                 lock(files).remove(name).map(drop).ok_or_else(|| names::missing(name))
             }
         }
@@ -150,8 +154,8 @@ impl Medium for DramMedium {
 
     fn list(&self) -> Result<Vec<(String, u64)>> {
         match &self.files {
-            Files::Durable(directory) => directory.list(),
-            Files::Volatile(files) => Ok(lock(files)
+            DramFiles::Durable(directory) => directory.list(),
+            DramFiles::Volatile(files) => Ok(lock(files)
                 .iter()
                 .map(|(name, bytes)| (name.clone(), lock(bytes).len() as u64))
                 .collect()),
@@ -160,15 +164,15 @@ impl Medium for DramMedium {
 
     fn persist_names(&self) -> Result<()> {
         match &self.files {
-            Files::Durable(directory) => directory.persist_names(),
-            Files::Volatile(_) => Ok(()),
+            DramFiles::Durable(directory) => directory.persist_names(),
+            DramFiles::Volatile(_) => Ok(()),
         }
     }
 
     fn space(&self) -> Result<Option<Space>> {
         match &self.files {
-            Files::Durable(directory) => directory.space(),
-            Files::Volatile(_) => Ok(None),
+            DramFiles::Durable(directory) => directory.space(),
+            DramFiles::Volatile(_) => Ok(None),
         }
     }
 
@@ -183,7 +187,7 @@ impl Medium for DramMedium {
 
 /// Writes a volatile file.
 struct DramWriter {
-    bytes: Shared,
+    bytes: VolatileBytes,
 }
 
 impl Writer for DramWriter {

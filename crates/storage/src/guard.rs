@@ -16,15 +16,15 @@ const GUARDED_MAX: usize = 4096;
 static SYSTEM_PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// A guarded range of addresses; unused if `start` is 0.
-struct Range {
+struct GuardedRange {
     start: AtomicUsize,
     end: AtomicUsize,
     writable: AtomicU32,
     lost: AtomicU32,
 }
 
-static RANGES: [Range; GUARDED_MAX] = [const {
-    Range {
+static RANGES: [GuardedRange; GUARDED_MAX] = [const {
+    GuardedRange {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         writable: AtomicU32::new(0),

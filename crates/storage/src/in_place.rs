@@ -6,12 +6,12 @@ use base::{Error, Result};
 
 use crate::medium::{Read, Reader, ReaderOptions};
 use crate::options;
-use crate::table::Table;
+use crate::table::FileTable;
 
 /// Reader of every medium whose files are [`Sealed::in_place`](crate::Sealed::in_place).
 pub(crate) struct InPlaceReader {
     options: ReaderOptions,
-    files: Table,
+    files: FileTable,
     queue: VecDeque<Queued>,
 }
 
@@ -26,7 +26,7 @@ impl InPlaceReader {
     pub(crate) fn new(options: ReaderOptions) -> Result<InPlaceReader> {
         options::check(&options)?;
         let queue = VecDeque::with_capacity(options.depth);
-        Ok(InPlaceReader { options, files: Table::default(), queue })
+        Ok(InPlaceReader { options, files: FileTable::default(), queue })
     }
 }
 

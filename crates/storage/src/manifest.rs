@@ -121,7 +121,7 @@ impl Manifest {
         slots: &[u8],
         problems: &mut Vec<String>,
     ) -> Result<Option<(u64, Vec<u8>)>> {
-        let mut valid: Vec<Slot> =
+        let mut valid: Vec<ManifestSlot> =
             (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
         valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
         for slot in &valid {
@@ -214,7 +214,7 @@ impl std::fmt::Debug for Manifest {
     }
 }
 
-struct Slot {
+struct ManifestSlot {
     epoch: u64,
     bytes: u64,
     hash: [u8; 32],
@@ -237,7 +237,7 @@ fn encode_slot(epoch: u64, payload: &[u8]) -> [u8; PAGE_BYTES] {
 }
 
 /// Reads one of the two slots if it is whole; a slot of zeros was never written.
-fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option<Slot> {
+fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option<ManifestSlot> {
     let slot = slots.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?;
     if slot.iter().all(|&byte| byte == 0) {
         return None;
@@ -251,7 +251,7 @@ fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option
     }
     let mut hash = [0; 32];
     hash.copy_from_slice(&slot[32..64]);
-    Some(Slot { epoch, bytes: u64_at(slot, 24), hash })
+    Some(ManifestSlot { epoch, bytes: u64_at(slot, 24), hash })
 }
 
 fn list_name(epoch: u64) -> String {

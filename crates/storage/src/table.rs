@@ -12,7 +12,7 @@ use crate::medium::Sealed;
 pub(crate) const FILES_MAX: usize = 64;
 
 /// A file that was read from.
-pub(crate) struct Entry {
+pub(crate) struct TableEntry {
     id: u64,
     weak: Weak<dyn Sealed>,
     /// The file while reads are in flight.
@@ -23,14 +23,14 @@ pub(crate) struct Entry {
 /// Files by index. Indexes below [`FILES_MAX`] stay with their file until another one takes them.
 /// Indexes beyond are for reads of very many files at once, at most as many as reads in flight.
 #[derive(Default)]
-pub(crate) struct Table {
-    entries: Vec<Entry>,
+pub(crate) struct FileTable {
+    entries: Vec<TableEntry>,
     /// Index of the last file found; the search for a free index starts here.
     last: usize,
     hand: usize,
 }
 
-impl Table {
+impl FileTable {
     /// Holds `file` for one read. Returns its index, and true if the file has just taken that
     /// index.
     pub(crate) fn hold(&mut self, file: &Arc<dyn Sealed>) -> (usize, bool) {
@@ -76,7 +76,8 @@ impl Table {
     }
 
     fn claim(&mut self, file: &Arc<dyn Sealed>) -> usize {
-        let entry = Entry { id: file.id(), weak: Arc::downgrade(file), held: None, under_way: 0 };
+        let entry =
+            TableEntry { id: file.id(), weak: Arc::downgrade(file), held: None, under_way: 0 };
         let count = self.entries.len();
         let vacant = self.entries.iter().position(|entry| entry.id == 0);
         let idle = || {

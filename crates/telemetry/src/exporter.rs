@@ -97,7 +97,7 @@ struct PendingExport {
 }
 
 /// State of the thread.
-pub(crate) struct Exporter<P> {
+pub(crate) struct SpanExporter<P> {
     post: P,
     resource: Vec<(String, String)>,
     counts: SpanCounts,
@@ -116,14 +116,14 @@ struct HeldTrace {
     trace: Box<Trace>,
 }
 
-impl<P: Post> Exporter<P> {
+impl<P: Post> SpanExporter<P> {
     pub(crate) fn new(
         post: P,
         resource: Vec<(String, String)>,
         counts: SpanCounts,
         loads: Arc<LoadLog>,
-    ) -> Exporter<P> {
-        Exporter {
+    ) -> SpanExporter<P> {
+        SpanExporter {
             post,
             resource,
             counts,
@@ -307,7 +307,7 @@ mod tests {
     }
 
     struct Fixture {
-        exporter: Exporter<Script>,
+        exporter: SpanExporter<Script>,
         metrics: Arc<Metrics>,
         received: Arc<parking_lot::Mutex<Vec<Vec<u8>>>>,
         ids: IdSource,
@@ -329,7 +329,7 @@ mod tests {
             let script = Script { outcomes, received: Arc::clone(&received) };
             let counts = SpanCounts(metrics.clone());
             let resource = vec![("service.name".to_owned(), "test".to_owned())];
-            let exporter = Exporter::new(script, resource, counts, Arc::default());
+            let exporter = SpanExporter::new(script, resource, counts, Arc::default());
             Fixture { exporter, metrics, received, ids: IdSource::new(), start: Instant::now() }
         }
 

@@ -23,7 +23,7 @@ pub struct SamplingRates {
 
 /// State of the decision before the model of a request is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Candidate {
+pub(crate) enum TraceCandidate {
     /// Not traced, for any model.
     No,
     /// Traced if the rate of its model says so.
@@ -75,17 +75,21 @@ pub(crate) struct RatesWithMax {
 
 impl RatesWithMax {
     /// Decides as far as possible without the model.
-    pub(crate) fn candidate(&self, trace: TraceId, parent: Option<&TraceContext>) -> Candidate {
+    pub(crate) fn candidate(
+        &self,
+        trace: TraceId,
+        parent: Option<&TraceContext>,
+    ) -> TraceCandidate {
         match parent {
             Some(parent) if self.rates.parent_based => {
                 if parent.sampled {
-                    Candidate::Yes
+                    TraceCandidate::Yes
                 } else {
-                    Candidate::No
+                    TraceCandidate::No
                 }
             }
-            _ if trace.fraction() < self.max => Candidate::ByRate,
-            _ => Candidate::No,
+            _ if trace.fraction() < self.max => TraceCandidate::ByRate,
+            _ => TraceCandidate::No,
         }
     }
 
@@ -120,18 +124,18 @@ mod tests {
             TraceContext::parse(&text).unwrap()
         };
         let by_parent = rates(0.0, true);
-        assert_eq!(by_parent.candidate(id(0.9), Some(&parent(true))), Candidate::Yes);
-        assert_eq!(by_parent.candidate(id(0.1), Some(&parent(false))), Candidate::No);
+        assert_eq!(by_parent.candidate(id(0.9), Some(&parent(true))), TraceCandidate::Yes);
+        assert_eq!(by_parent.candidate(id(0.1), Some(&parent(false))), TraceCandidate::No);
         let by_rate = rates(0.25, false);
-        assert_eq!(by_rate.candidate(id(0.9), Some(&parent(true))), Candidate::No);
-        assert_eq!(by_rate.candidate(id(0.1), Some(&parent(false))), Candidate::ByRate);
+        assert_eq!(by_rate.candidate(id(0.9), Some(&parent(true))), TraceCandidate::No);
+        assert_eq!(by_rate.candidate(id(0.1), Some(&parent(false))), TraceCandidate::ByRate);
     }
 
     #[test]
     fn a_model_has_its_own_rate() {
         let rates = rates(0.25, true);
-        assert_eq!(rates.candidate(id(0.4), None), Candidate::ByRate);
-        assert_eq!(rates.candidate(id(0.6), None), Candidate::No);
+        assert_eq!(rates.candidate(id(0.4), None), TraceCandidate::ByRate);
+        assert_eq!(rates.candidate(id(0.6), None), TraceCandidate::No);
         assert_eq!((rates.rates.of_model("hot"), rates.rates.of_model("other")), (0.5, 0.25));
     }
 

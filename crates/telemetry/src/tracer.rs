@@ -11,10 +11,10 @@ use metrics::Metrics;
 use parking_lot::Mutex;
 
 use crate::context::{IdSource, STATE_BYTES_MAX, SpanId, TraceContext, TraceId};
-use crate::exporter::{ExportMessage, Exporter, QUEUE_MAX, SpanCounts, TraceExportConfig};
+use crate::exporter::{ExportMessage, QUEUE_MAX, SpanCounts, SpanExporter, TraceExportConfig};
 use crate::links::LoadLog;
 use crate::post::HttpPost;
-use crate::sampler::{Candidate, RatesWithMax, SamplingRates};
+use crate::sampler::{RatesWithMax, SamplingRates, TraceCandidate};
 use crate::span::Trace;
 
 /// Longest wait of a shutdown for room in the queue.
@@ -47,7 +47,7 @@ pub struct RequestTrace {
     pub parent: Option<SpanId>,
     /// The client's `tracestate`.
     pub state: Option<Box<str>>,
-    candidate: Candidate,
+    candidate: TraceCandidate,
     rates: Arc<RatesWithMax>,
 }
 
@@ -56,9 +56,9 @@ impl RequestTrace {
     /// model has an empty name.
     pub fn sampled(&self, model: &str) -> bool {
         match self.candidate {
-            Candidate::Yes => true,
-            Candidate::No => false,
-            Candidate::ByRate => self.id.fraction() < self.rates.rates.of_model(model),
+            TraceCandidate::Yes => true,
+            TraceCandidate::No => false,
+            TraceCandidate::ByRate => self.id.fraction() < self.rates.rates.of_model(model),
         }
     }
 }
@@ -78,7 +78,7 @@ impl Tracer {
         let post = HttpPost::new(&config)?;
         let counts = SpanCounts(metrics);
         let loads = Arc::new(LoadLog::default());
-        let exporter = Exporter::new(post, config.resource, counts.clone(), loads.clone());
+        let exporter = SpanExporter::new(post, config.resource, counts.clone(), loads.clone());
         let (queue, messages) = bounded(QUEUE_MAX);
         let thread = std::thread::Builder::new()
             .name("trace-export".into())
@@ -127,7 +127,7 @@ impl Tracer {
         }
         let id = parent.map_or_else(|| self.ids.trace(), |parent| parent.trace_id);
         let candidate = rates.candidate(id, parent.as_ref());
-        if candidate == Candidate::No {
+        if candidate == TraceCandidate::No {
             return None;
         }
         let state = parent.and_then(|_| header("tracestate"));

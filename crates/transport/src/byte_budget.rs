@@ -147,18 +147,18 @@ impl Reservation {
     }
 
     /// Does the same as [`Reservation::attach`], and returns a mark that ends with the bytes.
-    pub(crate) fn attach_held(self, bytes: Bytes) -> HeldBytes {
+    pub(crate) fn attach_held(self, bytes: Bytes) -> ReservedBytes {
         if self.bytes == 0 {
-            return HeldBytes { bytes, held: None };
+            return ReservedBytes { bytes, held: None };
         }
         self.attach_marked(bytes)
     }
 
     /// Does the same as [`Reservation::attach_held`], and marks bytes without a reservation too.
-    pub(crate) fn attach_marked(self, bytes: Bytes) -> HeldBytes {
+    pub(crate) fn attach_marked(self, bytes: Bytes) -> ReservedBytes {
         let progress = AnswerProgress::begin();
         let held = Some(HeldAnswer::of(&progress));
-        HeldBytes { bytes: self.attach_piece(bytes, progress), held }
+        ReservedBytes { bytes: self.attach_piece(bytes, progress), held }
     }
 
     /// Ties this reservation to one piece of an answer, whose mark does not end before the piece.
@@ -239,7 +239,7 @@ impl AnswerProgress {
 }
 
 /// Bytes that hold a reservation.
-pub(crate) struct HeldBytes {
+pub(crate) struct ReservedBytes {
     pub(crate) bytes: Bytes,
     /// `None` for bytes without a mark.
     pub(crate) held: Option<HeldAnswer>,

@@ -41,13 +41,13 @@ impl CodecStep {
     }
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type CodecJob = Box<dyn FnOnce() + Send>;
 
 /// Threads "decoder-N", which start on demand.
 pub struct CodecThreads {
     metrics: Arc<Metrics>,
-    sender: Sender<Work>,
-    receiver: Receiver<Work>,
+    sender: Sender<CodecJob>,
+    receiver: Receiver<CodecJob>,
     threads: AtomicUsize,
 }
 
@@ -71,7 +71,7 @@ impl CodecThreads {
         self.start_one()?;
         self.metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).inc();
         let (sender, receiver) = oneshot::channel();
-        let work: Work = Box::new(move || {
+        let work: CodecJob = Box::new(move || {
             // The receiver was dropped if the client has disconnected.
             if !sender.is_closed() {
                 let _ = sender.send(work());
@@ -125,7 +125,7 @@ impl CodecThreads {
     }
 }
 
-fn serve(queue: &Receiver<Work>) {
+fn serve(queue: &Receiver<CodecJob>) {
     // Connection threads preempt this one when a socket has data.
     if let Err(error) = os::thread::set_batch_scheduling(true) {
         tracing::debug!(%error, "a codec thread keeps its scheduling class");

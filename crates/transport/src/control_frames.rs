@@ -52,29 +52,29 @@ impl FrameHeader {
         FrameHeader { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }
     }
 
-    fn kind(self) -> FrameKind {
+    fn kind(self) -> Http2FrameKind {
         match self.kind {
-            0 if self.length > 0 => FrameKind::Data,
+            0 if self.length > 0 => Http2FrameKind::Data,
             // Each stream ends once.
-            0 if self.flags & END_STREAM != 0 => FrameKind::Control("data_end"),
-            0 => FrameKind::Control("data_empty"),
-            1 => FrameKind::Headers,
-            2 => FrameKind::Control("priority"),
-            3 => FrameKind::Control("rst_stream"),
-            4 if self.flags & END_STREAM != 0 => FrameKind::Control("settings_ack"),
-            4 => FrameKind::Control("settings"),
-            6 if self.flags & END_STREAM != 0 => FrameKind::Control("ping_ack"),
-            6 => FrameKind::Control("ping"),
-            7 => FrameKind::Control("goaway"),
-            8 => FrameKind::Control("window_update"),
-            9 => FrameKind::Control("continuation"),
-            _ => FrameKind::Control("unknown"),
+            0 if self.flags & END_STREAM != 0 => Http2FrameKind::Control("data_end"),
+            0 => Http2FrameKind::Control("data_empty"),
+            1 => Http2FrameKind::Headers,
+            2 => Http2FrameKind::Control("priority"),
+            3 => Http2FrameKind::Control("rst_stream"),
+            4 if self.flags & END_STREAM != 0 => Http2FrameKind::Control("settings_ack"),
+            4 => Http2FrameKind::Control("settings"),
+            6 if self.flags & END_STREAM != 0 => Http2FrameKind::Control("ping_ack"),
+            6 => Http2FrameKind::Control("ping"),
+            7 => Http2FrameKind::Control("goaway"),
+            8 => Http2FrameKind::Control("window_update"),
+            9 => Http2FrameKind::Control("continuation"),
+            _ => Http2FrameKind::Control("unknown"),
         }
     }
 }
 
 /// Kinds of frames that change the credit in different ways.
-enum FrameKind {
+enum Http2FrameKind {
     Headers,
     Data,
     /// The name is the label of the metric.
@@ -155,12 +155,12 @@ impl FrameCounter {
         received.scan(bytes, |header| {
             frames += 1;
             match header.kind() {
-                FrameKind::Headers => {
+                Http2FrameKind::Headers => {
                     *last_stream = header.stream.max(*last_stream);
                     earn(credit, CONTROL_FRAMES_PER_STREAM_MAX);
                 }
-                FrameKind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
-                FrameKind::Control(kind) => {
+                Http2FrameKind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
+                Http2FrameKind::Control(kind) => {
                     if *credit == 0 {
                         refill(credit, refilled);
                     }
@@ -180,7 +180,7 @@ impl FrameCounter {
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let credit = &mut self.credit;
         self.sent.scan(bytes, |header| {
-            if matches!(header.kind(), FrameKind::Data) {
+            if matches!(header.kind(), Http2FrameKind::Data) {
                 earn(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
             }
         });

@@ -132,7 +132,7 @@ where
                 stop: stop.clone(),
                 drained: idle_ends.clone(),
             };
-            let client = Client { stream, peer, opener: opener.clone() };
+            let client = AcceptedConnection { stream, peer, opener: opener.clone() };
             let served = self.connection(&builder, shutdown, client);
             let open = open.clone();
             let counted = async move {
@@ -160,9 +160,9 @@ where
         &self,
         builder: &auto::Builder<TokioExecutor>,
         shutdown: ShutdownSignals,
-        client: Client,
+        client: AcceptedConnection,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let Client { stream, peer, opener } = client;
+        let AcceptedConnection { stream, peer, opener } = client;
         // Small answers must not wait for more bytes to fill a packet. A failure costs only
         // latency, and a Unix socket has no packets to fill.
         let _ = stream.set_nodelay(true);
@@ -257,7 +257,7 @@ async fn drive_http2(
 }
 
 /// An accepted connection.
-struct Client {
+struct AcceptedConnection {
     stream: std::net::TcpStream,
     peer: Peer,
     opener: ConnectionOpener,

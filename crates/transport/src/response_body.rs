@@ -21,7 +21,7 @@ use metrics::KindLabels;
 use tokio::task::AbortHandle;
 
 use crate::byte_budget::{
-    AnswerProgress, ByteBudget, FREE_BYTES_MAX, HeldAnswer, HeldBytes, Reservation,
+    AnswerProgress, ByteBudget, FREE_BYTES_MAX, HeldAnswer, Reservation, ReservedBytes,
 };
 use crate::resources::RequestResources;
 
@@ -68,7 +68,7 @@ impl ResponseBody {
     ) -> ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
         if bytes.len() <= WHOLE_BYTES_MAX {
-            let HeldBytes { bytes, held } = reservation.attach_held(bytes);
+            let ReservedBytes { bytes, held } = reservation.attach_held(bytes);
             return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
         }
         let mut large = LargeBody::new(resources, reservation.attach(bytes));
@@ -104,7 +104,7 @@ impl ResponseBody {
     ) -> ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
         if bytes.len() <= WHOLE_BYTES_MAX {
-            let HeldBytes { bytes, held } = reservation.attach_marked(bytes);
+            let ReservedBytes { bytes, held } = reservation.attach_marked(bytes);
             return ResponseBody { whole: Some(bytes), large: None, clock: None, held };
         }
         let large = LargeBody::new(resources, reservation.attach(bytes));

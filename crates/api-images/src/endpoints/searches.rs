@@ -45,10 +45,10 @@ pub(super) async fn find(
         let image = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]
-            struct Named {
+            struct PointName {
                 id: PointId,
             }
-            QueryImage::Point(parsed::<Named>(&state.services, &headers, body).await?.id)
+            QueryImage::Point(parsed::<PointName>(&state.services, &headers, body).await?.id)
         } else {
             QueryImage::File(whole(&state.services, &headers, body).await?)
         };

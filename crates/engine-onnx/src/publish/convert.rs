@@ -8,7 +8,7 @@ use engine::layout::{Artifact, LayoutManifest, MANIFEST_NAME};
 use engine::publish::GraphWriter;
 
 use super::plan::{ConversionPlan, GraphPiece, MovedParameter, ParameterBytes, plan};
-use super::source::{COPY_BYTES, SourceFile, WALK_BYTES};
+use super::source::{COPY_BYTES, WALK_BYTES, WindowedFile};
 use super::tensor::stream_typed;
 use super::wire::Walker;
 use super::{
@@ -110,7 +110,7 @@ impl Conversion {
             model: Walker::open(&self.model, COPY_BYTES, options.direct)?,
             other: None,
             direct: options.direct,
-            meter: ByteMeter { done: 0, reported: 0, total, progress },
+            meter: ProgressMeter { done: 0, reported: 0, total, progress },
         };
         for parameter in &self.plan.moves {
             reader.parameter(parameter, &mut writer)?;
@@ -157,7 +157,7 @@ impl Conversion {
 fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
     let Some(wanted) = &artifact.manifest.graph.blake3 else { return Ok(()) };
     let path = artifact.graph();
-    let mut file = SourceFile::open(&path, COPY_BYTES, direct)?;
+    let mut file = WindowedFile::open(&path, COPY_BYTES, direct)?;
     let mut hasher = blake3::Hasher::new();
     file.stream(0..file.length(), &mut |slice| {
         hasher.update(slice);
@@ -176,9 +176,9 @@ fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
 struct ConversionReader<'a> {
     model: Walker,
     /// Last external file that was read.
-    other: Option<(PathBuf, SourceFile)>,
+    other: Option<(PathBuf, WindowedFile)>,
     direct: bool,
-    meter: ByteMeter<'a>,
+    meter: ProgressMeter<'a>,
 }
 
 impl ConversionReader<'_> {
@@ -238,29 +238,29 @@ impl ConversionReader<'_> {
 
 /// Returns the external file at `path`, kept open until another one is needed.
 fn other<'a>(
-    slot: &'a mut Option<(PathBuf, SourceFile)>,
+    slot: &'a mut Option<(PathBuf, WindowedFile)>,
     path: &Path,
     direct: bool,
-) -> Result<&'a mut SourceFile> {
+) -> Result<&'a mut WindowedFile> {
     if slot.as_ref().is_some_and(|(open, _)| open != path) {
         *slot = None;
     }
     let (_, file) = match slot {
         Some(open) => open,
-        none => none.insert((path.to_owned(), SourceFile::open(path, COPY_BYTES, direct)?)),
+        none => none.insert((path.to_owned(), WindowedFile::open(path, COPY_BYTES, direct)?)),
     };
     Ok(file)
 }
 
 /// Counts bytes and reports progress.
-struct ByteMeter<'a> {
+struct ProgressMeter<'a> {
     done: u64,
     reported: u64,
     total: u64,
     progress: &'a mut dyn FnMut(PublishProgress),
 }
 
-impl ByteMeter<'_> {
+impl ProgressMeter<'_> {
     fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         if self.done - self.reported >= REPORT_BYTES {

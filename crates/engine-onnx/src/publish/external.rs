@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use base::{Error, Result};
 
-use super::tensor::Location;
+use super::tensor::ExternalLocation;
 
 /// Finds external files and confines them to the model's directory: publishing a model must not
 /// read files that its author could not see.
@@ -41,7 +41,7 @@ impl ExternalFiles {
     /// Returns the file and the range of `wanted` bytes that `location` names.
     pub(super) fn resolve(
         &mut self,
-        location: &Location,
+        location: &ExternalLocation,
         wanted: u64,
     ) -> Result<(PathBuf, Range<u64>)> {
         let (path, length) = match self.known.get(&location.path) {
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
     use base::ErrorKind;
 
-    fn at(path: &str, offset: u64, length: Option<u64>) -> Location {
-        Location { path: path.as_bytes().to_vec(), offset, length }
+    fn at(path: &str, offset: u64, length: Option<u64>) -> ExternalLocation {
+        ExternalLocation { path: path.as_bytes().to_vec(), offset, length }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) const WALK_BYTES: usize = 64 << 10;
 pub(super) const COPY_BYTES: usize = 4 << 20;
 
 /// A file that is read through a window.
-pub(super) struct SourceFile {
+pub(super) struct WindowedFile {
     path: PathBuf,
     file: File,
     direct: bool,
@@ -28,9 +28,9 @@ pub(super) struct SourceFile {
     filled: usize,
 }
 
-impl SourceFile {
+impl WindowedFile {
     /// Opens a regular file. `direct` requests O_DIRECT, which is dropped if it is refused.
-    pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<SourceFile> {
+    pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<WindowedFile> {
         // Checked before it is opened: opening a named pipe would wait for its other end.
         let meta = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
         if !meta.is_file() {
@@ -38,7 +38,7 @@ impl SourceFile {
         }
         let (file, direct) = open_for_reading(path, direct).map_err(|e| Error::io(path, &e))?;
         let length = file.metadata().map_err(|e| Error::io(path, &e))?.len();
-        Ok(SourceFile {
+        Ok(WindowedFile {
             path: path.to_owned(),
             file,
             direct,
@@ -133,7 +133,7 @@ mod tests {
         let bytes: Vec<u8> = (0..3 * BLOCK + 17).map(|at| (at * 31 % 251) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         for direct in [true, false] {
-            let mut file = SourceFile::open(&path, BLOCK, direct).unwrap();
+            let mut file = WindowedFile::open(&path, BLOCK, direct).unwrap();
             assert_eq!(file.length(), bytes.len() as u64);
             for at in [0, BLOCK - 1, BLOCK, 2 * BLOCK + 5, 3 * BLOCK + 16, 1] {
                 assert_eq!(file.peek(at as u64).unwrap()[0], bytes[at]);
@@ -150,6 +150,6 @@ mod tests {
             let error = file.peek(bytes.len() as u64).unwrap_err();
             assert_eq!(error.kind(), base::ErrorKind::DataLoss);
         }
-        assert!(SourceFile::open(dir.path(), BLOCK, true).is_err());
+        assert!(WindowedFile::open(dir.path(), BLOCK, true).is_err());
     }
 }

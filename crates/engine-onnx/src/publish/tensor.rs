@@ -23,7 +23,7 @@ const BATCH_BYTES: usize = 64 << 10;
 
 /// Location of external data, as stated by the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Location {
+pub(super) struct ExternalLocation {
     pub(super) path: Vec<u8>,
     pub(super) offset: u64,
     pub(super) length: Option<u64>,
@@ -42,7 +42,7 @@ pub(super) struct TensorHead {
     /// True for a segment of a tensor.
     pub(super) segmented: bool,
     /// Location of its data, if that lies in another file.
-    pub(super) external: Option<Location>,
+    pub(super) external: Option<ExternalLocation>,
     /// Ranges of the fields that are neither data nor name.
     pub(super) kept: Vec<Range<u64>>,
 }
@@ -51,7 +51,7 @@ impl TensorHead {
     /// Reads the message in `payload` without its data.
     pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<TensorHead> {
         let mut head = TensorHead { payload: payload.clone(), ..TensorHead::default() };
-        let mut location = Location::default();
+        let mut location = ExternalLocation::default();
         let mut entries = 0;
         let mut is_external = false;
         let mut at = payload.start;
@@ -152,7 +152,7 @@ impl TensorHead {
     }
 }
 
-impl Location {
+impl ExternalLocation {
     /// Reads one `StringStringEntryProto`.
     fn entry(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let mut key = Vec::new();

@@ -9,7 +9,7 @@ use std::path::Path;
 use base::{Error, Result};
 
 use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
-use super::source::SourceFile;
+use super::source::WindowedFile;
 
 /// Protobuf's largest field number.
 const FIELD_MAX: u64 = (1 << 29) - 1;
@@ -41,7 +41,7 @@ impl WireField {
 
 /// A file read as protobuf.
 pub(super) struct Walker {
-    file: SourceFile,
+    file: WindowedFile,
 }
 
 impl Walker {
@@ -54,11 +54,11 @@ impl Walker {
         if let Some(other) = engine::foreign::identify(path) {
             return Err(Error::data_loss(format!("{} is {other}", path.display())));
         }
-        Ok(Walker { file: SourceFile::open(path, window_bytes, direct)? })
+        Ok(Walker { file: WindowedFile::open(path, window_bytes, direct)? })
     }
 
     /// Returns the file.
-    pub(super) fn file(&mut self) -> &mut SourceFile {
+    pub(super) fn file(&mut self) -> &mut WindowedFile {
         &mut self.file
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base::{RequestTimeline, RunRecord};
 
-use super::evidence::{CORES_MIN, Evidence};
+use super::evidence::{CORES_MIN, SampleSums};
 use super::phases::{Phase, PhaseTimes, ms};
 use super::typical::Typical;
 
@@ -92,7 +92,7 @@ pub struct SlowCause {
 pub(crate) fn explain(
     timeline: &RequestTimeline,
     typical: &Typical,
-    evidence: &Evidence,
+    evidence: &SampleSums,
 ) -> Vec<SlowCause> {
     let excess = ms(timeline.total().saturating_sub(typical.median));
     let mut search = Search::new(timeline, typical, evidence);
@@ -115,7 +115,7 @@ struct MachineBudget {
 
 /// Threads that may have waited for a core.
 #[derive(Clone, Copy)]
-enum Waiter {
+enum WaitingThread {
     Worker,
     Connection,
 }
@@ -123,14 +123,14 @@ enum Waiter {
 struct Search<'a> {
     timeline: &'a RequestTimeline,
     typical: &'a Typical,
-    evidence: &'a Evidence,
+    evidence: &'a SampleSums,
     phases: PhaseTimes,
     budget: MachineBudget,
     found: [f64; CAUSES.len()],
 }
 
 impl<'a> Search<'a> {
-    fn new(timeline: &'a RequestTimeline, typical: &'a Typical, evidence: &'a Evidence) -> Self {
+    fn new(timeline: &'a RequestTimeline, typical: &'a Typical, evidence: &'a SampleSums) -> Self {
         let budget = MachineBudget {
             throttled: evidence.throttled,
             stolen: evidence.stolen,
@@ -150,15 +150,15 @@ impl<'a> Search<'a> {
     }
 
     /// Blames the machine for at most `time`, within the evidence. Returns the rest.
-    fn machine(&mut self, time: f64, waiter: Waiter) -> f64 {
+    fn machine(&mut self, time: f64, waiter: WaitingThread) -> f64 {
         let budget = &mut self.budget;
         let throttled = time.min(budget.throttled);
         budget.throttled -= throttled;
         let stolen = (time - throttled).min(budget.stolen);
         budget.stolen -= stolen;
         let waited = match waiter {
-            Waiter::Worker => &mut budget.workers_waited,
-            Waiter::Connection => &mut budget.connections_waited,
+            WaitingThread::Worker => &mut budget.workers_waited,
+            WaitingThread::Connection => &mut budget.connections_waited,
         };
         let contended = (time - throttled - stolen).min(*waited);
         *waited -= contended;
@@ -199,7 +199,7 @@ impl<'a> Search<'a> {
             (Phase::Encode, Cause::Unknown),
             (Phase::Send, Cause::ClientSlowRead),
         ] {
-            let rest = self.machine(self.excess(phase), Waiter::Connection);
+            let rest = self.machine(self.excess(phase), WaitingThread::Connection);
             self.add(cause, rest);
         }
     }
@@ -227,7 +227,7 @@ impl<'a> Search<'a> {
 
     /// Explains the time in which the worker was not on a core.
     fn off_core(&mut self, run: &RunRecord) {
-        let rest = self.machine(self.excess(Phase::OffCore), Waiter::Worker);
+        let rest = self.machine(self.excess(Phase::OffCore), WaitingThread::Worker);
         let faulted = rest.min(run.major_faults as f64 * MAJOR_FAULT_MS_MAX);
         self.add(Cause::PageFaults, faulted);
         self.add(Cause::Unknown, rest - faulted);
@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
         let busy = ms(wait.busy);
         if busy <= 0.0 {
             // No run was in front, so a worker was late.
-            let rest = self.machine(excess, Waiter::Worker);
+            let rest = self.machine(excess, WaitingThread::Worker);
             return self.add(Cause::Unknown, rest);
         }
         let phases = &self.typical.phases;
@@ -253,7 +253,7 @@ impl<'a> Search<'a> {
         // If the runs in front were held up, the model's own queue grew because of that. Runs of
         // others are long by themselves, and only their time off the core is the machine's.
         let share = if held_up >= HELD_UP_MIN { own + held_up.min(1.0) * (1.0 - own) } else { 0.0 };
-        let rest = excess * (1.0 - share) + self.machine(excess * share, Waiter::Worker);
+        let rest = excess * (1.0 - share) + self.machine(excess * share, WaitingThread::Worker);
         let behind_own = rest * own_runs;
         let left = self.backlog(behind_own);
         let rest = rest - behind_own + left;

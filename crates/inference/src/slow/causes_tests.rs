@@ -105,16 +105,16 @@ fn typical() -> Typical {
 }
 
 /// Evidence of a machine on which nothing competes.
-fn quiet() -> Evidence {
-    Evidence { length: 200.0, cores: 2, ..Evidence::default() }
+fn quiet() -> SampleSums {
+    SampleSums { length: 200.0, cores: 2, ..SampleSums::default() }
 }
 
 /// Evidence of threads that waited for a core for 100 ms, while others used both cores.
-fn contended() -> Evidence {
-    Evidence { others: 300.0, workers_waited: 100.0, connections_waited: 100.0, ..quiet() }
+fn contended() -> SampleSums {
+    SampleSums { others: 300.0, workers_waited: 100.0, connections_waited: 100.0, ..quiet() }
 }
 
-fn first(request: &Request, evidence: &Evidence) -> &'static str {
+fn first(request: &Request, evidence: &SampleSums) -> &'static str {
     explain(&request.timeline(), &typical(), evidence)[0].cause
 }
 
@@ -133,9 +133,9 @@ fn each_phase_names_its_cause() {
     let off_core = Request { run: 44, ..USUAL };
     let compute = Request { run: 44, cpu: 44, ..USUAL };
     let queue = Request { queue: 41, ..USUAL };
-    let throttled = Evidence { throttled: 150.0, ..contended() };
-    let stolen = Evidence { stolen: 60.0, ..contended() };
-    let loads = Evidence { loads: 190.0, others: 10.0, workers_waited: 100.0, ..quiet() };
+    let throttled = SampleSums { throttled: 150.0, ..contended() };
+    let stolen = SampleSums { stolen: 60.0, ..contended() };
+    let loads = SampleSums { loads: 190.0, others: 10.0, workers_waited: 100.0, ..quiet() };
     for (request, evidence, wanted) in [
         (&Request { receive: 201, ..USUAL }, quiet(), "client_slow_send"),
         (&Request { send: 201, ..USUAL }, quiet(), "client_slow_read"),
@@ -172,7 +172,7 @@ fn each_phase_names_its_cause() {
 #[test]
 fn a_stop_before_the_arrival_explains_the_queue_that_it_left() {
     let queue = Request { queue: 41, wait: behind("m", 50), ..USUAL };
-    let with = |backlog| Evidence { backlog, ..quiet() };
+    let with = |backlog| SampleSums { backlog, ..quiet() };
     let none = BacklogEvidence::default();
     let throttled = with(BacklogEvidence { throttled: 300.0, ..none });
     for (evidence, wanted) in [
@@ -181,7 +181,7 @@ fn a_stop_before_the_arrival_explains_the_queue_that_it_left() {
         (with(BacklogEvidence { contended: 30.0, ..none }), "cpu_contention"),
         (with(BacklogEvidence { loads: 30.0, ..none }), "load"),
         (with(BacklogEvidence { throttled: 10.0, ..none }), "own_queue"),
-        (Evidence { throttled: 60.0, ..quiet() }, "throttled"),
+        (SampleSums { throttled: 60.0, ..quiet() }, "throttled"),
     ] {
         assert_eq!(first(&queue, &evidence), wanted, "{evidence:?}");
     }
@@ -192,7 +192,7 @@ fn a_stop_before_the_arrival_explains_the_queue_that_it_left() {
 #[test]
 fn crowded_cores_explain_what_nothing_else_does() {
     let late = Request { queue: 41, ..USUAL };
-    let others = |others| Evidence { others, ..quiet() };
+    let others = |others| SampleSums { others, ..quiet() };
     assert_eq!(first(&late, &others(390.0)), "cpu_contention");
     assert_eq!(first(&late, &others(190.0)), "unknown");
 }
@@ -227,10 +227,18 @@ fn times() -> impl Strategy<Value = Request> {
     )
 }
 
-fn samples() -> impl Strategy<Value = Evidence> {
+fn samples() -> impl Strategy<Value = SampleSums> {
     let times = (0f64..400.0, 0f64..400.0, 0f64..100.0, 0f64..100.0, 0f64..100.0, 0f64..100.0);
     times.prop_map(|(others, loads, stolen, throttled, workers_waited, connections_waited)| {
-        Evidence { others, loads, stolen, throttled, workers_waited, connections_waited, ..quiet() }
+        SampleSums {
+            others,
+            loads,
+            stolen,
+            throttled,
+            workers_waited,
+            connections_waited,
+            ..quiet()
+        }
     })
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct MachineSample {
 
 /// Sums of the samples that touch a span of time, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Evidence {
+pub(crate) struct SampleSums {
     /// Length of the samples.
     pub(crate) length: f64,
     pub(crate) cores: usize,
@@ -78,8 +78,8 @@ impl SampleRing {
     }
 
     /// Returns the sums of the samples that touch the time from `from` to `until`.
-    pub(crate) fn between(&self, from: Instant, until: Instant) -> Evidence {
-        let mut sums = Evidence::default();
+    pub(crate) fn between(&self, from: Instant, until: Instant) -> SampleSums {
+        let mut sums = SampleSums::default();
         let touching = self.0.iter().rev().take_while(|sample| sample.until >= from);
         for sample in touching.filter(|sample| sample.from <= until) {
             sums.length += ms(sample.until - sample.from);
@@ -128,7 +128,7 @@ impl SampleRing {
     }
 }
 
-impl Evidence {
+impl SampleSums {
     /// Returns the time of other processes beyond the usual.
     pub(crate) fn others_excess(&self) -> f64 {
         (self.others - self.others_usual).max(0.0)

@@ -23,7 +23,7 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(3600);
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// A request that is not answered yet.
-pub(super) struct Waiter {
+pub(super) struct AdminWaiter {
     pub(super) model: Arc<str>,
     goal: WaiterGoal,
     since: Instant,
@@ -50,7 +50,7 @@ enum WaiterVerdict {
 impl Manager {
     pub(super) fn admin_load(&mut self, model: Arc<str>, spec: LoadSpec, done: AdminCallback) {
         let ticket = self.scans.ask();
-        self.wait(Waiter {
+        self.wait(AdminWaiter {
             model,
             goal: WaiterGoal::Scan { ticket, spec },
             since: Instant::now(),
@@ -79,7 +79,7 @@ impl Manager {
                 "model \"{name}\" was unloaded by an administrator"
             ))));
         }
-        self.wait(Waiter {
+        self.wait(AdminWaiter {
             model: name.clone(),
             goal: WaiterGoal::Unload,
             since: Instant::now(),
@@ -88,7 +88,7 @@ impl Manager {
         Touched::One(name)
     }
 
-    fn wait(&mut self, waiter: Waiter) {
+    fn wait(&mut self, waiter: AdminWaiter) {
         if self.waiters.len() < WAITERS_MAX {
             self.waiters.push(waiter);
         } else {
@@ -109,7 +109,7 @@ impl Manager {
         }
     }
 
-    fn begin(&mut self, waiter: &mut Waiter, now: Instant) -> Result<()> {
+    fn begin(&mut self, waiter: &mut AdminWaiter, now: Instant) -> Result<()> {
         if let WaiterGoal::Scan { ticket, spec } = &waiter.goal {
             if self.answered.is_none_or(|answered| answered < *ticket) {
                 return Ok(());
@@ -151,7 +151,7 @@ impl Manager {
     }
 }
 
-impl Waiter {
+impl AdminWaiter {
     fn verdict(&self, model: Option<&Model>, now: Instant) -> WaiterVerdict {
         if now.duration_since(self.since) > WAIT_MAX {
             return WaiterVerdict::Done(Err(Error::deadline(

@@ -6,7 +6,7 @@ use std::time::Instant;
 use base::Error;
 use base::units::format_bytes;
 
-use super::model::{Disk, Failure, Load, Model, Serving, Successor};
+use super::model::{Disk, Load, Model, Serving, Successor, VersionFailure};
 use super::update_state::Update;
 use super::{DEFER_PAUSE, Manager, ManagerContext};
 use crate::golden::GoldenFile;
@@ -171,8 +171,13 @@ impl Model {
             let Some(serving) = &version.serving else { continue };
             version.note = Some(format!("loading it again failed: {error}"));
             let fingerprint = fingerprint.unwrap_or(serving.fingerprint);
-            version.failure =
-                Some(Failure { error, fingerprint, tries: 1, retry_at: None, withdrawn: false });
+            version.failure = Some(VersionFailure {
+                error,
+                fingerprint,
+                tries: 1,
+                retry_at: None,
+                withdrawn: false,
+            });
         }
     }
 
@@ -311,7 +316,8 @@ impl Model {
             (false, 1) => error.to_string(),
             (false, _) => format!("{error} (after {tries} tries)"),
         };
-        version.failure = Some(Failure { error, fingerprint, tries, retry_at, withdrawn: false });
+        version.failure =
+            Some(VersionFailure { error, fingerprint, tries, retry_at, withdrawn: false });
         if serving {
             tracing::warn!(model = %self.name, version = number, reason, "loading it again failed; it serves as it was");
             version.note = Some(format!("loading it again failed: {reason}"));

@@ -71,7 +71,7 @@ pub(crate) struct Version {
     pub(crate) draining: Vec<Option<Successor>>,
     /// Conversion for the next load.
     pub(crate) conversion: Option<ConvertedVersion>,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<VersionFailure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
     /// Turn of the version in the fleet, until it serves or has failed.
@@ -143,7 +143,7 @@ impl Load {
     }
 }
 
-pub(crate) struct Failure {
+pub(crate) struct VersionFailure {
     pub(crate) error: Error,
     /// Fingerprint of the files that failed.
     pub(crate) fingerprint: Fingerprint,

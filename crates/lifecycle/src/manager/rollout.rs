@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base::Error;
 
-use super::model::{Failure, Model, Version};
+use super::model::{Model, Version, VersionFailure};
 use super::resume::KeptRollout;
 use super::{Manager, ManagerContext};
 use crate::catalog::RolloutTraffic;
@@ -269,7 +269,7 @@ impl Model {
         let RollbackReason { kind, message } = reason;
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(serving) = &version.serving else { return };
-        version.failure = Some(Failure {
+        version.failure = Some(VersionFailure {
             error: Error::precondition(format!("withdrawn by a rollout: {message}")),
             fingerprint: serving.fingerprint,
             tries: 1,
@@ -318,7 +318,7 @@ impl Model {
     pub(super) fn stay_withdrawn(&mut self, context: &ManagerContext, number: u64, reason: String) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(disk) = &version.disk else { return };
-        version.failure = Some(Failure {
+        version.failure = Some(VersionFailure {
             error: Error::precondition(reason.as_str()),
             fingerprint: disk.fingerprint,
             tries: 1,

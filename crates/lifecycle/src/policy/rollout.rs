@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::VersionView;
 use crate::rollout::{
-    Evidence, Promotion, RollbackLimits, RolloutFigures, RolloutSettings, RolloutSplit, RunCost,
-    SLOWER_RATIO, lower_bound, slowdown, upper_bound,
+    Promotion, RollbackLimits, RolloutFigures, RolloutSettings, RolloutSplit, RunCost,
+    SLOWER_RATIO, TrialCounts, lower_bound, slowdown, upper_bound,
 };
 
 /// Probability that a rollout withdraws a version that is no worse than its limits allow.
@@ -124,8 +124,8 @@ fn errors(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackR
     if rate(candidate.errors, candidate.requests) <= rate(stable.errors, stable.requests) + limit {
         return None;
     }
-    let above = lower_bound(Evidence::rare(candidate.errors, candidate.requests), LEVEL);
-    let below = upper_bound(Evidence::rare(stable.errors, stable.requests), LEVEL);
+    let above = lower_bound(TrialCounts::rare(candidate.errors, candidate.requests), LEVEL);
+    let below = upper_bound(TrialCounts::rare(stable.errors, stable.requests), LEVEL);
     (above > below + limit).then(|| RollbackReason {
         kind: "errors",
         message: format!(
@@ -172,7 +172,7 @@ fn drift(
         RolloutSplit::Shadow(_) => {
             let differing = figures.differing;
             let answered = figures.candidate.answered();
-            let proven = lower_bound(Evidence::rare(differing, answered), LEVEL);
+            let proven = lower_bound(TrialCounts::rare(differing, answered), LEVEL);
             (proven > limit).then(|| {
                 format!(
                     "{differing} of its {answered} answers differ from those of the stable version; \

@@ -25,21 +25,21 @@ impl MixtureWeights {
 
 /// Counts of trials, and the weights that suit them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Evidence {
+pub(crate) struct TrialCounts {
     hits: u64,
     trials: u64,
     weights: MixtureWeights,
 }
 
-impl Evidence {
+impl TrialCounts {
     /// Counts of events that should be rare.
-    pub(crate) fn rare(hits: u64, trials: u64) -> Evidence {
-        Evidence { hits: hits.min(trials), trials, weights: MixtureWeights::RARE }
+    pub(crate) fn rare(hits: u64, trials: u64) -> TrialCounts {
+        TrialCounts { hits: hits.min(trials), trials, weights: MixtureWeights::RARE }
     }
 
     /// Counts of events of any frequency.
-    pub(crate) fn any(hits: u64, trials: u64) -> Evidence {
-        Evidence { hits: hits.min(trials), trials, weights: MixtureWeights::ANY }
+    pub(crate) fn any(hits: u64, trials: u64) -> TrialCounts {
+        TrialCounts { hits: hits.min(trials), trials, weights: MixtureWeights::ANY }
     }
 
     fn rate(&self) -> f64 {
@@ -63,7 +63,7 @@ impl Evidence {
 
 /// Returns a lower bound of the probability. With probability `1 - level`, it holds at all moments
 /// at once.
-pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
+pub(crate) fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut refuted = 0.0;
     let mut kept = evidence.rate();
     for _ in 0..STEPS {
@@ -75,7 +75,7 @@ pub(crate) fn lower_bound(evidence: Evidence, level: f64) -> f64 {
 
 /// Returns an upper bound of the probability. With probability `1 - level`, it holds at all moments
 /// at once.
-pub(crate) fn upper_bound(evidence: Evidence, level: f64) -> f64 {
+pub(crate) fn upper_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut kept = evidence.rate();
     let mut refuted = 1.0;
     for _ in 0..STEPS {
@@ -125,15 +125,15 @@ mod tests {
     fn bounds_close_in_on_the_rate() {
         let level = 1.0 / 600.0;
         let gaps = [100, 1_000, 10_000, 100_000].map(|trials| {
-            let evidence = Evidence::rare(trials / 100, trials);
+            let evidence = TrialCounts::rare(trials / 100, trials);
             let (low, high) = (lower_bound(evidence, level), upper_bound(evidence, level));
             assert!(low < 0.01 && 0.01 < high);
             high - low
         });
         assert!(gaps.is_sorted_by(|a, b| a > b), "{gaps:?}");
         assert!(gaps[3] < 0.004, "{gaps:?}");
-        assert_eq!(lower_bound(Evidence::rare(0, 0), level), 0.0);
-        assert!(upper_bound(Evidence::rare(0, 0), level) > 0.99);
+        assert_eq!(lower_bound(TrialCounts::rare(0, 0), level), 0.0);
+        assert!(upper_bound(TrialCounts::rare(0, 0), level) > 0.99);
     }
 
     /// A stream of pseudo-random numbers below 1.
@@ -154,7 +154,7 @@ mod tests {
             let mut hits = 0;
             left += u32::from((1..=trials).any(|seen| {
                 hits += u64::from(uniform(&mut state) < truth);
-                Evidence::rare(hits, seen).refutes(truth, level)
+                TrialCounts::rare(hits, seen).refutes(truth, level)
             }));
         }
         assert!(f64::from(left) <= level * f64::from(streams), "{left} of {streams}");
@@ -166,7 +166,7 @@ mod tests {
         #[test]
         fn bounds_contain_the_rate(trials in 1u64..100_000, share in 0.0f64..=1.0) {
             let hits = (trials as f64 * share) as u64;
-            for evidence in [Evidence::rare(hits, trials), Evidence::any(hits, trials)] {
+            for evidence in [TrialCounts::rare(hits, trials), TrialCounts::any(hits, trials)] {
                 let (low, high) = (lower_bound(evidence, 0.001), upper_bound(evidence, 0.001));
                 prop_assert!(low <= evidence.rate() && evidence.rate() <= high, "{low} {high}");
                 prop_assert!((0.0..=1.0).contains(&low) && (0.0..=1.0).contains(&high));

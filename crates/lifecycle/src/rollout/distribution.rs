@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{NamedTensor, Signature};
 
-use super::bounds::{Evidence, lower_bound, upper_bound};
+use super::bounds::{TrialCounts, lower_bound, upper_bound};
 #[cfg(doc)]
 use super::compare::ELEMENTS_MAX;
 use super::compare::numbers;
@@ -163,7 +163,7 @@ fn distance(stable: &[u64], candidate: &[u64], asked: ProofOf) -> Option<Drift> 
         if gap <= drift.proven.max(asked.limit) {
             continue;
         }
-        let evidence = [0, 1].map(|arm| Evidence::any(below[arm], totals[arm]));
+        let evidence = [0, 1].map(|arm| TrialCounts::any(below[arm], totals[arm]));
         let (high, low) = if rate(1) > rate(0) { (1, 0) } else { (0, 1) };
         let proven =
             lower_bound(evidence[high], asked.level) - upper_bound(evidence[low], asked.level);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::bounds::Evidence;
+use super::bounds::TrialCounts;
 
 /// Bits of a latency behind its leading one that choose its bucket: a bucket is 3 % wide.
 const SUB_BITS: u32 = 5;
@@ -15,15 +15,15 @@ const BUCKETS: usize = SUB_BUCKETS * (OCTAVES + 1);
 const TAIL: f64 = 0.01;
 
 /// Counts of latencies by bucket.
-pub(crate) struct LatencyHistogram(Box<[AtomicU64]>);
+pub(crate) struct VersionLatencies(Box<[AtomicU64]>);
 
-impl Default for LatencyHistogram {
+impl Default for VersionLatencies {
     fn default() -> Self {
-        LatencyHistogram((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
+        VersionLatencies((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-impl LatencyHistogram {
+impl VersionLatencies {
     pub(crate) fn record(&self, latency: Duration) {
         let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         if let Some(count) = self.0.get(bucket(micros)) {
@@ -44,7 +44,7 @@ impl LatencyCounts {
     /// Builds counts from latencies in microseconds.
     #[cfg(test)]
     pub(crate) fn of(micros: impl IntoIterator<Item = u64>) -> LatencyCounts {
-        let histogram = LatencyHistogram::default();
+        let histogram = VersionLatencies::default();
         micros.into_iter().for_each(|micros| histogram.record(Duration::from_micros(micros)));
         histogram.read()
     }
@@ -71,7 +71,7 @@ impl LatencyCounts {
         let mut refuted = trials + 1;
         while refuted - kept > 1 {
             let middle = u64::midpoint(kept, refuted);
-            if Evidence::rare(middle, trials).refutes(TAIL, level) {
+            if TrialCounts::rare(middle, trials).refutes(TAIL, level) {
                 refuted = middle;
             } else {
                 kept = middle;
@@ -84,14 +84,14 @@ impl LatencyCounts {
     /// too few latencies.
     pub(crate) fn p99_below(&self, level: f64) -> Option<u64> {
         let trials = self.total();
-        if !Evidence::rare(0, trials).refutes(TAIL, level) {
+        if !TrialCounts::rare(0, trials).refutes(TAIL, level) {
             return None;
         }
         let mut refuted = 0;
         let mut kept = (trials as f64 * TAIL).ceil() as u64;
         while kept - refuted > 1 {
             let middle = u64::midpoint(refuted, kept);
-            if Evidence::rare(middle, trials).refutes(TAIL, level) {
+            if TrialCounts::rare(middle, trials).refutes(TAIL, level) {
                 refuted = middle;
             } else {
                 kept = middle;
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn counts_have_more_than_32_bits() {
-        let histogram = LatencyHistogram::default();
+        let histogram = VersionLatencies::default();
         histogram.0[5].store(u64::from(u32::MAX), Ordering::Relaxed);
         histogram.record(Duration::from_micros(5));
         assert_eq!(histogram.read().total(), 1 << 32);

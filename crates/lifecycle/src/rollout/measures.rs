@@ -10,7 +10,7 @@ use engine::Servable;
 use super::admission::{CandidateAdmission, CandidatePermit, RunCost};
 use super::compare::compare_answers;
 use super::distribution::{DistributionCounts, OutputDistributions};
-use super::latency::{LatencyCounts, LatencyHistogram};
+use super::latency::{LatencyCounts, VersionLatencies};
 
 /// Version of a rollout that answers a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl RolloutArm {
 struct ArmMeasures {
     requests: AtomicU64,
     errors: AtomicU64,
-    latency: LatencyHistogram,
+    latency: VersionLatencies,
     runs: AtomicU64,
     /// Nanoseconds of wall time; see [`RunCost::time`].
     time: AtomicU64,

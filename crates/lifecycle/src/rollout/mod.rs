@@ -28,5 +28,5 @@ pub(crate) use settings::{RollbackLimits, RolloutSettings, RolloutSplit};
 pub use split::RequestKey;
 pub(crate) use split::{SplitCounter, within};
 
-pub(crate) use bounds::{Evidence, lower_bound, upper_bound};
+pub(crate) use bounds::{TrialCounts, lower_bound, upper_bound};
 pub(crate) use compare::incompatible;

@@ -31,14 +31,14 @@ pub(super) struct LogFiles {
     /// Format of new files.
     format: RequestLogFormat,
     /// Open files by model.
-    open: BTreeMap<Arc<str>, OpenFile>,
+    open: BTreeMap<Arc<str>, OpenLogFile>,
     /// Closed files, oldest first, and their bytes.
     closed: Vec<(PathBuf, u64)>,
     /// Number of the next file, which orders files of the same second.
     number: u64,
 }
 
-struct OpenFile {
+struct OpenLogFile {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -91,7 +91,8 @@ impl LogFiles {
         if length > file_max {
             return Ok(false);
         }
-        let full = |open: &OpenFile| open.records == RECORDS_MAX || open.bytes + length > file_max;
+        let full =
+            |open: &OpenLogFile| open.records == RECORDS_MAX || open.bytes + length > file_max;
         if self.open.get(model).is_some_and(full) {
             self.close(&model.clone());
         }
@@ -131,7 +132,7 @@ impl LogFiles {
         let mut options = os::private::options();
         let file = options.write(true).create_new(true).open(&path);
         let file = file.map_err(|e| Error::io(&path, &e))?;
-        let open = OpenFile { file, path, bytes: 0, records: 0, used: Instant::now() };
+        let open = OpenLogFile { file, path, bytes: 0, records: 0, used: Instant::now() };
         self.open.insert(model.clone(), open);
         Ok(())
     }

@@ -89,7 +89,7 @@ pub struct RequestLog {
     /// Requests seen, which select the sampled ones.
     seen: AtomicU64,
     queue: Sender<LogMessage>,
-    state: Arc<LogState>,
+    state: Arc<RequestLogState>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -150,12 +150,12 @@ impl LoggedRequest {
 }
 
 /// State that the log shares with its thread.
-struct LogState {
+struct RequestLogState {
     queued_bytes: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
-impl LogState {
+impl RequestLogState {
     fn count(&self, outcome: &'static str) {
         self.metrics.request_log.get_or_create(&KindLabels { kind: outcome }).inc();
     }
@@ -174,10 +174,10 @@ impl RequestLog {
             )));
         }
         let files = LogFiles::open(config)?;
-        let state = Arc::new(LogState { queued_bytes: AtomicU64::new(0), metrics });
+        let state = Arc::new(RequestLogState { queued_bytes: AtomicU64::new(0), metrics });
         let (queue, messages) = bounded(QUEUE_MAX);
         let format = config.format;
-        let writer = LogWriter { files, format, state: state.clone(), reported: None };
+        let writer = RequestLogWriter { files, format, state: state.clone(), reported: None };
         let writer = std::thread::Builder::new()
             .name("request-log".into())
             .spawn(move || writer.run(&messages))
@@ -242,15 +242,15 @@ impl RequestObserver for RequestLog {
     }
 }
 
-struct LogWriter {
+struct RequestLogWriter {
     files: LogFiles,
     format: RequestLogFormat,
-    state: Arc<LogState>,
+    state: Arc<RequestLogState>,
     /// Time of the last line about a failure.
     reported: Option<Instant>,
 }
 
-impl LogWriter {
+impl RequestLogWriter {
     fn run(mut self, messages: &Receiver<LogMessage>) {
         os::thread::enter_low_priority("logging requests");
         while let Ok(LogMessage::Request(request)) = messages.recv() {

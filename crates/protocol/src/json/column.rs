@@ -7,7 +7,7 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 
 use super::nesting::{Nesting, Ragged};
-use super::reader::Reader;
+use super::reader::JsonReader;
 use crate::wire;
 
 /// Base64 with or without padding, as TensorFlow Serving accepts it.
@@ -19,7 +19,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// A tensor that grows while values are read.
 pub(crate) trait Column {
     /// Reads one value or nested list, `depth` axes down in the tensor.
-    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()>;
+    fn read(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()>;
 
     /// Returns the shape read so far, from depth 0.
     fn nesting(&mut self) -> &mut Nesting;
@@ -61,7 +61,7 @@ pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
 /// Reads and stores elements of one type.
 trait ElementReader {
     type Value;
-    fn read(reader: &mut Reader<'_>) -> Result<Self::Value>;
+    fn read(reader: &mut JsonReader<'_>) -> Result<Self::Value>;
     fn tensor(values: Vec<Self::Value>, shape: Shape) -> Result<Tensor>;
 }
 
@@ -75,7 +75,7 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
         Box::new(TypedColumn::<L> { values: Vec::new(), nesting: Nesting::default() })
     }
 
-    fn read_nested(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+    fn read_nested(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         if reader.peek() != Some(b'[') {
             self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged))?;
             self.values.push(L::read(reader)?);
@@ -87,7 +87,7 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
     }
 }
 
-fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
+fn refused(reader: &JsonReader<'_>, ragged: Ragged) -> Error {
     match ragged {
         Ragged::Uneven => {
             reader.error("the lists do not make a tensor: their lengths or depths differ")
@@ -97,7 +97,7 @@ fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
 }
 
 impl<L: ElementReader + 'static> Column for TypedColumn<L> {
-    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+    fn read(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         self.read_nested(reader, depth)
     }
 
@@ -173,7 +173,7 @@ halves!(half::f16, half::bf16);
 impl<T: Number> ElementReader for T {
     type Value = T;
 
-    fn read(reader: &mut Reader<'_>) -> Result<T> {
+    fn read(reader: &mut JsonReader<'_>) -> Result<T> {
         let token = reader.number()?;
         let parse = if reader.is_tensorflow() { T::parse_unbounded } else { T::parse };
         parse(token.text, token.whole).ok_or_else(|| {
@@ -192,7 +192,7 @@ struct Booleans;
 impl ElementReader for Booleans {
     type Value = u8;
 
-    fn read(reader: &mut Reader<'_>) -> Result<u8> {
+    fn read(reader: &mut JsonReader<'_>) -> Result<u8> {
         match reader.peek() {
             Some(b'0' | b'1') if !reader.is_tensorflow() => match reader.number()?.text {
                 "0" => Ok(0),
@@ -214,7 +214,7 @@ struct Nibbles<const SIGNED: bool>;
 impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     type Value = u8;
 
-    fn read(reader: &mut Reader<'_>) -> Result<u8> {
+    fn read(reader: &mut JsonReader<'_>) -> Result<u8> {
         let token = reader.number()?;
         let range = if SIGNED { -8..=7 } else { 0..=15 };
         let value = token.text.parse::<i8>().ok().filter(|value| range.contains(value));
@@ -243,7 +243,7 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
 ///
 /// # Errors
 /// `InvalidArgument` for another value.
-pub(crate) fn text_or_base64(reader: &mut Reader<'_>) -> Result<Bytes> {
+pub(crate) fn text_or_base64(reader: &mut JsonReader<'_>) -> Result<Bytes> {
     if reader.peek() != Some(b'{') {
         return reader.string_bytes();
     }
@@ -267,7 +267,7 @@ struct Strings;
 impl ElementReader for Strings {
     type Value = Bytes;
 
-    fn read(reader: &mut Reader<'_>) -> Result<Bytes> {
+    fn read(reader: &mut JsonReader<'_>) -> Result<Bytes> {
         text_or_base64(reader)
     }
 
@@ -283,7 +283,7 @@ mod tests {
     fn read(dtype: DType, text: &str) -> Result<Tensor> {
         let body = Bytes::copy_from_slice(text.as_bytes());
         let mut column = column(dtype)?;
-        column.read(&mut Reader::new(&body), 0)?;
+        column.read(&mut JsonReader::new(&body), 0)?;
         let shape = column.nesting().shape();
         column.finish(shape)
     }
@@ -339,7 +339,7 @@ mod tests {
         let tensorflow = |dtype, text: &str| {
             let body = Bytes::copy_from_slice(text.as_bytes());
             let mut column = column(dtype).unwrap();
-            column.read(&mut Reader::tensorflow(&body), 0)?;
+            column.read(&mut JsonReader::tensorflow(&body), 0)?;
             let shape = column.nesting().shape();
             column.finish(shape)
         };
@@ -365,7 +365,7 @@ mod tests {
     fn strings_share_the_body() {
         let body = Bytes::from_static(br#"["shared","esc\n",{"b64":"AP8="}]"#);
         let mut column = column(DType::String).unwrap();
-        column.read(&mut Reader::new(&body), 0).unwrap();
+        column.read(&mut JsonReader::new(&body), 0).unwrap();
         let tensor = column.finish([3usize].as_slice().into()).unwrap();
         let strings = tensor.strings().unwrap();
         assert_eq!(strings[0].as_ptr(), body[2..].as_ptr());

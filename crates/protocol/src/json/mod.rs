@@ -10,6 +10,6 @@ mod reader;
 mod writer;
 
 pub(crate) use column::{Column, column, text_or_base64};
-pub(crate) use reader::{Reader, Scalar};
+pub(crate) use reader::{JsonReader, Scalar};
 pub use writer::text_bytes_max;
 pub(crate) use writer::{TextEncoding, key, single, string, write_flat, write_nested};

@@ -12,7 +12,7 @@ const NUMBER_SHOWN_MAX: usize = 32;
 
 /// A position in a body.
 #[derive(Clone)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct JsonReader<'a> {
     body: &'a Bytes,
     at: usize,
     /// True to read values as TensorFlow Serving does.
@@ -45,16 +45,16 @@ pub(crate) enum Scalar<'a> {
     Other,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     /// Creates a reader at the start of `body`.
-    pub(crate) fn new(body: &'a Bytes) -> Reader<'a> {
-        Reader { body, at: 0, tensorflow: false }
+    pub(crate) fn new(body: &'a Bytes) -> JsonReader<'a> {
+        JsonReader { body, at: 0, tensorflow: false }
     }
 
     /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does: a
     /// float out of range is infinite, and a bool is `true` or `false` only.
-    pub(crate) fn tensorflow(body: &'a Bytes) -> Reader<'a> {
-        Reader { body, at: 0, tensorflow: true }
+    pub(crate) fn tensorflow(body: &'a Bytes) -> JsonReader<'a> {
+        JsonReader { body, at: 0, tensorflow: true }
     }
 
     /// Returns true if values are read as TensorFlow Serving reads them.
@@ -62,9 +62,9 @@ impl<'a> Reader<'a> {
         self.tensorflow
     }
 
-    /// Creates a reader at the start of a value that [`Reader::pass`] skipped.
-    pub(crate) fn again(body: &'a Bytes, span: &Range<usize>) -> Reader<'a> {
-        Reader { body, at: span.start, tensorflow: false }
+    /// Creates a reader at the start of a value that [`JsonReader::pass`] skipped.
+    pub(crate) fn again(body: &'a Bytes, span: &Range<usize>) -> JsonReader<'a> {
+        JsonReader { body, at: span.start, tensorflow: false }
     }
 
     pub(crate) fn error(&self, message: impl std::fmt::Display) -> Error {
@@ -389,7 +389,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips one value and returns its range, for [`Reader::again`].
+    /// Skips one value and returns its range, for [`JsonReader::again`].
     pub(crate) fn pass(&mut self) -> Result<Range<usize>> {
         self.peek();
         let start = self.at;
@@ -402,9 +402,9 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    fn read<T>(text: &str, parse: impl FnOnce(&mut Reader) -> Result<T>) -> Option<T> {
+    fn read<T>(text: &str, parse: impl FnOnce(&mut JsonReader) -> Result<T>) -> Option<T> {
         let body = Bytes::copy_from_slice(text.as_bytes());
-        let mut reader = Reader::new(&body);
+        let mut reader = JsonReader::new(&body);
         let value = parse(&mut reader).ok()?;
         reader.end().ok()?;
         Some(value)
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn text_in_place_of_a_number_is_named() {
         let body = Bytes::from_static(b"\"1\"");
-        let error = Reader::new(&body).number().unwrap_err();
+        let error = JsonReader::new(&body).number().unwrap_err();
         assert_eq!(error.message(), "JSON at byte 0: expected a number, found text in quotes");
     }
 

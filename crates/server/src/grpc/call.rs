@@ -15,7 +15,7 @@ use transport::access::{Caller, KeyGrant};
 use transport::{Peer, RequestBody, Reservation};
 
 use super::authorize::{NamesModels, check_models};
-use super::messages::{self, Decoded};
+use super::messages::{self, DecodedMessage};
 use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::request_key;
@@ -26,7 +26,7 @@ pub(super) const SMALL_BYTES_MAX: usize = 4 << 20;
 /// A call that runs a model, once its message has arrived and it was admitted.
 pub(super) struct InferenceCall<M> {
     pub(super) ticket: RequestTicket,
-    pub(super) decoded: Decoded<M>,
+    pub(super) decoded: DecodedMessage<M>,
     /// The client's deadline.
     pub(super) timeout: Option<Duration>,
     /// The key for rollouts.
@@ -57,7 +57,7 @@ impl<M: Weighed + NamesModels + Send + 'static> InferenceCall<M> {
             let message =
                 messages::message(&state.requests, messages::coding(&head.headers)?, frame?)
                     .await?;
-            let decoded: Decoded<M> = messages::decode(&state.requests, message).await?;
+            let decoded: DecodedMessage<M> = messages::decode(&state.requests, message).await?;
             check_models(head.extensions.get::<KeyGrant>(), &decoded.message)?;
             let key = request_key::of_headers(&head.headers)?;
             Ok((decoded, key, state.requests.admit()?))

@@ -32,7 +32,7 @@ pub(super) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
 }
 
 /// A decoded message.
-pub(super) struct Decoded<M> {
+pub(super) struct DecodedMessage<M> {
     pub(super) message: M,
     /// Memory of the message besides its bytes.
     pub(super) reservation: Reservation,
@@ -57,14 +57,14 @@ pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
 pub(super) async fn decode<M: Weighed + Send + 'static>(
     requests: &RequestResources,
     message: Bytes,
-) -> Result<Decoded<M>> {
+) -> Result<DecodedMessage<M>> {
     let mut reservation = requests.memory.empty();
     let first = weigh::<M>(&message, INLINE_WORK_MAX)?;
     let large = !first.whole;
     let decode = move || {
         let weight = if large { weigh::<M>(&message, u64::MAX)? } else { first };
         reservation.cover(weight.bytes)?;
-        Ok(Decoded { message: parse(message)?, reservation, large })
+        Ok(DecodedMessage { message: parse(message)?, reservation, large })
     };
     requests.codec.run_if(large, CodecStep::Decode, decode).await
 }

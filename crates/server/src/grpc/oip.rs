@@ -17,7 +17,7 @@ use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBo
 
 use super::authorize::check_models;
 use super::call::{InferenceCall, SmallCall, answer};
-use super::messages::{self, Decoded};
+use super::messages::{self, DecodedMessage};
 use super::response::{self, Response};
 use super::stream;
 use crate::models::ModelsState;
@@ -41,11 +41,11 @@ fn named_version(text: &str) -> Result<Option<u64>> {
 async fn infer(
     state: &ModelsState,
     ticket: &RequestTicket,
-    decoded: Decoded<pb::ModelInferRequest>,
+    decoded: DecodedMessage<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
     key: Option<RequestKey>,
 ) -> Result<(pb::ModelInferResponse, Reservation)> {
-    let Decoded { message: request, mut reservation, large } = decoded;
+    let DecodedMessage { message: request, mut reservation, large } = decoded;
     let found = named_version(&request.model_version).and_then(|version| {
         Ok((state.inference.find(&request.model_name, version, None)?, version))
     });
@@ -164,7 +164,7 @@ impl StreamCall {
         let mut id = String::new();
         let admitted = async {
             let permit = state.requests.admit()?;
-            let decoded: Decoded<pb::ModelInferRequest> =
+            let decoded: DecodedMessage<pb::ModelInferRequest> =
                 messages::decode(&state.requests, request).await?;
             if decoded.message.id.len() <= FAILED_ID_BYTES_MAX {
                 id.clone_from(&decoded.message.id);

@@ -146,10 +146,10 @@ pub(crate) struct ResponseFrames {
     ended: bool,
 }
 
-type NextFrame = Option<io::Result<Frame<Bytes>>>;
+type NextBytesFrame = Option<io::Result<Frame<Bytes>>>;
 
 impl ResponseFrames {
-    fn end(&mut self, failure: Option<&Error>) -> Poll<NextFrame> {
+    fn end(&mut self, failure: Option<&Error>) -> Poll<NextBytesFrame> {
         if std::mem::replace(&mut self.ended, true) {
             return Poll::Ready(None);
         }
@@ -163,7 +163,7 @@ impl hyper::body::Body for ResponseFrames {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextBytesFrame> {
         loop {
             match self.frame.as_mut().and_then(ResponseBody::next_piece) {
                 Some(piece) => return Poll::Ready(Some(piece.map(Frame::data))),

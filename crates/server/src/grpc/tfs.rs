@@ -13,7 +13,7 @@ use transport::access::AdminRequest;
 use transport::{CodecStep, RequestBody, Reservation};
 
 use super::call::{InferenceCall, SmallCall, answer};
-use super::messages::Decoded;
+use super::messages::DecodedMessage;
 use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::{signatures, view};
@@ -45,11 +45,11 @@ pub(super) fn route(
 async fn run(
     state: &ModelsState,
     ticket: &RequestTicket,
-    decoded: Decoded<pb::PredictRequest>,
+    decoded: DecodedMessage<pb::PredictRequest>,
     timeout: Option<Duration>,
     key: Option<RequestKey>,
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
-    let Decoded { message: request, mut reservation, large } = decoded;
+    let DecodedMessage { message: request, mut reservation, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
         let Route { servable, rollout } = route(state, &target, key.as_ref())?;
         let id = servable.id.clone();

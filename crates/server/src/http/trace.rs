@@ -16,7 +16,7 @@ use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
 use crate::models::ModelsState;
-use crate::trace_settings::{RateChange, TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL};
+use crate::trace_settings::{TRACE_ADMIN_ACTION, TRACE_ADMIN_CALL, TraceRateChange};
 
 /// Setting whose value is a list.
 const LEVEL: &str = "trace_level";
@@ -50,7 +50,7 @@ async fn change(
 ) -> Reply {
     let request = admin_request("", peer, &headers);
     let changed = async {
-        let change: RateChange = state.requests.read_json(&headers, body).await?;
+        let change: TraceRateChange = state.requests.read_json(&headers, body).await?;
         state.traces.change(&change)?;
         rates(&state)
     };

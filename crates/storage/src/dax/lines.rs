@@ -35,15 +35,15 @@ enum Instruction {
 
 /// Stores to one mapped file.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct CacheLines {
     file: u64,
     instruction: Instruction,
     watch: Option<Arc<dyn Watch>>,
 }
 
-impl Lines {
-    pub(super) fn new(file: u64, watch: Option<Arc<dyn Watch>>) -> Lines {
-        Lines { file, instruction: instruction(), watch }
+impl CacheLines {
+    pub(super) fn new(file: u64, watch: Option<Arc<dyn Watch>>) -> CacheLines {
+        CacheLines { file, instruction: instruction(), watch }
     }
 
     /// Stores bytes at `offset` of the mapping at `start`.

@@ -82,7 +82,7 @@ impl DaxMedium {
     }
 
     fn writer(&self, opened: OpenFile) -> Result<Box<dyn Writer>> {
-        let lines = lines::Lines::new(names::next_id(), self.watch.clone());
+        let lines = lines::CacheLines::new(names::next_id(), self.watch.clone());
         Ok(Box::new(writer::DaxWriter::new(opened, flags(self.simulate), lines)?))
     }
 }

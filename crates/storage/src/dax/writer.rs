@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use base::{Error, Result};
 
-use super::lines::Lines;
+use super::lines::CacheLines;
 use super::{MAGIC, PREFIX_BYTES, WORD_AT, encode_length, length_of};
 use crate::directory::{OpenFile, check_write, io_error, refusal};
 use crate::mapping::Mapping;
@@ -28,7 +28,7 @@ pub(super) struct DaxWriter {
     path: PathBuf,
     mapping: Mapping,
     flags: i32,
-    lines: Lines,
+    lines: CacheLines,
     bytes: u64,
     committed: u64,
     /// Ranges of the file, from its first byte, that were stored to since the last fence.
@@ -37,7 +37,7 @@ pub(super) struct DaxWriter {
 }
 
 impl DaxWriter {
-    pub(super) fn new(opened: OpenFile, flags: i32, lines: Lines) -> Result<DaxWriter> {
+    pub(super) fn new(opened: OpenFile, flags: i32, lines: CacheLines) -> Result<DaxWriter> {
         let OpenFile { file, path } = opened;
         let fail = |error: std::io::Error| io_error(&path, &error);
         let physical = file.metadata().map_err(fail)?.len();

@@ -63,11 +63,11 @@ pub struct FaultPlan {
 /// Another medium, with faults.
 #[derive(Clone, Debug)]
 pub struct FaultMedium {
-    shared: Arc<Shared>,
+    shared: Arc<FaultState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FaultState {
     inner: Arc<dyn Medium>,
     plan: FaultPlan,
     /// Bytes that fit on the medium; `u64::MAX` if there is no limit.
@@ -75,7 +75,7 @@ struct Shared {
     model: Mutex<FileSystemModel>,
 }
 
-impl Shared {
+impl FaultState {
     fn model(&self) -> MutexGuard<'_, FileSystemModel> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,7 +109,7 @@ impl FaultMedium {
         }
         let space = AtomicU64::new(plan.space.unwrap_or(u64::MAX));
         Ok(FaultMedium {
-            shared: Arc::new(Shared { inner, plan, space, model: Mutex::new(model) }),
+            shared: Arc::new(FaultState { inner, plan, space, model: Mutex::new(model) }),
         })
     }
 
@@ -220,7 +220,7 @@ impl Medium for FaultMedium {
 }
 
 struct FaultWriter {
-    shared: Arc<Shared>,
+    shared: Arc<FaultState>,
     inner: Box<dyn Writer>,
     file: u64,
     name: String,
@@ -302,7 +302,7 @@ struct FaultSealed {
     id: u64,
     inner: Arc<dyn Sealed>,
     name: String,
-    shared: Arc<Shared>,
+    shared: Arc<FaultState>,
 }
 
 impl FaultSealed {

@@ -101,7 +101,7 @@ pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u
 /// `None` if there are none or they are damaged.
 pub(super) fn keys<'a>(
     bytes: &'a [u8],
-    head: &Head,
+    head: &FrameHead,
 ) -> Option<(u64, impl Iterator<Item = u64> + 'a)> {
     let section = bytes.get(FRAME_BYTES..head.next).filter(|_| head.kind == FrameKind::Closed)?;
     let count = u32_at(section, 16) as usize;
@@ -146,7 +146,7 @@ pub(super) enum FrameKind {
 }
 
 /// A frame's head with a valid checksum.
-pub(super) struct Head {
+pub(super) struct FrameHead {
     pub(super) kind: FrameKind,
     pub(super) number: u64,
     /// The number before which all was durable when the frame was written.
@@ -158,7 +158,7 @@ pub(super) struct Head {
 }
 
 /// Reads the head at the start of `bytes`.
-pub(super) fn head(bytes: &[u8]) -> Option<Head> {
+pub(super) fn head(bytes: &[u8]) -> Option<FrameHead> {
     let head = bytes.get(..FRAME_BYTES)?;
     let kind = match &head[..4] {
         mark if mark == MARK => FrameKind::Payload,
@@ -175,7 +175,7 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
             FRAME_BYTES.checked_add(payload).filter(|next| next.is_multiple_of(ALIGNMENT))?
         }
     };
-    Some(Head {
+    Some(FrameHead {
         kind,
         number: u64_at(head, 8),
         durable: u64_at(head, 20),
@@ -187,7 +187,7 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
 
 /// Returns the payload after a head if it is whole; empty after a closed hole. The zeros after a
 /// payload are not checked.
-pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
+pub(super) fn payload<'a>(bytes: &'a [u8], head: &FrameHead) -> Option<&'a [u8]> {
     if bytes.len() < head.next {
         return None;
     }

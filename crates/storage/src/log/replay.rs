@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use crate::medium::Salvaged;
 
 use super::LogPosition;
-use super::frame::{self, ALIGNMENT, FRAME_BYTES, FrameKind, HEADER_BYTES, Head};
+use super::frame::{self, ALIGNMENT, FRAME_BYTES, FrameHead, FrameKind, HEADER_BYTES};
 
 /// A part of a log that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
 }
 
 /// Keeps the keys after a head that belong to frames in the gaps found so far.
-fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
+fn keep_keys(bytes: &[u8], head: &FrameHead, replay: &mut Replay, gaps: &[Damage]) {
     let Some((first, keys)) = frame::keys(bytes, head) else { return };
     // Gaps are in log order, and only the last few can hold frames as young as these.
     let recent: Vec<&Damage> = gaps.iter().rev().take_while(|gap| gap.lost.end > first).collect();
@@ -168,7 +168,7 @@ fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
 struct WholeFrame<'a> {
     /// Offset in the log.
     offset: usize,
-    head: Head,
+    head: FrameHead,
     payload: &'a [u8],
 }
 

@@ -5,12 +5,12 @@ use std::thread::ThreadId;
 
 use base::{Error, Result};
 
-use super::ring::{Ring, Source};
+use super::ring::{ReadSource, Ring};
 use crate::buffer::Buffer;
 use crate::medium::{Read, Reader, ReaderOptions};
 use crate::options;
 use crate::page::PAGE_BYTES;
-use crate::table::{FILES_MAX, Table};
+use crate::table::{FILES_MAX, FileTable};
 
 /// Maximum resubmissions of one read, after the system requested one or returned only a part of the
 /// read.
@@ -18,7 +18,7 @@ const RETRIES_MAX: u8 = 16;
 
 /// A read from its submission until its completion was passed on.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct ReadSlot {
     tag: u64,
     offset: u64,
     bytes: usize,
@@ -31,11 +31,11 @@ struct Slot {
 /// A completion not yet passed on.
 struct Done {
     slot: usize,
-    outcome: Outcome,
+    outcome: ReadOutcome,
 }
 
 #[derive(Clone, Copy)]
-enum Outcome {
+enum ReadOutcome {
     Whole,
     Ended,
     Failed(i32),
@@ -45,11 +45,11 @@ pub(super) struct UringReader {
     options: ReaderOptions,
     /// Made by the first call of the reading thread, because a ring belongs to one thread.
     ring: Option<(ThreadId, Ring)>,
-    files: Table,
+    files: FileTable,
     /// True for each index of the table that the ring knows.
     registered: Vec<bool>,
     buffer: Option<Buffer>,
-    slots: Vec<Slot>,
+    slots: Vec<ReadSlot>,
     free: Vec<usize>,
     /// Entries pushed and not yet submitted.
     queued: usize,
@@ -64,10 +64,10 @@ impl UringReader {
         Ok(UringReader {
             options,
             ring: None,
-            files: Table::default(),
+            files: FileTable::default(),
             registered: Vec::with_capacity(FILES_MAX),
             buffer: Some(Buffer::new(depth * options.read_bytes_max)?),
-            slots: vec![Slot::default(); depth],
+            slots: vec![ReadSlot::default(); depth],
             free: (0..depth).rev().collect(),
             queued: 0,
             flying: 0,
@@ -101,9 +101,9 @@ impl UringReader {
         let slot = self.slots[index];
         let file = self.files.file(slot.place).ok_or_else(gone)?;
         let source = if self.registered.get(slot.place) == Some(&true) {
-            Source::Registered(slot.place as u32)
+            ReadSource::Registered(slot.place as u32)
         } else {
-            Source::Plain(file.descriptor().ok_or_else(gone)?)
+            ReadSource::Plain(file.descriptor().ok_or_else(gone)?)
         };
         let start = self.address(index)?;
         let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
@@ -161,14 +161,14 @@ impl UringReader {
     }
 
     fn hand_over(&mut self, done: &Done, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<()> {
-        let Slot { tag, offset, bytes, place, .. } = self.slots[done.slot];
+        let ReadSlot { tag, offset, bytes, place, .. } = self.slots[done.slot];
         match done.outcome {
-            Outcome::Whole => {
+            ReadOutcome::Whole => {
                 let start = self.address(done.slot)?;
                 // SAFETY: the read of these bytes is complete, and its slot is not free yet.
                 each(tag, Ok(unsafe { std::slice::from_raw_parts(start, bytes) }));
             }
-            Outcome::Ended => {
+            ReadOutcome::Ended => {
                 each(
                     tag,
                     Err(Error::data_loss(format!(
@@ -176,7 +176,7 @@ impl UringReader {
                     ))),
                 );
             }
-            Outcome::Failed(code) => {
+            ReadOutcome::Failed(code) => {
                 let path = format!("{bytes} bytes at {offset}");
                 let error = std::io::Error::from_raw_os_error(code);
                 each(tag, Err(crate::directory::io_error(path.as_ref(), &error)));
@@ -220,15 +220,15 @@ impl UringReader {
 }
 
 /// Returns the outcome of a result for a slot; `None` if the rest is to be read again.
-fn judge(slot: &mut Slot, result: i32) -> Option<Outcome> {
+fn judge(slot: &mut ReadSlot, result: i32) -> Option<ReadOutcome> {
     let may_retry = slot.retries < RETRIES_MAX;
     match usize::try_from(result) {
-        Ok(got) if slot.done + got >= slot.bytes => return Some(Outcome::Whole),
+        Ok(got) if slot.done + got >= slot.bytes => return Some(ReadOutcome::Whole),
         // Less than a page is the end of the file: a direct read continues from a whole page.
-        Ok(got) if got < PAGE_BYTES || !may_retry => return Some(Outcome::Ended),
+        Ok(got) if got < PAGE_BYTES || !may_retry => return Some(ReadOutcome::Ended),
         Ok(got) => slot.done += got / PAGE_BYTES * PAGE_BYTES,
         Err(_) if may_retry && [-libc::EAGAIN, -libc::EINTR].contains(&result) => {}
-        Err(_) => return Some(Outcome::Failed(-result)),
+        Err(_) => return Some(ReadOutcome::Failed(-result)),
     }
     slot.retries += 1;
     None
@@ -262,7 +262,7 @@ impl Reader for UringReader {
         }
         let Some(slot) = self.free.pop() else { return Err(gone()) };
         let Read { offset, bytes, tag, .. } = read;
-        self.slots[slot] = Slot { tag, offset, bytes, done: 0, place, retries: 0 };
+        self.slots[slot] = ReadSlot { tag, offset, bytes, done: 0, place, retries: 0 };
         self.push(slot).inspect_err(|_| {
             self.free.push(slot);
             self.files.release(place);
@@ -311,8 +311,8 @@ impl Drop for UringReader {
 mod tests {
     use super::*;
 
-    fn slot(pages: usize) -> Slot {
-        Slot { bytes: pages * PAGE_BYTES, ..Slot::default() }
+    fn slot(pages: usize) -> ReadSlot {
+        ReadSlot { bytes: pages * PAGE_BYTES, ..ReadSlot::default() }
     }
 
     #[test]
@@ -321,23 +321,23 @@ mod tests {
         assert!(judge(&mut read, PAGE_BYTES as i32 + 100).is_none());
         assert_eq!(read.done, PAGE_BYTES);
         assert!(judge(&mut read, 2 * PAGE_BYTES as i32).is_none());
-        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(Outcome::Whole)));
+        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(ReadOutcome::Whole)));
     }
 
     #[test]
     fn the_end_of_a_file_is_not_waited_for() {
         for got in [0, 1, 4095] {
-            assert!(matches!(judge(&mut slot(1), got), Some(Outcome::Ended)));
+            assert!(matches!(judge(&mut slot(1), got), Some(ReadOutcome::Ended)));
         }
     }
 
     #[test]
     fn errors_are_told_and_interruptions_retried_so_often() {
-        assert!(matches!(judge(&mut slot(1), -libc::EIO), Some(Outcome::Failed(libc::EIO))));
+        assert!(matches!(judge(&mut slot(1), -libc::EIO), Some(ReadOutcome::Failed(libc::EIO))));
         let mut read = slot(1);
         let retried = (0..100).take_while(|_| judge(&mut read, -libc::EAGAIN).is_none()).count();
         assert_eq!(retried, usize::from(RETRIES_MAX));
-        assert!(matches!(judge(&mut read, -libc::EAGAIN), Some(Outcome::Failed(libc::EAGAIN))));
-        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(Outcome::Whole)));
+        assert!(matches!(judge(&mut read, -libc::EAGAIN), Some(ReadOutcome::Failed(libc::EAGAIN))));
+        assert!(matches!(judge(&mut read, PAGE_BYTES as i32), Some(ReadOutcome::Whole)));
     }
 }

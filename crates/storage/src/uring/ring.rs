@@ -15,7 +15,7 @@ const ENTER_GETEVENTS: u32 = 1;
 
 /// File of a read.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
+pub(super) enum ReadSource {
     /// An index in the ring's table of files.
     Registered(u32),
     /// A descriptor.
@@ -99,7 +99,7 @@ impl Ring {
     /// completion is reaped.
     pub(super) unsafe fn push(
         &mut self,
-        source: Source,
+        source: ReadSource,
         address: *mut u8,
         bytes: u32,
         offset: u64,
@@ -107,16 +107,16 @@ impl Ring {
     ) -> Result<()> {
         use types::{Fd, Fixed};
         let entry = match (self.fixed_buffer, source) {
-            (true, Source::Registered(place)) => {
+            (true, ReadSource::Registered(place)) => {
                 opcode::ReadFixed::new(Fixed(place), address, bytes, 0).offset(offset).build()
             }
-            (true, Source::Plain(descriptor)) => {
+            (true, ReadSource::Plain(descriptor)) => {
                 opcode::ReadFixed::new(Fd(descriptor), address, bytes, 0).offset(offset).build()
             }
-            (false, Source::Registered(place)) => {
+            (false, ReadSource::Registered(place)) => {
                 opcode::Read::new(Fixed(place), address, bytes).offset(offset).build()
             }
-            (false, Source::Plain(descriptor)) => {
+            (false, ReadSource::Plain(descriptor)) => {
                 opcode::Read::new(Fd(descriptor), address, bytes).offset(offset).build()
             }
         };

@@ -4,7 +4,7 @@ use base::{Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
 
 use super::{RestInferRequest, parse_infer, parse_response};
-use crate::json::Reader;
+use crate::json::JsonReader;
 
 /// A request, and the outputs that its response must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub fn parse_golden(file: &Bytes, signature: &Signature) -> Result<Vec<GoldenInf
         Error::invalid(format!("{}; {form}", error.message()))
     };
     let mut bodies = Vec::new();
-    let mut reader = Reader::new(file);
+    let mut reader = JsonReader::new(file);
     reader
         .array(|reader| {
             let mut request = None;

@@ -11,7 +11,7 @@ use memchr::memchr;
 use super::request::read_request;
 use super::tensor::{TensorForm, write_tensors};
 use super::{RestInferRequest, parse_response};
-use crate::json::{Reader, key, string};
+use crate::json::{JsonReader, key, string};
 use crate::oip::SIGNATURE_NAME;
 
 /// Maximum bytes of a line.
@@ -146,7 +146,7 @@ pub fn parse_record(line: Bytes) -> Result<RecordedInfer> {
     }
     let mut record = RecordedInfer { status: OK.to_owned(), ..RecordedInfer::default() };
     let mut response = None;
-    let text = |reader: &mut Reader<'_>| Ok(reader.string()?.into_owned());
+    let text = |reader: &mut JsonReader<'_>| Ok(reader.string()?.into_owned());
     let request = read_request(&line, |reader, key| {
         match key {
             "model_name" => record.model = text(reader)?,

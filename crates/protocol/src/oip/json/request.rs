@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::Body;
 use super::tensor::{read_all, read_name, resolve, split, write_body};
-use crate::json::{Reader, Scalar, key, string};
+use crate::json::{JsonReader, Scalar, key, string};
 use crate::oip::parameters::{self, InferOptions};
 use crate::wire;
 
@@ -96,7 +96,7 @@ pub fn parse_infer(
 /// As [`parse_infer`], and the errors of `other`.
 pub(super) fn read_request(
     json: &Bytes,
-    other: impl FnMut(&mut Reader<'_>, &str) -> Result<bool>,
+    other: impl FnMut(&mut JsonReader<'_>, &str) -> Result<bool>,
 ) -> Result<RestInferRequest> {
     read_members(json, Bytes::new(), other)
 }
@@ -104,11 +104,11 @@ pub(super) fn read_request(
 fn read_members(
     json: &Bytes,
     behind: Bytes,
-    mut other: impl FnMut(&mut Reader<'_>, &str) -> Result<bool>,
+    mut other: impl FnMut(&mut JsonReader<'_>, &str) -> Result<bool>,
 ) -> Result<RestInferRequest> {
     let mut request = RestInferRequest::default();
     let mut inputs = None;
-    let mut reader = Reader::new(json);
+    let mut reader = JsonReader::new(json);
     reader.object(|reader, key| {
         match key {
             "id" if !reader.null() => request.id = reader.string()?.into_owned(),
@@ -128,7 +128,7 @@ fn read_members(
     Ok(request)
 }
 
-fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> Result<()> {
+fn read_parameters(reader: &mut JsonReader<'_>, request: &mut RestInferRequest) -> Result<()> {
     let mut options = InferOptions::default();
     reader.object(|reader, key| options.read(key, &reader.scalar()?))?;
     request.timeout = options.timeout;
@@ -139,7 +139,7 @@ fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> R
     Ok(())
 }
 
-fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
+fn read_outputs(reader: &mut JsonReader<'_>) -> Result<Vec<RequestedOutput>> {
     let mut outputs = Vec::new();
     reader.array(|reader| {
         wire::check_count("outputs", outputs.len() + 1)?;
@@ -149,7 +149,7 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
     Ok(outputs)
 }
 
-fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
+fn read_output(reader: &mut JsonReader<'_>) -> Result<RequestedOutput> {
     let mut name = None;
     // The name may come after the parameters.
     let mut parameters: Vec<(String, Scalar<'_>)> = Vec::new();

@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::tensor::{read_all, resolve, split, write_body};
 use super::{Body, OutputEncoding};
-use crate::json::{Reader, key, string, text_bytes_max};
+use crate::json::{JsonReader, key, string, text_bytes_max};
 use crate::oip::InferResponse;
 
 /// Upper bounds of the bytes that [`infer_response`] writes.
@@ -76,7 +76,7 @@ fn parse(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
     let (json, behind) = split(body, header_length)?;
     let mut response = InferResponse::default();
     let mut outputs = Vec::new();
-    let mut reader = Reader::new(&json);
+    let mut reader = JsonReader::new(&json);
     reader.object(|reader, key| {
         match key {
             "id" => response.id = reader.string()?.into_owned(),

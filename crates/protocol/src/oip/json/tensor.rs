@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::Body;
-use crate::json::{Reader, column, key, string, write_flat};
+use crate::json::{JsonReader, column, key, string, write_flat};
 use crate::oip::parameters::{self, BINARY_SIZE};
 use crate::oip::{contents, datatype, dtype_of};
 use crate::wire::{self, RANK_MAX};
@@ -64,7 +64,7 @@ pub(super) fn split(mut body: Bytes, header_length: Option<usize>) -> Result<(By
 }
 
 /// Reads a list of tensors.
-pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<PendingTensor>> {
+pub(super) fn read_all(reader: &mut JsonReader<'_>, json: &Bytes) -> Result<Vec<PendingTensor>> {
     let mut pending = Vec::new();
     reader.array(|reader| {
         wire::check_count("tensors", pending.len() + 1)?;
@@ -74,14 +74,14 @@ pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<Pend
     Ok(pending)
 }
 
-fn read(reader: &mut Reader<'_>, json: &Bytes) -> Result<PendingTensor> {
+fn read(reader: &mut JsonReader<'_>, json: &Bytes) -> Result<PendingTensor> {
     let mut members = TensorMembers::default();
     reader.object(|reader, key| members.read(reader, key))?;
     members.finish(json)
 }
 
 impl TensorMembers {
-    fn read(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<()> {
+    fn read(&mut self, reader: &mut JsonReader<'_>, key: &str) -> Result<()> {
         match key {
             "name" => self.name = Some(read_name(reader)?),
             "datatype" => self.datatype = Some(reader.string()?.into_owned()),
@@ -102,7 +102,7 @@ impl TensorMembers {
         Ok(())
     }
 
-    fn read_parameters(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+    fn read_parameters(&mut self, reader: &mut JsonReader<'_>) -> Result<()> {
         if reader.null() {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl TensorMembers {
             (Some(JsonData::Read(tensor)), None) => ElementSource::Here(decoded(tensor)?),
             (Some(JsonData::Passed(span)), None) => {
                 let tensor =
-                    read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
+                    read_data(&mut JsonReader::again(json, &span), &name, dtype, shape.clone())?;
                 ElementSource::Here(decoded(tensor)?)
             }
         };
@@ -166,13 +166,13 @@ fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
 }
 
 /// Reads a name of bounded length.
-pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Arc<str>> {
+pub(super) fn read_name(reader: &mut JsonReader<'_>) -> Result<Arc<str>> {
     let name = reader.string()?;
     wire::check_name(&name)?;
     Ok(name.into())
 }
 
-fn read_shape(reader: &mut Reader<'_>) -> Result<SmallVec<[i64; 6]>> {
+fn read_shape(reader: &mut JsonReader<'_>) -> Result<SmallVec<[i64; 6]>> {
     let mut shape = SmallVec::new();
     reader.array(|reader| {
         if shape.len() == RANK_MAX {
@@ -184,7 +184,12 @@ fn read_shape(reader: &mut Reader<'_>) -> Result<SmallVec<[i64; 6]>> {
     Ok(shape)
 }
 
-fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) -> Result<Tensor> {
+fn read_data(
+    reader: &mut JsonReader<'_>,
+    name: &str,
+    dtype: DType,
+    shape: Shape,
+) -> Result<Tensor> {
     let mut column = column(dtype).map_err(|error| error.context(format_args!("\"{name}\"")))?;
     column.read(reader, 0).map_err(|error| error.context(format_args!("\"{name}\"")))?;
     let given = column.nesting().shape();

@@ -4,7 +4,7 @@
 use base::{Error, Result};
 use bytes::Bytes;
 
-use crate::json::{Reader, key, single, string, text_or_base64};
+use crate::json::{JsonReader, key, single, string, text_or_base64};
 use crate::tfs::example::{ExampleWriter, Examples, FeatureWriter, MixedKinds};
 use crate::tfs::results::ExampleResult;
 
@@ -36,7 +36,7 @@ pub fn example_bytes_max(body: &[u8]) -> u64 {
 pub fn parse_examples(body: &Bytes) -> Result<Examples> {
     let mut context = None;
     let mut examples = None;
-    let mut reader = Reader::tensorflow(body);
+    let mut reader = JsonReader::tensorflow(body);
     reader.object(|reader, key| match key {
         CONTEXT if context.is_none() => {
             context = Some(example(reader)?);
@@ -70,7 +70,7 @@ pub fn parse_examples(body: &Bytes) -> Result<Examples> {
     Examples::new(examples, context.unwrap_or_default())
 }
 
-fn example(reader: &mut Reader<'_>) -> Result<Bytes> {
+fn example(reader: &mut JsonReader<'_>) -> Result<Bytes> {
     if reader.peek() != Some(b'{') {
         return Err(reader.error("Example must be JSON object"));
     }
@@ -89,7 +89,7 @@ fn example(reader: &mut Reader<'_>) -> Result<Bytes> {
     Ok(example.finish())
 }
 
-fn value(reader: &mut Reader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
+fn value(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
     let added = match reader.peek() {
         Some(b'"' | b'{') => {
             let bytes = text_or_base64(reader)
@@ -109,7 +109,7 @@ fn value(reader: &mut Reader<'_>, name: &str, feature: &mut FeatureWriter) -> Re
 }
 
 /// Adds a number: whole numbers are int64, as in TensorFlow Serving, others are floats.
-fn number(reader: &mut Reader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
+fn number(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
     let token = reader.number()?;
     let added = match (token.whole, token.text.parse::<i64>()) {
         (true, Ok(whole)) => feature.int64(whole),
@@ -133,7 +133,7 @@ fn number(reader: &mut Reader<'_>, name: &str, feature: &mut FeatureWriter) -> R
     added.map_err(|mixed| refused(reader, name, feature, mixed))
 }
 
-fn refused(reader: &Reader<'_>, name: &str, feature: &FeatureWriter, _: MixedKinds) -> Error {
+fn refused(reader: &JsonReader<'_>, name: &str, feature: &FeatureWriter, _: MixedKinds) -> Error {
     reader.error(format_args!(
         "Unexpected element type in feature: {} expecting type: {}",
         shown(name),

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use memchr::memmem;
 
 use super::{BodyMembers, PredictFormat, REQUEST, RESPONSE};
-use crate::json::{Column, Reader, column};
+use crate::json::{Column, JsonReader, column};
 use crate::wire;
 
 /// A predict request.
@@ -32,7 +32,7 @@ pub fn signature_name(body: &Bytes) -> Result<String> {
         return Ok(String::new());
     }
     let mut found = None;
-    let mut reader = Reader::tensorflow(body);
+    let mut reader = JsonReader::tensorflow(body);
     let read = reader.object(|reader, key| {
         if key != SIGNATURE_NAME {
             return reader.skip();
@@ -77,7 +77,7 @@ fn parse(
     members: BodyMembers,
 ) -> Result<(Vec<NamedTensor>, PredictFormat)> {
     let mut found: Option<(Vec<NamedTensor>, PredictFormat)> = None;
-    let mut reader = Reader::tensorflow(body);
+    let mut reader = JsonReader::tensorflow(body);
     reader.object(|reader, key| {
         let form = if key == members.row {
             PredictFormat::Row
@@ -103,7 +103,7 @@ fn parse(
 }
 
 /// Returns true if the next value is an object of named tensors, and not one string in base64.
-fn is_named(reader: &mut Reader<'_>) -> bool {
+fn is_named(reader: &mut JsonReader<'_>) -> bool {
     if reader.peek() != Some(b'{') {
         return false;
     }
@@ -154,7 +154,7 @@ impl<'a> TensorBuilder<'a> {
         Ok(TensorBuilder { spec, column, instances: 0 })
     }
 
-    fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+    fn read(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         self.instances += 1;
         self.column
             .read(reader, depth)
@@ -167,7 +167,7 @@ impl<'a> TensorBuilder<'a> {
     }
 }
 
-fn read_column(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+fn read_column(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
     if !is_named(reader) {
         return read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]);
     }
@@ -183,14 +183,14 @@ fn read_column(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<Name
     Ok(tensors)
 }
 
-fn read_unnamed(reader: &mut Reader<'_>, spec: &TensorSpec) -> Result<NamedTensor> {
+fn read_unnamed(reader: &mut JsonReader<'_>, spec: &TensorSpec) -> Result<NamedTensor> {
     let mut builder = TensorBuilder::new(spec)?;
     builder.read(reader, 0)?;
     builder.finish()
 }
 
 fn read_row(
-    reader: &mut Reader<'_>,
+    reader: &mut JsonReader<'_>,
     specs: &[TensorSpec],
     member: &str,
 ) -> Result<Vec<NamedTensor>> {
@@ -211,7 +211,7 @@ fn read_row(
     }
 }
 
-fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
+fn read_instances(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
     let mut tensors: Vec<TensorBuilder<'_>> = Vec::new();
     let mut instances = 0;
     reader.array(|reader| {
@@ -234,7 +234,7 @@ fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<N
 }
 
 fn read_member<'a>(
-    reader: &mut Reader<'_>,
+    reader: &mut JsonReader<'_>,
     key: &str,
     specs: &'a [TensorSpec],
     tensors: &mut Vec<TensorBuilder<'a>>,
