@@ -1,14 +1,14 @@
 //! Files of certificates and keys that are read again while the server runs: when they change, and
 //! at SIGHUP.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use base::Result;
 use http_client::TlsPeer;
 use metrics::{KindLabels, Metrics};
+use os::FileStamp;
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use transport::TlsIdentity;
@@ -18,15 +18,12 @@ use crate::compose::Server;
 /// Time between two checks of the files.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Length, modification time and inode of a file. Symbolic links are followed: a mounted secret
-/// of Kubernetes changes by its link.
-type FileStamp = Option<(u64, Option<SystemTime>, u64)>;
-
 /// Files that are read together.
 struct ReloadedFiles {
     content: &'static str,
     paths: Vec<PathBuf>,
-    seen: Vec<FileStamp>,
+    /// Stamps of `paths`; `None` for a file that cannot be found.
+    seen: Vec<Option<FileStamp>>,
     reload: Box<dyn Fn() -> Result<()> + Send>,
 }
 
@@ -70,12 +67,8 @@ impl ReloadedFiles {
     }
 }
 
-fn stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
-    let stamp = |path: &PathBuf| {
-        let meta = std::fs::metadata(path).ok()?;
-        Some((meta.len(), meta.modified().ok(), meta.ino()))
-    };
-    paths.iter().map(stamp).collect()
+fn stamps(paths: &[PathBuf]) -> Vec<Option<FileStamp>> {
+    paths.iter().map(|path| FileStamp::of(path)).collect()
 }
 
 /// All files of a server that control access.

@@ -8,7 +8,7 @@ pub(crate) mod file;
 mod file_error;
 pub(crate) mod log;
 pub(crate) mod options;
-pub(crate) mod reload;
+mod reload;
 pub(crate) mod settings;
 mod traces;
 mod updates;

@@ -1,10 +1,10 @@
 //! The settings file while serving: models, roots and schedules follow it.
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use base::{Error, Result};
 use lifecycle::ConfigSet;
+use os::FileStamp;
 use server::ConfigSource;
 use toml::{Table, Value};
 
@@ -16,9 +16,6 @@ use super::settings::ServeSettings;
 const MODELS: [&str; 4] = ["models", "roots", "schedule", "rollout"];
 /// Keys of `[lifecycle]` that take effect while serving.
 const LIFECYCLE: [&str; 2] = ["versions", "transition"];
-
-/// Length, modification time and inode of a file, which change with its content.
-pub(crate) type FileStamp = (u64, Option<SystemTime>, u64);
 
 /// A settings file that is read again when it changes.
 pub(super) struct SettingsWatch {
@@ -34,7 +31,7 @@ pub(super) struct SettingsWatch {
 impl SettingsWatch {
     /// Remembers the file as it is now.
     pub(super) fn new(args: ServeArgs, path: PathBuf) -> SettingsWatch {
-        let seen = stamp(&path);
+        let seen = FileStamp::of(&path);
         let started = table(&path);
         SettingsWatch { args, path, seen, started, warned: Vec::new() }
     }
@@ -55,7 +52,7 @@ impl SettingsWatch {
 
 impl ConfigSource for SettingsWatch {
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
-        let stamp = stamp(&self.path);
+        let stamp = FileStamp::of(&self.path);
         if !forced && stamp == self.seen {
             return Ok(None);
         }
@@ -66,13 +63,6 @@ impl ConfigSource for SettingsWatch {
         let set = config_set(&settings);
         Ok((set != *current).then_some(set))
     }
-}
-
-/// Returns the stamp of `path`; `None` if it cannot be found.
-pub(crate) fn stamp(path: &Path) -> Option<FileStamp> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
 /// Reads the file as it is; a file with a mistake counts as empty, and its reader reports the

@@ -8,6 +8,7 @@ use base::Error;
 use clap::FromArgMatches as _;
 use import::text;
 use import::tfs::{Flags, ModelListRules, SessionSettings, VersionBatching, log_dir};
+use os::FileStamp;
 use protocol::tensorflow::serving as pb;
 use server::{
     Config, ConfigWatch, CorsPolicy, PemSource, RequestLogConfig, Secret, TFS_METRICS, TlsFiles,
@@ -18,7 +19,6 @@ use crate::exit::{CommandError, CommandResult};
 use crate::serve::ServeArgs;
 use crate::serve::file::SettingsFile;
 use crate::serve::options::{LifecycleOptions, LogFormat};
-use crate::serve::reload::stamp;
 use crate::serve::settings::ServeSettings;
 use crate::values::TimeSpan;
 
@@ -302,7 +302,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     };
     let file = flags.text("model_config_file").map(PathBuf::from);
     // Before the file is read, so that a change in between is seen.
-    let seen = file.as_deref().and_then(stamp);
+    let seen = file.as_deref().and_then(FileStamp::of);
     let list = list(flags, file.as_deref())?;
     let mut models = match &list.config {
         Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,

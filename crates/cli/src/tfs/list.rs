@@ -6,10 +6,9 @@ use base::Result;
 use import::text;
 use import::tfs::{ModelListRules, VersionBatching};
 use lifecycle::ConfigSet;
+use os::FileStamp;
 use protocol::tensorflow::serving::ModelServerConfig;
 use server::ConfigSource;
-
-use crate::serve::reload::{FileStamp, stamp};
 
 /// The files that decide which models are served.
 pub(super) struct ListSource {
@@ -27,7 +26,7 @@ impl ConfigSource for ListSource {
         let mut set = current.clone();
         let mut is_new = false;
         if let Some(file) = &self.file {
-            let stamp = stamp(file);
+            let stamp = FileStamp::of(file);
             if forced || stamp != self.seen {
                 self.seen = stamp;
                 let list: ModelServerConfig = text::read(file)?;

@@ -1,0 +1,43 @@
+//! Stamps of files, which show changes without a read.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Length, modification time and inode of a file, which change with its content. Symbolic links are
+/// followed: a mounted secret of Kubernetes changes by its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+    inode: u64,
+}
+
+impl FileStamp {
+    /// Returns the stamp of `path`; `None` if it cannot be found.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<FileStamp> {
+        let meta = std::fs::metadata(path).ok()?;
+        Some(FileStamp { bytes: meta.len(), modified: meta.modified().ok(), inode: meta.ino() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_has_another_stamp() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.pem");
+        assert_eq!(FileStamp::of(&path), None);
+        std::fs::write(&path, "old").unwrap();
+        let old = FileStamp::of(&path);
+        assert!(old.is_some());
+        assert_eq!(FileStamp::of(&path), old);
+        let next = dir.path().join("next.pem");
+        std::fs::write(&next, "new").unwrap();
+        std::fs::rename(&next, &path).unwrap();
+        assert_ne!(FileStamp::of(&path), old);
+    }
+}
