@@ -20,7 +20,7 @@ pub enum ExtractionPriority {
 }
 
 /// A file whose features are wanted.
-pub(crate) struct ImageFile {
+pub(crate) struct ExtractionInput {
     pub(crate) kind: ImageKind,
     /// Name of the image, which errors show.
     pub(crate) name: String,
@@ -43,7 +43,7 @@ pub(crate) struct EmbeddedFeatures {
 pub(crate) async fn extract(
     services: &ImageServices,
     embedder: &Embedder,
-    file: ImageFile,
+    file: ExtractionInput,
     priority: ExtractionPriority,
 ) -> Result<EmbeddedFeatures> {
     if file.kind == ImageKind::Fingerprint && TemplateFormat::of(&file.bytes).is_some() {
@@ -61,9 +61,9 @@ pub(crate) async fn extract(
 async fn extract_at_once(
     services: &ImageServices,
     embedder: &Embedder,
-    file: ImageFile,
+    file: ExtractionInput,
 ) -> Result<EmbeddedFeatures> {
-    let ImageFile { kind, name, bytes, quality_min } = file;
+    let ExtractionInput { kind, name, bytes, quality_min } = file;
     let own = embedder.clone();
     let budget = services.requests.memory.clone();
     let work = move || {
@@ -79,9 +79,9 @@ async fn extract_at_once(
 async fn extract_idle(
     services: &ImageServices,
     embedder: &Embedder,
-    file: ImageFile,
+    file: ExtractionInput,
 ) -> Result<EmbeddedFeatures> {
-    let ImageFile { kind, name, bytes, quality_min } = file;
+    let ExtractionInput { kind, name, bytes, quality_min } = file;
     let embedder = embedder.clone();
     let budget = services.requests.memory.clone();
     let work = move || {

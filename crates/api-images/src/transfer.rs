@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::browse;
 use super::checked_features::{CheckedFeatures, ExpectedFeatures, of_point};
 use super::collection::{CollectionSpec, ImageCollection};
-use super::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
+use super::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
 use super::features::uuid;
 use super::point_features::{PointFeatures, parse};
 use super::services::ImageServices;
@@ -48,7 +48,7 @@ pub(crate) async fn extract(
     let kind = existing.as_ref().map(|target| target.kind).or(wanted.kind);
     let kind = kind.unwrap_or(ImageKind::Photo);
     let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
-    let file = ImageFile { kind, name, bytes, quality_min: wanted.quality_min };
+    let file = ExtractionInput { kind, name, bytes, quality_min: wanted.quality_min };
     let EmbeddedFeatures { features, embedding } =
         extraction::extract(services, &embedder, file, ExtractionPriority::Ordinary).await?;
     if let Some(target) = &existing {

@@ -134,7 +134,7 @@ pub fn recognise(
     options: &PipelineOptions,
     sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
 ) -> Result<AudioSummary> {
-    let mut labels = LabelSink {
+    let mut labels = OrderedLabelSink {
         post: Labeller::new(recogniser, options.embeddings, options.speakers.clone()),
         order: EventOrder::new(sink),
         found: Vec::new(),
@@ -279,7 +279,7 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
 }
 
 /// Sends labels in time order to a sink.
-struct LabelSink<'a> {
+struct OrderedLabelSink<'a> {
     post: Labeller,
     order: EventOrder<'a>,
     /// Labels that go from `post` to `order`.
@@ -291,7 +291,7 @@ struct LabelSink<'a> {
     reported: (Instant, f64),
 }
 
-impl LabelSink<'_> {
+impl OrderedLabelSink<'_> {
     fn hand_over(&mut self) -> Result<()> {
         self.found.drain(..).try_for_each(|label| self.order.label(label))
     }
@@ -306,7 +306,7 @@ impl LabelSink<'_> {
     }
 }
 
-impl WindowSink for LabelSink<'_> {
+impl WindowSink for OrderedLabelSink<'_> {
     fn opened(&mut self, format: &AudioFormat) -> Result<()> {
         self.total = format.seconds;
         self.order.pass(PipelineEvent::Opened(format.clone()))

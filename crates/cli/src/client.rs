@@ -38,7 +38,7 @@ pub(crate) struct ServerArgs {
 }
 
 /// A client of one server.
-pub(crate) struct HttpClient {
+pub(crate) struct ServerClient {
     agent: ureq::Agent,
     /// Address in messages.
     base: String,
@@ -47,7 +47,7 @@ pub(crate) struct HttpClient {
     key: Option<String>,
 }
 
-/// Body of a [`HttpClient::call`].
+/// Body of a [`ServerClient::call`].
 #[derive(Clone, Copy)]
 pub(crate) enum RequestContent<'a> {
     /// Nothing.
@@ -98,13 +98,13 @@ impl HttpReply {
     }
 }
 
-impl HttpClient {
+impl ServerClient {
     /// Creates a client for `--url`, the environment's server or the default one.
     ///
     /// # Errors
     /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]` or `unix:PATH`, and
     /// for certificates that cannot be read.
-    pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
+    pub(crate) fn new(args: &ServerArgs) -> CommandResult<ServerClient> {
         let url = args
             .url
             .clone()
@@ -138,7 +138,7 @@ impl HttpClient {
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
         let shown = if socket.is_some() { &url } else { &base };
-        Ok(HttpClient {
+        Ok(ServerClient {
             base: shown.trim_end_matches('/').to_owned(),
             agent: match socket {
                 None => config.into(),
@@ -150,8 +150,8 @@ impl HttpClient {
     }
 
     /// Sets the key that every request sends, in place of the variables'.
-    pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
-        HttpClient { key: key.or(self.key), ..self }
+    pub(crate) fn with_key(self, key: Option<String>) -> ServerClient {
+        ServerClient { key: key.or(self.key), ..self }
     }
 
     /// Returns the server's address.
@@ -221,7 +221,7 @@ impl HttpClient {
     /// Sends JSON by POST to `path` and parses the response. An empty response is null.
     ///
     /// # Errors
-    /// As [`HttpClient::get`].
+    /// As [`ServerClient::get`].
     pub(crate) fn post(&self, path: &str, body: &Value) -> CommandResult<Value> {
         let reply = self.call("POST", path, RequestContent::Json(body))?;
         if reply.good()?.is_empty() { Ok(Value::Null) } else { reply.json() }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn addresses() {
         let base = |url: &str| {
-            HttpClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() })
+            ServerClient::new(&ServerArgs { url: Some(url.into()), tls: TlsArgs::default() })
                 .map(|client| client.base)
         };
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
@@ -351,7 +351,7 @@ mod tests {
             [("http://h:1", "--ca has no effect"), ("https://h:1", "--ca /no/such/file")]
         {
             let args = ServerArgs { url: Some(url.into()), tls: tls.clone() };
-            let error = HttpClient::new(&args).err().unwrap();
+            let error = ServerClient::new(&args).err().unwrap();
             assert!(error.message().starts_with(wanted), "{}", error.message());
         }
     }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
-use crate::client::{HttpClient, ServerArgs};
+use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::models::pretty;
@@ -50,15 +50,15 @@ struct RootArgs {
 }
 
 impl RootArgs {
-    fn client(&self) -> CommandResult<HttpClient> {
+    fn client(&self) -> CommandResult<ServerClient> {
         let key = environment::client_key(self.api_key.as_ref());
-        Ok(HttpClient::new(&self.server)?.with_key(key))
+        Ok(ServerClient::new(&self.server)?.with_key(key))
     }
 
     /// Returns a client for admin calls.
-    fn admin_client(&self) -> CommandResult<HttpClient> {
+    fn admin_client(&self) -> CommandResult<ServerClient> {
         let key = environment::admin_client_key(self.api_key.as_ref());
-        Ok(HttpClient::new(&self.server)?.with_key(key))
+        Ok(ServerClient::new(&self.server)?.with_key(key))
     }
 }
 

@@ -8,7 +8,7 @@ use loadgen::connection::url_segment;
 use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
 
-use crate::client::{HttpClient, RequestContent, ServerArgs};
+use crate::client::{RequestContent, ServerArgs, ServerClient};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::models::pretty;
@@ -137,9 +137,9 @@ struct CollectionsServerArgs {
 }
 
 impl CollectionsServerArgs {
-    fn client(&self) -> CommandResult<HttpClient> {
+    fn client(&self) -> CommandResult<ServerClient> {
         let key = environment::admin_client_key(self.api_key.as_ref());
-        Ok(HttpClient::new(&self.server)?.with_key(key))
+        Ok(ServerClient::new(&self.server)?.with_key(key))
     }
 }
 

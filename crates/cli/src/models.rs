@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
-use crate::client::{HttpClient, ServerArgs};
+use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use diff::DiffArgs;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &ModelsArgs) -> CommandResult {
 }
 
 fn list(args: &LsArgs) -> CommandResult {
-    let client = HttpClient::new(&args.server)?;
+    let client = ServerClient::new(&args.server)?;
     let index = client.post("/v2/repository/index", &json!({}))?;
     if args.json {
         return print(&pretty(&index));
@@ -125,7 +125,7 @@ fn list(args: &LsArgs) -> CommandResult {
     }
     let mut table = TextTable::left(&["NAME", "VERSION", "STATE", "REASON"]);
     let mut cut = false;
-    for VersionRow { name, version, state, reason } in rows {
+    for ModelVersionRow { name, version, state, reason } in rows {
         let (shown, more) = excerpt(&reason);
         cut |= more;
         table.row([name, version, state.to_owned(), shown]);
@@ -138,7 +138,7 @@ fn list(args: &LsArgs) -> CommandResult {
 }
 
 /// A version as `models ls` shows it.
-struct VersionRow {
+struct ModelVersionRow {
     name: String,
     version: String,
     state: &'static str,
@@ -147,7 +147,7 @@ struct VersionRow {
 
 /// Builds the rows of a repository index. The index reports failed versions as UNAVAILABLE too, so
 /// their status is queried.
-fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
+fn rows(client: &ServerClient, index: &Value) -> CommandResult<Vec<ModelVersionRow>> {
     let mut statuses: BTreeMap<String, Value> = BTreeMap::new();
     let mut rows = Vec::new();
     for entry in index.as_array().into_iter().flatten() {
@@ -166,7 +166,7 @@ fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
             failed = status.is_some_and(|version| !error_message(version).is_empty());
         }
         let state = state(&text(entry, "state"), failed);
-        rows.push(VersionRow { name, version, state, reason: text(entry, "reason") });
+        rows.push(ModelVersionRow { name, version, state, reason: text(entry, "reason") });
     }
     Ok(rows)
 }
@@ -211,7 +211,7 @@ fn load(args: &ModelLoadArgs) -> CommandResult {
         Some(version) => json!({ "parameters": { "version": version } }),
         None => json!({}),
     };
-    let client = HttpClient::new(&args.server)?.with_key(args.key.key());
+    let client = ServerClient::new(&args.server)?.with_key(args.key.key());
     client.post(&format!("/v2/repository/models/{}/load", url_segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
     print(&format!("loaded {} ({versions})\n", args.name))
@@ -219,12 +219,12 @@ fn load(args: &ModelLoadArgs) -> CommandResult {
 
 fn unload(args: &ModelUnloadArgs) -> CommandResult {
     let path = format!("/v2/repository/models/{}/unload", url_segment(&args.name));
-    HttpClient::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
+    ServerClient::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
     print(&format!("unloaded {}\n", args.name))
 }
 
 /// Returns "version 3", "versions 3, 4" or "no version is ready".
-fn ready_versions(client: &HttpClient, name: &str) -> CommandResult<String> {
+fn ready_versions(client: &ServerClient, name: &str) -> CommandResult<String> {
     let status = client.get(&format!("/v1/models/{}", url_segment(name)))?;
     let ready: Vec<String> = versions(&status)
         .iter()
@@ -239,7 +239,7 @@ fn ready_versions(client: &HttpClient, name: &str) -> CommandResult<String> {
 }
 
 fn status(args: &StatusArgs) -> CommandResult {
-    let client = HttpClient::new(&args.server)?;
+    let client = ServerClient::new(&args.server)?;
     let index = client.post("/v2/repository/index", &json!({}))?;
     let names = match &args.name {
         Some(name) => vec![name.clone()],

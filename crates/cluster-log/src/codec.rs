@@ -130,7 +130,7 @@ impl EntryLayout {
         }
         let body_end = bytes.len().checked_sub(CHECKSUM_BYTES);
         let (body, checksum) = bytes.split_at(body_end.ok_or_else(|| damaged("it is too short"))?);
-        let mut fields = Fields(body);
+        let mut fields = EntryFields(body);
         if fields.take::<8>()? != MAGIC {
             return Err(damaged("its first bytes are not those of an entry"));
         }
@@ -174,9 +174,9 @@ impl EntryLayout {
 }
 
 /// Rest of the bytes that are read.
-struct Fields<'a>(&'a [u8]);
+struct EntryFields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl EntryFields<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk().ok_or_else(|| damaged("it is too short"))?;
         self.0 = rest;

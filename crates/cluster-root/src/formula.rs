@@ -15,7 +15,7 @@ use super::envelope::Completeness;
 use super::merge::MergedKeys;
 use super::payload_members::{self, POINTS_AT_ONCE_MAX, Payloads};
 use super::read::confirmed_answers;
-use super::root_query::QueryRun;
+use super::root_query::QueriedCollection;
 
 /// Hits of a formula, best first, with their completeness.
 pub(super) struct FormulaHits {
@@ -55,7 +55,7 @@ impl FormulaScores {
 /// # Errors
 /// `InvalidArgument` if a point has no score; as [`confirmed_answers`].
 pub(super) async fn hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     mut formula: Formula,
     lists: &[MergedKeys],
     mut found: Completeness,

@@ -37,7 +37,7 @@ use super::payload_members;
 use super::prefetch;
 use super::ranked_groups::{self, RankedGroups};
 use super::read::{answers, confirmed_answers, of_all};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery};
 use super::shard_read::{ShardAnswers, ShardRead};
 use super::split::{self, RawMembers};
 
@@ -62,7 +62,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     if query[0].is_grouped_by_root() {
         query[0].find_all()?;
     }
-    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
     let order = query.order(settings.metric);

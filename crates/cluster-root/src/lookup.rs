@@ -12,7 +12,7 @@ use search::points::PointId;
 use search::registry::CollectionSettings;
 
 use super::collections;
-use super::root_query::{PointVectors, QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery, VectorsById};
 
 /// Points of another collection that queries name.
 struct OtherPoints {
@@ -20,7 +20,7 @@ struct OtherPoints {
     settings: CollectionSettings,
     ids: Vec<PointId>,
     /// Their vectors, once they were read.
-    vectors: PointVectors,
+    vectors: VectorsById,
 }
 
 /// Replaces points of other collections by their vectors in each query.
@@ -28,8 +28,8 @@ struct OtherPoints {
 /// # Errors
 /// `PermissionDenied` if the request's key may not use another collection; `NotFound` if there is
 /// no such collection or point; `InvalidArgument` if its vector has another name or size; as
-/// [`QueryRun::point_vectors`].
-pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<()> {
+/// [`QueriedCollection::point_vectors`].
+pub(super) async fn resolve(run: &QueriedCollection<'_>, queries: &mut [RootQuery]) -> Result<()> {
     // By the id of the collection.
     let mut others: BTreeMap<String, OtherPoints> = BTreeMap::new();
     // For each query, the id of the other collection.
@@ -45,8 +45,11 @@ pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Re
         others.entry(id).or_insert(other).ids.append(&mut ids);
     }
     for other in others.values_mut() {
-        let source =
-            QueryRun { context: run.context, record: &other.record, settings: &other.settings };
+        let source = QueriedCollection {
+            context: run.context,
+            record: &other.record,
+            settings: &other.settings,
+        };
         other.vectors = Box::pin(source.point_vectors(&other.ids)).await?;
     }
     for (query, source) in queries.iter_mut().zip(sources) {
@@ -63,7 +66,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// As [`resolve`].
-    fn take_lookup(&mut self, run: &QueryRun<'_>) -> Result<Option<OtherPoints>> {
+    fn take_lookup(&mut self, run: &QueriedCollection<'_>) -> Result<Option<OtherPoints>> {
         self.members.remove("lookup_from");
         let Some(lookup) = self.request.lookup_from.take() else { return Ok(None) };
         if !self.request.query.as_ref().is_some_and(VectorQuery::has_vector) {
@@ -76,7 +79,11 @@ impl RootQuery {
     }
 
     /// Returns the points of the query, which are in another collection.
-    fn other_points(&self, run: &QueryRun<'_>, lookup: &LookupFrom) -> Result<OtherPoints> {
+    fn other_points(
+        &self,
+        run: &QueriedCollection<'_>,
+        lookup: &LookupFrom,
+    ) -> Result<OtherPoints> {
         let record = run.context.other_record(&lookup.collection)?;
         let settings = collections::settings(&record)?;
         check_using(&settings, lookup.vector.as_ref().unwrap_or(&self.request.using))?;
@@ -87,14 +94,14 @@ impl RootQuery {
                 settings.dims, record.name
             )));
         }
-        Ok(OtherPoints { record, settings, ids: self.ids(), vectors: PointVectors::new() })
+        Ok(OtherPoints { record, settings, ids: self.ids(), vectors: VectorsById::new() })
     }
 
     /// Replaces the points of the query by their vectors.
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
-    fn replace_points(&mut self, vectors: &PointVectors) -> Result<()> {
+    fn replace_points(&mut self, vectors: &VectorsById) -> Result<()> {
         let Some(text) = self.query_by_vectors(vectors)? else { return Ok(()) };
         self.members.insert("query".to_owned(), text);
         let replace = |input: &mut VectorInput| {

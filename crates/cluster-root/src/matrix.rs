@@ -15,7 +15,7 @@ use serde_json::json;
 use super::call::RootContext;
 use super::collections;
 use super::envelope::{Completeness, RootAnswer};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery};
 use super::sample;
 use super::split;
 
@@ -40,7 +40,7 @@ async fn answer<T: Serialize + 'static>(
     let limit = request.limit();
     let sample = sample_query(&body, request.sample()?)?;
     check_using(&settings, request.using.as_deref().unwrap_or_default())?;
-    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let drawn = Box::pin(sample::hits(&run, &sample, Completeness::WHOLE)).await?;
     let ids: Vec<PointId> = drawn.hits.iter().map(|scored| scored.hit.id).collect();
     let vectors = run.point_vectors(&ids).await?;

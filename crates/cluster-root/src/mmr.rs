@@ -12,7 +12,7 @@ use super::envelope::Completeness;
 use super::merge::{self, HitRange, KeyedPoint, ShardResults};
 use super::parts::{self, MergedHit};
 use super::read::{answers, of_all};
-use super::root_query::{MmrChoice, QueryRun, RootQuery};
+use super::root_query::{MmrChoice, QueriedCollection, RootQuery};
 use super::split;
 
 /// Hit with its score as clients see it.
@@ -45,7 +45,7 @@ impl ScoredHit {
 /// # Errors
 /// `InvalidArgument` for too many candidates; otherwise as [`answers`].
 pub(super) async fn hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     query: &RootQuery,
     choice: MmrChoice,
     found: Completeness,
@@ -61,7 +61,7 @@ pub(super) async fn hits(
 
 /// Returns the `depth` best hits of all shards, without payloads and vectors.
 async fn best_hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     query: &RootQuery,
     depth: usize,
     found: Completeness,
@@ -89,7 +89,7 @@ async fn best_hits(
 
 /// Returns at most `count` of the hits, in the order in which they were chosen.
 async fn choose(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     hits: Vec<ScoredHit>,
     diversity: f32,
     count: usize,

@@ -4,10 +4,10 @@ use base::Result;
 
 use super::envelope::Completeness;
 use super::mmr::{self, ScoredHits};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery};
 use super::sample;
 
-impl QueryRun<'_> {
+impl QueriedCollection<'_> {
     /// Returns the hits of a query without prefetches that the shards cannot answer in one round,
     /// by mmr or a random sample; `None` for another query. `found` is the completeness of the hits
     /// of prefetches that it had.

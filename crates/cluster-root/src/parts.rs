@@ -14,7 +14,7 @@ use super::call::RootContext;
 use super::envelope::{Completeness, RootAnswer};
 use super::merge;
 use super::read::confirmed_answers;
-use super::root_query::QueryRun;
+use super::root_query::QueriedCollection;
 use super::shard_read::ShardAnswers;
 use super::split::{self, RawMembers, shard_of_id};
 
@@ -56,7 +56,7 @@ struct HitsMembers<'a> {
 /// # Errors
 /// As [`confirmed_answers`].
 pub(super) async fn answer(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     members: &RawMembers,
     mut hits: Vec<MergedHit>,
     found: Completeness,

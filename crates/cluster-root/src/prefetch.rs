@@ -22,7 +22,7 @@ use super::lookup;
 use super::merge::{self, HitOrder, HitRange, MergedKeys, PointKey, ShardResults};
 use super::mmr::ScoredHit;
 use super::read::{answers, of_all};
-use super::root_query::{QueryRun, RootQuery, without};
+use super::root_query::{QueriedCollection, RootQuery, without};
 use super::split::{self, RawMembers};
 
 /// Maximum prefetches of one batch of queries, at one level.
@@ -34,7 +34,10 @@ const BATCH_MAX: usize = 1024;
 /// # Errors
 /// `InvalidArgument` for too many prefetches and for the name of another vector; otherwise as
 /// [`answers`], [`formula::hits`] and [`lookup::resolve`].
-pub(super) async fn resolve(run: &QueryRun<'_>, queries: &mut [RootQuery]) -> Result<Completeness> {
+pub(super) async fn resolve(
+    run: &QueriedCollection<'_>,
+    queries: &mut [RootQuery],
+) -> Result<Completeness> {
     Box::pin(lookup::resolve(run, queries)).await?;
     let mut prefetches = Vec::new();
     // For each prefetch, the index of the query that ranks its hits.
@@ -87,7 +90,7 @@ struct PrefetchHits {
 /// Returns the hits of prefetches without prefetches of their own. `found` is the completeness of
 /// the rounds before.
 async fn hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     prefetches: &[RootQuery],
     mut found: Completeness,
 ) -> Result<PrefetchHits> {
@@ -120,7 +123,7 @@ async fn hits(
 
 /// Returns the hits of queries without rounds of their own, which the shards answer in one read.
 async fn batch_hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     queries: &[&RootQuery],
     found: Completeness,
 ) -> Result<PrefetchHits> {

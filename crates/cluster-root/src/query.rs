@@ -23,7 +23,7 @@ use super::mmr::ScoredHits;
 use super::parts::{self, MergedHit};
 use super::prefetch;
 use super::read::{merged, of_all};
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery};
 use super::split::{self, RawMembers};
 
 /// Maximum queries of one batch.
@@ -34,7 +34,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let settings = collections::settings(&record)?;
     let mut query = [RootQuery::read(&body)?];
     query[0].request.check_prefetches()?;
-    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;
     let [query] = query;
     run.one(query, found).await
@@ -49,7 +49,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     if queries.is_empty() {
         return RootAnswer::of(&json!([]));
     }
-    let run = QueryRun { context: &context, record: &record, settings: &settings };
+    let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut queries).await?;
     if queries.iter().any(RootQuery::has_own_rounds) {
         return run.one_by_one(queries, found).await;
@@ -57,7 +57,7 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     run.together(queries, found, bytes).await
 }
 
-impl QueryRun<'_> {
+impl QueriedCollection<'_> {
     /// Answers a query without prefetches. `found` is the completeness of the hits of prefetches
     /// that it had.
     async fn one(&self, query: RootQuery, found: Completeness) -> Result<RootAnswer> {

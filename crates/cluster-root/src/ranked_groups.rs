@@ -14,7 +14,7 @@ use super::groups::GROUP_MEMBERS;
 use super::mmr::{ScoredHit, ScoredHits};
 use super::payload_members::{self, POINTS_AT_ONCE_MAX};
 use super::read::confirmed_answers;
-use super::root_query::{QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery};
 
 /// Groups in the order of their best hits, with their completeness.
 pub(super) struct RankedGroups {
@@ -23,7 +23,7 @@ pub(super) struct RankedGroups {
 }
 
 /// Hits of a query, best first, with their completeness.
-struct RankedHits {
+struct FusedHits {
     hits: Vec<FusionHit<PointId>>,
     found: Completeness,
 }
@@ -53,14 +53,14 @@ impl RootQuery {
 /// their hits. `found` is the completeness of these hits.
 ///
 /// # Errors
-/// As [`QueryRun::own_rounds`] and [`confirmed_answers`].
+/// As [`QueriedCollection::own_rounds`] and [`confirmed_answers`].
 pub(super) async fn groups(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     query: RootQuery,
     request: &QueryGroupsRequest,
     found: Completeness,
 ) -> Result<RankedGroups> {
-    let RankedHits { hits, mut found } = Box::pin(ranked_hits(run, query, found)).await?;
+    let FusedHits { hits, mut found } = Box::pin(ranked_hits(run, query, found)).await?;
     let members = payload_members::request(payload_members::of_path(&request.group_by)?)?;
     let mut groups: HitGroups<FusionHit<PointId>> = HitGroups::new(request.group_size);
     for hits in hits.chunks(POINTS_AT_ONCE_MAX) {
@@ -92,17 +92,17 @@ pub(super) async fn groups(
 }
 
 async fn ranked_hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     mut query: RootQuery,
     found: Completeness,
-) -> Result<RankedHits> {
+) -> Result<FusedHits> {
     if let Some(mut hits) = query.fused.take() {
         hits.truncate(query.range().limit);
-        return Ok(RankedHits { hits, found });
+        return Ok(FusedHits { hits, found });
     }
     let Some(ScoredHits { hits, found }) = run.own_rounds(&query, found).await? else {
         return Err(Error::internal("a query whose hits the shards group"));
     };
     let hit = |scored: ScoredHit| FusionHit { id: scored.hit.id, score: scored.score };
-    Ok(RankedHits { hits: hits.into_iter().map(hit).collect(), found })
+    Ok(FusedHits { hits: hits.into_iter().map(hit).collect(), found })
 }

@@ -48,10 +48,10 @@ pub(super) struct RootQuery {
 }
 
 /// Vectors of points of the collection.
-pub(super) type PointVectors = HashMap<PointId, Vec<f32>>;
+pub(super) type VectorsById = HashMap<PointId, Vec<f32>>;
 
 /// A collection whose queries are answered.
-pub(super) struct QueryRun<'a> {
+pub(super) struct QueriedCollection<'a> {
     pub(super) context: &'a RootContext,
     pub(super) record: &'a Arc<CollectionRecord>,
     pub(super) settings: &'a CollectionSettings,
@@ -157,7 +157,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
-    pub(super) fn for_shards(&self, vectors: &PointVectors) -> Result<RawMembers> {
+    pub(super) fn for_shards(&self, vectors: &VectorsById) -> Result<RawMembers> {
         let mut members = self.members.clone();
         let count = self.request.limit().saturating_add(self.request.offset());
         members.insert("limit".to_owned(), split::raw(&count)?);
@@ -181,7 +181,7 @@ impl RootQuery {
     ///
     /// # Errors
     /// `NotFound` for a point without a vector in `vectors`.
-    pub(super) fn query_by_vectors(&self, vectors: &PointVectors) -> Result<Option<Box<RawValue>>> {
+    pub(super) fn query_by_vectors(&self, vectors: &VectorsById) -> Result<Option<Box<RawValue>>> {
         let vector = |input: &VectorInput| match input {
             VectorInput::Vector(values) => Ok(values.clone()),
             VectorInput::Id(id) => vectors.get(id).cloned().ok_or_else(|| {
@@ -217,19 +217,19 @@ impl RootQuery {
     }
 }
 
-impl QueryRun<'_> {
+impl QueriedCollection<'_> {
     /// Reads the vectors of points of the collection.
     ///
     /// # Errors
     /// As [`check_vector_values`]; `Unavailable` if the shard of a point does not answer.
-    pub(super) async fn point_vectors(&self, ids: &[PointId]) -> Result<PointVectors> {
+    pub(super) async fn point_vectors(&self, ids: &[PointId]) -> Result<VectorsById> {
         #[derive(Deserialize)]
         struct VectorText {
             id: PointId,
             vector: Vector,
         }
         check_vector_values(ids.len(), self.settings.dims)?;
-        let mut vectors = PointVectors::new();
+        let mut vectors = VectorsById::new();
         if ids.is_empty() {
             return Ok(vectors);
         }
@@ -318,7 +318,7 @@ mod tests {
 
     /// Returns a shard's query, which must be one for the parser.
     fn shards(body: &Value) -> Value {
-        let vectors = PointVectors::from([
+        let vectors = VectorsById::from([
             (PointId::Number(1), vec![0.5, 1.5]),
             (UUID.parse().unwrap(), vec![2.5, 3.5]),
         ]);
@@ -377,7 +377,7 @@ mod tests {
     fn an_unknown_point_is_not_found() {
         let query = read(&json!({"query": 3}));
         assert_eq!(query.ids(), [PointId::Number(3)]);
-        let error = query.for_shards(&PointVectors::new()).unwrap_err();
+        let error = query.for_shards(&VectorsById::new()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
 

@@ -16,7 +16,7 @@ use super::merge::{self, HitRange, PointsText, ShardResults};
 use super::mmr::{ScoredHit, ScoredHits};
 use super::parts;
 use super::read::{answers, of_all};
-use super::root_query::{PointVectors, QueryRun, RootQuery};
+use super::root_query::{QueriedCollection, RootQuery, VectorsById};
 use super::split;
 
 /// Points that match in each shard.
@@ -58,7 +58,7 @@ impl RandomNumbers {
 /// # Errors
 /// `InvalidArgument` for too many points; otherwise as [`answers`].
 pub(super) async fn hits(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     query: &RootQuery,
     found: Completeness,
 ) -> Result<ScoredHits> {
@@ -78,7 +78,11 @@ pub(super) async fn hits(
 }
 
 /// Counts the points of each shard that match.
-async fn counts(run: &QueryRun<'_>, query: &RootQuery, found: Completeness) -> Result<ShardCounts> {
+async fn counts(
+    run: &QueriedCollection<'_>,
+    query: &RootQuery,
+    found: Completeness,
+) -> Result<ShardCounts> {
     let filter = query.members.get("filter").map(|filter| &**filter);
     let body = split::raw(&BTreeMap::from([("filter", filter)]))?;
     let read = answers(run.context, &of_all(run.context, run.record, "points/count", body)).await?;
@@ -123,7 +127,7 @@ fn draw(counts: &BTreeMap<u32, u64>, count: usize, numbers: &mut RandomNumbers) 
 
 /// Reads the next point of a shard's sample for each shard in `drawn`.
 async fn points(
-    run: &QueryRun<'_>,
+    run: &QueriedCollection<'_>,
     query: &RootQuery,
     drawn: Vec<u32>,
     found: Completeness,
@@ -132,7 +136,7 @@ async fn points(
     for shard in &drawn {
         *by_shard.entry(*shard).or_default() += 1;
     }
-    let mut members = query.for_shards(&PointVectors::new())?;
+    let mut members = query.for_shards(&VectorsById::new())?;
     parts::remove(&mut members);
     let most = by_shard.into_values().max().unwrap_or(1);
     members.insert("limit".to_owned(), split::raw(&most)?);

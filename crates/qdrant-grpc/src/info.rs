@@ -84,7 +84,7 @@ struct ParamsJson {
 }
 
 #[derive(Deserialize)]
-struct VectorJson {
+struct VectorParamsJson {
     size: u64,
     distance: String,
 }
@@ -179,15 +179,16 @@ fn config(config: ConfigJson) -> Result<pb::CollectionConfig> {
 fn vectors(value: Value) -> Result<Config> {
     let unreadable = |error| Error::internal(format!("the vectors of a collection: {error}"));
     if value.get("size").is_some_and(Value::is_number) {
-        let one: VectorJson = serde_json::from_value(value).map_err(unreadable)?;
+        let one: VectorParamsJson = serde_json::from_value(value).map_err(unreadable)?;
         return Ok(Config::Params(vector(one)));
     }
-    let named: BTreeMap<String, VectorJson> = serde_json::from_value(value).map_err(unreadable)?;
+    let named: BTreeMap<String, VectorParamsJson> =
+        serde_json::from_value(value).map_err(unreadable)?;
     let map = named.into_iter().map(|(name, one)| (name, vector(one))).collect();
     Ok(Config::ParamsMap(pb::VectorParamsMap { map }))
 }
 
-fn vector(given: VectorJson) -> pb::VectorParams {
+fn vector(given: VectorParamsJson) -> pb::VectorParams {
     let distance = match given.distance.as_str() {
         "Cosine" => pb::Distance::Cosine,
         "Euclid" => pb::Distance::Euclid,

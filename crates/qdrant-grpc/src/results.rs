@@ -14,7 +14,7 @@ use crate::vectors::JsonVectors;
 
 /// A point of a response.
 #[derive(Deserialize)]
-pub(crate) struct PointJson {
+pub(crate) struct ResponsePoint {
     id: JsonId,
     #[serde(default)]
     version: u64,
@@ -33,8 +33,8 @@ fn order_value(number: &Number) -> pb::OrderValue {
     pb::OrderValue { variant: Some(variant) }
 }
 
-impl From<PointJson> for pb::ScoredPoint {
-    fn from(point: PointJson) -> pb::ScoredPoint {
+impl From<ResponsePoint> for pb::ScoredPoint {
+    fn from(point: ResponsePoint) -> pb::ScoredPoint {
         pb::ScoredPoint {
             id: Some(point.id.into()),
             payload: values::of_members(point.payload.unwrap_or_default()),
@@ -47,8 +47,8 @@ impl From<PointJson> for pb::ScoredPoint {
     }
 }
 
-impl From<PointJson> for pb::RetrievedPoint {
-    fn from(point: PointJson) -> pb::RetrievedPoint {
+impl From<ResponsePoint> for pb::RetrievedPoint {
+    fn from(point: ResponsePoint) -> pb::RetrievedPoint {
         pb::RetrievedPoint {
             id: Some(point.id.into()),
             payload: values::of_members(point.payload.unwrap_or_default()),
@@ -59,7 +59,7 @@ impl From<PointJson> for pb::RetrievedPoint {
     }
 }
 
-fn all<M: From<PointJson>>(points: Vec<PointJson>) -> Vec<M> {
+fn all<M: From<ResponsePoint>>(points: Vec<ResponsePoint>) -> Vec<M> {
     points.into_iter().map(Into::into).collect()
 }
 
@@ -93,13 +93,13 @@ pub(crate) fn updates(response: &RestResponse<'_>) -> Result<pb::UpdateBatchResp
 }
 
 pub(crate) fn fetched(response: &RestResponse<'_>) -> Result<pb::GetResponse> {
-    let parsed = response.parse::<Vec<PointJson>>()?;
+    let parsed = response.parse::<Vec<ResponsePoint>>()?;
     Ok(pb::GetResponse { result: all(parsed.result), time: parsed.time, usage: None })
 }
 
 #[derive(Deserialize)]
 struct ScrollJson {
-    points: Vec<PointJson>,
+    points: Vec<ResponsePoint>,
     next_page_offset: Option<JsonId>,
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn counted(response: &RestResponse<'_>) -> Result<pb::CountResponse> 
 /// Hits of one query.
 #[derive(Deserialize)]
 struct HitsJson {
-    points: Vec<PointJson>,
+    points: Vec<ResponsePoint>,
 }
 
 pub(crate) fn queried(response: &RestResponse<'_>) -> Result<pb::QueryResponse> {
@@ -180,8 +180,8 @@ struct GroupsJson {
 #[derive(Deserialize)]
 struct GroupJson {
     id: Value,
-    hits: Vec<PointJson>,
-    lookup: Option<PointJson>,
+    hits: Vec<ResponsePoint>,
+    lookup: Option<ResponsePoint>,
 }
 
 fn group_id(value: &Value) -> Result<pb::GroupId> {

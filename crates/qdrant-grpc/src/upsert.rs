@@ -41,16 +41,16 @@ pub(crate) fn write_point(point: PointStruct, json: &mut Vec<u8>) -> Result<()> 
 }
 
 /// Writes the JSON list of points that `next` returns.
-struct PointList {
+struct PointListWriter {
     json: Vec<u8>,
     count: usize,
 }
 
-impl PointList {
-    fn new(start: &str, capacity: usize) -> PointList {
+impl PointListWriter {
+    fn new(start: &str, capacity: usize) -> PointListWriter {
         let mut json = Vec::with_capacity(capacity);
         json.extend_from_slice(start.as_bytes());
-        PointList { json, count: 0 }
+        PointListWriter { json, count: 0 }
     }
 
     fn add(&mut self, point: PointStruct) -> Result<()> {
@@ -69,7 +69,7 @@ impl PointList {
 /// # Errors
 /// As [`write_point`].
 pub(crate) fn points_json(points: Vec<PointStruct>) -> Result<Vec<u8>> {
-    let mut list = PointList::new("{\"points\":[", 0);
+    let mut list = PointListWriter::new("{\"points\":[", 0);
     points.into_iter().try_for_each(|point| list.add(point))?;
     list.json.push(b']');
     Ok(list.json)
@@ -81,7 +81,7 @@ pub(crate) fn points_json(points: Vec<PointStruct>) -> Result<Vec<u8>> {
 /// `InvalidArgument` for bytes that are not such a message, and as [`write_point`].
 pub(crate) fn request(message: Bytes) -> Result<RestRequest> {
     // Numbers of vectors take about twice as many bytes as text.
-    let mut list = PointList::new("{\"points\":[", message.len().saturating_mul(2));
+    let mut list = PointListWriter::new("{\"points\":[", message.len().saturating_mul(2));
     let mut others = Vec::new();
     let mut rest = message;
     while rest.has_remaining() {

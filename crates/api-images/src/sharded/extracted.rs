@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::browse;
-use crate::extraction::{self, EmbeddedFeatures, ExtractionPriority, ImageFile};
+use crate::extraction::{self, EmbeddedFeatures, ExtractionInput, ExtractionPriority};
 use crate::features::{
     Features, checked_name, checked_payload, checked_quality, id_of, originals_of,
 };
@@ -235,7 +235,7 @@ impl ImagesState {
         let kind = own.map(|settings| settings.kind).or(wanted.kind).unwrap_or(ImageKind::Photo);
         let embedder = self.services.embedder(None, model.map(String::as_str))?;
         let ImageInput { name, payload, bytes, quality_min, priority } = image;
-        let file = ImageFile { kind, name, bytes, quality_min };
+        let file = ExtractionInput { kind, name, bytes, quality_min };
         let EmbeddedFeatures { features, embedding } =
             extraction::extract(&self.services, &embedder, file, priority).await?;
         let settings = ImageSettings { kind, model: embedder.name().to_owned() };

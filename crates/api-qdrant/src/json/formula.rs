@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use search::filter::Filter;
 use serde_json::{Map, Value};
 
-use super::filter::{check_path, condition};
+use super::filter::{Parsed, check_path, condition};
 use super::limits;
 use crate::formula::{Decay, DecayCurve, Expression, Formula, Function, GeoPlace, date_seconds};
 
@@ -17,9 +17,6 @@ const SCORE: &str = "$score";
 const DEFAULT_MIDPOINT: f64 = 0.5;
 /// Scale of a decay if the request does not set it.
 const DEFAULT_SCALE: f64 = 1.0;
-
-/// A message without the place in the text, which callers put before it.
-type Parsed<T> = Result<T, String>;
 
 /// Reads a formula. Its nesting is bounded by the JSON reader.
 pub(super) fn formula(expression: &Value, defaults: Map<String, Value>) -> Parsed<Formula> {
@@ -63,16 +60,16 @@ fn variable(name: &str) -> Parsed<Expression> {
 }
 
 /// Reads the members of an object, all of which it must know.
-struct Members<'a> {
+struct FormulaMembers<'a> {
     members: &'a Map<String, Value>,
 }
 
-impl<'a> Members<'a> {
-    fn new(value: &'a Value, known: &[&str]) -> Parsed<Members<'a>> {
+impl<'a> FormulaMembers<'a> {
+    fn new(value: &'a Value, known: &[&str]) -> Parsed<FormulaMembers<'a>> {
         let members = value.as_object().ok_or_else(|| "an object is expected".to_owned())?;
         match members.keys().find(|name| !known.contains(&name.as_str())) {
             Some(other) => Err(format!("{other}: {} are expected", known.join(", "))),
-            None => Ok(Members { members }),
+            None => Ok(FormulaMembers { members }),
         }
     }
 
@@ -174,7 +171,7 @@ impl ExpressionReader {
     }
 
     fn quotient(&mut self, value: &Value) -> Parsed<Expression> {
-        let members = Members::new(value, &["left", "right", "by_zero_default"])?;
+        let members = FormulaMembers::new(value, &["left", "right", "by_zero_default"])?;
         Ok(Expression::Quotient {
             left: Box::new(within("left", self.expression(members.needed("left")?))?),
             right: Box::new(within("right", self.expression(members.needed("right")?))?),
@@ -183,7 +180,7 @@ impl ExpressionReader {
     }
 
     fn power(&mut self, value: &Value) -> Parsed<Expression> {
-        let members = Members::new(value, &["base", "exponent"])?;
+        let members = FormulaMembers::new(value, &["base", "exponent"])?;
         Ok(Expression::Power {
             base: Box::new(within("base", self.expression(members.needed("base")?))?),
             exponent: Box::new(within("exponent", self.expression(members.needed("exponent")?))?),
@@ -191,7 +188,7 @@ impl ExpressionReader {
     }
 
     fn decay(&mut self, curve: DecayCurve, value: &Value) -> Parsed<Expression> {
-        let members = Members::new(value, &["x", "target", "scale", "midpoint"])?;
+        let members = FormulaMembers::new(value, &["x", "target", "scale", "midpoint"])?;
         let x = within("x", self.expression(members.needed("x")?))?;
         let target = members.optional("target").map(|target| self.expression(target));
         let target = within("target", target.transpose())?;
@@ -218,13 +215,13 @@ fn a_condition(value: &Value) -> Parsed<Expression> {
 }
 
 fn geo_distance(value: &Value) -> Parsed<Expression> {
-    let members = Members::new(value, &["origin", "to"])?;
+    let members = FormulaMembers::new(value, &["origin", "to"])?;
     let origin = within("origin", geo_place(members.needed("origin")?))?;
     Ok(Expression::GeoDistance { origin, to: within("to", path(members.needed("to")?))? })
 }
 
 fn geo_place(value: &Value) -> Parsed<GeoPlace> {
-    let members = Members::new(value, &["lon", "lat"])?;
+    let members = FormulaMembers::new(value, &["lon", "lat"])?;
     let lon = within("lon", number(members.needed("lon")?))?;
     let lat = within("lat", number(members.needed("lat")?))?;
     if !(-180.0..=180.0).contains(&lon) || !(-90.0..=90.0).contains(&lat) {

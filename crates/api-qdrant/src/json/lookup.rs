@@ -33,7 +33,7 @@ impl<'de> Deserialize<'de> for GroupLookup {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<GroupLookup, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Members {
+        struct LookupMembers {
             collection: String,
             with_payload: Option<WithPayload>,
             #[serde(alias = "with_vector")]
@@ -43,8 +43,8 @@ impl<'de> Deserialize<'de> for GroupLookup {
         if let Value::String(collection) = value {
             return Ok(GroupLookup { collection, with_payload: None, with_vectors: None });
         }
-        let members: Members = serde_json::from_value(value).map_err(D::Error::custom)?;
-        let Members { collection, with_payload, with_vectors } = members;
+        let members: LookupMembers = serde_json::from_value(value).map_err(D::Error::custom)?;
+        let LookupMembers { collection, with_payload, with_vectors } = members;
         Ok(GroupLookup { collection, with_payload, with_vectors })
     }
 }

@@ -55,13 +55,13 @@ impl<'de> Deserialize<'de> for WithVector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WithVector, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(untagged)]
-        enum Form {
+        enum VectorForm {
             All(bool),
             Names(OneOrMany<String>),
         }
-        match Form::deserialize(deserializer) {
-            Ok(Form::All(all)) => Ok(WithVector::All(all)),
-            Ok(Form::Names(names)) => Ok(WithVector::Names(names.many())),
+        match VectorForm::deserialize(deserializer) {
+            Ok(VectorForm::All(all)) => Ok(WithVector::All(all)),
+            Ok(VectorForm::Names(names)) => Ok(WithVector::Names(names.many())),
             Err(_) => Err(D::Error::custom("true, false or a list of vector names is expected")),
         }
     }
@@ -182,23 +182,23 @@ impl<'de> Deserialize<'de> for WithPayload {
         }
         #[derive(serde::Deserialize)]
         #[serde(untagged)]
-        enum Form {
+        enum PayloadForm {
             All(bool),
             Paths(Vec<String>),
             Include(Include),
             Exclude(Exclude),
         }
-        let form = Form::deserialize(deserializer).map_err(|_| {
+        let form = PayloadForm::deserialize(deserializer).map_err(|_| {
             D::Error::custom(
                 "true, false, a list of fields, {\"include\": [..]} or {\"exclude\": [..]} is expected",
             )
         })?;
         let paths = |paths: &[String]| PayloadPaths::new(paths).map_err(D::Error::custom);
         Ok(match form {
-            Form::All(all) => WithPayload::All(all),
-            Form::Paths(names) => WithPayload::Include(paths(&names)?),
-            Form::Include(form) => WithPayload::Include(paths(&form.include)?),
-            Form::Exclude(form) => WithPayload::Exclude(paths(&form.exclude)?),
+            PayloadForm::All(all) => WithPayload::All(all),
+            PayloadForm::Paths(names) => WithPayload::Include(paths(&names)?),
+            PayloadForm::Include(form) => WithPayload::Include(paths(&form.include)?),
+            PayloadForm::Exclude(form) => WithPayload::Exclude(paths(&form.exclude)?),
         })
     }
 }

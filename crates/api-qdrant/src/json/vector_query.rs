@@ -87,7 +87,7 @@ impl<'de> Deserialize<'de> for OrderBy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrderBy, D::Error> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Members {
+        struct OrderByMembers {
             #[serde(deserialize_with = "super::filter::path")]
             key: String,
             direction: Option<String>,
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for OrderBy {
             super::filter::check_path(&key).map_err(D::Error::custom)?;
             return Ok(OrderBy { key, descending: false, start_from: None });
         }
-        let members: Members = serde_json::from_value(value).map_err(D::Error::custom)?;
+        let members: OrderByMembers = serde_json::from_value(value).map_err(D::Error::custom)?;
         let descending = match members.direction.as_deref() {
             None | Some("asc") => false,
             Some("desc") => true,

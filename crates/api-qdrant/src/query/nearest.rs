@@ -23,7 +23,7 @@ pub(super) struct ResolvedQuery {
 }
 
 /// Limits of a search for the nearest points.
-struct SearchLimits<'a> {
+struct NearestLimits<'a> {
     count: usize,
     params: &'a SearchParams,
     filter: Option<Filter>,
@@ -50,7 +50,7 @@ impl QueryRun<'_> {
         let mut ranked = if request.prefetch.is_empty() {
             let score_threshold = request.score_threshold;
             let limits =
-                SearchLimits { count: depth, params: &request.params, filter, score_threshold };
+                NearestLimits { count: depth, params: &request.params, filter, score_threshold };
             self.nearest(&resolved, limits)?
         } else {
             // A prefetch finds as many other points as its limit says.
@@ -197,8 +197,8 @@ impl QueryRun<'_> {
     }
 
     /// Returns the nearest points of a query within `limits`, without its examples.
-    fn nearest(&mut self, query: &ResolvedQuery, limits: SearchLimits<'_>) -> Result<RankedHits> {
-        let SearchLimits { count, params, filter, score_threshold } = limits;
+    fn nearest(&mut self, query: &ResolvedQuery, limits: NearestLimits<'_>) -> Result<RankedHits> {
+        let NearestLimits { count, params, filter, score_threshold } = limits;
         let filter = excluding(filter, &query.examples);
         let exact = params.exact == Some(true);
         let search = CollectionQuery {

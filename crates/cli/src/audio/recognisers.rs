@@ -48,7 +48,7 @@ pub(crate) struct RecogniserDir {
 
 /// The part of a settings file that is read here.
 #[derive(Deserialize)]
-struct RecogniserFile {
+struct RecogniserSection {
     recogniser: Option<toml::Table>,
 }
 
@@ -170,7 +170,7 @@ fn section(file: &Path) -> CommandResult<Option<toml::Table>> {
         return Err(unreadable(&"larger than 1 MiB"));
     }
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(&error))?;
-    let parsed: RecogniserFile =
+    let parsed: RecogniserSection =
         toml::from_str(&text).map_err(|error| unreadable(&error.message().replace('\n', " ")))?;
     Ok(parsed.recogniser)
 }

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
 use super::report::text;
-use crate::client::HttpClient;
+use crate::client::ServerClient;
 use crate::exit::{CommandError, CommandResult};
 
 /// First interval between two requests for the state of a job. Each next interval is twice as long,
@@ -19,7 +19,7 @@ const POLL_LAST: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// Returns the server's error or the error of the job.
-pub(super) fn post(client: &HttpClient, path: &str, body: &Value) -> CommandResult<Value> {
+pub(super) fn post(client: &ServerClient, path: &str, body: &Value) -> CommandResult<Value> {
     let queued = client.post(path, body)?;
     wait(client, &queued)
 }
@@ -28,7 +28,7 @@ pub(super) fn post(client: &HttpClient, path: &str, body: &Value) -> CommandResu
 ///
 /// # Errors
 /// Returns the error of the job.
-pub(super) fn wait(client: &HttpClient, queued: &Value) -> CommandResult<Value> {
+pub(super) fn wait(client: &ServerClient, queued: &Value) -> CommandResult<Value> {
     let number = queued.get("job").and_then(Value::as_u64);
     let number = number.ok_or_else(|| {
         CommandError::failed("the answer names no job").hint("is --url a Millpond server?")

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use super::{ImagesServerArgs, path};
-use crate::client::{HttpClient, RequestContent};
+use crate::client::{RequestContent, ServerClient};
 use crate::exit::{CommandError, CommandResult, print};
 
 /// Interval between two requests for the progress.
@@ -106,7 +106,7 @@ fn request(args: &DuplicatesArgs) -> Value {
 }
 
 /// Shows the progress until the search has ended.
-fn wait(client: &HttpClient, job: &str) -> CommandResult {
+fn wait(client: &ServerClient, job: &str) -> CommandResult {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos} of {len} points, {msg}") {
         bar.set_style(style);

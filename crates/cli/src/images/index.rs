@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
-use super::walk::{ImageFile, WalkResult, id_of, walk};
+use super::walk::{WalkResult, WalkedFile, id_of, walk};
 use crate::client::RequestContent;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 
@@ -47,7 +47,7 @@ pub(super) struct IndexArgs {
     collection: String,
     /// Content of the images, for a new collection [default: photo]
     #[arg(long, value_enum)]
-    kind: Option<ImageKind>,
+    kind: Option<ImageKindName>,
     /// Served model that computes embeddings, for a new collection [default: the server's]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -66,18 +66,18 @@ pub(super) struct IndexArgs {
 
 /// Content of images. It selects the extractor of keypoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ImageKind {
+enum ImageKindName {
     /// Photographs, drawings, scans
     Photo,
     /// Fingerprints
     Fingerprint,
 }
 
-impl ImageKind {
+impl ImageKindName {
     fn name(self) -> &'static str {
         match self {
-            ImageKind::Photo => "photo",
-            ImageKind::Fingerprint => "fingerprint",
+            ImageKindName::Photo => "photo",
+            ImageKindName::Fingerprint => "fingerprint",
         }
     }
 }
@@ -146,7 +146,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     let mut target = UploadTarget {
         client: &client,
         collection: &args.collection,
-        kind: args.kind.map(ImageKind::name),
+        kind: args.kind.map(ImageKindName::name),
         model: args.model.as_deref(),
         payload: args.payload.as_deref(),
         background: false,
@@ -196,14 +196,14 @@ fn progress_bar(images: usize) -> ProgressBar {
 /// # Errors
 /// Returns the error of the request to the server. A file that cannot be read counts as failed.
 fn missing<'a>(
-    page: &'a [ImageFile],
+    page: &'a [WalkedFile],
     target: &UploadTarget<'_>,
     threads: u16,
     seen: &mut HashSet<String>,
     summary: &mut IndexSummary,
-) -> CommandResult<Vec<&'a ImageFile>> {
+) -> CommandResult<Vec<&'a WalkedFile>> {
     let ids = in_parallel(page, threads, |found| Ok(id_of(&found.path)))?;
-    let mut fresh: Vec<(&ImageFile, String)> = Vec::new();
+    let mut fresh: Vec<(&WalkedFile, String)> = Vec::new();
     for (found, id) in page.iter().zip(ids) {
         match id {
             Err(error) => summary.failed.push((found.name.clone(), error.to_string())),
@@ -217,7 +217,7 @@ fn missing<'a>(
     } else {
         target.missing(&asked)?.into_iter().collect()
     };
-    let wanted: Vec<&ImageFile> =
+    let wanted: Vec<&WalkedFile> =
         fresh.iter().filter(|(_, id)| lacking.contains(id)).map(|(found, _)| *found).collect();
     summary.present += (fresh.len() - wanted.len()) as u64;
     Ok(wanted)
@@ -229,13 +229,13 @@ fn missing<'a>(
 /// # Errors
 /// Returns the first error of a request. An image that the server refuses counts as failed.
 fn send(
-    wanted: &[&ImageFile],
+    wanted: &[&WalkedFile],
     target: &UploadTarget<'_>,
     connections: u16,
     bar: &ProgressBar,
     summary: &mut IndexSummary,
 ) -> CommandResult {
-    let put = |found: &&ImageFile| {
+    let put = |found: &&WalkedFile| {
         bar.set_message(found.name.clone());
         let outcome = target.put(found)?;
         bar.inc(1);

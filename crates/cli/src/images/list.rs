@@ -5,7 +5,7 @@ use loadgen::report::TextTable;
 use serde_json::Value;
 
 use super::{ImagesServerArgs, path};
-use crate::client::{HttpClient, RequestContent};
+use crate::client::{RequestContent, ServerClient};
 use crate::exit::{CommandError, CommandResult, print, print_page};
 use crate::models::pretty;
 
@@ -54,7 +54,7 @@ pub(super) fn run(args: &ListArgs) -> CommandResult {
     }
 }
 
-fn collections(args: &ListArgs, client: &HttpClient) -> CommandResult {
+fn collections(args: &ListArgs, client: &ServerClient) -> CommandResult {
     let answer = client.call("GET", "/v1/images", RequestContent::None)?.json()?;
     if args.json {
         return print(&pretty(&answer));
@@ -73,7 +73,7 @@ fn collections(args: &ListArgs, client: &HttpClient) -> CommandResult {
     print(&table.to_string())
 }
 
-fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> CommandResult {
+fn list_images(args: &ListArgs, client: &ServerClient, collection: &str) -> CommandResult {
     let mut offset = None;
     if !args.json {
         print(&format!("{:36}  {:11}  {:>10}  NAME\n", "ID", "SIZE", "BYTES"))?;

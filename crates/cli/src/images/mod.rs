@@ -10,7 +10,7 @@ mod walk;
 
 use clap::{Args, Subcommand};
 
-use crate::client::{HttpClient, ServerArgs};
+use crate::client::{ServerArgs, ServerClient};
 use crate::environment;
 use crate::exit::CommandResult;
 use loadgen::connection::url_segment;
@@ -71,9 +71,9 @@ struct ImagesServerArgs {
 }
 
 impl ImagesServerArgs {
-    fn client(&self) -> CommandResult<HttpClient> {
+    fn client(&self) -> CommandResult<ServerClient> {
         let key = self.api_key.clone().or_else(|| environment::API_KEY.text());
-        Ok(HttpClient::new(&self.server)?.with_key(key))
+        Ok(ServerClient::new(&self.server)?.with_key(key))
     }
 }
 

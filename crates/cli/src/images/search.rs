@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::list::text;
 use super::terminal::{Terminal, show};
 use super::{ImagesServerArgs, path};
-use crate::client::{HttpClient, RequestContent};
+use crate::client::{RequestContent, ServerClient};
 use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
 
@@ -92,7 +92,7 @@ pub(super) fn run(args: &SearchArgs) -> CommandResult {
     Ok(())
 }
 
-fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> CommandResult {
+fn show_answer(args: &SearchArgs, client: &ServerClient, answer: &Value) -> CommandResult {
     if args.json {
         return print(&pretty(answer));
     }
@@ -114,7 +114,7 @@ fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> Comman
     }
 }
 
-fn ask(args: &SearchArgs, client: &HttpClient, file: Option<&PathBuf>) -> CommandResult<Value> {
+fn ask(args: &SearchArgs, client: &ServerClient, file: Option<&PathBuf>) -> CommandResult<Value> {
     let query = [
         ("k", Some(args.k.to_string())),
         ("threshold", args.threshold.map(|value| value.to_string())),
@@ -212,7 +212,7 @@ fn stages(answer: &Value) -> String {
 }
 
 fn show_images(
-    client: &HttpClient,
+    client: &ServerClient,
     collection: &str,
     results: &[Value],
     terminal: Terminal,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::path;
-use super::walk::ImageFile;
-use crate::client::{HttpClient, HttpReply, RequestContent};
+use super::walk::WalkedFile;
+use crate::client::{HttpReply, RequestContent, ServerClient};
 use crate::exit::{CommandError, CommandResult};
 
 /// Maximum size of a file. No image within the server's limit of pixels is larger.
@@ -32,7 +32,7 @@ pub(super) enum UploadOutcome {
 
 /// The collection to send to, and the properties of new images.
 pub(super) struct UploadTarget<'a> {
-    pub(super) client: &'a HttpClient,
+    pub(super) client: &'a ServerClient,
     pub(super) collection: &'a str,
     pub(super) kind: Option<&'a str>,
     pub(super) model: Option<&'a str>,
@@ -68,7 +68,7 @@ impl UploadTarget<'_> {
     ///
     /// # Errors
     /// Returns errors that every other image would meet too: no server, no access, no such model.
-    pub(super) fn put(&self, found: &ImageFile) -> CommandResult<UploadOutcome> {
+    pub(super) fn put(&self, found: &WalkedFile) -> CommandResult<UploadOutcome> {
         let bytes = match read(&found.path) {
             Ok(bytes) => bytes,
             Err(reason) => return Ok(UploadOutcome::Failed(reason)),

@@ -14,7 +14,7 @@ const FILES_MAX: usize = 20_000_000;
 
 /// An image file to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ImageFile {
+pub(super) struct WalkedFile {
     pub(super) path: PathBuf,
     /// Name in the collection: the path below the given folder, with `/`.
     pub(super) name: String,
@@ -24,7 +24,7 @@ pub(super) struct ImageFile {
 #[derive(Debug, Default)]
 pub(super) struct WalkResult {
     /// Image files, sorted by path.
-    pub(super) found: Vec<ImageFile>,
+    pub(super) found: Vec<WalkedFile>,
     /// Number of files without an image's extension.
     pub(super) ignored: u64,
     /// Folders that could not be read, with the reason.
@@ -47,7 +47,7 @@ pub(super) fn walk(places: &[PathBuf]) -> CommandResult<WalkResult> {
         } else {
             let name =
                 place.file_name().unwrap_or(place.as_os_str()).to_string_lossy().into_owned();
-            walked.found.push(ImageFile { path: place.clone(), name });
+            walked.found.push(WalkedFile { path: place.clone(), name });
         }
     }
     walked.found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -79,7 +79,7 @@ fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
                         "more than {FILES_MAX} images: name fewer folders"
                     )));
                 } else {
-                    walked.found.push(ImageFile { name: name_below(root, &path), path });
+                    walked.found.push(WalkedFile { name: name_below(root, &path), path });
                 }
             }
         }
@@ -146,7 +146,7 @@ mod tests {
         let file = dir.path().join("e");
         assert_eq!(
             walk(&[file.clone(), file.clone()]).unwrap().found,
-            [ImageFile { path: file, name: "e".into() }]
+            [WalkedFile { path: file, name: "e".into() }]
         );
         assert!(walk(&[dir.path().join("gone")]).is_err());
     }

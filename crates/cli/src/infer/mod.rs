@@ -17,7 +17,7 @@ use base::NamedTensor;
 use clap::Args;
 use serde_json::Value;
 
-use crate::client::{HttpClient, RequestContent, ServerArgs};
+use crate::client::{RequestContent, ServerArgs, ServerClient};
 use crate::exit::{CommandError, CommandResult, print};
 use input::InputArg;
 use loadgen::connection::url_segment;
@@ -66,7 +66,7 @@ pub(crate) struct InferArgs {
 
 /// Sends the request and prints the response.
 pub(crate) fn run(args: &InferArgs) -> CommandResult {
-    let client = HttpClient::new(&args.server)?;
+    let client = ServerClient::new(&args.server)?;
     let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
     let model = format!("/v2/models/{}{version}", url_segment(&args.model));
     let request = request(args, &client, &model)?;
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &InferArgs) -> CommandResult {
 
 fn request(
     args: &InferArgs,
-    client: &HttpClient,
+    client: &ServerClient,
     model: &str,
 ) -> CommandResult<wire::EncodedRequest> {
     if let [file] = args.input.as_slice()

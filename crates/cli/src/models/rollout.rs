@@ -6,7 +6,7 @@ use loadgen::report::TextTable;
 use serde_json::{Map, Value, json};
 
 use super::{KeyArgs, pretty, text};
-use crate::client::{HttpClient, ServerArgs};
+use crate::client::{ServerArgs, ServerClient};
 use crate::exit::{CommandResult, print};
 
 /// Show a model's rollout, or start, promote or roll back a version.
@@ -63,7 +63,7 @@ impl RolloutArgs {
 }
 
 pub(super) fn run(args: &RolloutArgs) -> CommandResult {
-    let client = HttpClient::new(&args.server)?.with_key(args.key.key());
+    let client = ServerClient::new(&args.server)?.with_key(args.key.key());
     let path = format!("/v2/models/{}/rollout", url_segment(&args.name));
     let rollout = match args.body() {
         Some(body) => client.post(&path, &body)?,

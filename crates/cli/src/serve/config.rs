@@ -14,9 +14,9 @@ use server::{
 use super::file::ModelOptions;
 use super::options::{
     AudioOptions, CodesName, GpuUse, InferenceOptions, MediumName, MemoryOptions, MetricNamesOf,
-    ParameterPlacement, SearchOptions, ServerOptions, TransitionOrder,
+    ParameterPlacementName, SearchOptions, ServerOptions, TransitionOrder,
 };
-use super::settings::{ServeSettings, ServedModel};
+use super::settings::{ListedModel, ServeSettings};
 use super::traces::trace_config;
 use super::worker_command;
 use crate::environment;
@@ -134,8 +134,8 @@ fn memory(options: &MemoryOptions) -> MemoryConfig {
     MemoryConfig {
         placement: match options.parameter_home {
             None => default.placement,
-            Some(ParameterPlacement::Pool) => lifecycle::ParameterPlacement::Pool,
-            Some(ParameterPlacement::Heap) => lifecycle::ParameterPlacement::Heap,
+            Some(ParameterPlacementName::Pool) => lifecycle::ParameterPlacement::Pool,
+            Some(ParameterPlacementName::Heap) => lifecycle::ParameterPlacement::Heap,
         },
         pool_bytes_max: options.pool.map(|ByteSize(bytes)| bytes),
         swap_reserve: options.swap_reserve.map(|ByteSize(bytes)| bytes),
@@ -247,7 +247,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
     let default = LifecycleConfig::new(cache_dir.join("converted"), Converter::default());
     let ConfigSet { models, roots } = config_set(settings);
     let template =
-        ServedModel { dir: PathBuf::new(), options: ModelOptions::default(), has_section: false };
+        ListedModel { dir: PathBuf::new(), options: ModelOptions::default(), has_section: false };
     let template = model_config("", &template, settings);
     Ok(ModelsConfig {
         models,
@@ -262,7 +262,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             .map_or(default.retry_interval, |TimeSpan(time)| time),
         // Parameters on the heap are the baseline of other servers, which load at normal priority.
         background: default.background
-            && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
+            && settings.memory.parameter_home != Some(ParameterPlacementName::Heap),
         cache_dir: default.cache_dir,
         converter: publish::converter(program.clone(), settings.server.tensorflow.as_deref()),
         worker: worker_command(
@@ -294,14 +294,14 @@ fn stores(settings: &ServeSettings) -> StoresConfig {
 
 /// Builds the models and roots: the part of the configuration that can change while serving.
 pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
-    let model = |(name, model): (&String, &ServedModel)| model_config(name, model, settings);
+    let model = |(name, model): (&String, &ListedModel)| model_config(name, model, settings);
     ConfigSet {
         models: settings.models.iter().map(model).collect(),
         roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
     }
 }
 
-fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> ModelConfig {
+fn model_config(name: &str, model: &ListedModel, settings: &ServeSettings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
     config.store = settings.stores.get(&model.dir).cloned();
     let own = &model.options;
@@ -386,7 +386,7 @@ mod tests {
         let options = ModelOptions { schedule, ..ModelOptions::default() };
         let model = model_config(
             "m",
-            &ServedModel { dir: "/m".into(), options, has_section: true },
+            &ListedModel { dir: "/m".into(), options, has_section: true },
             &settings,
         );
         assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));

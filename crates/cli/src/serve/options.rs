@@ -200,7 +200,7 @@ pub(crate) enum LogFormat {
 /// Formats of the request log.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum RequestLogFormat {
+pub(crate) enum RequestLogFormatName {
     /// TensorFlow Serving's PredictionLog in TFRecord files: answered requests
     #[value(name = "tfrecord")]
     #[serde(rename = "tfrecord")]
@@ -210,11 +210,11 @@ pub(crate) enum RequestLogFormat {
     Json,
 }
 
-impl From<RequestLogFormat> for server::RequestLogFormat {
-    fn from(format: RequestLogFormat) -> server::RequestLogFormat {
+impl From<RequestLogFormatName> for server::RequestLogFormat {
+    fn from(format: RequestLogFormatName) -> server::RequestLogFormat {
         match format {
-            RequestLogFormat::TfRecord => server::RequestLogFormat::TfRecord,
-            RequestLogFormat::Json => server::RequestLogFormat::Json,
+            RequestLogFormatName::TfRecord => server::RequestLogFormat::TfRecord,
+            RequestLogFormatName::Json => server::RequestLogFormat::Json,
         }
     }
 }
@@ -254,7 +254,7 @@ pub(crate) struct InferenceOptions {
     pub(crate) request_log_size: Option<ByteSize>,
     /// Format of these files [default: tfrecord]
     #[arg(long, value_name = "FORMAT")]
-    pub(crate) request_log_format: Option<RequestLogFormat>,
+    pub(crate) request_log_format: Option<RequestLogFormatName>,
 }
 
 /// The keys of `[schedule]` that are flags too. The others are for files only.
@@ -276,7 +276,7 @@ pub(crate) struct ScheduleFlags {
 pub(crate) struct MemoryOptions {
     /// Memory that holds parameters [default: pool]
     #[arg(long, value_name = "HOME")]
-    pub(crate) parameter_home: Option<ParameterPlacement>,
+    pub(crate) parameter_home: Option<ParameterPlacementName>,
     /// Maximum size of the slot pool [default: 80 % of the machine's memory]
     #[arg(long, value_name = "BYTES")]
     pub(crate) pool: Option<ByteSize>,
@@ -300,7 +300,7 @@ pub(crate) struct MemoryOptions {
 /// Memory that holds parameters.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum ParameterPlacement {
+pub(crate) enum ParameterPlacementName {
     /// Recycled slots in huge pages, filled in the background
     Pool,
     /// The engine's own heap, as in other servers
@@ -396,24 +396,24 @@ pub(crate) enum TransitionOrder {
 }
 
 /// Value of a setting that another source of settings may complete.
-trait Setting {
+trait LayeredSetting {
     /// Returns this value, or `under` if this one is unset.
     fn over(self, under: Self) -> Self;
 }
 
-impl<T> Setting for Option<T> {
+impl<T> LayeredSetting for Option<T> {
     fn over(self, under: Option<T>) -> Option<T> {
         self.or(under)
     }
 }
 
-impl Setting for bool {
+impl LayeredSetting for bool {
     fn over(self, under: bool) -> bool {
         self || under
     }
 }
 
-impl<T> Setting for Vec<T> {
+impl<T> LayeredSetting for Vec<T> {
     fn over(self, under: Vec<T>) -> Vec<T> {
         if self.is_empty() { under } else { self }
     }

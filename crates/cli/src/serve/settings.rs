@@ -39,7 +39,7 @@ pub(crate) struct ServeSettings {
     pub(super) rollout: RolloutFile,
     pub(crate) log_format: LogFormat,
     pub(crate) log: String,
-    pub(super) models: BTreeMap<String, ServedModel>,
+    pub(super) models: BTreeMap<String, ListedModel>,
     pub(super) roots: Vec<PathBuf>,
     /// URLs of object stores by the directory of `models` or `roots` that mirrors them.
     pub(super) stores: BTreeMap<PathBuf, Arc<str>>,
@@ -47,7 +47,7 @@ pub(crate) struct ServeSettings {
 
 /// A model given by name or directory.
 #[derive(Clone, Debug)]
-pub(super) struct ServedModel {
+pub(super) struct ListedModel {
     pub(super) dir: PathBuf,
     pub(super) options: ModelOptions,
     /// True if the settings file has a section for it.

@@ -27,7 +27,7 @@ use super::staged::{self, StagedCollection};
 use super::{ClusterBackups, ShardOfSet, log_parts};
 use crate::node::apply::{ApplyPriority, apply};
 use crate::node::local::at_low_priority;
-use crate::node::snapshot::StopOnDrop;
+use crate::node::snapshot::StopTransferOnDrop;
 
 /// Maximum bytes of a backup, without original images, that becomes an archive.
 const ARCHIVE_BYTES_MAX: u64 = 1 << 40;
@@ -148,7 +148,7 @@ impl ClusterBackups {
         let collection = shard.key.local_name();
         let id = shard.id.clone();
         let progress = Arc::new(BackupProgress::default());
-        let _stop = StopOnDrop(progress.clone());
+        let _stop = StopTransferOnDrop(progress.clone());
         at_low_priority("restoring a snapshot", move || {
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
             let target = RestoreTarget { name, replaces: false };

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::remove::delete_if_there;
 use super::{ClusterBackups, REQUEST_TIMEOUT};
 use crate::node::local::{at_low_priority, blocking};
-use crate::node::snapshot::StopOnDrop;
+use crate::node::snapshot::StopTransferOnDrop;
 use crate::types::CollectionRecord;
 
 /// Parts that are copied at the same time.
@@ -215,7 +215,7 @@ impl ClusterBackups {
 /// Copies parts, some at the same time. If the future is dropped, the threads end at their next
 /// step.
 async fn copy_parts(copy: &PartCopy, parts: Vec<String>) -> Result<Vec<BackupList>> {
-    let _stop = StopOnDrop(copy.progress.clone());
+    let _stop = StopTransferOnDrop(copy.progress.clone());
     let mut waiting = VecDeque::from(parts);
     let mut running = JoinSet::new();
     let mut lists = Vec::new();

@@ -8,7 +8,7 @@ use os::Pacer;
 use search::registry::CollectionSettings;
 
 use crate::node::local::at_low_priority;
-use crate::node::snapshot::StopOnDrop;
+use crate::node::snapshot::StopTransferOnDrop;
 
 /// A [`BackupCopy`] for another thread.
 pub(super) struct OwnedCopy {
@@ -29,7 +29,7 @@ impl OwnedCopy {
         change: impl FnOnce(&mut CollectionSettings) + Send + 'static,
     ) -> Result<BackupList> {
         let progress = Arc::new(BackupProgress::default());
-        let _stop = StopOnDrop(progress.clone());
+        let _stop = StopTransferOnDrop(progress.clone());
         at_low_priority("copying a snapshot", move || {
             let context = BackupContext { store: &self.from, pacer: &pacer, progress: &progress };
             let copy = BackupCopy {

@@ -195,9 +195,9 @@ pub(crate) async fn snapshots(store: &BackupStore, name: &str) -> Result<Vec<Sto
 }
 
 /// Stops the transfer when it is dropped: the follower that waits for it may be gone.
-pub(crate) struct StopOnDrop(pub(crate) Arc<BackupProgress>);
+pub(crate) struct StopTransferOnDrop(pub(crate) Arc<BackupProgress>);
 
-impl Drop for StopOnDrop {
+impl Drop for StopTransferOnDrop {
     fn drop(&mut self) {
         self.0.stop();
     }
@@ -220,7 +220,7 @@ pub(super) async fn restore(
     let registry = services.local.registry()?;
     let name = key.local_name();
     let progress = Arc::new(BackupProgress::default());
-    let _stop = StopOnDrop(progress.clone());
+    let _stop = StopTransferOnDrop(progress.clone());
     let restored = at_low_priority("restoring a snapshot", move || {
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
         backup::block_on(restore_newest(&context, &registry, &name, floor))

@@ -20,7 +20,7 @@ use super::call::ImageCall;
 use super::merge::{self, ImageOrder};
 use super::rounds::{self, RoundsAnswer, RoundsPlan};
 use super::target::ImageTarget;
-use super::views::{ViewSearch, ViewsAnswer};
+use super::views::{RootViewSearch, ViewsAnswer};
 use super::{extraction, reply};
 
 /// Default number of hits.
@@ -75,7 +75,8 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
         let none_accepted;
         (found, none_accepted) = context.compute(bytes, read).await?;
         if none_accepted {
-            further = ViewSearch { context, target: &target, plan: &plan }.run(&file, &query).await;
+            further =
+                RootViewSearch { context, target: &target, plan: &plan }.run(&file, &query).await;
             observe(context, "views", further.took);
         }
     }

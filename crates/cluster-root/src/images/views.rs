@@ -29,14 +29,14 @@ pub(super) struct ViewsAnswer {
 }
 
 /// A search for the views of one photograph.
-pub(super) struct ViewSearch<'a> {
+pub(super) struct RootViewSearch<'a> {
     pub(super) context: &'a RootContext,
     pub(super) target: &'a ImageTarget,
     /// Settings of the search for the whole photograph.
     pub(super) plan: &'a RoundsPlan,
 }
 
-impl ViewSearch<'_> {
+impl RootViewSearch<'_> {
     /// Searches for the views of `file` step by step until one has an accepted match. An error ends
     /// the search and makes the answer partial: the hits of the whole photograph are kept.
     pub(super) async fn run(&self, file: &Bytes, whole: &ExtractedQuery) -> ViewsAnswer {

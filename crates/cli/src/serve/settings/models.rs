@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use model_store::{StorePlace, watched_dir};
 
-use super::{ServeSettings, ServedModel};
+use super::{ListedModel, ServeSettings};
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, user};
@@ -37,7 +37,7 @@ impl ServeSettings {
             return Err(CommandError::usage(format!("two directories are model \"{name}\""))
                 .hint("give one of them another name with NAME=DIR"));
         }
-        let model = ServedModel { dir, options: ModelOptions::default(), has_section: false };
+        let model = ListedModel { dir, options: ModelOptions::default(), has_section: false };
         self.models.insert(name, model);
         Ok(())
     }
@@ -117,7 +117,7 @@ impl ServeSettings {
                     dir
                 }
             };
-            self.models.insert(name, ServedModel { dir, options, has_section: true });
+            self.models.insert(name, ListedModel { dir, options, has_section: true });
         }
         Ok(())
     }
