@@ -61,7 +61,7 @@ def listening(handler):
 
 
 def sample_folder(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Links the sample images, one of them twice, and adds a file that is no image. Returns the images."""
+    """Links the sample images, one of them twice, and adds a file that is not an image. Returns the images."""
     samples = sorted(SAMPLES.glob("*.*"))
     for sample in samples:
         (folder / sample.name).symlink_to(sample)

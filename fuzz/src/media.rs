@@ -38,7 +38,7 @@ fn recording(input: AudioInput) {
     for _ in 0..BLOCKS_MAX {
         let Ok(Some(block)) = decoder.next() else { break };
         assert_eq!(block.samples.len() % format.channels, 0, "a block of whole frames");
-        assert!(block.samples.iter().all(|sample| sample.is_finite()), "a sample is no number");
+        assert!(block.samples.iter().all(|sample| sample.is_finite()), "a sample is not a number");
         let expected = frames as f64 / f64::from(format.rate);
         assert!(
             (block.start - expected).abs() < 1e-6,

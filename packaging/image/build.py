@@ -120,7 +120,7 @@ def architecture(program: pathlib.Path) -> str:
         header = file.read(20)
     machine = struct.unpack_from("<H", header, 18)[0] if header[:4] == b"\x7fELF" else None
     if machine not in ARCHITECTURES:
-        raise BuildError(f"{program} is no program for {' or '.join(ARCHITECTURES.values())}")
+        raise BuildError(f"{program} is not a program for {' or '.join(ARCHITECTURES.values())}")
     return ARCHITECTURES[machine]
 
 

@@ -66,7 +66,7 @@ WRONG = {
     "index out of range": ("gather", {"ids": np.array([[10**6]], np.int64)}, "", "INVALID_ARGUMENT", 400, []),
     "unknown model": ("nobody", {"x": np.ones(2, np.float32)}, "", "NOT_FOUND", 404, ["nobody"]),
     "unknown version": ("half_plus_two", {"x": np.ones(2, np.float32)}, "77", "NOT_FOUND", 404, ["77"]),
-    "version that is no number": ("half_plus_two", {"x": np.ones(2, np.float32)}, "new", "INVALID_ARGUMENT", 400, ["new"]),
+    "version without digits": ("half_plus_two", {"x": np.ones(2, np.float32)}, "new", "INVALID_ARGUMENT", 400, ["new"]),
 }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_swaps_under_load_lose_nothing(serve, tmp_path):
             thread.join(60)
     for ask, tally in tallies.items():
         assert tally.failures == [], ask.__name__
-        assert tally.answers > 100, f"{ask.__name__}: {tally.answers} answers are no load"
+        assert tally.answers > 100, f"{ask.__name__}: {tally.answers} answers are not a load"
         assert tally.versions == [1, *VERSIONS], f"{ask.__name__}: each version answered, in order"
     deadline = time.monotonic() + 60
     while any(entry["state"] == "AVAILABLE" for number, entry in server.versions("stamped").items() if number != 6):

@@ -194,7 +194,7 @@ def test_a_failed_request_says_so(traced):
     request = collector.trace(wrong.trace_id)["request"]
     shown = attributes(request)
     assert (shown["http.response.status_code"], shown["error.type"]) == (400, "invalid_argument")
-    assert request.status.code == 0, "a mistake of the client is no failure of the server"
+    assert request.status.code == 0, "a mistake of the client is not a failure of the server"
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         x = tritonclient.grpc.InferInput("x", [1], "FP32")
         x.set_data_from_numpy(numpy.array([1], numpy.float32))

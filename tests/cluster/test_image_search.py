@@ -539,7 +539,7 @@ def test_clients_of_qdrant_see_the_collection(setting):
     vectors = client.get_collection("photos").config.params.vectors
     assert (vectors.size, vectors.distance) == (48, models.Distance.COSINE)
     client.close()
-    # A point of vectors alone is no image.
+    # A point of vectors alone is not an image.
     point = {"points": [{"id": 1, "vector": [0.5] * 48}]}
     urls = (setting.a.server.url, setting.ordinary.server.url)
     refused = [requests.put(f"{url}/collections/photos/points", json=point, timeout=60).status_code for url in urls]

@@ -205,7 +205,7 @@ def test_16_bit_floats_are_those_of_numpy(browser, server):
 
 
 def reference(words: str) -> tuple[list, list] | None:
-    """Reads nested lists of whole numbers as Python does. Returns shape and values, or None if they are no tensor."""
+    """Reads nested lists of whole numbers as Python does. Returns shape and values; None if they are not a tensor."""
     try:
         parsed = json.loads(words)
         array = np.array(parsed, np.int64)

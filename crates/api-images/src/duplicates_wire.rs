@@ -30,7 +30,7 @@ pub struct DuplicatesRequest {
     verify: Option<bool>,
     /// Minimum score of a verified pair; `None` is the score of an accepted search result.
     score: Option<f32>,
-    /// Maximum points per second; 0 is no limit.
+    /// Maximum points per second; 0 means no limit.
     points_per_second: Option<u64>,
     /// True to discard an earlier result or an unfinished job.
     #[serde(default)]

@@ -68,7 +68,7 @@ pub mod fuzzing {
     /// Reads at most `entries_max` images of the zip archive in `file`, which has `length` bytes.
     ///
     /// # Errors
-    /// As an upload of this archive. A damaged entry is no error.
+    /// As an upload of this archive. A damaged entry is not an error.
     pub fn archive(file: File, length: u64, entries_max: usize) -> Result<()> {
         crate::archive::read_entries(file, length, entries_max)
     }

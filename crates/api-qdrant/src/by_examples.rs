@@ -81,7 +81,7 @@ impl QueryRun<'_> {
     ///
     /// # Errors
     /// `InvalidArgument` for too many examples or candidates and for a vector of another length;
-    /// `NotFound` for an example that is no point; `DeadlineExceeded`; the errors of the search.
+    /// `NotFound` for an example that is not a point; `DeadlineExceeded`; the errors of the search.
     pub(crate) fn by_examples(
         &mut self,
         query: ExampleQuery,

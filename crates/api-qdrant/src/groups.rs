@@ -76,7 +76,7 @@ impl GroupValue {
         }
     }
 
-    /// Returns the point whose id is the value; `None` for a value that is no id.
+    /// Returns the point whose id is the value; `None` for a value that is not an id.
     pub fn point(&self) -> Option<PointId> {
         match self {
             GroupValue::Whole(value) => PointId::number(u64::try_from(*value).ok()?).ok(),
@@ -243,7 +243,7 @@ fn add_lookups(
     let mut ids: Vec<PointId> = Vec::new();
     let mut groups: Vec<&mut PointGroup> = Vec::new();
     for group in &mut response.groups {
-        // A value that is no id has no point.
+        // A value that is not an id has no point.
         if let Some(id) = group.id.point() {
             ids.push(id);
             groups.push(group);

@@ -100,7 +100,7 @@ pub(crate) struct QueryRun<'a> {
 /// Answers one query.
 ///
 /// # Errors
-/// `InvalidArgument` for a malformed request; `NotFound` for an example that is no point;
+/// `InvalidArgument` for a malformed request; `NotFound` for an example that is not a point;
 /// `DeadlineExceeded`; the errors of the search.
 pub(crate) fn query(
     named: &NamedCollection,

@@ -7,6 +7,6 @@ use search::points::PointId;
 pub enum VectorInput {
     /// The values.
     Vector(Vec<f32>),
-    /// The point's id. The point itself is no hit.
+    /// The point's id. The point itself is not a hit.
     Id(PointId),
 }

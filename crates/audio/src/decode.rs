@@ -119,9 +119,9 @@ impl Decoder {
     /// improves error messages only.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no sound, `Unimplemented` for an unknown format, `DataLoss` if it
-    /// is damaged from the beginning. `FailedPrecondition` for a stream of an mp4 file whose table
-    /// of contents comes last: such a recording must be a file.
+    /// `InvalidArgument` if it is not sound, `Unimplemented` for an unknown format, `DataLoss` if
+    /// it is damaged from the beginning. `FailedPrecondition` for a stream of an mp4 file whose
+    /// table of contents comes last: such a recording must be a file.
     pub fn open(input: AudioInput, hint: Option<&str>) -> Result<Decoder> {
         let mut bytes = InputBytes::new(input);
         match sniff::kind(&mut bytes, hint)? {

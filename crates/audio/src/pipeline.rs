@@ -122,7 +122,7 @@ pub struct AudioSummary {
 /// Recognises a whole recording and passes every event to `sink`, on the calling thread.
 ///
 /// # Errors
-/// `InvalidArgument` if the recording is no sound or lacks the channel, or the model does not fit
+/// `InvalidArgument` if the recording is not sound or lacks the channel, or the model does not fit
 /// the recogniser. `DataLoss` if nothing of it can be decoded. The last run's error if too many
 /// fail in a row, or all do. `Cancelled` after a stop. Any error of `sink`, at once. Events passed
 /// before an error stay valid.

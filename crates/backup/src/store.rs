@@ -246,7 +246,7 @@ impl BackupStore {
     /// Returns the file of an object if the store is a directory of this machine.
     ///
     /// # Errors
-    /// The store's error if the key is no name of a file.
+    /// The store's error if the key is not the name of a file.
     pub(crate) fn local_path(&self, key: &Key) -> Result<Option<PathBuf>> {
         let path = self.local.as_ref().map(|local| local.path_to_filesystem(key)).transpose();
         path.map_err(|error| self.failed(&error))

@@ -215,7 +215,7 @@ impl Chart {
 fn register_font() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        // Fails only for bytes that are no font.
+        // Fails only for bytes that are not a font.
         let _ = plotters::style::register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
     });
 }
@@ -250,7 +250,7 @@ mod tests {
     fn svg_has_lines_dots_and_escaped_texts() {
         let svg = chart().svg().unwrap();
         assert!(svg.contains("aria-label=\"Time &lt;by&gt; threads\"") && svg.contains("viewBox"));
-        assert_eq!(svg.matches("<circle").count(), 4, "a point that is no number is left out");
+        assert_eq!(svg.matches("<circle").count(), 4, "a point that is not a number is left out");
         for text in ["threads", "seconds", "intra 1", "intra 2", "\n8\n"] {
             assert!(svg.contains(text), "{text}: {svg}");
         }

@@ -40,7 +40,7 @@ pub(crate) trait BenchReport: Serialize {
     /// Prints the report for people.
     fn print(&self);
 
-    /// Fails if the subject did something wrong. Slow figures are no error.
+    /// Fails if the subject did something wrong. Slow figures are not errors.
     fn verdict(&self) -> Result<()> {
         Ok(())
     }

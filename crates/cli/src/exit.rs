@@ -115,7 +115,7 @@ pub(crate) fn user() -> String {
 }
 
 /// Writes `text` to standard output. A reader that closed the pipe (`millpond models ls | head -1`)
-/// is no error.
+/// is not an error.
 ///
 /// # Errors
 /// Returns any other error of writing.

@@ -128,7 +128,7 @@ fn subdirectories(dir: &Path) -> std::io::Result<Vec<Subdirectory>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let dir = entry.path();
-        // An unreadable entry (a dangling link) is no reason to skip the others.
+        // An unreadable entry (a dangling link) is not a reason to skip the others.
         if dir.is_dir() && !name.starts_with('.') {
             inside.push(Subdirectory { name, dir });
         }

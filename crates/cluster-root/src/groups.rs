@@ -198,7 +198,7 @@ impl GroupsRun<'_> {
     /// are none.
     async fn lookups(&self, groups: &[MergedGroup]) -> Result<Option<ShardAnswers>> {
         let Some(lookup) = &self.lookup else { return Ok(None) };
-        // A value that is no id has no point.
+        // A value that is not an id has no point.
         let mut ids: Vec<PointId> = groups.iter().filter_map(|group| group.value.point()).collect();
         if ids.is_empty() {
             return Ok(None);

@@ -74,7 +74,7 @@ impl RootQuery {
         }
         let other = self.other_points(run, &lookup);
         let other = other.map_err(|error| error.context("lookup_from"))?;
-        // Points of the queried collection itself are no hits.
+        // Points of the queried collection itself are not hits.
         Ok(Some(other).filter(|other| other.record.id != run.record.id))
     }
 

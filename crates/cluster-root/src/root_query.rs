@@ -79,7 +79,7 @@ impl RootQuery {
     /// Parses the body of a request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a body that is no query.
+    /// `InvalidArgument` for a body that is not a query.
     pub(super) fn read(body: &[u8]) -> Result<RootQuery> {
         Ok(RootQuery::new(json::parse(body)?, split::members(body)?))
     }
@@ -128,8 +128,8 @@ impl RootQuery {
         HitRange { offset: self.request.offset(), limit: self.request.limit() }
     }
 
-    /// Returns the ids of the points that the query compares with. These points are no hits. Points
-    /// of another collection must be replaced before, by [`super::lookup::resolve`].
+    /// Returns the ids of the points that the query compares with. These points are not hits.
+    /// Points of another collection must be replaced before, by [`super::lookup::resolve`].
     pub(super) fn ids(&self) -> Vec<PointId> {
         let id = |input: &VectorInput| match input {
             VectorInput::Id(id) => Some(*id),

@@ -99,7 +99,7 @@ export class InputEditor {
 
   get file() { return `${this.spec.name.replace(/[^A-Za-z0-9._-]+/g, "_")}.bin`; }
 
-  // Reads the sizes of the fields. Returns false and says so if one is no size.
+  // Reads the sizes of the fields. Returns false and says so if one is not a size.
   sized() {
     for (const [at, field] of this.sizes.entries()) {
       if (!field) continue;

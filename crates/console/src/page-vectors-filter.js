@@ -32,7 +32,7 @@ export function pointId(words) {
     return id > Number.MAX_SAFE_INTEGER ? id : Number(id);
   }
   if (UUID.test(plain)) return plain;
-  throw new WrongCondition(`"${plain}" is no id: an id is a whole number or a UUID.`, "value");
+  throw new WrongCondition(`"${plain}" is not an id: an id is a whole number or a UUID.`, "value");
 }
 
 // Reads a value as JSON if it is a number, a truth value or a quoted text, and else as a text.
@@ -61,7 +61,7 @@ export function condition({ key, operator, value }) {
   if (operator === "equals") return { key, match: { value: fieldValue(value) } };
   if (operator === "any" || operator === "except") return { key, match: { [operator]: listOf(value, fieldValue) } };
   const number = fieldValue(value);
-  if (typeof number !== "number" && typeof number !== "bigint") throw new WrongCondition(`"${value.trim()}" is no number, and a range needs one.`, "value");
+  if (typeof number !== "number" && typeof number !== "bigint") throw new WrongCondition(`"${value.trim()}" is not a number, and a range needs one.`, "value");
   return { key, range: { [operator]: number } };
 }
 

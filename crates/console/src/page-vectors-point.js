@@ -79,7 +79,7 @@ export class PointDetails {
     try {
       payload = JSON.parse(edited);
     } catch (error) {
-      this.fail(`This is no JSON: ${error.message}`);
+      this.fail(`This is not JSON: ${error.message}`);
       return;
     }
     if (payload === null || typeof payload !== "object" || Array.isArray(payload)) {

@@ -119,7 +119,7 @@ fn version(path: &Path) -> Result<String> {
 /// Returns the callback in the binding's type.
 fn logger() -> sys::OrtLoggingFunction {
     // SAFETY: the types differ in the severity only. It is an enum of representation i32 there and
-    // an i32 here, so a severity that the binding does not know is no undefined behaviour.
+    // an i32 here, so a severity that the binding does not know is not undefined behaviour.
     unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 

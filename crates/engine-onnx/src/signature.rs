@@ -21,11 +21,11 @@ enum SignatureSide {
 }
 
 /// Reads the signature. Initialisers that a request may override are optional inputs, except the
-/// `bound` parameters. Outputs that are no tensors (a classifier's map of scores) are omitted: a
+/// `bound` parameters. Outputs that are not tensors (a classifier's map of scores) are omitted: a
 /// request cannot ask for them, and the library does not compute outputs that are not requested.
 ///
 /// # Errors
-/// `InvalidArgument` if an input is no tensor, an element type is unknown, or no output remains.
+/// `InvalidArgument` if an input is not a tensor, an element type is unknown, or no output remains.
 pub(crate) fn read(
     runtime: &Runtime,
     session: &Handle<sys::OrtSession>,
@@ -72,7 +72,7 @@ fn count(session: &Handle<sys::OrtSession>, side: SignatureSide) -> Result<usize
     Ok(count)
 }
 
-/// Returns input or output `index`; `None` for an output that is no tensor.
+/// Returns input or output `index`; `None` for an output that is not a tensor.
 fn spec(
     runtime: &Runtime,
     session: &Handle<sys::OrtSession>,

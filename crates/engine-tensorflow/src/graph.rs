@@ -203,7 +203,7 @@ impl DecodedGraph {
     }
 }
 
-/// Returns the type in the attribute `name`; 0, which is no type, without it.
+/// Returns the type in the attribute `name`; 0, which is not a type, without it.
 pub(crate) fn type_of(node: &NodeDef, name: &str) -> i32 {
     match node.attr.get(name).and_then(|attr| attr.value.as_ref()) {
         Some(Value::Type(number)) => *number,

@@ -181,7 +181,7 @@ pub(crate) fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Check
 /// Pairs variables with their parameters.
 ///
 /// # Errors
-/// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes
+/// `InvalidArgument` for a parameter that is not a variable, has another type or shape, or comes
 /// twice. Also for a variable without a parameter, if `lacks` is true for it.
 fn matched<'a>(
     variables: &'a [GraphVariable],

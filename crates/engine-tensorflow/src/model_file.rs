@@ -70,7 +70,7 @@ pub(crate) fn read(path: &Path, tags: &GraphTags) -> Result<MetaGraphDef> {
 /// Finds the graph with these tags in the bytes of the file.
 ///
 /// # Errors
-/// `DataLoss` if they are no SavedModel, `InvalidArgument` if it has no graph with these tags.
+/// `DataLoss` if they are not a SavedModel, `InvalidArgument` if it has no graph with these tags.
 pub(crate) fn parse(bytes: Bytes, tags: &GraphTags) -> Result<MetaGraphDef> {
     let damaged = |e: prost::DecodeError| Error::data_loss(format!("is not a SavedModel: {e}"));
     let saved = SavedModel::decode(bytes).map_err(damaged)?;

@@ -31,7 +31,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// the archive's directory.
 ///
 /// # Errors
-/// `DataLoss` if it is no archive or is damaged; the errors of opening the file.
+/// `DataLoss` if it is not an archive or is damaged; the errors of opening the file.
 pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
     let archive = open(path)?;
     let mut total = SLACK_BYTES;

@@ -252,7 +252,7 @@ fn shapes(suite: &ConformanceSuite<'_>) {
 fn signature(suite: &ConformanceSuite<'_>) {
     let session = suite.load_half_plus_two();
     let signature = session.signature();
-    let [input] = &signature.inputs[..] else { panic!("parameters are no inputs: {signature:?}") };
+    let [input] = &signature.inputs[..] else { panic!("parameters are not inputs: {signature:?}") };
     assert_eq!((input.name.as_str(), input.dtype, input.optional), ("x", DType::F32, false));
     assert!(matches!(input.shape.as_deref(), Some([Dim::Dynamic(_)])), "{input:?}");
     assert_eq!(signature.outputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["y"]);
@@ -404,7 +404,7 @@ fn damaged_graphs(suite: &ConformanceSuite<'_>) {
         &load(suite.fixture.scratch.join("absent")).err().expect("there is no such graph"),
     );
     assert_fault_of_model(
-        &load(suite.fixture.scratch.clone()).err().expect("a directory is no graph"),
+        &load(suite.fixture.scratch.clone()).err().expect("a directory is not a graph"),
     );
 }
 

@@ -266,7 +266,7 @@ pub fn pointer_in<'a>(dir: &Path, files: impl Iterator<Item = (&'a Path, u64)>) 
     Some(format!("{} is {LFS_POINTER}", path.display()))
 }
 
-/// Reads the first bytes of a file, or returns `None` if it is no file or cannot be read.
+/// Reads the first bytes of a file, or returns `None` if it is not a file or cannot be read.
 fn start(path: &Path) -> Option<Vec<u8>> {
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;

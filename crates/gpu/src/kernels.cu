@@ -213,7 +213,7 @@ __device__ inline void rank(
                 float product = Coding::product(sums[query], query_scales, scales, first_query + query, row);
                 float cost = shape.distances ? __fsub_rn(squares[row], __fmul_rn(2.0f, product)) : -product;
                 u64 key = key_of(cost, row);
-                // Neither what is infinite nor what is no number gets in.
+                // Neither infinite values nor NaN get in.
                 if (cost < INFINITE && key < thresholds[query]) {
                     keys[query * CAPACITY + atomicAdd(&counts[query], 1u)] = key;
                 }

@@ -299,7 +299,7 @@ mod tests {
         assert!(found.iter().all(|found| found.as_ref().unwrap_err().message() == "full"));
         let (found, runs) = behind(&queue, &others, |_| Ok(vec![1]));
         assert_eq!(runs, [2]);
-        assert!(found.iter().all(Result::is_err), "a wrong number of keys is no answer");
+        assert!(found.iter().all(Result::is_err), "a wrong number of keys is not an answer");
     }
 
     #[test]

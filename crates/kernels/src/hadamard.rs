@@ -3,7 +3,7 @@
 /// Transforms `values` in place and divides by the square root of their number: an orthogonal map
 /// that is its own inverse. Panics if the number is not a power of two.
 pub fn transform(values: &mut [f32]) {
-    assert!(values.len().is_power_of_two(), "a length that is no power of two");
+    assert!(values.len().is_power_of_two(), "a length that is not a power of two");
     #[cfg(target_arch = "x86_64")]
     if crate::cpu::avx2() {
         // SAFETY: the processor has AVX2 and FMA.

@@ -37,7 +37,7 @@ pub const fn block_bytes(parts: usize) -> usize {
 pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
     assert!(
         codes.len().is_multiple_of(parts) && codes.len() <= BLOCK * parts,
-        "codes that are no block"
+        "codes that are not a block"
     );
     assert_eq!(block.len(), block_bytes(parts), "a block of another size");
     block.fill(0);
@@ -155,7 +155,7 @@ pub fn scan(
     accept: impl Fn(u32) -> bool,
 ) {
     let bytes = table.bytes.len() / VALUES / 2 * BLOCK;
-    assert!(terms.len().is_multiple_of(BLOCK), "terms that are no blocks");
+    assert!(terms.len().is_multiple_of(BLOCK), "terms that are not blocks");
     assert_eq!(codes.len(), terms.len() / BLOCK * bytes, "codes that do not fit their terms");
     scan_at(cpu::level(), table, PqBlocks { codes, terms, base, first_row }, top, accept);
 }

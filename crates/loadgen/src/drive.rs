@@ -449,7 +449,7 @@ impl ClientThread {
     }
 
     /// Takes the connection for the next request. A server closes HTTP connections that were idle
-    /// for long, which is no failure: they are passed over.
+    /// for long, which is not a failure: they are passed over.
     fn known(&self) -> Option<Connection> {
         let mut idle = self.idle.borrow_mut();
         while let Some(connection) = idle.pop() {

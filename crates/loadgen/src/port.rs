@@ -17,7 +17,7 @@ const GO_AWAY_BYTES: usize = 17;
 const GO_AWAY: u8 = 7;
 const GO_AWAY_CODE: usize = 16;
 const INADEQUATE_SECURITY: u8 = 0xc;
-/// Type of the TLS record with which a server refuses bytes that are no TLS.
+/// Type of the TLS record with which a server refuses bytes that are not TLS.
 const TLS_ALERT: u8 = 0x15;
 /// Length of an HTTP/2 frame's head.
 const FRAME_HEAD_BYTES: usize = 9;

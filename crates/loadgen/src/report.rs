@@ -81,7 +81,8 @@ pub fn ms(value: f64) -> String {
     }
 }
 
-/// Writes to standard output. A closed standard output is no error: programs read the JSON file.
+/// Writes to standard output. A closed standard output is not an error: programs read the JSON
+/// file.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
@@ -102,7 +103,7 @@ pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> 
     write_file(path, &text)
 }
 
-/// Writes a file in one step. Follows a link, and writes directly to a target that is no regular
+/// Writes a file in one step. Follows a link, and writes directly to a target that is not a regular
 /// file, such as a pipe.
 ///
 /// # Errors
@@ -127,7 +128,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Time between two lines about the progress if stderr is no terminal.
+/// Time between two lines about the progress if stderr is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A progress bar if stderr is a terminal, else a line now and then.

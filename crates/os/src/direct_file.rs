@@ -90,7 +90,7 @@ impl DirectFile {
                 break;
             }
             // A short read is the end of the file or an interruption. A direct read continues from
-            // a whole block, so less than a block is no progress: only the end of a file causes
+            // a whole block, so less than a block is not progress: only the end of a file causes
             // that.
             let next = if self.direct {
                 (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT

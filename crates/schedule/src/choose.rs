@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(outcome(), (Err((1, 1)), 1));
     }
 
-    /// Six shapes may begin to try a size. A check of waiting requests is no try.
+    /// Six shapes may begin to try a size. A check of waiting requests is not a try.
     #[test]
     fn lingering_uses_no_tries_up() {
         let (servable, start) = (model("m", lingering(DELAY)), Instant::now());

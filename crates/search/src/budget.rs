@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(budget.free(), 50);
         drop(second);
         assert!(budget.reserve(u64::MAX, "too much").is_err());
-        // These are no refusals.
+        // These are not refusals.
         assert!(first.grow_if_free(5, "rows") && !first.grow_if_free(101, "rows"));
         assert_eq!(first.bytes(), 10);
         assert!(first.grow_if_free(20, "rows") && first.bytes() == 20);

@@ -93,7 +93,7 @@ impl Superblock {
     /// Reads the page at the start of `bytes`.
     ///
     /// # Errors
-    /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version
+    /// `DataLoss` for bytes that are not an intact superblock, `FailedPrecondition` for a version
     /// that this program does not read.
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let Some(page) = bytes.get(..PAGE_BYTES) else {

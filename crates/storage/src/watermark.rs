@@ -47,7 +47,7 @@ impl Watermark {
     /// both slots are damaged. [`record`](Self::record) creates the file.
     ///
     /// # Errors
-    /// The medium's error. Damage is no error.
+    /// The medium's error. Damage is not an error.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Watermark, Option<LogPositions>)> {
         let bytes = match medium.salvage(FILE) {
             Ok(found) => found.bytes,

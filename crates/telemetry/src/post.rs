@@ -147,7 +147,7 @@ mod tests {
     fn statuses_have_otlps_meaning() {
         let all = PostOutcome::Accepted { rejected: 0, message: String::new() };
         assert_eq!(outcome(200, None, b""), all);
-        assert_eq!(outcome(202, None, b"{}"), all, "an answer that is no message");
+        assert_eq!(outcome(202, None, b"{}"), all, "an answer that is not a message");
         let partial = ExportTracePartialSuccess { rejected_spans: 3, error_message: "old".into() };
         let partial = ExportTraceServiceResponse { partial_success: Some(partial) };
         let some = PostOutcome::Accepted { rejected: 3, message: "old".into() };

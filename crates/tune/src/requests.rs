@@ -38,7 +38,8 @@ pub(super) struct RequestSettings<'a> {
 /// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` if a file is no request or dims are no shape; and if a file cannot be read.
+/// `InvalidArgument` if a file is not a request or dims are not a shape; and if a file cannot be
+/// read.
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,
@@ -136,8 +137,8 @@ fn filled_by_server(settings: &Table) -> Vec<String> {
 /// directories of both.
 ///
 /// # Errors
-/// `InvalidArgument` if a file is no request, or if there is none; `TooLarge` for too many; and if
-/// a file cannot be read.
+/// `InvalidArgument` if a file is not a request, or if there is none; `TooLarge` for too many; and
+/// if a file cannot be read.
 pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
     let mut paths = Vec::new();
     for path in given {

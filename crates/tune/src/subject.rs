@@ -46,7 +46,7 @@ impl TuneSubject {
     /// layout.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no model's directory or has unreadable settings; the errors of
+    /// `InvalidArgument` if it is not a model's directory or has unreadable settings; the errors of
     /// the conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {

@@ -49,7 +49,7 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
 /// Returns `text` with the settings of `point`; all other lines stay.
 ///
 /// # Errors
-/// `InvalidArgument` if `text` is no TOML, or has a form that this cannot edit.
+/// `InvalidArgument` if `text` is not TOML, or has a form that this cannot edit.
 pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     let broken = |e: toml::de::Error| {
         Error::invalid(format!(

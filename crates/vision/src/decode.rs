@@ -42,8 +42,9 @@ pub struct Decoded {
 /// [`crate::nist_images`] lists all.
 ///
 /// # Errors
-/// `InvalidArgument` if the bytes are no such file, are damaged, end early, or use an unsupported
-/// feature; `TooLarge` if the header announces more than `limits`, before anything is allocated.
+/// `InvalidArgument` if the bytes are not such a file, are damaged, end early, or use an
+/// unsupported feature; `TooLarge` if the header announces more than `limits`, before anything is
+/// allocated.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
     guarded(|| {
         let header = Header::read(bytes, limits)?;

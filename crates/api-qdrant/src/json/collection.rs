@@ -234,7 +234,7 @@ impl UpdateCollection {
     pub fn hints(&self) -> Result<Map<String, Value>> {
         let mut hints = Map::new();
         if let Some(strict) = &self.strict_mode_config {
-            // A mode without limits is no hint; any other is refused.
+            // A mode without limits is not a hint; any other is refused.
             hint("strict_mode_config", strict)?;
         }
         for (name, value) in self.params.iter().flatten().filter(|(_, value)| !value.is_null()) {

@@ -34,7 +34,7 @@ pub struct QueryRequest {
     /// Effort and accuracy.
     #[serde(default, deserialize_with = "null_is_default")]
     pub params: SearchParams,
-    /// Worst score of a hit; `None` is no bound. For distances, a lower score is better.
+    /// Worst score of a hit; `None` means no bound. For distances, a lower score is better.
     pub score_threshold: Option<f32>,
     /// Maximum points of the response; ten by default.
     #[serde(default, deserialize_with = "positive")]

@@ -45,7 +45,7 @@ impl QueryRun<'_> {
             Ok(other)
         });
         let other = found.map_err(|error| error.context("lookup_from"))?;
-        // Points of the queried collection itself are no hits.
+        // Points of the queried collection itself are not hits.
         let is_other = other.name() != self.named.name();
         Ok(ExampleSource { other: is_other.then_some(other) })
     }

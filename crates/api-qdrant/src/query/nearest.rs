@@ -18,7 +18,7 @@ use crate::scores;
 pub(super) struct ResolvedQuery {
     /// The vector; empty if the query compares none.
     pub(super) embedding: Vec<f32>,
-    /// Internal ids of points that the vector was made from. They are no hits.
+    /// Internal ids of points that the vector was made from. They are not hits.
     examples: Vec<u64>,
 }
 

@@ -229,7 +229,7 @@ fn groups_have_points_of_another_collection() {
         let groups = found["groups"].as_array().unwrap();
         groups.iter().map(|group| group["lookup"].clone()).collect()
     };
-    // The values "x" and 3 are no points of the other collection.
+    // The values "x" and 3 are not points of the other collection.
     let two = json!({"id": 2, "payload": {"name": "2"}});
     let one = json!({"id": 1, "payload": {"name": "1"}});
     assert_eq!(lookups(json!("cities")), [Value::Null, Value::Null, two, one]);

@@ -172,7 +172,7 @@ fn points_are_scored_by_several_vectors() {
         three(&bench, distance);
         let ids = |query: Value| bench.ids("c", &json!({ "query": query }));
         let recommend = |strategy: &str, positive: Value, negative: Value| json!({"recommend": {"positive": positive, "negative": negative, "strategy": strategy}});
-        // Examples by id are no hits.
+        // Examples by id are not hits.
         let best = recommend("best_score", json!([1]), json!([]));
         assert_eq!(ids(best), [json!(2), json!(UUID)], "{distance}");
         let sum = recommend("sum_scores", json!([[0, 2]]), json!([[-1, 0]]));

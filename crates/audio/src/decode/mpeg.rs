@@ -233,8 +233,8 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Skips bytes that are no frame. The loss is that of as many bytes of frames; after the last
-    /// frame it is zero.
+    /// Skips bytes that are not a frame. The loss is that of as many bytes of frames; after the
+    /// last frame it is zero.
     fn search(&mut self) -> DecodeStep {
         let mut passed = 0;
         let mut zeros = true;

@@ -248,7 +248,7 @@ impl ModelRuns {
         if let Some(also) = also {
             select.recv(also);
         }
-        // A timeout is no error: the caller comes back.
+        // A timeout is not an error: the caller comes back.
         select.ready_timeout(STOP_EVERY).ok();
         drop(select);
         self.pump(deliver)

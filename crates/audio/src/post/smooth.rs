@@ -73,7 +73,7 @@ impl MovingMean {
                 .for_each(|(sum, value)| *sum -= f64::from(*value));
             self.done -= 1;
         }
-        // A value that is no finite number must not outlive its frame.
+        // A value that is not a finite number must not outlive its frame.
         for (class, sum) in self.sums.iter_mut().enumerate() {
             if !sum.is_finite() {
                 let values = self.frames.iter().filter_map(|frame| frame.values.get(class));

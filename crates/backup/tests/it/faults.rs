@@ -181,7 +181,7 @@ fn damage_that_no_read_has_found_is_not_backed_up() {
     let with_bytes = sections.iter().filter(|section| section.bytes > 0);
     let kinds: Vec<u32> = with_bytes.map(|section| section.kind).collect();
     assert!(kinds.len() > 9 && kinds.contains(&PAGE_CHECKSUMS), "{kinds:?}");
-    // The superblock is no section.
+    // The superblock is not a section.
     for kind in kinds.iter().copied().map(Some).chain([None]) {
         let name = kind.map_or("superblock".to_owned(), |kind| format!("kind-{kind}"));
         let named = filled(&name);

@@ -1,4 +1,4 @@
-//! Generated points: clusters of embeddings, planted copies, and near points that are no copies.
+//! Generated points: clusters of embeddings, planted copies, and near points that are not copies.
 
 use loadgen::random::{at, signed_unit};
 use matching::synthetic;

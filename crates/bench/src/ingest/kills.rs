@@ -61,7 +61,7 @@ pub(super) fn run(
             });
             sleep(life);
             subject.kill();
-            // A server that dies before it answers is no failure here.
+            // A server that dies before it answers is not a failure here.
             feeder
                 .join()
                 .map(drop)

@@ -86,7 +86,7 @@ impl ImageKindName {
 fn json_object(text: &str) -> Result<String, String> {
     match serde_json::from_str(text) {
         Ok(serde_json::Value::Object(_)) => Ok(text.to_owned()),
-        Ok(_) => Err("this is JSON, but no object, as in {\"album\": \"holidays\"}".into()),
+        Ok(_) => Err("this is JSON, but not an object, as in {\"album\": \"holidays\"}".into()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -115,7 +115,7 @@ struct IndexSummary {
     present: u64,
     /// Files with the same content as another file of this call.
     duplicates: u64,
-    /// Files that are no images.
+    /// Files that are not images.
     ignored: u64,
     /// Name and reason of each image that was not added.
     failed: Vec<(String, String)>,
@@ -178,7 +178,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
     if summary.failed.is_empty() { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
 }
 
-/// Returns a bar on standard error that counts to `images`. It is hidden if that is no terminal.
+/// Returns a bar on standard error that counts to `images`. It is hidden if that is not a terminal.
 fn progress_bar(images: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(images as u64), ProgressDrawTarget::stderr());
     if let Ok(style) =

@@ -225,7 +225,7 @@ fn show_images(
             &path(collection, &format!("/{id}/thumbnail"), &query),
             RequestContent::None,
         )?;
-        // The table is printed already, so a missing thumbnail is no error.
+        // The table is printed already, so a missing thumbnail is not an error.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
             let name = result.get("name").and_then(Value::as_str).unwrap_or(&id);
             print(&format!("\n{name}\n{drawn}\n"))?;

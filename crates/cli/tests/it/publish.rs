@@ -18,7 +18,7 @@ fn versions_are_numbered_and_named_on_standard_output() {
     {
         let run = publish(more);
         assert_eq!(run.code, 0, "{run:?}");
-        // A pipe is no terminal: the directory is all there is, and scripts can use it.
+        // A pipe is not a terminal: the directory is all there is, and scripts can use it.
         assert_eq!(run.stdout, format!("{}\n", to.join(version).display()));
         assert!(to.join(version).join("millpond.json").is_file());
     }
@@ -74,7 +74,7 @@ fn convert_fills_a_directory_or_says_why_in_one_line() {
         !refused.stderr.starts_with("error"),
         "the server shows it as the version's reason: {refused:?}"
     );
-    // A link to itself cannot be read; that is no fault of what it should lead to.
+    // A link to itself cannot be read; that is not the fault of its target.
     std::os::unix::fs::symlink("loop.onnx", dir.path().join("loop.onnx")).unwrap();
     let unread = run(&["convert", &text("loop.onnx"), &text("other")]);
     assert_eq!(unread.code, lifecycle::Converter::TRY_AGAIN, "{unread:?}");

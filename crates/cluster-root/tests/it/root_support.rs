@@ -365,7 +365,7 @@ impl TestRoot {
         });
     }
 
-    /// Sends a request; null is no body.
+    /// Sends a request; null means no body.
     pub(crate) async fn send(&self, method: Method, path: &str, body: &Value) -> Answer {
         let text = if body.is_null() { String::new() } else { body.to_string() };
         let request = Request::builder().method(method).uri(path).body(Body::from(text)).unwrap();

@@ -5,7 +5,7 @@ use metrics::STATUSES;
 
 /// Place of "ok" in [`STATUSES`].
 const OK: usize = 0;
-/// Status of a request whose client went away, which is no error of the server or the request.
+/// Status of a request whose client went away, which is not an error of the server or the request.
 const CANCELLED: &str = "cancelled";
 /// Minimum requests of which a percentile beyond the 90th says something.
 pub(crate) const TAIL_REQUESTS_MIN: u64 = 100;

@@ -171,7 +171,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the part of competing processor time that loads used. Time that other processes
-    /// always use is no reason for a slow request.
+    /// always use is not a reason for a slow request.
     fn load_share(&self) -> f64 {
         let evidence = self.evidence;
         let loads = self.evidence.loads;

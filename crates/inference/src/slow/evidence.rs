@@ -106,7 +106,7 @@ impl SampleRing {
             let waited = ms(sample.workers_waited);
             sums.throttled += ms(sample.throttled);
             sums.stolen += ms(sample.stolen);
-            // The threads of this process make each other wait too, which is no reason.
+            // The threads of this process make each other wait too, which is not a reason.
             let others = ms(sample.others) - usual * length;
             if ms(sample.loads) >= CORES_MIN * length {
                 sums.loads += waited;

@@ -88,7 +88,7 @@ impl MachineSampler {
             others: busy.saturating_sub(own),
             loads: Duration::ZERO,
             stolen: now.cores.stolen.saturating_sub(last.cores.stolen),
-            // The first reading of a new quota is no difference.
+            // The first reading of a new quota is not a difference.
             throttled: if found {
                 Duration::ZERO
             } else {

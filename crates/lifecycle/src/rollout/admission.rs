@@ -52,8 +52,8 @@ pub(crate) fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
     Some(if time > SLOWER_RATIO { occupied } else { occupied.min(time) })
 }
 
-/// Returns the maximum of the candidate's requests in flight: `None` is no limit. Before the means
-/// are known, it is half of the workers.
+/// Returns the maximum of the candidate's requests in flight: `None` means no limit. Before the
+/// means are known, it is half of the workers.
 fn in_flight_max(stable: RunCost, candidate: RunCost, workers: u64) -> Option<u64> {
     let floor = (workers / 2).max(1);
     match slowdown(stable, candidate) {

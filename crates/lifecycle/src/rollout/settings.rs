@@ -37,7 +37,7 @@ pub struct RolloutFile {
     pub rollback: RollbackFile,
 }
 
-/// Limits beyond which a version is withdrawn. "off" is no limit.
+/// Limits beyond which a version is withdrawn. "off" means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct RollbackFile {

@@ -133,7 +133,7 @@ fn an_unreadable_root_keeps_its_models() {
     assert_eq!(bench.scan(), "m/1:unusable");
 }
 
-/// A dangling link, or one that cannot be followed, is no removed directory.
+/// A dangling link, or one that cannot be followed, is not a removed directory.
 #[test]
 fn a_model_that_cannot_be_looked_at_stays_a_model() {
     let mut bench = Bench::new();

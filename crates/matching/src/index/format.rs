@@ -3,7 +3,7 @@
 //! Layout, little-endian: version u32, rows u32, rows of a block u32, cells u32; edges of each row,
 //! u8; edges of each cell, u32; then for each block the start of each cell's list and the end of
 //! the last, u32, and the lists. A list has two bytes an edge: the step from the row before and the
-//! heading. Step 255 goes 255 rows on and is no edge.
+//! heading. Step 255 goes 255 rows on and is not an edge.
 
 use base::{Error, Result};
 

@@ -104,7 +104,7 @@ impl UnusedCache {
     }
 }
 
-/// Changes `path` by `change`, which removes or renames it. A missing path is no error.
+/// Changes `path` by `change`, which removes or renames it. A missing path is not an error.
 fn change_if_there<'a>(
     change: impl FnOnce(&'a Path) -> std::io::Result<()>,
     path: &'a Path,

@@ -1,4 +1,4 @@
-//! Traces of HTTP calls that are no requests to a model: audio, images and collections. Each has
+//! Traces of HTTP calls that are not requests to a model: audio, images and collections. Each has
 //! one span, from the arrival of the request's head to the end of the response.
 
 use std::borrow::Cow;

@@ -70,7 +70,7 @@ pub struct ExampleTask {
 /// # Errors
 /// `DataLoss` for a truncated or damaged file; `InvalidArgument` for more than [`RECORDS_MAX`]
 /// records. The message has the record's number. The error of a record in the list is
-/// `InvalidArgument` for a malformed request, `DataLoss` for bytes that are no record, and
+/// `InvalidArgument` for a malformed request, `DataLoss` for bytes that are not a record, and
 /// `Unimplemented` for an unknown kind.
 pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
     let mut rest = file.clone();

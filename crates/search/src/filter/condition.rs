@@ -476,7 +476,7 @@ fn either_float(one: &serde_json::Number, other: &serde_json::Number) -> bool {
 }
 
 /// Calls `visit` for every value under `path`, and for each element of a list instead of the list.
-/// Null is no value.
+/// Null is not a value.
 pub fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
     any_value(value, path, &mut |value| {
         visit(value);
@@ -505,7 +505,7 @@ fn any_value_of(
             elements.iter().any(|element| !element.is_null() && accepts(element))
         }
         (None, None, found) => accepts(found),
-        // The elements of a list in the list are no values of the path.
+        // The elements of a list in the list are not values of the path.
         (Some((Bracket::Each, more)), None, Value::Array(elements)) if more.is_empty() => {
             elements.iter().any(|element| !element.is_null() && accepts(element))
         }

@@ -11,7 +11,7 @@ const BYTES_MAX: usize = 40;
 /// Returns the microseconds since 1970 of a date; `None` if the text is not a date.
 pub fn parse_date(text: &str) -> Option<i64> {
     let bytes = text.as_bytes();
-    // Most texts are no dates, and the parser is slow.
+    // Most texts are not dates, and the parser is slow.
     let looks = (BYTES_MIN..=BYTES_MAX).contains(&bytes.len())
         && bytes[..4].iter().all(u8::is_ascii_digit)
         && bytes[4] == b'-';

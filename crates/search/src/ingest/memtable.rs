@@ -186,7 +186,7 @@ impl Memtable {
     }
 }
 
-/// Returns true if a score of at most `at_most` can reach `floor`; NaN is no bound.
+/// Returns true if a score of at most `at_most` can reach `floor`; NaN means no bound.
 fn reaches(at_most: f32, floor: f32) -> bool {
     at_most >= floor || at_most.is_nan()
 }

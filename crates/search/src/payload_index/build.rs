@@ -47,7 +47,7 @@ pub(crate) struct PayloadIndexBuilder {
     complete: bool,
     bytes: u64,
     bytes_max: u64,
-    /// True once a payload was no JSON. The segment then has no index, so that queries notice the
+    /// True once a payload was not JSON. The segment then has no index, so that queries notice the
     /// payload.
     broken: bool,
 }
@@ -174,7 +174,7 @@ impl PayloadIndexBuilder {
         self.unindexed.push(UnindexedField { path, reason });
     }
 
-    /// Returns false if a payload was no JSON. The segment must have no index then.
+    /// Returns false if a payload was not JSON. The segment must have no index then.
     pub(crate) fn is_sound(&self) -> bool {
         !self.broken
     }

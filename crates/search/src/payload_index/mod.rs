@@ -43,7 +43,7 @@ pub mod fuzzing {
     /// Decodes a directory of a section of `section_bytes` and encodes it again.
     ///
     /// # Errors
-    /// `DataLoss` if the bytes are no directory.
+    /// `DataLoss` if the bytes are not a directory.
     pub fn directory(bytes: &[u8], section_bytes: u64) -> base::Result<Vec<u8>> {
         IndexDirectory::decode(bytes, section_bytes).map(|directory| directory.encode())
     }

@@ -36,7 +36,7 @@ pub struct SearchConfig {
     pub codes: CodesPlace,
     /// Threads that build the index of a segment.
     pub build_threads: usize,
-    /// Bytes per second that flushes and merges read and write together; 0 is no limit.
+    /// Bytes per second that flushes and merges read and write together; 0 means no limit.
     pub background_rate: u64,
     /// Segments of similar size that are merged into one.
     pub merge_segments: usize,

@@ -92,7 +92,7 @@ fn the_document_has_every_route_and_no_other() {
     let mut routes = routes(&router(&served.server, Surface::Whole));
     assert!(routes.len() > 70, "{routes:?}");
     for path in LEFT_OUT.iter().chain(&NOT_OFFERED).chain([&REFUSED]) {
-        assert!(routes.remove(*path).is_some(), "{path} is no route");
+        assert!(routes.remove(*path).is_some(), "{path} is not a route");
     }
     routes.retain(|path, _| !path.starts_with("/page"));
     let mut described = described(&openapi::document());

@@ -82,7 +82,7 @@ impl Log {
     /// more payloads: appending fails as after a failed flush.
     ///
     /// # Errors
-    /// The medium's error. Damaged bytes and unreadable pages are no error.
+    /// The medium's error. Damaged bytes and unreadable pages are not errors.
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => {

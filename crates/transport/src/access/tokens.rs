@@ -318,7 +318,7 @@ mod tests {
         use KeyRole::{Admin, Infer, Read, Write};
         assert!(allowed(Read, points("a")) && !allowed(Write, points("a")));
         assert!(allowed(Read, points("b*")) && allowed(Write, points("b*")));
-        assert!(!allowed(Read, points("bc")), "names are no patterns");
+        assert!(!allowed(Read, points("bc")), "names are not patterns");
         assert!(!allowed(Write, CollectionScope::Whole("b*".into())));
         assert!(allowed(Read, CollectionScope::Names) && !allowed(Read, CollectionScope::Server));
         assert!(!allowed(Admin, CollectionScope::Server) && !allowed(Write, CollectionScope::Any));

@@ -107,7 +107,8 @@ pub(super) struct MinutiaCandidate {
     quality: f32,
 }
 
-/// Appends the `ends` (sorted from the top down) that are no break of a line and not at the border.
+/// Appends the `ends` (sorted from the top down) that are not a break of a line and not at the
+/// border.
 pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<MinutiaCandidate>) {
     for (index, end) in ends.iter().enumerate() {
         let near = |other: &&End| (other.y - end.y).abs() <= GAP;

@@ -46,7 +46,7 @@ const RESOLUTION: f32 = 500.0;
 /// Accepted resolutions.
 const RESOLUTION_MIN: f32 = 100.0;
 const RESOLUTION_MAX: f32 = 2_500.0;
-/// Sides of an image at 500 dots per inch: fewer than three ridges are no fingerprint, and
+/// Sides of an image at 500 dots per inch: fewer than three ridges are not a fingerprint, and
 /// coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;

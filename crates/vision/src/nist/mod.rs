@@ -126,7 +126,7 @@ impl NistImage<'_> {
     /// Returns the format of the file that the image is; `None` for uncompressed grey levels.
     ///
     /// # Errors
-    /// `InvalidArgument` for an unsupported compression, or if the data are no such file.
+    /// `InvalidArgument` for an unsupported compression, or if the data are not such a file.
     pub(crate) fn file_format(&self) -> Result<Option<Format>> {
         self.check_compression()?;
         let wanted = match self.compression {

@@ -104,8 +104,8 @@ impl<'a> Stream<'a> {
         Ok(number)
     }
 
-    /// Ends a run of codes at a marker, after `unused` bits that are no code. Returns true if the
-    /// marker is a restart, after which the same block continues.
+    /// Ends a run of codes at a marker, after `unused` bits that are not a code. Returns true if
+    /// the marker is a restart, after which the same block continues.
     pub(super) fn restarts(&mut self, unused: u32) -> Result<bool> {
         if unused > PADDING_BITS_MAX {
             return Err(damaged("a code of a block is unknown"));

@@ -23,7 +23,7 @@ fn points_come_as_a_list_or_as_a_batch() {
     assert_eq!(read::<UpsertRequest>(&columns).unwrap().points("").unwrap(), rows);
     let named = json!({"batch": {"ids": [1, UUID], "vectors": {"text": [[0.1, 2], [0, -1]]}, "payloads": [{"a": 1}, {}]}});
     assert_eq!(read::<UpsertRequest>(&named).unwrap().points("text").unwrap(), rows);
-    // The name "" is no name, which LangChain writes.
+    // LangChain writes the name "", which means no name.
     let named = json!({"points": [{"id": 1, "vector": {"": [0.1, 2]}}]});
     assert_eq!(read::<UpsertRequest>(&named).unwrap().points("").unwrap()[0].vector, [0.1, 2.0]);
 }

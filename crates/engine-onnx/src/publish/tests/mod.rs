@@ -35,7 +35,7 @@ fn check_converted(source: &Path, out: &Path, manifest: &LayoutManifest) {
     assert_eq!(&artifact.manifest, manifest);
     let before = read(source);
     let after = read(&artifact.graph());
-    assert_eq!(before.rest, after.rest, "what is no tensor must not change");
+    assert_eq!(before.rest, after.rest, "bytes outside tensors must not change");
     assert_eq!(
         sorted(&before),
         sorted(&after),

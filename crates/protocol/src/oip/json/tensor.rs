@@ -148,7 +148,7 @@ impl TensorMembers {
 /// Decodes strings of base64.
 ///
 /// # Errors
-/// `InvalidArgument` for elements that are no strings, or strings that are not base64.
+/// `InvalidArgument` for elements that are not strings, or strings that are not base64.
 fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
     let Data::Strings(strings) = tensor.data() else {
         return Err(Error::invalid(format!(

@@ -95,7 +95,7 @@ fn fixed32(bytes: &[u8]) -> f32 {
 /// features with one name the last counts.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no example.
+/// `InvalidArgument` for bytes that are not an example.
 pub(super) fn features<'a>(
     mut example: &'a [u8],
     mut each: impl FnMut(&'a [u8], Option<FeatureList<'a>>),
@@ -144,7 +144,7 @@ impl<'a> FeatureList<'a> {
     /// Calls `each` with every value in order.
     ///
     /// # Errors
-    /// The errors of `each`; `InvalidArgument` for bytes that are no list.
+    /// The errors of `each`; `InvalidArgument` for bytes that are not a list.
     pub(super) fn values(&self, mut each: impl FnMut(ListValue<'a>) -> Result<()>) -> Result<()> {
         let mut rest = self.list;
         while let Some((tag, field)) = next_field(&mut rest)? {
@@ -181,7 +181,7 @@ impl<'a> FeatureList<'a> {
     /// Returns the number of values.
     ///
     /// # Errors
-    /// `InvalidArgument` for bytes that are no list.
+    /// `InvalidArgument` for bytes that are not a list.
     pub(super) fn count(&self) -> Result<usize> {
         let mut count = 0;
         self.values(|_| {

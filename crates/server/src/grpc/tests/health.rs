@@ -57,7 +57,7 @@ fn watch_follows_unload_load_and_stop() {
         let mut client = client!(HealthClient, served);
         let mut watched = client.watch(named("echo")).await.unwrap().into_inner();
         assert_eq!(next(&mut watched).await.unwrap(), ServingStatus::Serving);
-        // A swap is no change: the next status is that of the unload.
+        // A swap is not a change: the next status is that of the unload.
         publish(&dir.path().join("models/echo/2"), ECHO, &[]).unwrap();
         while lifecycle.catalog().ready("echo") != Some(vec![2]) {
             tokio::time::sleep(Duration::from_millis(5)).await;
