@@ -1,5 +1,6 @@
 //! Quantities in text form: "1.6GiB", "250ms".
 
+use std::num::ParseFloatError;
 use std::time::Duration;
 
 use crate::{Error, Result};
@@ -13,9 +14,9 @@ pub const GIB: u64 = 1 << 30;
 fn split(text: &str) -> Result<(f64, String)> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let value: f64 = text[..end]
-        .parse()
-        .map_err(|_| Error::invalid(format!("\"{text}\" does not start with a number")))?;
+    let value: f64 = text[..end].parse().map_err(|error: ParseFloatError| {
+        Error::invalid(format!("\"{text}\" does not start with a number")).with_source(error)
+    })?;
     Ok((value, text[end..].trim().to_ascii_lowercase()))
 }
 
@@ -64,8 +65,9 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
             )));
         }
     };
-    Duration::try_from_secs_f64(value * seconds)
-        .map_err(|_| Error::invalid(format!("\"{text}\" is not a usable duration")))
+    Duration::try_from_secs_f64(value * seconds).map_err(|error| {
+        Error::invalid(format!("\"{text}\" is not a usable duration")).with_source(error)
+    })
 }
 
 /// Formats a byte size with three significant digits and a binary unit.
@@ -101,5 +103,14 @@ mod tests {
         assert!(parse_duration("1e999").is_err());
         assert_eq!(format_bytes(1_717_986_918), "1.60 GiB");
         assert_eq!(format_bytes(12), "12 B");
+    }
+
+    #[test]
+    fn refused_numbers_keep_their_causes() {
+        let errors =
+            [parse_bytes("GiB").unwrap_err(), parse_duration(&"1".repeat(30)).unwrap_err()];
+        for error in errors {
+            assert!(std::error::Error::source(&error).is_some(), "{error}");
+        }
     }
 }

@@ -86,7 +86,9 @@ async fn read(page: Arc<Page>, query: DetailQuery) -> Result<String> {
         let _permit = permit;
         json(&compute(&page, &query))
     });
-    computed.await.map_err(|_| Error::internal("the history of a model could not be computed"))
+    computed.await.map_err(|error| {
+        Error::internal("the history of a model could not be computed").with_source(error)
+    })
 }
 
 fn compute(page: &Page, query: &DetailQuery) -> ModelDetail {

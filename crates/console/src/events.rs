@@ -49,7 +49,8 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     let reading = page.clone();
     // Hundreds of models take milliseconds, so not on a thread that serves connections.
     let first = tokio::task::spawn_blocking(move || first_event(&reading)).await;
-    let first = first.map_err(|_| Error::internal("the history could not be read"))?;
+    let first = first
+        .map_err(|error| Error::internal("the history could not be read").with_source(error))?;
     tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));

@@ -231,7 +231,9 @@ pub(crate) unsafe fn take_string(
 /// # Errors
 /// `InvalidArgument` if `name` holds a NUL byte. A name in a graph cannot hold one.
 pub(crate) fn c_name(name: &str) -> Result<CString> {
-    CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?} holds a NUL byte")))
+    CString::new(name).map_err(|error| {
+        Error::invalid(format!("the name {name:?} holds a NUL byte")).with_source(error)
+    })
 }
 
 /// Leaks an object that the library has taken over.

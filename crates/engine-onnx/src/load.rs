@@ -64,8 +64,9 @@ fn create_session(
 }
 
 fn c_path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
+    CString::new(path.as_os_str().as_bytes()).map_err(|error| {
+        Error::invalid(format!("the path {} holds a NUL byte", path.display())).with_source(error)
+    })
 }
 
 /// Builds the session's options; the crate's documentation has the reasons.

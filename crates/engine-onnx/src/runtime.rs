@@ -94,8 +94,9 @@ fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
 /// Returns the version of the library at `path`, which is loaded already.
 fn version(path: &Path) -> Result<String> {
     type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
-    let name = CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::invalid(format!("{} holds a NUL byte", path.display())))?;
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| {
+        Error::invalid(format!("{} holds a NUL byte", path.display())).with_source(error)
+    })?;
     // SAFETY: both names are NUL-terminated. The library is loaded and stays so, hence opening it
     // again runs no initialiser and the handle may be kept open for ever.
     let symbol = unsafe {

@@ -253,5 +253,6 @@ unsafe fn text(pointer: *const c_char) -> String {
 /// # Errors
 /// `InvalidArgument` if they hold a NUL byte.
 pub(crate) fn c_text(words: &str) -> Result<CString> {
-    CString::new(words).map_err(|_| Error::invalid(format!("{words:?} holds a NUL byte")))
+    CString::new(words)
+        .map_err(|error| Error::invalid(format!("{words:?} holds a NUL byte")).with_source(error))
 }

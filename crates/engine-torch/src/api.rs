@@ -225,10 +225,12 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> String {
 }
 
 pub(crate) fn c_path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
+    CString::new(path.as_os_str().as_bytes()).map_err(|error| {
+        Error::invalid(format!("the path {} holds a NUL byte", path.display())).with_source(error)
+    })
 }
 
 pub(crate) fn c_text(words: &str) -> Result<CString> {
-    CString::new(words).map_err(|_| Error::invalid(format!("{words:?} holds a NUL byte")))
+    CString::new(words)
+        .map_err(|error| Error::invalid(format!("{words:?} holds a NUL byte")).with_source(error))
 }

@@ -92,8 +92,10 @@ impl TensorEntry {
     /// # Errors
     /// `DataLoss` if it is not 64 hexadecimal digits.
     pub fn hash(&self) -> Result<blake3::Hash> {
-        blake3::Hash::from_hex(&self.blake3)
-            .map_err(|_| Error::data_loss(format!("tensor \"{}\" has a malformed hash", self.name)))
+        blake3::Hash::from_hex(&self.blake3).map_err(|error| {
+            Error::data_loss(format!("tensor \"{}\" has a malformed hash", self.name))
+                .with_source(error)
+        })
     }
 }
 

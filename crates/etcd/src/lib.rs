@@ -357,7 +357,8 @@ fn endpoint_address(text: &str, uses_tls: bool) -> Result<String> {
     let refused = |reason: &str| {
         Error::invalid(format!("etcd's endpoint {text:?} {reason}; write {wanted}://HOST:PORT"))
     };
-    let uri: Uri = text.parse().map_err(|_| refused("is not an address"))?;
+    let uri =
+        text.parse::<Uri>().map_err(|error| refused("is not an address").with_source(error))?;
     match uri.scheme_str() {
         Some("https") if !uses_tls => {
             let reason =

@@ -159,7 +159,7 @@ impl Nvrtc {
     /// compiler's log.
     pub fn compile(&self, target: CompileTarget) -> Result<CompiledCode> {
         let source = CString::new(crate::SOURCE)
-            .map_err(|_| Error::internal("the kernels hold a zero byte"))?;
+            .map_err(|error| Error::internal("the kernels hold a zero byte").with_source(error))?;
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: the signature is the one in NVRTC's documentation.
         let create = unsafe { self.function::<Create>(c"nvrtcCreateProgram") }?;
@@ -255,12 +255,13 @@ impl Nvrtc {
     unsafe fn function<T: Copy>(&self, name: &CStr) -> Result<T> {
         // SAFETY: as the caller promises.
         let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
-        found.map(|function| *function).map_err(|_| {
+        found.map(|function| *function).map_err(|error| {
             Error::unimplemented(format!(
                 "{} has no {}; it is too old",
                 self.found,
                 name.to_string_lossy()
             ))
+            .with_source(error)
         })
     }
 }

@@ -298,8 +298,9 @@ pub fn was_cut(error: &Error) -> bool {
 }
 
 fn authorization(bearer: String) -> Result<HeaderValue> {
-    let mut value = HeaderValue::try_from(format!("Bearer {bearer}")).map_err(|_| {
+    let mut value = HeaderValue::try_from(format!("Bearer {bearer}")).map_err(|error| {
         Error::invalid("the key of the cluster has characters that no header may have")
+            .with_source(error)
     })?;
     value.set_sensitive(true);
     Ok(value)

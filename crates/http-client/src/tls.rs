@@ -102,10 +102,11 @@ impl ClientTls {
             return Err(own.cert.wrong("no certificate is in it"));
         };
         let host = host_of(address);
-        let name = ServerName::try_from(host).map_err(|_| {
+        let name = ServerName::try_from(host).map_err(|error| {
             Error::invalid(format!(
                 "{host:?} of --cluster-address is not a name that a certificate can have"
             ))
+            .with_source(error)
         })?;
         let subject = format!("the certificate {} of this node", own.cert);
         let refused = |error: rustls::Error, problem: CertificateProblem<'_>| {

@@ -175,7 +175,8 @@ impl MessageReader {
     }
 
     pub(crate) fn text(&mut self) -> Result<String> {
-        String::from_utf8(self.bytes()?.to_vec()).map_err(|_| damaged("a text is not UTF-8"))
+        String::from_utf8(self.bytes()?.to_vec())
+            .map_err(|error| damaged("a text is not UTF-8").with_source(error.utf8_error()))
     }
 
     /// Reads a list by `item`. Every item takes at least one byte, which bounds their number.

@@ -97,9 +97,10 @@ impl ExamplePlan {
         check_method: bool,
     ) -> Result<ExamplePlan> {
         let name = if signature.is_empty() { servable.signature_name() } else { signature };
-        let run = servable.signature_servable(name).map_err(|_| {
+        let run = servable.signature_servable(name).map_err(|error| {
             let shown: String = name.chars().take(64).collect();
             Error::invalid(format!("No signature was found with the name: {shown}"))
+                .with_source(error)
         })?;
         let mut plan = ExamplePlan {
             method,

@@ -16,7 +16,9 @@ const LATEST: u64 = 0;
 /// # Errors
 /// `InvalidArgument` for a text that is not a number.
 pub(crate) fn parse_version(text: &str) -> Result<u64> {
-    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
+    text.parse::<u64>().map_err(|error| {
+        Error::invalid(format!("\"{text}\" is not a version number")).with_source(error)
+    })
 }
 
 /// Returns the number of the requested version; `None` is the latest. A request for version 0 of a

@@ -111,7 +111,8 @@ impl<'a> Cbor<'a> {
                 }
             }
         }
-        String::from_utf8(text).map_err(|_| odd("a text is not UTF-8"))
+        String::from_utf8(text)
+            .map_err(|error| odd("a text is not UTF-8").with_source(error.utf8_error()))
     }
 
     fn number(&mut self) -> Result<f64> {

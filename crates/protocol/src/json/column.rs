@@ -253,8 +253,9 @@ pub(crate) fn text_or_base64(reader: &mut JsonReader<'_>) -> Result<Bytes> {
             return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
         }
         let text = reader.string()?;
-        let bytes =
-            BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is not base64"))?;
+        let bytes = BASE64
+            .decode(text.as_bytes())
+            .map_err(|error| reader.error("\"b64\" is not base64").with_source(error))?;
         decoded = Some(Bytes::from(bytes));
         Ok(())
     })?;

@@ -169,7 +169,8 @@ impl<'a> JsonReader<'a> {
     }
 
     fn utf8(&self, bytes: &'a [u8]) -> Result<&'a str> {
-        std::str::from_utf8(bytes).map_err(|_| self.error("a string is not UTF-8"))
+        std::str::from_utf8(bytes)
+            .map_err(|error| self.error("a string is not UTF-8").with_source(error))
     }
 
     /// Reads the rest of a string from its first escape, at the current position.
@@ -316,8 +317,9 @@ impl<'a> JsonReader<'a> {
     /// Reads a number without fraction that fits an `i64`.
     pub(crate) fn whole(&mut self) -> Result<i64> {
         let token = self.number()?;
-        token.text.parse().map_err(|_| {
+        token.text.parse::<i64>().map_err(|error| {
             self.error(format_args!("{} is not a whole number in range", token.shown()))
+                .with_source(error)
         })
     }
 

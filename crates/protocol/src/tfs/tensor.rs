@@ -81,7 +81,7 @@ fn string_list(count: usize, mut content: Bytes) -> Result<Vec<Bytes>> {
     }
     let mut lengths = Vec::with_capacity(count);
     for _ in 0..count {
-        lengths.push(decode_varint(&mut content).map_err(|_| cut())?);
+        lengths.push(decode_varint(&mut content).map_err(|error| cut().with_source(error))?);
     }
     let mut strings = Vec::with_capacity(count);
     for length in lengths {

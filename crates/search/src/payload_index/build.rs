@@ -298,7 +298,9 @@ impl FieldBuilder {
         for (key, number) in &values {
             if dense.contains(number) {
                 let rows = RoaringBitmap::from_sorted_iter(rows_of.rows(*number).iter().copied());
-                let rows = rows.map_err(|_| Error::internal("rows of a value are not sorted"))?;
+                let rows = rows.map_err(|error| {
+                    Error::internal("rows of a value are not sorted").with_source(error)
+                })?;
                 let place = writer.bitmap(&rows)?;
                 field.dense.push(DenseValue { key: key.clone(), rows: place });
             }

@@ -220,7 +220,10 @@ fn steps(path: &str) -> Result<Vec<Step>> {
             let (index, after) = bracket.split_once(']').ok_or_else(malformed)?;
             steps.push(match index {
                 "" => Step::Each,
-                digits => Step::Index(digits.parse().map_err(|_| malformed())?),
+                digits => {
+                    let index = digits.parse::<usize>();
+                    Step::Index(index.map_err(|error| malformed().with_source(error))?)
+                }
             });
             rest = after;
         }

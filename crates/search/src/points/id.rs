@@ -55,7 +55,7 @@ impl PointId {
     pub fn uuid(text: &str) -> Result<PointId> {
         Uuid::try_parse(text)
             .map(|uuid| PointId::Uuid(uuid.into_bytes()))
-            .map_err(|_| malformed(text))
+            .map_err(|error| malformed(text).with_source(error))
     }
 
     /// Returns the 64-bit id that collections store: the number itself, or 2^63 plus [`uuid_hash`].
@@ -78,7 +78,8 @@ impl FromStr for PointId {
     /// Reads a number in digits or a UUID as [`PointId::uuid`] does, for paths and query strings.
     fn from_str(text: &str) -> Result<PointId> {
         if !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return PointId::number(text.parse().map_err(|_| malformed(text))?);
+            let number = text.parse::<u64>();
+            return PointId::number(number.map_err(|error| malformed(text).with_source(error))?);
         }
         PointId::uuid(text)
     }

@@ -146,8 +146,10 @@ fn rest(
 ) -> Result<http::Request<Body>> {
     let mut built = http::Request::new(Body::from(request.body));
     *built.method_mut() = request.method;
-    let path = request.path.parse();
-    *built.uri_mut() = path.map_err(|_| Error::invalid("a name is too long for a path"))?;
+    *built.uri_mut() = request
+        .path
+        .parse::<http::Uri>()
+        .map_err(|error| Error::invalid("a name is too long for a path").with_source(error))?;
     for name in PASSED_HEADERS {
         if let Some(value) = headers.get(&name) {
             built.headers_mut().insert(name, value.clone());

@@ -193,8 +193,10 @@ fn describe(list: &BackupList) -> Value {
 /// Reads a JSON body; an empty one is the default.
 async fn parse<T: DeserializeOwned>(body: Body) -> Result<T> {
     let body = to_bytes(body, BODY_BYTES_MAX).await;
-    let body = body
-        .map_err(|_| Error::too_large(format!("the body has more than {BODY_BYTES_MAX} bytes")))?;
+    let body = body.map_err(|error| {
+        Error::too_large(format!("the body has more than {BODY_BYTES_MAX} bytes"))
+            .with_source(error)
+    })?;
     let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
     serde_json::from_slice(text).map_err(|error| Error::invalid(format!("the body: {error}")))
 }

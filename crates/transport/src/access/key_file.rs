@@ -53,11 +53,12 @@ impl KeyEntry {
             )));
         }
         let hex = self.hash.strip_prefix(BLAKE3).unwrap_or(&self.hash);
-        let hash = blake3::Hash::from_hex(hex).map_err(|_| {
+        let hash = blake3::Hash::from_hex(hex).map_err(|error| {
             wrong(
                 "hash is not \"blake3:\" and 64 hexadecimal digits; `millpond keys new` makes one"
                     .into(),
             )
+            .with_source(error)
         })?;
         for (setting, limit) in [
             ("requests-per-second", self.requests_per_second),

@@ -2,6 +2,7 @@
 
 use base::{Error, Result};
 use bytes::Buf;
+use prost::DecodeError;
 use prost::encoding::{WireType, decode_key, decode_varint};
 
 /// Fields of the messages: `Example.features`, `Features.feature`, key and value of an entry.
@@ -50,16 +51,20 @@ fn malformed() -> Error {
     Error::invalid("it is not a serialised tensorflow.Example")
 }
 
+fn undecodable(error: DecodeError) -> Error {
+    malformed().with_source(error)
+}
+
 /// Takes the next field of a message: its number and, if it is delimited, its bytes.
 fn next_field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, RawField<'a>)>> {
     if rest.is_empty() {
         return Ok(None);
     }
-    let (tag, wire_type) = decode_key(rest).map_err(|_| malformed())?;
+    let (tag, wire_type) = decode_key(rest).map_err(undecodable)?;
     let field = match wire_type {
-        WireType::Varint => RawField::Varint(decode_varint(rest).map_err(|_| malformed())?),
+        WireType::Varint => RawField::Varint(decode_varint(rest).map_err(undecodable)?),
         WireType::LengthDelimited => {
-            let length = decode_varint(rest).map_err(|_| malformed())?;
+            let length = decode_varint(rest).map_err(undecodable)?;
             RawField::Delimited(take(rest, length)?)
         }
         WireType::ThirtyTwoBit => RawField::Fixed32(fixed32(take(rest, 4)?)),
@@ -168,7 +173,7 @@ impl<'a> FeatureList<'a> {
                 }
                 (ListKind::Int64, LIST_VALUE, RawField::Delimited(mut packed)) => {
                     while !packed.is_empty() {
-                        let value = decode_varint(&mut packed).map_err(|_| malformed())?;
+                        let value = decode_varint(&mut packed).map_err(undecodable)?;
                         each(ListValue::Int64(value.cast_signed()))?;
                     }
                 }
