@@ -112,7 +112,8 @@ pub fn tfs_json(data: &[u8]) {
         ..signature.clone()
     };
     let again = tfs::json::parse_predict(&written, &own).expect("own request");
-    let (mut again, mut first) = (shapes(&again.inputs), shapes(&predict.inputs));
+    let mut again = shapes(&again.inputs);
+    let mut first = shapes(&predict.inputs);
     again.sort_unstable();
     first.sort_unstable();
     assert_eq!(again, first);

@@ -90,7 +90,8 @@ pub(crate) async fn verify(
     let budget = services.requests.memory.clone();
     let work = move || {
         let [first, second] = prints.map(|print| load(&target.named, &budget, print));
-        let (first, second) = (first?, second?);
+        let first = first?;
+        let second = second?;
         let probe = Probe::new(&first, MatchOptions::default());
         let mut record = Vec::new();
         second.encode(&mut record);

@@ -196,7 +196,8 @@ impl Formula {
                 self.quotient(left, right, *by_zero_default, point)
             }
             Expression::Power { base, exponent } => {
-                let (base, exponent) = (self.value(base, point)?, self.value(exponent, point)?);
+                let base = self.value(base, point)?;
+                let exponent = self.value(exponent, point)?;
                 finite(base.powf(exponent), format_args!("{base}^{exponent}"))
             }
             Expression::Decay(decay) => {
@@ -340,7 +341,8 @@ pub(crate) fn date_seconds(text: &str) -> Option<f64> {
 
 /// Returns the metres between two places, by the haversine formula.
 fn distance(one: GeoPlace, other: GeoPlace) -> f64 {
-    let (first, second) = (one.lat.to_radians(), other.lat.to_radians());
+    let first = one.lat.to_radians();
+    let second = other.lat.to_radians();
     let half_square = |difference: f64| (difference.to_radians() / 2.0).sin().powi(2);
     let chord = half_square(other.lat - one.lat)
         + first.cos() * second.cos() * half_square(other.lon - one.lon);

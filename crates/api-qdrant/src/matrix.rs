@@ -95,7 +95,8 @@ impl SampleMatrix {
     /// Returns the pairs of points.
     pub fn pairs(self) -> MatrixPairs {
         let pair = |entry: &MatrixEntry| {
-            let (a, b) = (*self.ids.get(entry.row)?, *self.ids.get(entry.column)?);
+            let a = *self.ids.get(entry.row)?;
+            let b = *self.ids.get(entry.column)?;
             Some(MatrixPair { a, b, score: entry.score })
         };
         let pairs = self.entries.iter().filter_map(pair).collect();

@@ -365,10 +365,12 @@ impl Decoder {
     /// left.
     fn trimmed_block(&mut self, mut samples: Vec<f32>) -> Option<AudioBlock> {
         let channels = self.format.channels;
-        let (from, to) = (self.read, self.read + (samples.len() / channels) as u64);
+        let from = self.read;
+        let to = self.read + (samples.len() / channels) as u64;
         self.read = to;
         for range in self.silent.iter().rev() {
-            let (start, end) = (range.start.clamp(from, to), range.end.clamp(from, to));
+            let start = range.start.clamp(from, to);
+            let end = range.end.clamp(from, to);
             samples.drain((start - from) as usize * channels..(end - from) as usize * channels);
         }
         if samples.is_empty() {

@@ -297,8 +297,8 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     let raw = matches!(file.features, FeatureFile::Raw { .. });
     let features = FeatureExtractor::new(&file.features, rate)
         .map_err(|e| e.context("[recogniser.features]"))?;
-    let (width, row_samples) =
-        (features.width(), (features.step() * f64::from(rate)).round().max(1.0));
+    let width = features.width();
+    let row_samples = (features.step() * f64::from(rate)).round().max(1.0);
     let hop = file.hop.unwrap_or(file.window);
     within("window", file.window, 1, VALUES_MAX)?;
     within("hop", hop, 1, file.window)?;

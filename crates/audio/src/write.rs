@@ -115,7 +115,8 @@ impl<W: Write> LabelWriter<W> {
         let score = label.score;
         let line = match self.format {
             LabelFormat::Table => {
-                let (start, end) = (minutes(start), minutes(end));
+                let start = minutes(start);
+                let end = minutes(end);
                 format!("{start:>10} {end:>10}  {score:>5.2}  {}\n", escaped(&label.text))
             }
             LabelFormat::Json => {
@@ -128,7 +129,8 @@ impl<W: Write> LabelWriter<W> {
                 format!("{file},{start:.3},{end:.3},{text},{score:.4}\r\n")
             }
             LabelFormat::Srt => {
-                let (start, end) = (hours(start), hours(end));
+                let start = hours(start);
+                let end = hours(end);
                 format!("{}\n{start} --> {end}\n{}\n\n", self.labels, one_line(&label.text))
             }
             LabelFormat::Rttm => {
@@ -175,8 +177,8 @@ impl<W: Write> LabelWriter<W> {
     pub fn finish(mut self, summary: &AudioSummary) -> Result<W> {
         match self.format {
             LabelFormat::Json => {
-                let (faults, summary) =
-                    (Value::from(std::mem::take(&mut self.faults)), summary_value(summary));
+                let faults = Value::from(std::mem::take(&mut self.faults));
+                let summary = summary_value(summary);
                 self.write(&format!("\n],\"faults\":{faults},\"summary\":{summary}}}\n"))?;
             }
             LabelFormat::Table => {

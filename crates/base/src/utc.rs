@@ -28,11 +28,13 @@ impl UtcTime {
     /// Converts a time. A time before 1970 becomes the first moment of 1970.
     pub fn of(time: SystemTime) -> UtcTime {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (days, second) = (since.as_secs() / SECONDS_PER_DAY, since.as_secs() % SECONDS_PER_DAY);
+        let days = since.as_secs() / SECONDS_PER_DAY;
+        let second = since.as_secs() % SECONDS_PER_DAY;
         // Years begin in March here, so that a leap day is the last one of its year. Day 0 is
         // 0000-03-01, and 400 years have 146,097 days.
         let days = days + 719_468;
-        let (era, of_era) = (days / 146_097, days % 146_097);
+        let era = days / 146_097;
+        let of_era = days % 146_097;
         let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
         let of_year = of_era - (365 * year + year / 4 - year / 100);
         let from_march = (5 * of_year + 2) / 153;

@@ -228,8 +228,8 @@ impl GpuArms {
 
     /// Returns the number of queries whose hits differ between the GPU and the processor.
     fn different(&self, queries: &[f32], hits: usize) -> Result<u64> {
-        let (gpu, flat) =
-            (search(&*self.gpu, queries, hits)?, search(&*self.flat.index, queries, hits)?);
+        let gpu = search(&*self.gpu, queries, hits)?;
+        let flat = search(&*self.flat.index, queries, hits)?;
         Ok(gpu.iter().zip(&flat).filter(|(gpu, flat)| gpu != flat).count() as u64)
     }
 

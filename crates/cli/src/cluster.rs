@@ -214,7 +214,8 @@ fn shards_left(view: &Value, node: &str) -> usize {
     let shards = items(&view["collections"]).flat_map(|collection| items(&collection["shards"]));
     let needs = |shard: &&Value| {
         let names = |field: &str| items(&shard[field]).map(cell).collect::<Vec<_>>();
-        let (wanted, serving) = (names("wanted"), names("serving"));
+        let wanted = names("wanted");
+        let serving = names("serving");
         shard["owner"] == node
             || wanted.iter().any(|name| name == node)
             || (serving.iter().any(|name| name == node)

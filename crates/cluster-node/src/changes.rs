@@ -89,7 +89,8 @@ impl CatalogChanges {
     ) -> CatalogChanges {
         let mut new = self.clone();
         for alias in base.aliases.keys().chain(made.aliases.keys()) {
-            let (before, after) = (base.aliases.get(alias), made.aliases.get(alias));
+            let before = base.aliases.get(alias);
+            let after = made.aliases.get(alias);
             if before == after || self.aliases.get(alias) != after {
                 continue;
             }

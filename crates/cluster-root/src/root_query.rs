@@ -200,7 +200,8 @@ impl RootQuery {
             }
             Some(VectorQuery::Examples(examples)) => {
                 let target = examples.target.as_ref().map(vector).transpose()?;
-                let (positive, negative) = (list(&examples.positive)?, list(&examples.negative)?);
+                let positive = list(&examples.positive)?;
+                let negative = list(&examples.negative)?;
                 examples_text(examples.rule, target, positive, negative)?
             }
             Some(

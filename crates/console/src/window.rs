@@ -64,7 +64,8 @@ pub(crate) fn push(totals: &mut VecDeque<ModelSnapshot>, counters: &ModelSnapsho
 
 /// Returns the counters over the window, and the newest; `None` before the first.
 pub(crate) fn of(totals: &VecDeque<ModelSnapshot>) -> Option<(SchedulerWindow, &ModelSnapshot)> {
-    let (first, last) = (totals.front()?, totals.back()?);
+    let first = totals.front()?;
+    let last = totals.back()?;
     Some((SchedulerWindow::between(first, last, totals.len() - 1), last))
 }
 

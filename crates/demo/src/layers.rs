@@ -61,7 +61,8 @@ impl Layers {
         for layer in 0..=last {
             let sum = format!("sum{layer}");
             let next = format!("layer{layer}");
-            let (weights, bias) = (format!("w{layer}"), format!("b{layer}"));
+            let weights = format!("w{layer}");
+            let bias = format!("b{layer}");
             let (activation, next) = match (layer == last, self.sigmoid) {
                 (false, _) => (Some("Relu"), next),
                 (true, true) => (Some("Sigmoid"), output.to_owned()),

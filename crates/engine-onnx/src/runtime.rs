@@ -42,8 +42,8 @@ impl Runtime {
             let name = c"millpond".as_ptr();
             call!(Call, CreateEnvWithCustomLogger(logger(), null_mut(), severity, name, &mut env))?;
             call!(Call, DisableTelemetryEvents(env))?;
-            let (kind, place) =
-                (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
+            let kind = sys::OrtAllocatorType::OrtDeviceAllocator;
+            let place = sys::OrtMemType::OrtMemTypeDefault;
             call!(Call, CreateCpuMemoryInfo(kind, place, &mut memory))?;
             call!(Call, GetAllocatorWithDefaultOptions(&mut allocator))?;
         }

@@ -204,7 +204,8 @@ impl SignaturePlan {
         let names = |specs: &[base::TensorSpec]| {
             specs.iter().map(|spec| Arc::from(spec.name.as_str())).collect::<Vec<Arc<str>>>()
         };
-        let (inputs, outputs) = (names(&named.signature.inputs), names(&named.signature.outputs));
+        let inputs = names(&named.signature.inputs);
+        let outputs = names(&named.signature.outputs);
         let mut order: Vec<usize> = (0..inputs.len()).collect();
         order.sort_by_key(|&at| &named.input_tensors[at]);
         let mut slots = vec![0; inputs.len()];

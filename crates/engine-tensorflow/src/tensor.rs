@@ -291,8 +291,8 @@ impl TfTensor {
             }
             let slice = |index| {
                 let string = data.add(index);
-                let (text, length) =
-                    ((call.TF_StringGetDataPointer)(string), (call.TF_StringGetSize)(string));
+                let text = (call.TF_StringGetDataPointer)(string);
+                let length = (call.TF_StringGetSize)(string);
                 match length {
                     0 => &[][..],
                     _ => std::slice::from_raw_parts(text.cast::<u8>(), length),

@@ -56,7 +56,8 @@ impl StreamSession {
         for carry in &carried {
             if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none()
             {
-                let (input, output) = (&carry.input, &carry.output);
+                let input = &carry.input;
+                let output = &carry.output;
                 return Err(Error::invalid(format!(
                     "the model cannot carry \"{output}\" to \"{input}\": it does not have both"
                 )));

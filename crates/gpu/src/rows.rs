@@ -393,10 +393,10 @@ impl DeviceRows {
             distances: u32::from(self.squares.is_some()),
         };
         let codes = self.codes_address()?;
-        let (row_scales, squares) =
-            (address(self.scales.as_ref(), stream), address(self.squares.as_ref(), stream));
-        let (query_scales, bitmap) =
-            (address(device_scales.as_ref(), stream), address(bitmap.as_ref(), stream));
+        let row_scales = address(self.scales.as_ref(), stream);
+        let squares = address(self.squares.as_ref(), stream);
+        let query_scales = address(device_scales.as_ref(), stream);
+        let bitmap = address(bitmap.as_ref(), stream);
         let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
         launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);

@@ -374,8 +374,8 @@ mod avx512 {
                     _mm512_loadu_si512(query.as_ptr().cast()),
                 )
             };
-            let (lower, upper) =
-                (_mm256_and_si256(code, low), _mm256_and_si256(_mm256_srli_epi16::<4>(code), low));
+            let lower = _mm256_and_si256(code, low);
+            let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(code), low);
             let values = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(lower), upper);
             sum = _mm512_dpbusd_epi32(sum, values, query);
         }

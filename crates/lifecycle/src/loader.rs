@@ -108,7 +108,8 @@ impl Loader {
         runner: &mut BackgroundRunner,
         job: LoadJob,
     ) -> Result<LoadOutcome> {
-        let (id, began) = (job.id.clone(), SystemTime::now());
+        let id = job.id.clone();
+        let began = SystemTime::now();
         let active = self.activity.begin(&id);
         let outcome = self.convert_and_load(runner, job);
         drop(active);

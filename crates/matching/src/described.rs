@@ -223,8 +223,8 @@ pub(crate) fn evidence(
 
 impl PairLink {
     fn between(to: u8, probe: Edge, record: Edge) -> PairLink {
-        let (start, end) =
-            (angle_between(probe.start, record.start), angle_between(probe.end, record.end));
+        let start = angle_between(probe.start, record.start);
+        let end = angle_between(probe.end, record.end);
         if start.max(end) > ANGLE_ERROR_MAX || probe.length.min(record.length) < LENGTH_MIN {
             return PairLink { to, ..PairLink::default() };
         }

@@ -63,8 +63,8 @@ impl RigidTransform {
         let mut along = 0_i64;
         let mut across = 0_i64;
         for pair in pairs {
-            let (a, b) =
-                (probe.get(usize::from(pair.probe))?, record.get(usize::from(pair.record))?);
+            let a = probe.get(usize::from(pair.probe))?;
+            let b = record.get(usize::from(pair.record))?;
             let (ax, ay, bx, by) = (i64::from(a.x), i64::from(a.y), i64::from(b.x), i64::from(b.y));
             p = [p[0] + ax, p[1] + ay];
             r = [r[0] + bx, r[1] + by];

@@ -437,7 +437,8 @@ impl FetchJournal {
 /// Parses "START END PATH".
 fn parse_line(line: &str) -> Option<(String, Range<u64>)> {
     let mut words = line.splitn(3, ' ');
-    let (start, end) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let start = words.next()?.parse().ok()?;
+    let end = words.next()?.parse().ok()?;
     Some((words.next()?.to_owned(), start..end))
 }
 

@@ -42,7 +42,8 @@ fn expression(given: Expression) -> Result<Value> {
         Variant::Min(given) => json!({ "min": list(given.min)? }),
         Variant::Div(given) => {
             let by_zero_default = optional_number(given.by_zero_default)?;
-            let (left, right) = (operand(given.left)?, operand(given.right)?);
+            let left = operand(given.left)?;
+            let right = operand(given.right)?;
             let members = [("left", left), ("right", right), ("by_zero_default", by_zero_default)];
             json!({ "div": object(members) })
         }

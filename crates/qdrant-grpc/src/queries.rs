@@ -293,7 +293,8 @@ fn discover_body(message: pb::DiscoverPoints) -> Result<Value> {
         None => Value::Null,
     };
     let pair = |pair: pb::ContextExamplePair| {
-        let (positive, negative) = (example(pair.positive)?, example(pair.negative)?);
+        let positive = example(pair.positive)?;
+        let negative = example(pair.negative)?;
         Ok(json!({ "positive": positive, "negative": negative }))
     };
     let context = message.context.into_iter().map(pair).collect::<Result<Vec<Value>>>()?;

@@ -89,7 +89,8 @@ fn unknown(field: &str, number: i32) -> Error {
 
 fn context(pairs: Vec<ContextInputPair>) -> Result<Value> {
     let pair = |pair: ContextInputPair| {
-        let (positive, negative) = (optional_input(pair.positive)?, optional_input(pair.negative)?);
+        let positive = optional_input(pair.positive)?;
+        let negative = optional_input(pair.negative)?;
         Ok(json!({ "positive": positive, "negative": negative }))
     };
     Ok(Value::Array(pairs.into_iter().map(pair).collect::<Result<_>>()?))

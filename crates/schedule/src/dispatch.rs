@@ -364,7 +364,8 @@ mod tests {
     fn an_early_batch_does_not_wait_for_a_late_one() {
         let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };
         let short = ScheduleOptions { max_queue_delay: Duration::from_millis(1), ..long.clone() };
-        let (late, soon) = (model("late", long), model("soon", short));
+        let late = model("late", long);
+        let soon = model("soon", short);
         let dispatch = Arc::new(Dispatch::new(&SchedulerConfig {
             workers: 2,
             queue_max: 512,

@@ -64,7 +64,8 @@ impl LinearFit {
     /// Returns the bounds; `None` after too few runs, or runs of one size only. They are two
     /// standard errors of the intercept in simple linear regression on either side.
     fn fit(&self) -> Option<FitBounds> {
-        let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
+        let mean_x = self.x / self.weight;
+        let mean_y = self.y / self.weight;
         let spread = self.xx - self.x * mean_x;
         if self.runs < RUNS_TO_ESTIMATE || spread <= 1e-6 * self.xx || mean_x <= 0.0 {
             return None;

@@ -24,7 +24,8 @@ pub(crate) fn may_pad(
     if own == padded {
         return true;
     }
-    let (a, m) = (elements(own), elements(padded));
+    let a = elements(own);
+    let m = elements(padded);
     let similarity = if m > 0.0 { a / m } else { 1.0 };
     let waste_bytes = (m - a) * element_bytes as f64;
     similarity > rule.similarity || waste_bytes < rule.slack_bytes as f64

@@ -102,7 +102,8 @@ impl Loopback {
             .build()
             .unwrap();
         let listen = || runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let (http, grpc) = (listen(), listen());
+        let http = listen();
+        let grpc = listen();
         let address = http.local_addr().unwrap();
         let grpc_address = grpc.local_addr().unwrap();
         let (stop, stopped) = watch::channel(false);

@@ -225,7 +225,8 @@ impl OutputComparison {
             }
             return first;
         }
-        let (ours, right) = (elements(ours), elements(right));
+        let ours = elements(ours);
+        let right = elements(right);
         let element = ours.iter().zip(&right).position(|(ours, right)| ours != right)?;
         Some(of_output(name, Some(element), shown(&ours[element]), shown(&right[element])))
     }

@@ -127,8 +127,8 @@ fn tiff(bytes: &[u8]) -> Option<f32> {
         match directory.u16_at(at)? {
             X_RESOLUTION => {
                 let value = directory.u32_at(at + 8)? as usize;
-                let (over, under) =
-                    (directory.u32_at(value)?, directory.u32_at(value.checked_add(4)?)?);
+                let over = directory.u32_at(value)?;
+                let under = directory.u32_at(value.checked_add(4)?)?;
                 dots = (under != 0).then_some(over as f32 / under as f32);
             }
             RESOLUTION_UNIT => unit = directory.u16_at(at + 8)?,

@@ -114,10 +114,8 @@ impl Preprocess {
         if self.fit == Fit::Stretch {
             return image.resized(self.width, self.height);
         }
-        let (wide, high) = (
-            f64::from(self.width) / f64::from(image.width),
-            f64::from(self.height) / f64::from(image.height),
-        );
+        let wide = f64::from(self.width) / f64::from(image.width);
+        let high = f64::from(self.height) / f64::from(image.height);
         let factor = if self.fit == Fit::Pad { wide.min(high) } else { wide.max(high) };
         // A side of one pixel may have to become very long to keep the shape, so it is cut.
         let side = |length: u32, wanted: u32| {
@@ -138,7 +136,8 @@ impl Preprocess {
         let (width, height) = (self.width as usize, self.height as usize);
         let mut rgb = colour.repeat(width * height);
         let offset = |inner: u32, outer: u32| {
-            let (inner, outer) = (inner as usize, outer as usize);
+            let inner = inner as usize;
+            let outer = outer as usize;
             (inner.saturating_sub(outer) / 2, outer.saturating_sub(inner) / 2, inner.min(outer))
         };
         let (from_x, to_x, columns) = offset(inner.width, self.width);

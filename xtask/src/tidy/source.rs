@@ -113,7 +113,8 @@ fn line_end(bytes: &[u8], at: usize) -> usize {
 }
 
 fn block_comment_end(bytes: &[u8], at: usize) -> usize {
-    let (mut depth, mut offset) = (0usize, at);
+    let mut depth = 0_usize;
+    let mut offset = at;
     while offset < bytes.len() {
         if bytes[offset..].starts_with(b"/*") {
             depth += 1;

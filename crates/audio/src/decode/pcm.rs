@@ -83,7 +83,8 @@ impl SampleCoding {
 /// every second bit inverted.
 fn a_law(byte: u8) -> f32 {
     let turned = byte ^ 0x55;
-    let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
+    let exponent = u32::from(turned >> 4 & 7);
+    let mantissa = i32::from(turned & 15);
     let size = if exponent == 0 {
         (mantissa << 4) + 8
     } else {
@@ -96,7 +97,8 @@ fn a_law(byte: u8) -> f32 {
 /// Returns the value of a byte of G.711 mu-law: the same with all bits inverted and a bias.
 fn mu_law(byte: u8) -> f32 {
     let turned = !byte;
-    let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
+    let exponent = u32::from(turned >> 4 & 7);
+    let mantissa = i32::from(turned & 15);
     let size = (((mantissa << 3) + 0x84) << exponent) - 0x84;
     let value = if turned & 0x80 == 0 { size } else { -size };
     value as f32 / 32768.0

@@ -16,7 +16,8 @@ struct MelBand {
 impl MelBank {
     pub(super) fn new(settings: &MelSettings, rate: u32) -> MelBank {
         let high = settings.fmax.unwrap_or(f64::from(rate) / 2.0);
-        let (low, high) = (to_mel(settings.fmin, settings.htk), to_mel(high, settings.htk));
+        let low = to_mel(settings.fmin, settings.htk);
+        let high = to_mel(high, settings.htk);
         let edge = |index: usize| {
             to_hertz(low + (high - low) * index as f64 / (settings.mels + 1) as f64, settings.htk)
         };

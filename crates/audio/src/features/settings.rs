@@ -285,7 +285,8 @@ impl FeatureFile {
             format!("mels is {}; it can be 1 to {MELS_MAX}", mel.mels),
         )?;
         let half = f64::from(rate) / 2.0;
-        let (low, high) = (mel.fmin, mel.fmax.unwrap_or(half));
+        let low = mel.fmin;
+        let high = mel.fmax.unwrap_or(half);
         need(
             low >= 0.0 && low < high && high <= half,
             format!("fmin is {low} and fmax is {high}; 0 <= fmin < fmax <= {half} (half the rate)"),

@@ -58,7 +58,8 @@ impl SpeakerLabeller {
         if !covered(&frames, &self.rule, self.rows) {
             return;
         }
-        let (start, end) = (self.start(frames.window), self.start(frames.window + 1));
+        let start = self.start(frames.window);
+        let end = self.start(frames.window + 1);
         let now =
             if frames.level >= self.rule.min_level { self.voice(frames.values) } else { None };
         self.tracks.frame(start, end, now.into_iter().collect(), out);

@@ -68,7 +68,8 @@ impl DuplicateData {
 
     /// Returns the ids of a planted pair, the lower one first.
     pub(super) fn pair(&self, pair: u64) -> (u64, u64) {
-        let (a, b) = (self.id(pair), self.id(pair + self.planted));
+        let a = self.id(pair);
+        let b = self.id(pair + self.planted);
         (a.min(b), a.max(b))
     }
 

@@ -184,7 +184,8 @@ fn made_up(args: &MatchArgs) -> Result<Vec<Impression>> {
     }
     Ok((0..count)
         .map(|index| {
-            let (finger, impression) = (index / args.impressions, index % args.impressions);
+            let finger = index / args.impressions;
+            let impression = index % args.impressions;
             let graph = synthetic::fingerprint(SEED + finger as u64);
             let graph = synthetic::distorted(&graph, impression as u64 + 1);
             Impression::new("synthetic".into(), finger.to_string(), graph)

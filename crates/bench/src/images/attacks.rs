@@ -188,10 +188,13 @@ fn rotate(image: &Image, variant: usize) -> Image {
     } else {
         (width, height)
     };
-    let (wide, high) = (wide.ceil(), high.ceil());
+    let wide = wide.ceil();
+    let high = high.ceil();
     made(wide as u32, high as u32, |x, y| {
-        let (along, down) = (f64::from(x) - (wide - 1.0) / 2.0, f64::from(y) - (high - 1.0) / 2.0);
-        let (from_x, from_y) = (cos * along - sin * down, sin * along + cos * down);
+        let along = f64::from(x) - (wide - 1.0) / 2.0;
+        let down = f64::from(y) - (high - 1.0) / 2.0;
+        let from_x = cos * along - sin * down;
+        let from_y = sin * along + cos * down;
         between(image, from_x + (width - 1.0) / 2.0, from_y + (height - 1.0) / 2.0)
     })
 }
@@ -204,7 +207,8 @@ pub(super) fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
     }
     let (x, y) = (x.max(0.0), y.max(0.0));
     let (left, top) = (x as u32, y as u32);
-    let (right, below) = ((left + 1).min(image.width - 1), (top + 1).min(image.height - 1));
+    let right = (left + 1).min(image.width - 1);
+    let below = (top + 1).min(image.height - 1);
     let (px, py) = (x - f64::from(left), y - f64::from(top));
     let corners = [pixel(image, left, top), pixel(image, right, top)];
     let lower = [pixel(image, left, below), pixel(image, right, below)];
@@ -252,8 +256,8 @@ fn brightness(image: &Image, variant: usize, random: &mut RandomSequence) -> Ima
 }
 
 fn border(image: &Image, share: f64) -> Image {
-    let (wide, high) =
-        ((f64::from(image.width) * share) as u32, (f64::from(image.height) * share) as u32);
+    let wide = (f64::from(image.width) * share) as u32;
+    let high = (f64::from(image.height) * share) as u32;
     // Ever further out, the image is passed forwards and backwards.
     let mirrored = |at: u32, border: u32, side: u32| {
         let place = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;

@@ -67,7 +67,8 @@ impl PhotoEmbedder {
             }
         };
         let preprocess = Preprocess { width, height, ..Preprocess::default() };
-        let (input, output) = (input.name.clone(), output.name.clone());
+        let input = input.name.clone();
+        let output = output.name.clone();
         Ok(PhotoEmbedder::Model { session, input, output, preprocess, path: path.to_owned() })
     }
 

@@ -51,7 +51,8 @@ pub(super) fn collage(
         if x.abs_diff(column) < gap || y.abs_diff(row) < gap {
             return GAP;
         }
-        let (right, below) = (x >= column, y >= row);
+        let right = x >= column;
+        let below = y >= row;
         let from = (if right { column } else { 0 }, if below { row } else { 0 });
         let cell = cells.get(usize::from(right) + 2 * usize::from(below));
         cell.map_or(GAP, |cell| pixel(cell, x - from.0, y - from.1))
@@ -74,13 +75,15 @@ pub(super) fn screen(image: &Image, random: &mut RandomSequence) -> Result<Image
     let mut way = || CORNER * (2.0 * random.unit() - 1.0);
     let inset = (1.0 - FILLED) / 2.0;
     let mut corner = |x: f64, y: f64| ((x + way()) * width, (y + way()) * height);
-    let (near, far) = (inset, 1.0 - inset);
+    let near = inset;
+    let far = 1.0 - inset;
     let corners = [corner(near, near), corner(far, near), corner(far, far), corner(near, far)];
     let map = SquareMap::onto(corners);
     let gamma = 0.8 + 0.45 * random.unit();
     let turn = random.unit() * std::f64::consts::TAU;
     let period = 3.0 + 4.0 * random.unit();
-    let (along, down) = (turn.cos() / period, turn.sin() / period);
+    let along = turn.cos() / period;
+    let down = turn.sin() / period;
     let light = random.unit() - 0.5;
     let shown = made(image.width, image.height, |x, y| {
         let (u, v) = map.inverse(f64::from(x), f64::from(y));
@@ -114,7 +117,8 @@ impl SquareMap {
         let (dx1, dx2, sx) = (b.0 - c.0, d.0 - c.0, a.0 - b.0 + c.0 - d.0);
         let (dy1, dy2, sy) = (b.1 - c.1, d.1 - c.1, a.1 - b.1 + c.1 - d.1);
         let whole = dx1 * dy2 - dx2 * dy1;
-        let (g, h) = ((sx * dy2 - dx2 * sy) / whole, (dx1 * sy - sx * dy1) / whole);
+        let g = (sx * dy2 - dx2 * sy) / whole;
+        let h = (dx1 * sy - sx * dy1) / whole;
         SquareMap([
             [b.0 - a.0 + g * b.0, d.0 - a.0 + h * d.0, a.0],
             [b.1 - a.1 + g * b.1, d.1 - a.1 + h * d.1, a.1],

@@ -88,8 +88,8 @@ impl IngestReport {
         context: RunContext,
     ) -> IngestReport {
         let IngestResults { rounds, rate, alone_ms, fill_per_s, points, segments } = measured;
-        let (control, ingest) =
-            (arm_report(&rounds, IngestArm::Control), arm_report(&rounds, IngestArm::Ingest));
+        let control = arm_report(&rounds, IngestArm::Control);
+        let ingest = arm_report(&rounds, IngestArm::Ingest);
         let sum = |of: fn(&IngestRound) -> f64| {
             rounds.iter().filter(|round| round.arm == IngestArm::Ingest).map(of).sum::<f64>()
         };

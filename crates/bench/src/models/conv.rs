@@ -167,7 +167,8 @@ impl Drawing {
 
     /// Applies `layer` to `value` and returns the result's name.
     fn convolve(&mut self, layer: &Layer, value: &str) -> String {
-        let (weights, bias) = (format!("{}.w", layer.name), format!("{}.b", layer.name));
+        let weights = format!("{}.w", layer.name);
+        let bias = format!("{}.b", layer.name);
         let inputs: &[&str] =
             if layer.biased() { &[value, &weights, &bias] } else { &[value, &weights] };
         let pad = (layer.kernel / 2) as i64;

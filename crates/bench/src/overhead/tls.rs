@@ -83,9 +83,10 @@ pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     tls.stop()?;
     let [http_rounds, grpc_rounds] = rounds;
     let all = || http_rounds.iter().chain(&grpc_rounds);
-    let (failed, wrong) =
-        (all().map(|round| round.failed).sum(), all().map(|round| round.wrong).sum());
-    let (http_figures, grpc_figures) = (TlsFigures::new(http_rounds), TlsFigures::new(grpc_rounds));
+    let failed = all().map(|round| round.failed).sum();
+    let wrong = all().map(|round| round.wrong).sum();
+    let http_figures = TlsFigures::new(http_rounds);
+    let grpc_figures = TlsFigures::new(grpc_rounds);
     let report = TlsReport {
         tls_throughput_ratio: http_figures.throughput_ratio.min(grpc_figures.throughput_ratio),
         http: http_figures,

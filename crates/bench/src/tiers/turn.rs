@@ -108,8 +108,8 @@ pub(super) fn take_turn<S: Scorer>(
 ) -> Result<TurnResult> {
     let next = AtomicUsize::new(0);
     let barrier = Barrier::new(searchers.len() + 1);
-    let (mut answers, mut turn) =
-        (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
+    let mut answers = Vec::new();
+    let mut turn = TurnResult { queries: count, ..TurnResult::default() };
     std::thread::scope(|scope| {
         let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, RerankResult)>> {
             let first = AtomicUsize::new(0);

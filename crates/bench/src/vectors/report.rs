@@ -68,7 +68,8 @@ impl VectorsReport {
         context: RunContext,
     ) -> VectorsReport {
         let own = ours.curve();
-        let (at95, at99) = (At::new(0.95, &own, &theirs), At::new(0.99, &own, &theirs));
+        let at95 = At::new(0.95, &own, &theirs);
+        let at99 = At::new(0.99, &own, &theirs);
         let all = || std::iter::once(&own).chain(&theirs);
         VectorsReport {
             dims: data.dims,

@@ -126,7 +126,8 @@ struct IndexSummary {
 impl IndexSummary {
     /// Prints the failures since the last call, up to [`FAILURES_SHOWN_MAX`] in all calls together.
     fn report_failures(&mut self, bar: &ProgressBar) {
-        let (from, to) = (self.reported, self.failed.len());
+        let from = self.reported;
+        let to = self.failed.len();
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
         bar.suspend(|| lines.for_each(|(name, reason)| eprintln!("not added: {name}: {reason}")));
         self.reported = to;

@@ -245,7 +245,8 @@ fn values(
     };
     let real = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let scale = args.scale.unwrap_or(if real { 1.0 / 255.0 } else { 1.0 });
-    let (mean, std) = (args.mean.as_ref(), args.std.as_ref());
+    let mean = args.mean.as_ref();
+    let std = args.std.as_ref();
     let area = pixels.len() / depth;
     let mut values = vec![0f32; pixels.len()];
     for (pixel, colours) in pixels.chunks_exact(depth).enumerate() {

@@ -79,7 +79,8 @@ fn changed(before: &Table, after: &Table) -> Vec<String> {
     let sections = names.filter(|name| !MODELS.contains(&name.as_str()));
     let keys = |section: &String| {
         let of = |table: &Table| table.get(section).unwrap_or(&empty).as_table().cloned();
-        let (before, after) = (of(before).unwrap_or_default(), of(after).unwrap_or_default());
+        let before = of(before).unwrap_or_default();
+        let after = of(after).unwrap_or_default();
         let added = after.keys().filter(|key| !before.contains_key(*key));
         let all = before.keys().chain(added);
         all.filter(|key| before.get(*key) != after.get(*key))

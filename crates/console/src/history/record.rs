@@ -103,7 +103,8 @@ impl TrafficRecord {
             let count = f64::from(bucket.count);
             if below + count >= wanted {
                 let place = usize::from(bucket.place);
-                let (low, high) = (latency_bound(place), latency_bound(place + 1));
+                let low = latency_bound(place);
+                let high = latency_bound(place + 1);
                 let us = low + (high - low) * ((wanted - below) / count);
                 return (us.round() as u64).min(u64::from(self.max_us));
             }

@@ -309,8 +309,8 @@ impl Model {
         let retry_at = again.then(|| Instant::now() + context.retries.interval);
         let reason = match (again, tries) {
             (true, _) => {
-                let (of, seconds) =
-                    (context.retries.max + 1, context.retries.interval.as_secs_f64());
+                let of = context.retries.max + 1;
+                let seconds = context.retries.interval.as_secs_f64();
                 format!("{error} (try {tries} of {of}; the next in {seconds} s)")
             }
             (false, 1) => error.to_string(),

@@ -48,7 +48,8 @@ impl TrialCounts {
 
     /// Returns the logarithm of the mixture's likelihood ratio against `probability`.
     pub(crate) fn against(&self, probability: f64) -> f64 {
-        let (hits, misses) = (self.hits as f64, (self.trials - self.hits) as f64);
+        let hits = self.hits as f64;
+        let misses = (self.trials - self.hits) as f64;
         let MixtureWeights { hits: a, misses: b } = self.weights;
         let mixture = ln_beta(a + hits, b + misses) - ln_beta(a, b);
         let term = |count: f64, chance: f64| if count == 0.0 { 0.0 } else { count * chance.ln() };

@@ -18,7 +18,8 @@ pub struct DuplicateGroup {
 pub fn groups(pairs: &[DuplicatePair]) -> Vec<DuplicateGroup> {
     let mut sets = DisjointSets::default();
     for pair in pairs {
-        let (a, b) = (sets.number(pair.a), sets.number(pair.b));
+        let a = sets.number(pair.a);
+        let b = sets.number(pair.b);
         sets.join(a, b);
     }
     let mut groups: HashMap<u32, DuplicateGroup> = HashMap::new();
@@ -72,7 +73,8 @@ impl DisjointSets {
     }
 
     fn join(&mut self, a: u32, b: u32) {
-        let (a, b) = (self.root(a), self.root(b));
+        let a = self.root(a);
+        let b = self.root(b);
         if a == b {
             return;
         }

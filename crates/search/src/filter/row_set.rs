@@ -160,7 +160,8 @@ impl RowSet {
         if first >= end {
             return 0;
         }
-        let (low, high) = (first as usize / 64, (end - 1) as usize / 64);
+        let low = first as usize / 64;
+        let high = (end - 1) as usize / 64;
         let from = u64::MAX << (first % 64);
         let to = u64::MAX >> (63 - (end - 1) % 64);
         let Some(words) = self.words.get(low..=high) else { return 0 };

@@ -303,7 +303,8 @@ impl MissingRange<'_> {
     /// Copies the part of a page that belongs to the range.
     fn copy(&mut self, page: u64, bytes: &[u8]) {
         let start = page * PAGE_BYTES as u64;
-        let (first, end) = (self.range.start, self.range.start + self.range.bytes as u64);
+        let first = self.range.start;
+        let end = self.range.start + self.range.bytes as u64;
         let from = first.max(start);
         let to = end.min(start + bytes.len() as u64);
         let target = self.bytes.get_mut((from - first) as usize..to.saturating_sub(first) as usize);

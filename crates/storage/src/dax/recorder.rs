@@ -167,7 +167,8 @@ fn store(lines: &mut BTreeMap<usize, LineStates>, offset: usize, bytes: &[u8]) {
         let before = line.now();
         let first = number * LINE_BYTES;
         let mut after = before;
-        let (from, to) = (offset.max(first), end.min(first + LINE_BYTES));
+        let from = offset.max(first);
+        let to = end.min(first + LINE_BYTES);
         after[from - first..to - first].copy_from_slice(&bytes[from - offset..to - offset]);
         let words: Vec<usize> = (0..LINE_BYTES)
             .step_by(WORD_BYTES)

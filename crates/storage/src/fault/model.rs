@@ -104,7 +104,8 @@ impl FileSystemModel {
         names.dedup();
         let mut found = Vec::new();
         for name in names {
-            let (old, new) = (self.durable.get(name), self.live.get(name));
+            let old = self.durable.get(name);
+            let new = self.live.get(name);
             let chosen = if old == new || draw.one_in(2) { new } else { old };
             if let Some(file) = chosen.and_then(|&file| self.files.get(file as usize)) {
                 found.push((name.clone(), torn(file, &mut draw)));
@@ -143,7 +144,8 @@ fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
 
 /// Writes bytes, with zeros in a gap before them.
 fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
-    let (start, end) = (offset as usize, offset as usize + bytes.len());
+    let start = offset as usize;
+    let end = offset as usize + bytes.len();
     if file.len() < end {
         file.resize(end, 0);
     }

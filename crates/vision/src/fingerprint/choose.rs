@@ -130,7 +130,8 @@ pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Minu
 
 /// Returns true if two ends belong to one broken line.
 fn facing(one: &End, other: &End) -> bool {
-    let (right, up) = (other.x - one.x, one.y - other.y);
+    let right = other.x - one.x;
+    let up = one.y - other.y;
     let way = up.atan2(right) / TAU;
     let apart = |a: f32, b: f32| {
         let between = (a - b).rem_euclid(1.0);

@@ -72,7 +72,8 @@ impl Kernel {
             (-0.5 * ((along / ALONG).powi(2) + (across / (ACROSS * period)).powi(2))).exp()
         });
         let wave = each(&|_, across| (TAU * across / period).cos());
-        let (bell, wave) = (bell.as_flattened(), wave.as_flattened());
+        let bell = bell.as_flattened();
+        let wave = wave.as_flattened();
         let sum: f32 = bell.iter().zip(wave).map(|(bell, wave)| bell * wave).sum();
         let mean = sum / bell.iter().sum::<f32>();
         let mut weights = [[0.0; SIDE]; SIDE];

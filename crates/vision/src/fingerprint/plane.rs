@@ -107,8 +107,8 @@ impl Plane {
         };
         for (y, sums) in out.values.chunks_exact_mut(self.width).enumerate() {
             for (distance, weight) in weights.iter().enumerate() {
-                let (above, below) =
-                    (y as isize - distance as isize, y as isize + distance as isize);
+                let above = y as isize - distance as isize;
+                let below = y as isize + distance as isize;
                 for ((sum, above), below) in sums.iter_mut().zip(row(above)).zip(row(below)) {
                     *sum += weight * (above + below);
                 }

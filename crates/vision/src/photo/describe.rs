@@ -42,7 +42,8 @@ fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
     for (index, value) in patch.iter_mut().enumerate() {
         let along = (index % ROW) as f32 - (ROW - 1) as f32 * 0.5;
         let down = (index / ROW) as f32 - (ROW - 1) as f32 * 0.5;
-        let (along, down) = (along * step, down * step);
+        let along = along * step;
+        let down = down * step;
         *value = plane.at(x + cos * along + sin * down, y - sin * along + cos * down);
     }
     let mut sums = [0.0_f32; NUMBERS];

@@ -110,7 +110,8 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> 
     let dxy = (now[at + width + 1] - now[at + width - 1] - now[at - width + 1]
         + now[at - width - 1])
         * 0.25;
-    let (trace, determinant) = (dxx + dyy, dxx * dyy - dxy * dxy);
+    let trace = dxx + dyy;
+    let determinant = dxx * dyy - dxy * dxy;
     if determinant <= 0.0
         || trace * trace * EDGE_RATIO >= (EDGE_RATIO + 1.0) * (EDGE_RATIO + 1.0) * determinant
     {

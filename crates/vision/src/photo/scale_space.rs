@@ -129,7 +129,8 @@ fn half<'a, T: Copy + 'a>(
     let (width, height) = (width / 2, height / 2);
     let mut values = Vec::with_capacity(width * height);
     for y in 0..height {
-        let (upper, lower) = (row(2 * y).as_chunks().0, row(2 * y + 1).as_chunks().0);
+        let upper = row(2 * y).as_chunks().0;
+        let lower = row(2 * y + 1).as_chunks().0;
         values.extend(upper.iter().zip(lower).map(|(&[a, b], &[c, d]): (&[T; 2], &[T; 2])| {
             (unit(a) + unit(b) + unit(c) + unit(d)) * 0.25
         }));

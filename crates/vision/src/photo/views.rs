@@ -76,7 +76,8 @@ impl PhotoView {
             vec![PhotoView { kind: ViewKind::Coarse, region: whole }],
             vec![PhotoView { kind: ViewKind::Mirrored, region: whole }],
         ];
-        let (halves_x, halves_y) = (halves(width), halves(height));
+        let halves_x = halves(width);
+        let halves_y = halves(height);
         let part = |(x, width): (u32, u32), (y, height): (u32, u32)| PhotoView {
             kind: ViewKind::Part,
             region: PixelRegion { x, y, width, height },

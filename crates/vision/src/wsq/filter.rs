@@ -49,7 +49,8 @@ impl FilterBank {
     pub(super) fn parse(body: &[u8]) -> Result<FilterBank> {
         let too_short = || damaged("its transform table is too short");
         let &[low_taps, high_taps, ..] = body else { return Err(too_short()) };
-        let (low_taps, high_taps) = (usize::from(low_taps), usize::from(high_taps));
+        let low_taps = usize::from(low_taps);
+        let high_taps = usize::from(high_taps);
         let lengths = 1..=TAPS_MAX;
         if !lengths.contains(&low_taps)
             || !lengths.contains(&high_taps)

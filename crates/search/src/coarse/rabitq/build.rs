@@ -102,7 +102,8 @@ fn encode(
         let first = rows.starts[clusters.start];
         crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
             let of = |row: u32, dims: usize| (row - first) as usize * dims;
-            let (start, end) = (rows.starts[cluster], rows.starts[cluster + 1]);
+            let start = rows.starts[cluster];
+            let end = rows.starts[cluster + 1];
             let list = ListRows {
                 vectors: &vectors[of(start, dims)..of(end, dims)],
                 points: &points[of(start, padded)..of(end, padded)],
