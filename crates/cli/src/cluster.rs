@@ -32,9 +32,9 @@ pub(crate) struct ClusterCommand {
 enum ClusterAction {
     /// Show nodes, and the holders and owners of the shards of all collections
     Status(ClusterStatusArgs),
-    /// Show the shards that would move if nodes came or went. Nothing has to be moved by hand
+    /// Show the shards that would move if nodes joined or left. Shards move by themselves
     Rebalance(RebalanceArgs),
-    /// Let other nodes take the shards of a node, and wait until it can be stopped
+    /// Move the shards of a node to other nodes, and wait until the node can be stopped
     Drain(DrainArgs),
 }
 

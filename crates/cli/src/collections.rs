@@ -33,7 +33,7 @@ pub(crate) struct CollectionsCommand {
 
 #[derive(Debug, Subcommand)]
 enum CollectionsAction {
-    /// Back a collection up as it is now
+    /// Back up a collection in its present state
     Backup(BackupArgs),
     /// List the backups of a collection, or the collections that have backups
     #[command(visible_alias = "ls")]
@@ -52,7 +52,7 @@ enum CollectionsAction {
 struct BackupArgs {
     /// The collection, or an alias
     collection: String,
-    /// Store all files again, also files that the store has. Replaces damaged ones
+    /// Store all files again, even if the store has them. Replaces damaged files
     #[arg(long)]
     full: bool,
     #[command(flatten)]

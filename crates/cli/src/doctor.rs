@@ -22,8 +22,8 @@ pub(crate) struct DoctorArgs {
     /// or in the system]
     #[arg(long, value_name = "PATH")]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
+    /// Library libmillpond_torch.so, or its directory [default: found in a virtual environment or
+    /// beside the program]
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
     /// TensorFlow's library, or the directory of its Python package [default: found in a virtual

@@ -62,8 +62,10 @@ pub(crate) const OTEL_HEADERS: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_HEADERS",
     "headers of each export of traces, KEY=VALUE,KEY=VALUE",
 );
-pub(crate) const OTEL_PROTOCOL: Variable =
-    Variable::new("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf, the only one here");
+pub(crate) const OTEL_PROTOCOL: Variable = Variable::new(
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "http/protobuf; with another value `serve` does not start",
+);
 pub(crate) const OTEL_TIMEOUT: Variable = Variable::new(
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "time limit of an export of traces in milliseconds [else 10000]",
@@ -106,11 +108,11 @@ pub(crate) const XDG_DATA_HOME: Variable =
 pub(crate) const HOME: Variable = Variable::new("HOME", "the user's home directory");
 pub(crate) const NO_COLOR: Variable = Variable::new("NO_COLOR", "set to anything: no colours");
 pub(crate) const COLORTERM: Variable =
-    Variable::new("COLORTERM", "whether `images search` may draw images in colours");
+    Variable::new("COLORTERM", "truecolor or 24bit: `images search` shows images as mosaics");
 pub(crate) const TERM: Variable =
-    Variable::new("TERM", "whether `images search` may send images in kitty's form");
+    Variable::new("TERM", "xterm-kitty: `images search` shows images in kitty's protocol");
 pub(crate) const TERM_PROGRAM: Variable =
-    Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
+    Variable::new("TERM_PROGRAM", "iTerm.app: `images search` shows images in iTerm2's protocol");
 
 /// All variables, in the order of the help text.
 pub(crate) const ALL: [&Variable; 40] = [

@@ -66,12 +66,12 @@ struct NewArgs {
     /// Patterns of the collections that it may use [default: all]
     #[arg(long, value_name = "PATTERNS", value_delimiter = ',')]
     collections: Option<Vec<String>>,
-    /// Most requests a second; more get 429 or RESOURCE_EXHAUSTED [default: no limit]
+    /// Maximum requests per second; more get 429 or RESOURCE_EXHAUSTED [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     requests_per_second: Option<f64>,
-    /// Most CPU seconds a minute of model runs, searches, image and audio work; more get 429 or
-    /// RESOURCE_EXHAUSTED. A run that serves several requests is shared among them by items. Five
-    /// seconds' share can be used at once [default: no limit]
+    /// Maximum CPU seconds per minute of model runs, searches, image and audio work; more get 429
+    /// or RESOURCE_EXHAUSTED. Requests in one batch share its time by items. After a pause, the key
+    /// can use the quota of five seconds at once [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     cpu_seconds_per_minute: Option<f64>,
 }

@@ -25,7 +25,7 @@ Examples:
   millpond speakers identify unknown.wav
   millpond audio meeting.mp3 --recogniser voiceprint --format rttm
 
-Exit status of verify: 0 if the voice is that speaker's; 4 if it is not; 1, 2 or 3 if that is unknown.")]
+Exit status of verify: 0 if the voice is that speaker's; 4 if it is not; 1, 2 or 3 if the command failed.")]
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
     action: SpeakersAction,

@@ -14,7 +14,7 @@ pub(crate) struct WorkerArgs {
     /// ONNX Runtime's shared library
     #[arg(long, value_name = "PATH")]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory
+    /// Library libmillpond_torch.so, or its directory
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
     /// The directory of TensorFlow's Python package

@@ -56,8 +56,8 @@ pub struct MachineArgs {
     /// or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     pub onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
+    /// Library libmillpond_torch.so, or its directory [default: found in a virtual environment or
+    /// beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     pub libtorch: Option<PathBuf>,
     /// TensorFlow's shared library, or the directory of its Python package [default: found in a

@@ -64,9 +64,9 @@ Examples:
   millpond tune models/ctr --requests recorded/ --time 10m --no-write --json ctr.json
 
 A file of --requests holds one request in the form of `millpond infer --input FILE.json`: \
-{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Requests that are made up have the shapes of --dims, else \
-of [warmup] dims in the model's millpond.toml, else 1 where the model leaves a size open; give real requests where \
-the values matter to the time, as they do for embeddings.")]
+{\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}. Generated requests have the shapes of --dims, else those \
+of [warmup] dims in the model's millpond.toml; every other open size is 1. Pass real requests if the run time depends \
+on the values, as for embeddings.")]
 pub struct TuneArgs {
     /// The model's directory, which holds its numbered version directories
     #[arg(value_name = "DIR|NAME=DIR")]
@@ -80,10 +80,10 @@ pub struct TuneArgs {
     /// Real requests: files, or directories of .json files, sent in turn
     #[arg(long, value_name = "FILE|DIR")]
     pub requests: Vec<PathBuf>,
-    /// Shape of an input in made-up requests; several for one input are used in turn
+    /// Shape of an input in generated requests; several for one input are used in turn
     #[arg(long, value_name = "INPUT=1x3x48x320", conflicts_with = "requests")]
     pub dims: Vec<String>,
-    /// Upper bound (excluded) of integers in made-up requests
+    /// Exclusive upper bound of integers in generated inputs
     #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "requests")]
     pub index_max: u64,
     /// Write a page with a throughput-latency chart and all figures
@@ -95,16 +95,17 @@ pub struct TuneArgs {
     /// Write the result to the model's millpond.toml (default)
     #[arg(long, overrides_with = "no_write")]
     pub write: bool,
-    /// Only print what would be written
+    /// Print the result and write no file
     #[arg(long)]
     pub no_write: bool,
     /// File of measurements for resuming [default: in the cache directory]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// Start anew even if an interrupted search could be resumed
+    /// Start a new search even if an interrupted one could be resumed
     #[arg(long)]
     pub fresh: bool,
-    /// Then measure every configuration, which takes minutes, and compare the result with the best
+    /// After the search, measure every configuration and compare the result with the best. Takes
+    /// minutes
     #[arg(long)]
     pub full_grid: bool,
 }

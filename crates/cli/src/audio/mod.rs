@@ -32,8 +32,8 @@ Examples:
 
 `pip install \"millpond[recognisers]\"` installs ready recognisers. In a checkout, `make recognisers` builds them.
 
-Exit status 1 means that a file failed or could be read only in part. What was recognised is kept; standard error, and \
-formats that have a place for it, say what is wrong and where.")]
+Exit status 1 means that a file failed or could be read only in part. The labels of the other parts are kept. Standard \
+error names each fault and its time, and so do the formats that have a field for it.")]
 pub(crate) struct AudioCommand {
     /// Recordings (wav, flac, mp3, ogg, m4a); - is standard input
     #[arg(value_name = "FILE", required_unless_present = "list")]

@@ -50,8 +50,8 @@ pub(crate) struct EngineArgs {
     /// or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
+    /// Library libmillpond_torch.so, or its directory [default: found in a virtual environment or
+    /// beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Directory of converted models [default: the user's cache directory]

@@ -19,8 +19,8 @@ const CONFLICT: u16 = 409;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The server compares each image with its nearest neighbours in the background and verifies pairs by their keypoints. \
-Ctrl-C ends this command only; the search goes on, and the same call shows its progress again. A search that the \
-server's end has interrupted is continued by the same call.
+Ctrl-C ends this command only: the search continues, and the same call shows its progress again. If the server \
+stopped during the search, the same call continues the search.
 
 Each group is printed with its pairs: SIMILARITY of the embeddings, SCORE of the keypoints.
 

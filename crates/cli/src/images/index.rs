@@ -32,12 +32,12 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// `millpond images index DIR...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Each image is named by its path below DIR and known by its content: what the collection has is not sent again, so \
-the same call brings it up to date, and one that was ended (Ctrl-C, a crash, a lost network) is taken up where it \
-stopped. What the server has acknowledged is on its disk. Hidden files are skipped.
+Each image is named by its path below DIR and identified by its content. Images that the collection has are not sent \
+again, so the same call updates the collection, and continues after Ctrl-C, a crash or a lost network. Images that \
+the server has acknowledged are on its disk. Hidden files are skipped.
 
-Many images are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the \
-whole machine. Exit status 1 says that some images failed: they are listed with the reason.")]
+The server works on many images in the background, so that searches stay fast; --foreground uses the whole machine. \
+Exit status 1 means that some images failed: they are listed with the reason.")]
 pub(super) struct IndexArgs {
     /// Folders of images (jpg, png, webp, tiff, bmp, wsq, an2), or single files
     #[arg(value_name = "DIR", required = true)]

@@ -25,7 +25,7 @@ Examples:
   millpond images list
 
 The server does the work: it reads each image, computes its embedding with a served model and its keypoints, and \
-keeps image and features. http://127.0.0.1:8501/images is a page to search with.")]
+stores the image with its features. The page http://127.0.0.1:8501/images searches too.")]
 pub(crate) struct ImagesCommand {
     #[command(subcommand)]
     action: ImagesAction,

@@ -21,16 +21,16 @@ const SHOWN_PIXELS: u32 = 384;
 /// `millpond images search FILE...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the \
-query's (SCORE, from 0, hundreds and more for the same image). ACCEPTED says that the score is over the threshold, so that \
-it is the same image or shows the same thing; what is not accepted follows in the order of coarse similarity.
+Two stages: embeddings select candidates (COARSE, a cosine up to 1), then the keypoints of each candidate are matched \
+with the query's (SCORE, from 0; hundreds and more for the same image). ACCEPTED means that the score reaches the \
+threshold: the result is the same image or shows the same object. Other results follow, ordered by COARSE.
 
 Examples:
   millpond images search crop.jpg --collection photos
   millpond images search crop.jpg --collection photos -k 3 --explain --json
   millpond images search crop.jpg --collection photos --filter '{\"must\":[{\"key\":\"album\",\"match\":{\"value\":\"holidays\"}}]}'
 
-Terminals that know kitty's or iTerm2's images show them; others with 24-bit colours (COLORTERM) show mosaics.")]
+Terminals with the image protocol of kitty or iTerm2 show the images; others with 24-bit colours (COLORTERM) show mosaics.")]
 pub(super) struct SearchArgs {
     /// Query images, searched one after the other; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
@@ -53,8 +53,7 @@ pub(super) struct SearchArgs {
     /// Search only images that match this filter, in Qdrant's form
     #[arg(long, value_name = "JSON")]
     filter: Option<String>,
-    /// Search for the image as it is only, not for its mirror image and parts if nothing is
-    /// accepted
+    /// Do not search for the mirror image and parts if nothing is accepted
     #[arg(long)]
     no_views: bool,
     /// Show how many keypoints matched, and with --json which ones

@@ -14,7 +14,7 @@ use crate::values::TimeSpan;
 
 /// Options of an audio file.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Sound")]
+#[command(next_help_heading = "Audio")]
 pub(crate) struct AudioInputArgs {
     /// Resample to this many samples per second [default: the file's rate]
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(i64::from(RATE_MIN)..=i64::from(RATE_MAX)))]

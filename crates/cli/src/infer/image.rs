@@ -21,7 +21,7 @@ const ANY_AXES: [i64; 3] = [-1; 3];
 
 /// Options of an image file.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 pub(crate) struct ImageArgs {
     /// Order of the axes [default: nhwc if only the model's last axis can be channels, else nchw]
     #[arg(long, value_name = "ORDER")]

@@ -56,7 +56,8 @@ pub(crate) struct ServerOptions {
     /// Private key of --tls-cert (PEM)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Issuers of client certificates (PEM). Clients must show a certificate then (mTLS)
+    /// Issuers of client certificates (PEM). Clients must then send a certificate of one of these
+    /// issuers (mTLS)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
     /// Keys of all callers (TOML): role, models, collections, requests a second and CPU seconds a
@@ -127,17 +128,17 @@ pub(crate) struct ServerOptions {
     /// or in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
+    /// Library libmillpond_torch.so, or its directory [default: found in a virtual environment or
+    /// beside the program]
     #[arg(long, value_name = "PATH")]
     pub(crate) libtorch: Option<PathBuf>,
     /// TensorFlow's library, or the directory of its Python package [default: found in a virtual
     /// environment, beside the program or in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) tensorflow: Option<PathBuf>,
-    /// Address of an OpenTelemetry collector, as in http://localhost:4318. Traces of requests and
-    /// loads are sent to it by OTLP over HTTP; a collector that is away delays no request
-    /// [default: none are sent]
+    /// Address of an OpenTelemetry collector, as in http://localhost:4318. The server sends it
+    /// traces of requests and loads by OTLP over HTTP. Requests never wait for the collector
+    /// [default: no traces]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
     /// Part of the requests that is traced, 0 to 1. A request with a trace context (traceparent) is
@@ -242,17 +243,17 @@ pub(crate) struct InferenceOptions {
     /// Allow more inference threads than cores
     #[arg(long)]
     pub(crate) oversubscribe: bool,
-    /// Directory of logged requests: a sample of those of each model, for warm-up, `verify` and
-    /// `bench load` [default: none are logged]
+    /// Directory for logged requests: a sample of the requests of each model, for warm-up, `verify`
+    /// and `bench load` [default: no log]
     #[arg(long, value_name = "DIR")]
     pub(crate) request_log: Option<PathBuf>,
-    /// Part of the requests that is logged, 0 to 1 [default: 0.01]
+    /// Share of the requests to log, 0 to 1 [default: 0.01]
     #[arg(long, value_name = "PART")]
     pub(crate) request_log_rate: Option<f64>,
-    /// Maximum size of all these files; the oldest are removed [default: 1GiB]
+    /// Maximum size of all files of --request-log; the oldest are removed [default: 1GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) request_log_size: Option<ByteSize>,
-    /// Format of these files [default: tfrecord]
+    /// Format of the files of --request-log [default: tfrecord]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) request_log_format: Option<RequestLogFormatName>,
 }
@@ -337,8 +338,8 @@ pub(crate) struct LifecycleOptions {
     /// directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// Maximum size of the copies from object stores; versions that are not needed any more are
-    /// removed for new ones [default: 32GiB]
+    /// Maximum size of the copies from object stores; unneeded versions are removed to make room
+    /// for new ones [default: 32GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) store_cache: Option<ByteSize>,
     /// Time over which the servers of a fleet spread their loads of a new version: each waits a

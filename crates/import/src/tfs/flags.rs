@@ -64,7 +64,7 @@ const FLAGS: &[Flag] = &[
     flag(
         "model_config_file_poll_wait_seconds",
         Int,
-        "time between two looks at that file; 0 looks at SIGHUP only [default: 0]",
+        "time between two reads of that file; 0 reads it at SIGHUP only [default: 0]",
     ),
     flag("model_name", Text, "name of the model [default: default]"),
     flag("model_base_path", Text, "directory of the model's versions"),
@@ -75,7 +75,7 @@ const FLAGS: &[Flag] = &[
     flag(
         "file_system_poll_wait_seconds",
         Int,
-        "time between two looks for versions; 0 looks at the start only [default: 1]",
+        "time between two searches for versions; 0 searches at the start only [default: 1]",
     ),
     ignored(
         "flush_filesystem_caches",

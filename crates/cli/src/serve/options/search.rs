@@ -21,8 +21,8 @@ pub(crate) struct SearchOptions {
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<ByteSize>,
-    /// Free space to keep on the collections' disk: with less, changes are rejected; 0 keeps none
-    /// [default: 1 % of the disk, 64MiB to 4GiB, at most 1/8 of it]
+    /// Free space to keep on the disk of the collections. If less is free, writes are rejected; 0
+    /// keeps none [default: 1 % of the disk, 64MiB to 4GiB, at most 1/8 of it]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_disk_reserve: Option<ByteSize>,
     /// Search threads; 0 is one per core [default: 0]
@@ -48,8 +48,8 @@ pub(crate) struct SearchOptions {
     /// Rate at which flushes and merges read and write together, or "unlimited" [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_background_rate: Option<ByteRate>,
-    /// Segments of similar size that are merged into one: fewer segments are searched faster,
-    /// and more are written less often [default: 4]
+    /// Number of segments of similar size that one merge joins. With a small number, searches are
+    /// faster; with a large one, data is rewritten less often [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) search_merge_segments: Option<usize>,
     /// Maximum points of a merged segment [default: 8388608]
@@ -62,10 +62,12 @@ pub(crate) struct SearchOptions {
     /// of collections, on the same disk; in a cluster, backups in --cluster-store]
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) backup_dir: Option<String>,
-    /// Interval of backups of all collections that have changed [default: none are made]
+    /// Time between two scheduled backups, 1m to 24h. Each backs up the collections that have
+    /// changed [default: no schedule]
     #[arg(long, value_name = "TIME")]
     pub(crate) backup_every: Option<TimeSpan>,
-    /// Number of newest backups of a collection that stay after such a backup [default: all]
+    /// Number of backups of each collection to keep: after each scheduled backup, older ones are
+    /// removed [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) backup_keep: Option<usize>,
     /// Maximum rate of backups and restores, in bytes per second, or "unlimited" [default: 64MiB]
