@@ -16,7 +16,8 @@ pub fn find_recogniser(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc
     let own = catalog.get(name, None)?;
     let text = own.recogniser.clone().ok_or_else(|| {
         Error::not_found(format!(
-            "model \"{name}\" is not a recogniser: its millpond.toml has no section [recogniser]"
+            "model \"{name}\" is not a recogniser: its millpond.toml has no section \
+             [recogniser]; GET /v1/audio lists the recognisers"
         ))
     })?;
     let wrong = |error: Error| Error::precondition(format!("recogniser \"{name}\": {error}"));

@@ -31,7 +31,8 @@ fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
         recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
     let threshold = threshold.ok_or_else(|| {
         Error::precondition(format!(
-            "recogniser \"{name}\" cannot tell speakers apart: its kind is not embeddings"
+            "recogniser \"{name}\" does not distinguish speakers; use one of the kind \
+             embeddings, such as voiceprint"
         ))
     })?;
     Ok((state.speakers(name)?, threshold))
@@ -122,7 +123,9 @@ pub(crate) async fn forget(
 }
 
 fn unknown(name: &str, speaker: &str) -> Error {
-    Error::not_found(format!("recogniser \"{name}\" knows no speaker \"{speaker}\""))
+    Error::not_found(format!(
+        "recogniser \"{name}\" has no speaker \"{speaker}\"; GET /v1/audio/{name}/speakers lists them"
+    ))
 }
 
 pub(crate) async fn identify(

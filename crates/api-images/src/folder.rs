@@ -73,7 +73,10 @@ impl Folder {
             if depth >= DEPTH_MAX {
                 return SourceEntry::Failed(
                     name,
-                    Error::invalid("directories below each other end here"),
+                    Error::invalid(format!(
+                        "directories are nested deeper than {DEPTH_MAX} levels; send this one as a \
+                         folder of its own"
+                    )),
                 );
             }
             return match self.enter(path, depth + 1, ENTRIES_MAX) {

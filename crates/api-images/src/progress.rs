@@ -24,8 +24,11 @@ impl Rebuilds {
     /// `NotFound` if there was none since the server's start.
     pub(crate) fn progress(&self, name: &str) -> Result<Value> {
         let rebuild = self.lock().get(name).cloned();
-        let rebuild =
-            rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
+        let rebuild = rebuild.ok_or_else(|| {
+            Error::not_found(format!(
+                "\"{name}\" is not being rebuilt; start it with POST /v1/images/{name}/rebuild"
+            ))
+        })?;
         Ok(rebuild.to_json())
     }
 }

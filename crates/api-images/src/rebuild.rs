@@ -68,7 +68,7 @@ pub(crate) fn begin(
     let embedder = Embedder::find(state.services.inference.catalog(), Some(model))?;
     if old.model == model {
         return Err(Error::precondition(format!(
-            "\"{name}\" has embeddings of model \"{model}\" already"
+            "\"{name}\" has embeddings of model \"{model}\" already; name another model"
         )));
     }
     if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {

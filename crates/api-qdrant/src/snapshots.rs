@@ -238,8 +238,10 @@ async fn permit(state: &CollectionsState) -> Result<UploadPermit> {
     state.snapshots.acquire().await.ok_or_else(|| {
         let labels = KindLabels { kind: "snapshots_max" };
         state.requests.metrics.refused.get_or_create(&labels).inc();
-        Error::exhausted(format!("{SNAPSHOTS_MAX} snapshots are being transferred"))
-            .with_retry_after(RETRY_AFTER)
+        Error::exhausted(format!(
+            "{SNAPSHOTS_MAX} snapshots are being transferred; try again later"
+        ))
+        .with_retry_after(RETRY_AFTER)
     })
 }
 

@@ -190,10 +190,10 @@ impl BackupService {
         let queued = QueuedJob { number, outcome: sender };
         let sent = self.with_queue(|queue| {
             queue.try_send(queued).map_err(|error| match error {
-                TrySendError::Full(_) => {
-                    Error::exhausted(format!("{WAITING_MAX} requests for backups wait"))
-                        .with_retry_after(RETRY_AFTER)
-                }
+                TrySendError::Full(_) => Error::exhausted(format!(
+                    "{WAITING_MAX} backups and restores are waiting; try again later"
+                ))
+                .with_retry_after(RETRY_AFTER),
                 TrySendError::Disconnected(_) => Error::unavailable("the server is shutting down"),
             })
         });

@@ -168,7 +168,7 @@ impl FilterWrite {
             let shard = self.shard;
             return Err(Error::unavailable(format!(
                 "shard {shard} cannot read all of its points now, so points that match would stay \
-                 unchanged"
+                 unchanged; try again"
             ))
             .with_retry_after(RETRY_AFTER));
         }

@@ -289,7 +289,12 @@ impl<'a> ReadRun<'a> {
                     nodes.insert(shard, node);
                 }
                 Err(error) => {
-                    let late = || Error::deadline("the time was up before the shard answered");
+                    let late = || {
+                        Error::deadline(
+                            "the time was up before the shard answered; try again, or allow more \
+                             time with timeout=",
+                        )
+                    };
                     failure.get_or_insert_with(|| error.unwrap_or_else(late));
                 }
             }

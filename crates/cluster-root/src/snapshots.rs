@@ -353,7 +353,9 @@ fn source(context: &RootContext) -> Result<String> {
 
 fn backups(context: &RootContext) -> Result<Arc<ClusterBackups>> {
     let backups = context.state.backups.clone();
-    backups.ok_or_else(|| Error::precondition("this node has no store of backups"))
+    backups.ok_or_else(|| {
+        Error::precondition("this node has no store of backups; send the request to another root")
+    })
 }
 
 fn describe(set: &BackupSet) -> SnapshotDescription {

@@ -210,7 +210,8 @@ impl LayoutManifest {
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
             return Err(Error::data_loss(format!(
-                "format {}, this build reads {FORMAT}",
+                "the layout has format {}, and this program reads format {FORMAT}; publish the \
+                 model again with `millpond publish` of this program",
                 self.format
             )));
         }

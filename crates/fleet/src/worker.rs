@@ -224,7 +224,7 @@ impl FleetWorker {
     async fn keep_slots(&mut self) {
         for (id, slot) in self.slots.clone() {
             if slot.taken.elapsed() >= self.times.turn {
-                tracing::warn!(%id, "has loaded for too long: other processes may load it too");
+                tracing::warn!(%id, "the load takes too long and lost its turn; other servers may load it");
                 self.release(&id).await;
                 self.turns_lost.insert(id);
                 continue;
@@ -326,7 +326,7 @@ impl FleetWorker {
     fn wait_without_etcd(&mut self, version: &WaitingVersion, error: &Error) {
         let id = &version.id;
         if self.logged.as_ref() != Some(error) {
-            tracing::warn!(%id, %error, "turns of updates are not known");
+            tracing::warn!(%id, %error, "the turns of updates cannot be read from etcd");
             self.logged = Some(error.clone());
         }
         let state = self.shared.state.lock().get(id).map(|update| update.state.clone());

@@ -92,7 +92,7 @@ impl Gpu {
         // The bindings panic if the driver lacks a function.
         let opened = catch_unwind(AssertUnwindSafe(|| Gpu::with_driver(options)));
         opened.unwrap_or_else(|_| {
-            Err(Error::internal("NVIDIA's driver lacks a function; it is too old"))
+            Err(Error::internal("NVIDIA's driver lacks a function; install a newer driver"))
         })
     }
 
@@ -183,7 +183,9 @@ impl Gpu {
     /// used again.
     pub(crate) fn failed(&self, error: DriverError) -> Error {
         if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Error::exhausted("the GPU has not enough free memory");
+            return Error::exhausted(
+                "the GPU does not have enough free memory; end other programs that use it",
+            );
         }
         let error = driver_error(error);
         if !self.broken.swap(true, Ordering::Relaxed) {

@@ -257,7 +257,7 @@ impl Nvrtc {
         let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
         found.map(|function| *function).map_err(|error| {
             Error::unimplemented(format!(
-                "{} has no {}; it is too old",
+                "{} has no {}; it is too old: install a newer version",
                 self.found,
                 name.to_string_lossy()
             ))

@@ -154,7 +154,10 @@ impl Catalog {
         let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
         let ready = entry.ready.load();
         let version = *ready.labels.get(label).ok_or_else(|| {
-            Error::invalid(format!("model \"{name}\" has no version label \"{label}\""))
+            Error::invalid(format!(
+                "model \"{name}\" has no version label \"{label}\"; set it in [labels] of the model's \
+                 millpond.toml, or in version_labels of TensorFlow Serving's list of models"
+            ))
         })?;
         ready
             .find(version)

@@ -151,7 +151,10 @@ fn is_full(reason: &str) -> bool {
 fn failure(status: ExitStatus, said: Option<String>, cache: &Path) -> Error {
     let reason = said.unwrap_or_else(|| format!("the converter ended with {status}"));
     match status.code() {
-        None => Error::exhausted(format!("conversion failed: the converter was killed ({status})")),
+        None => Error::exhausted(format!(
+            "conversion failed: the converter was killed ({status}); if memory was short, convert \
+             the version with `millpond publish` on another machine"
+        )),
         Some(Converter::TRY_AGAIN) if is_full(&reason) => no_space(cache, &reason),
         Some(Converter::TRY_AGAIN) => Error::unavailable(format!("conversion failed: {reason}")),
         Some(_) => Error::invalid(format!("conversion failed: {reason}")),
@@ -238,7 +241,7 @@ fn run(
         if started.elapsed() > CONVERT_TIME_MAX {
             let limit = CONVERT_TIME_MAX.as_secs();
             return Err(Error::deadline(format!(
-                "conversion took more than {limit} s; publish it instead"
+                "conversion took more than {limit} s; convert the version with `millpond publish`"
             )));
         }
         std::thread::sleep(CHILD_POLL);

@@ -213,7 +213,8 @@ impl Loader {
     fn convert(&self, job: &LoadJob, attempt: &Attempt) -> Result<Converted> {
         let cache = self.cache.as_ref().ok_or_else(|| {
             Error::precondition(
-                "this version must be published first: the cache for conversions cannot be used",
+                "the version cannot be converted, because the cache directory cannot be used; give \
+                 a writable one with --cache-dir, or publish the version with `millpond publish`",
             )
         })?;
         self.stage(
@@ -334,7 +335,11 @@ impl Loader {
     fn engine(&self, name: &str) -> Result<Arc<dyn Engine>> {
         self.engines.iter().find(|engine| engine.name() == name).cloned().ok_or_else(|| {
             let known: Vec<&str> = self.engines.iter().map(|engine| engine.name()).collect();
-            Error::invalid(format!("wants engine \"{name}\"; this server has {}", known.join(", ")))
+            Error::invalid(format!(
+                "the version needs engine \"{name}\", and this server has {}; publish it for one of \
+                 these",
+                known.join(", ")
+            ))
         })
     }
 

@@ -304,7 +304,7 @@ impl Manager {
         if model.removed && model.at_rest() {
             self.models.remove(name);
             self.catalog.remove(name);
-            tracing::info!(model = %name, "its directory has gone, or it is not configured any more");
+            tracing::info!(model = %name, "its directory or its configuration was removed");
             self.context.observer.event(&LifecycleEvent::Forgotten { model: name.clone() });
         }
     }

@@ -255,7 +255,7 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
         }
     }
     Err(Error::unavailable(format!(
-        "{}: directories come and go while they are looked at",
+        "{}: directories were created and removed during each scan; the next poll tries again",
         dir.display()
     )))
 }

@@ -113,7 +113,7 @@ impl SlotPool {
         let wanted = slots_for(bytes)?;
         if wanted > self.slots_max {
             return Err(Error::exhausted(format!(
-                "{} of parameter memory is more than the pool's {}",
+                "{} of parameter memory is more than the pool's {}; raise --pool",
                 format_bytes(bytes),
                 format_bytes(bytes_of(self.slots_max))
             )));

@@ -115,7 +115,9 @@ fn files_of(dir: &Path) -> Result<Vec<String>> {
 fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) -> Result<()> {
     let wrong = |what: &str| Error::invalid(format!("{}: {what}", dir.display()));
     if depth > DEPTH_MAX {
-        return Err(wrong("directories nested too deep"));
+        return Err(wrong(&format!(
+            "directories are nested deeper than {DEPTH_MAX} levels; move the files up"
+        )));
     }
     for entry in std::fs::read_dir(dir).map_err(|error| Error::io(dir, &error))? {
         let entry = entry.map_err(|error| Error::io(dir, &error))?;

@@ -44,7 +44,10 @@ impl Collections {
                 )))
             }
             Err(error) => {
-                tracing::warn!(%error, "there are no collections");
+                tracing::warn!(
+                    %error,
+                    "collections are not served; correct the cause, or give another --collections-dir"
+                );
                 Ok(())
             }
             Ok(_) => Ok(()),

@@ -106,7 +106,9 @@ impl ModelConfigurator {
         let result = match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
-            Err(_) => Err(Error::deadline("it takes longer than an hour and continues")),
+            Err(_) => Err(Error::deadline(
+                "it takes longer than an hour and continues; see `millpond models status`",
+            )),
         };
         self.count(if result.is_ok() { "ok" } else { "failed" });
         result

@@ -141,7 +141,7 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
         ) => Error::data_loss(format!("{context}: the disk failed: {error}"))
             .with_source(io::Error::from_raw_os_error(code)),
         Some(code @ (libc::EDQUOT | libc::ENOSPC)) => {
-            Error::storage_full(format!("{context}: {error}; make room or give it another disk"))
+            Error::storage_full(format!("{context}: {error}; free space, or use another disk"))
                 .with_source(io::Error::from_raw_os_error(code))
         }
         _ => Error::io(path, error),

@@ -49,8 +49,10 @@ impl WaitingCount<'_> {
     pub(super) fn begin(waiting: &AtomicUsize) -> Result<WaitingCount<'_>> {
         let count = WaitingCount(waiting);
         if waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
-            return Err(Error::exhausted(format!("{WAITING_MAX} backups and restores wait"))
-                .with_retry_after(RETRY_AFTER));
+            return Err(Error::exhausted(format!(
+                "{WAITING_MAX} backups and restores are waiting on this node; try again later"
+            ))
+            .with_retry_after(RETRY_AFTER));
         }
         Ok(count)
     }

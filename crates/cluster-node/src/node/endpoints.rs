@@ -189,7 +189,7 @@ async fn read_shard(
     let turn = turns.acquire();
     let _turn = tokio::time::timeout_at(until.into(), turn)
         .await
-        .map_err(|_| Error::exhausted("too many shards are read on this node"))?;
+        .map_err(|_| Error::exhausted("too many shards are read on this node; try again later"))?;
     let answered = node.services.local.call(Method::POST, &key, &request.path, body);
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await

@@ -59,7 +59,7 @@ async fn in_time<T>(
 ) -> Result<T> {
     timeout_at(context.deadline.into(), extracted)
         .await
-        .map_err(|_| Error::deadline("the time was up before the image's features were found"))?
+        .map_err(|_| Error::deadline(super::FEATURES_LATE))?
 }
 
 /// Lets another node extract: the whole image, or the views of a step.

@@ -180,7 +180,7 @@ pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
     let extracted = images.extract_image(input, &wanted, properties);
     let extracted = timeout_at(call.context.deadline.into(), extracted)
         .await
-        .map_err(|_| Error::deadline("the time was up before the image's features were found"))??;
+        .map_err(|_| Error::deadline(super::FEATURES_LATE))??;
     Ok(Reply::json(extracted.features()?))
 }
 

@@ -44,3 +44,7 @@ mod verify;
 mod views;
 
 pub use routes::image_routes;
+
+/// Message of an error for an image whose features were not found before the deadline.
+const FEATURES_LATE: &str = "the time was up before the image's features were found; send the \
+                             image again, or allow more time with timeout=";

@@ -197,10 +197,9 @@ impl ImagePut<'_> {
         let was_there = existing.is_some();
         let properties = existing.as_ref().map(ImageTarget::properties);
         let extracted = self.images.extract_image(input, &self.wanted, properties);
-        let extracted =
-            timeout_at(self.context.deadline.into(), extracted).await.map_err(|_| {
-                Error::deadline("the time was up before the image's features were found")
-            })??;
+        let extracted = timeout_at(self.context.deadline.into(), extracted)
+            .await
+            .map_err(|_| Error::deadline(super::FEATURES_LATE))??;
         let settings = extracted.settings();
         let dims = extracted.dims();
         let target = match existing {

@@ -64,7 +64,10 @@ impl RootViewSearch<'_> {
         found: &mut ViewsAnswer,
     ) -> Result<()> {
         if Instant::now() >= self.context.deadline {
-            return Err(Error::deadline("the time was up before all views were searched for"));
+            return Err(Error::deadline(
+                "the time was up before all views were searched for; allow more time with \
+                 timeout=, or leave the views out with views=0",
+            ));
         }
         let usual =
             self.plan.candidates.unwrap_or(api_images::default_candidates(ImageKind::Photo));

@@ -33,7 +33,9 @@ pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
 fn copy_level(from: &Path, to: &Path, depth: usize) -> Result<()> {
     if depth == DEPTH_MAX {
         let shown = from.display();
-        return Err(Error::invalid(format!("{shown}: directories nested too deep")));
+        return Err(Error::invalid(format!(
+            "{shown}: directories are nested deeper than {DEPTH_MAX} levels; move the files up"
+        )));
     }
     std::fs::create_dir(to).map_err(|e| Error::io(to, &e))?;
     for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, &e))? {
@@ -80,6 +82,6 @@ mod tests {
         let deep = (0..=DEPTH_MAX).fold(dir.path().join("from"), |dir, _| dir.join("d"));
         std::fs::create_dir_all(deep).unwrap();
         let error = copy_directory(&dir.path().join("from"), &dir.path().join("to")).unwrap_err();
-        assert!(error.message().contains("too deep"), "{error}");
+        assert!(error.message().contains("nested deeper than"), "{error}");
     }
 }

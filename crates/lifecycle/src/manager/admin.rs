@@ -155,7 +155,7 @@ impl AdminWaiter {
     fn verdict(&self, model: Option<&Model>, now: Instant) -> WaiterVerdict {
         if now.duration_since(self.since) > WAIT_MAX {
             return WaiterVerdict::Done(Err(Error::deadline(
-                "gave up waiting; what was asked for goes on",
+                "it takes longer than the time limit and continues; see `millpond models status`",
             )));
         }
         match (&self.goal, model) {
@@ -273,7 +273,7 @@ impl Model {
         for number in targets {
             let Some(version) = self.versions.get(number) else {
                 return WaiterVerdict::Done(Err(Error::not_found(format!(
-                    "version {number} has gone"
+                    "version {number} was removed from the disk; load another version"
                 ))));
             };
             // A version that a newer one has replaced is not loaded again.
@@ -313,7 +313,7 @@ impl Version {
     fn complete(&self, number: u64, may_wait: bool) -> Result<bool> {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {
-            None => wrong("its directory has gone"),
+            None => wrong("its directory was removed"),
             Some(VersionContents::Changing(_)) if may_wait => Ok(false),
             Some(
                 VersionContents::Changing(reason)

@@ -163,7 +163,7 @@ impl Model {
                 Some(Disk { found: VersionContents::Unreadable(reason), fingerprint, .. }) => {
                     (Error::unavailable(reason.as_str()), Some(*fingerprint))
                 }
-                None => (Error::unavailable("its directory has gone"), None),
+                None => (Error::unavailable("its directory was removed"), None),
                 Some(_) => continue,
             };
             version.reload = false;

@@ -64,7 +64,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) ->
         if meta.is_dir() {
             if depth == DEPTH_MAX {
                 return Err(Error::invalid(format!(
-                    "{}: directories nested too deep",
+                    "{}: directories are nested deeper than {DEPTH_MAX} levels; move the files up",
                     full.display()
                 )));
             }
@@ -82,7 +82,10 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<ScannedFile>) ->
             });
         }
         if files.len() > FILES_MAX {
-            return Err(Error::invalid(format!("{}: more than {FILES_MAX} files", dir.display())));
+            return Err(Error::invalid(format!(
+                "{}: more than {FILES_MAX} files; keep only those of the model",
+                dir.display()
+            )));
         }
     }
     Ok(true)

@@ -94,7 +94,8 @@ fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     };
     let too_large = || {
         Error::invalid(format!(
-            "input \"{}\" of shape {:?} is too large to make up",
+            "input \"{}\" of shape {:?} is too large for a generated request; set dims in [warmup], or \
+             record requests",
             spec.name,
             shape.as_slice()
         ))

@@ -34,7 +34,9 @@ fn labels_name_versions() {
     let by_label = |label: &str| {
         world.lifecycle().catalog().by_label("m", label).map(|servable| servable.id.version)
     };
-    assert_eq!(by_label("stable").unwrap_err().kind(), base::ErrorKind::InvalidArgument);
+    let unlabelled = by_label("stable").unwrap_err();
+    assert_eq!(unlabelled.kind(), base::ErrorKind::InvalidArgument);
+    assert!(unlabelled.message().contains("set it in [labels]"), "{unlabelled}");
     world.settings("m", "policy = \"all\"\n[labels]\nstable = 1\ncanary = 2");
     eventually("stable", || by_label("stable") == Ok(1));
     assert_eq!(by_label("canary").unwrap_err().kind(), base::ErrorKind::NotFound);

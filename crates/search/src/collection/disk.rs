@@ -107,7 +107,7 @@ impl DiskGuard {
 pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) -> Result<()> {
     let disk = DiskGuard::new(reserve);
     let lacks = disk.space(medium, 0).and_then(|space| disk.lacks(space, 0, 1));
-    lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; make room"))))
+    lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; free space on the disk"))))
 }
 
 impl Collection {
@@ -136,7 +136,7 @@ impl Collection {
             None => Ok(()),
             Some(why) => {
                 self.disk.refused.fetch_add(1, Ordering::Relaxed);
-                Err(Error::storage_full(format!("{why}; make room, searches go on meanwhile")))
+                Err(Error::storage_full(format!("{why}; free space. Searches continue")))
             }
         }
     }

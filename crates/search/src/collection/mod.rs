@@ -301,13 +301,13 @@ impl Collection {
                 }
                 _ => {
                     return Err(Error::precondition(format!(
-                        "{name} is not damaged, so it cannot be abandoned"
+                        "{name} is not damaged, so it cannot be dropped"
                     )));
                 }
             }
         }
         self.publish()?;
-        tracing::warn!(name, "a damaged segment was abandoned; its points are lost");
+        tracing::warn!(name, "a damaged segment was dropped; its points are lost");
         self.unquarantine(name);
         Ok(())
     }

@@ -112,8 +112,7 @@ impl CollectionOptions {
     pub(super) fn check(&self, memory_bytes: u64, memtable_bytes: u64) -> Result<()> {
         if !(1..=DIMS_MAX).contains(&self.shape.dims) || self.build_threads == 0 {
             return Err(Error::invalid(format!(
-                "a collection has 1 to {DIMS_MAX} dimensions and at least one thread to build with, \
-                 not {} and {}",
+                "a collection has 1 to {DIMS_MAX} dimensions and a build thread, not {} and {}",
                 self.shape.dims, self.build_threads
             )));
         }

@@ -110,7 +110,7 @@ impl Collection {
             let SegmentContent::Closed(closed) = &slot.content else { continue };
             return Err(match &closed.reason {
                 Some(reason) => damaged(&reason.file, &reason.reason),
-                None => Error::unavailable("a segment of the collection is still being opened"),
+                None => Error::unavailable("a segment is still being opened; try again"),
             });
         }
         Ok(())

@@ -344,7 +344,7 @@ impl Collection {
         self.forget_damaged(number);
         self.publisher.lock().kept_logs.remove(&number);
         self.publish()?;
-        tracing::warn!(name, "a damaged log was abandoned; its lost changes stay lost");
+        tracing::warn!(name, "a damaged log was dropped; its changes are lost");
         Ok(())
     }
 }

@@ -304,14 +304,15 @@ impl LiveState {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
             return Some(Error::data_loss(format!(
-                "{name}: a change of point {id} is lost; write the point again, or abandon the log"
+                "{name}: a change of point {id} is lost; write the point again, or drop the log with \
+                 DELETE /collections/NAME/segments/{name}"
             )));
         }
         self.doubt_of_segments(id).or_else(|| {
             let name = CollectionFile::Log(*self.doubtful.first()?).name();
             Some(Error::data_loss(format!(
-                "{name}: changes of unknown points are lost, {id} may be one of them; write the point again, or give the \
-                 log up"
+                "{name}: changes of unknown points are lost, {id} may be one of them; write the \
+                 point again, or drop the log with DELETE /collections/NAME/segments/{name}"
             )))
         })
     }

@@ -187,8 +187,8 @@ impl Collection {
         if bytes > self.memtable_bytes {
             // Not `TooLarge`, since another machine may have another budget.
             return Err(Error::precondition(format!(
-                "point {id}: {bytes} bytes are more than the {} for unflushed points; raise the collection's memory \
-                 budget",
+                "point {id}: {bytes} bytes are more than the {} for unflushed points; raise \
+                 --search-memory",
                 self.memtable_bytes
             )));
         }
@@ -249,8 +249,9 @@ impl Collection {
         if let Some(slot) = self.live.lock().full_pending_deletes() {
             let name = CollectionFile::Segment(slot.number).name();
             return Err(Error::precondition(format!(
-                "{name} cannot be opened and too much was changed since; put its file back from a \
-                 copy and start again, or abandon it"
+                "{name} cannot be opened and too much was changed since; restore its file from a \
+                 copy and restart the server, or drop it with DELETE \
+                 /collections/NAME/segments/{name}"
             )));
         }
         if writer.logs.len() > LOGS_MAX {

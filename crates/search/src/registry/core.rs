@@ -111,9 +111,9 @@ impl RegistryCore {
         if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2
         {
             return Err(Error::invalid(format!(
-                "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their cache may have half of it, \
-                  not {} of {}",
-                options.cache_bytes, options.memory_bytes
+                "--search-memory is {} and --search-cache {} bytes; the memory must be at least \
+                 {MEMORY_BYTES_MIN}, and the cache at most half of it",
+                options.memory_bytes, options.cache_bytes
             )));
         }
         let directory = &options.directory;
@@ -260,7 +260,7 @@ impl RegistryCore {
 
 /// Returns the error for callers while a collection is being opened.
 pub(super) fn opening_error(name: &str) -> Error {
-    Error::unavailable(format!("collection \"{name}\" is still being opened"))
+    Error::unavailable(format!("collection \"{name}\" is still being opened; try again"))
         .with_retry_after(OPENING_RETRY)
 }
 

@@ -210,8 +210,11 @@ impl SearchPool {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
                 self.counts.refused.fetch_add(1, Ordering::Relaxed);
-                Err(Error::exhausted(format!("{} searches wait already", self.queue_max))
-                    .with_retry_after(RETRY_AFTER))
+                Err(Error::exhausted(format!(
+                    "{} searches are waiting; send fewer at the same time",
+                    self.queue_max
+                ))
+                .with_retry_after(RETRY_AFTER))
             }
             Err(TrySendError::Disconnected(_)) => Err(Error::unavailable("the server is stopping")),
         }

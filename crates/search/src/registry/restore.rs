@@ -176,7 +176,7 @@ impl RegistryCore {
         crate::collection::check_room_to_create(&medium, self.options.disk_reserve)?;
         match medium.space()? {
             Some(space) if space.free < bytes => Err(Error::storage_full(format!(
-                "the disk of the collections has {} left, and the copy needs {}; make room",
+                "the disk of the collections has {} left, and the copy needs {}; free space",
                 format_bytes(space.free),
                 format_bytes(bytes)
             ))),

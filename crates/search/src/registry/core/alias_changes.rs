@@ -42,7 +42,7 @@ impl RegistryCore {
         let timeout = self.options.alias_wait_max;
         let _writers = self.writers.try_write_for(timeout).ok_or_else(|| {
             Error::unavailable(format!(
-                "a write has been under way for {timeout:?}, and aliases change between writes"
+                "a write has taken {timeout:?}, and aliases change between writes; try again"
             ))
             .with_retry_after(timeout)
         })?;
