@@ -303,7 +303,7 @@ def test_a_payload_is_edited(browser, server):
     wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
     assert json.loads(text(browser, "#payload")) == {"city": "Lima", "year": 2001, "draft": False}
     click(browser, "#edit-start")
-    for words, problem in [("{", "no JSON"), ("[1]", "an object")]:
+    for words, problem in [("{", "not JSON"), ("[1]", "an object")]:
         change(browser, "#edit-text", words)
         js(browser, "document.getElementById('edit').requestSubmit()")
         assert problem in text(browser, "#edit-problem")

@@ -27,24 +27,28 @@ const REFUSALS: [(&str, &str); 18] = [
     ("receiving_max", "too many requests were being received; see --max-requests"),
     ("connections_max", "there were too many connections; see --max-connections"),
     ("descriptors", "the limit of open files was reached; raise it with ulimit -n"),
-    ("slow_reader", "clients read their answers too slowly"),
+    (
+        "slow_reader",
+        "clients read their answers too slowly; check their network, or request smaller answers",
+    ),
     ("key_rate", "a key made more requests than its limit; see requests-per-second in --keys"),
     (
         "key_cpu",
         "a key used more processor time than its limit; see cpu-seconds-per-minute in --keys",
     ),
-    ("images_queue_max", "too many images waited to be decoded"),
+    ("images_queue_max", "too many images waited to be decoded; send fewer at the same time"),
     (
         "images_bulk_max",
-        "too many archives, folders, rebuilds or searches for duplicates were in progress",
+        "too many archives, folders, rebuilds or searches for duplicates were in progress; wait until \
+         one has ended",
     ),
-    ("ingest_queue_max", "too many images waited for the background"),
+    ("ingest_queue_max", "too many images waited for background work; send them more slowly"),
     ("recordings_max", "too many recordings were in progress; see --recordings"),
     ("search_queue", "too many searches waited for a thread; see --search-threads"),
-    ("write_queue", "too many writes to collections waited for a thread"),
+    ("write_queue", "too many writes to collections waited for a thread; write more slowly"),
     ("read_bytes_max", "the shards' answers to reads were too large: read fewer points at a time"),
-    ("backup_queue", "too many backups waited"),
-    ("snapshots_max", "too many snapshots were being sent or received"),
+    ("backup_queue", "too many backups waited; start fewer at the same time"),
+    ("snapshots_max", "too many snapshots were transferred; transfer them one after the other"),
 ];
 
 /// Counters at the last scan.
@@ -168,6 +172,9 @@ mod tests {
         let mut known = REFUSALS.map(|(kind, _)| kind);
         known.sort_unstable();
         assert_eq!(known.join(", "), kinds);
+        for (kind, reason) in REFUSALS {
+            assert!(reason.contains([';', ':']), "{kind} names no remedy: {reason}");
+        }
     }
 
     #[test]

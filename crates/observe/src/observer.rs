@@ -148,10 +148,10 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             of("loaded", info, model, Some(*version), &text)
         }
         LifecycleEvent::SettingsApplied { model, version } => {
-            of("settings", info, model, Some(*version), "took over the changed settings")
+            of("settings", info, model, Some(*version), "applied the changed settings")
         }
         LifecycleEvent::ReloadFailed { model, version, reason } => {
-            let text = format!("could not be loaded again, and serves as it was: {reason}");
+            let text = format!("could not be loaded again, and serves as before: {reason}");
             of("reload_failed", EventLevel::Warning, model, Some(*version), &text)
         }
         LifecycleEvent::DrainSlow { model, version } => {
@@ -164,7 +164,7 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             of("load_stop_slow", EventLevel::Warning, model, Some(*version), text)
         }
         LifecycleEvent::RolloutStarted { model, candidate } => {
-            of("rollout_started", info, model, Some(*candidate), "a rollout began")
+            of("rollout_started", info, model, Some(*candidate), "a rollout started")
         }
         LifecycleEvent::RolloutEnded { model, promoted, reason } => {
             let outcome = if *promoted { "promoted" } else { "withdrawn" };
@@ -176,7 +176,7 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
             of("held_back", EventLevel::Warning, model, Some(*version), reason)
         }
         LifecycleEvent::Forgotten { model } => {
-            of("removed", info, model, None, "removed: its directory is gone")
+            of("removed", info, model, None, "removed: its directory was deleted")
         }
         _ => None,
     }
