@@ -301,7 +301,7 @@ impl FleetWorker {
                 let hold = serde_json::from_slice::<VersionHold>(&entry.value).ok();
                 let own = hold.is_some_and(|hold| hold.process == self.rules.process);
                 if *by_hand || own {
-                    tracing::info!(%id, "loads, so the fleet continues with it");
+                    tracing::info!(%id, "the version loaded; the fleet continues with it");
                     // Another process may have failed since the read. Its hold stays.
                     self.etcd.delete_if_value(&key, &entry.value).await?;
                 }

@@ -25,7 +25,10 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
     pub(crate) fn open(file: Option<PathBuf>) -> KeptState<T> {
         let read = |file: &Path| {
             read(file).unwrap_or_else(|error| {
-                tracing::error!(file = %file.display(), %error, "kept state is not known any more");
+                tracing::error!(
+                    file = %file.display(), %error,
+                    "the state of rollouts cannot be read, and the server starts without it"
+                );
                 BTreeMap::new()
             })
         };
@@ -48,7 +51,7 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
             Ok(known) => self.known = known,
             // The new file then has what this server knows, and not only the state of one model.
             Err(error) => {
-                tracing::error!(file = %file.display(), %error, "kept state cannot be read again");
+                tracing::error!(file = %file.display(), %error, "the state of rollouts cannot be read again");
             }
         }
         match state {
@@ -56,7 +59,7 @@ impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
             Some(state) => self.known.insert(model_dir.to_owned(), state),
         };
         if let Err(error) = write(file, &self.known) {
-            tracing::error!(file = %file.display(), %error, "state is not kept over a restart");
+            tracing::error!(file = %file.display(), %error, "the state of rollouts is lost at a restart");
         }
     }
 }

@@ -30,7 +30,9 @@ impl ServiceShared {
     ) -> Option<Duration> {
         let registry = self.access.open_already()?;
         let store = self.store();
-        let store = store.inspect_err(|error| tracing::error!(%error, "no backups are made"));
+        let store = store.inspect_err(|error| {
+            tracing::error!(%error, "scheduled backups cannot be made: the store cannot be opened");
+        });
         let store = store.ok()?;
         let mut next: Option<Duration> = None;
         for listed in registry.list() {

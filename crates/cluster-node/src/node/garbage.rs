@@ -68,7 +68,9 @@ async fn remove_without_record(
                 remove(services, &id).await;
             }
         }
-        Err(error) => tracing::warn!(%error, "no data of removed collections is removed"),
+        Err(error) => {
+            tracing::warn!(%error, "the data of removed collections cannot be deleted now")
+        }
     }
 }
 

@@ -44,7 +44,7 @@ impl Model {
         }
         self.publish(context);
         for (version, servable) in replaced {
-            tracing::info!(model = %self.name, version, "took over new settings");
+            tracing::info!(model = %self.name, version, "applied new settings");
             context.retire(Retired {
                 id: self.id(version),
                 servable,

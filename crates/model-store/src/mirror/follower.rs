@@ -395,7 +395,11 @@ impl Follower {
             }
             match self.cache.remove(&key.0, key.1) {
                 Ok(()) => {
-                    tracing::info!(model = key.0, version = key.1, "removed, as from the store")
+                    tracing::info!(
+                        model = key.0,
+                        version = key.1,
+                        "the copy is removed, because the store does not have the version any more"
+                    )
                 }
                 Err(error) => tracing::warn!(%error, "a copy cannot be removed"),
             }

@@ -35,7 +35,11 @@ impl Follower {
                 && !self.is_wanted(&old.model, old.version)
             {
                 self.cache.remove(&old.model, old.version)?;
-                tracing::info!(model = old.model, version = old.version, "removed a copy for room");
+                tracing::info!(
+                    model = old.model,
+                    version = old.version,
+                    "removed a copy to make room"
+                );
                 used -= old.bytes;
             }
         }

@@ -182,7 +182,7 @@ fn in_passes(
 fn fell_back(error: &Error) {
     FALLBACKS.fetch_add(1, Ordering::Relaxed);
     if !SAID.swap(true, Ordering::Relaxed) {
-        tracing::warn!(%error, "a flat index is ranked by the processor instead of the GPU; said once");
+        tracing::warn!(%error, "a flat index is searched by the processor instead of the GPU; logged once");
     }
 }
 

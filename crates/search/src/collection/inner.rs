@@ -155,7 +155,12 @@ impl Collection {
 
     /// Records an item that is not served.
     pub(super) fn quarantine(&self, what: Quarantined) {
-        tracing::error!(file = what.file, page = what.page, reason = what.reason, "not served");
+        tracing::error!(
+            file = what.file,
+            page = what.page,
+            reason = what.reason,
+            "damaged data is not served; GET /collections/NAME/segments lists it"
+        );
         let mut health = self.health.lock();
         health.quarantined_count += 1;
         if health.quarantined.len() < QUARANTINED_MAX {

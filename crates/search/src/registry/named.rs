@@ -421,7 +421,10 @@ impl NamedCollection {
                 let delay = retry.map_or(RETRY_MIN, |retry| (retry.delay * 2).min(RETRY_MAX));
                 *retry = Some(RetryDelay { next: Instant::now() + delay, delay });
                 if !self.removed() && error.kind() != ErrorKind::Cancelled {
-                    tracing::error!(collection = self.name, ?task, %error, "failed, and is tried again");
+                    tracing::error!(
+                        collection = self.name, ?task, %error,
+                        "background work has failed and is tried again"
+                    );
                 }
             }
         }
