@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use base::Error;
+use base::{Error, Result};
 use http::HeaderMap;
 use search::points::PointId;
-use transport::{QueryResult, Reply, Shared, query_flag, query_parameters};
+use transport::{QueryResult, Reply, RequestLimits, Shared, query_flag, query_parameters};
 
 use super::{answer, media, parsed, whole};
 use crate::persons::{self, FingersRequest};
@@ -30,6 +30,40 @@ pub(super) struct SearchParameters {
     filter: Option<String>,
 }
 
+/// Values of the flags of a search.
+#[derive(Default)]
+struct SearchFlags {
+    explain: bool,
+    views: Option<bool>,
+}
+
+impl SearchParameters {
+    /// Returns the values of the flags.
+    ///
+    /// # Errors
+    /// Returns the errors of [`query_flag`].
+    fn flags(&self) -> Result<SearchFlags> {
+        let views = self.views.as_deref().map(|views| query_flag("views", Some(views)));
+        Ok(SearchFlags {
+            explain: query_flag("explain", self.explain.as_deref())?,
+            views: views.transpose()?,
+        })
+    }
+
+    /// Converts the parameters to a query whose time begins now.
+    fn into_query(self, flags: &SearchFlags, limits: &RequestLimits) -> ImageQuery {
+        ImageQuery {
+            deadline: Instant::now() + limits.request_timeout,
+            k: self.k.unwrap_or(HITS_DEFAULT),
+            threshold: self.threshold,
+            candidates: self.candidates,
+            explain: flags.explain,
+            views: flags.views,
+            filter: self.filter,
+        }
+    }
+}
+
 pub(super) async fn find(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
@@ -40,8 +74,7 @@ pub(super) async fn find(
     let found = async {
         let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
-        let explain = query_flag("explain", parameters.explain.as_deref())?;
-        let views = parameters.views.as_deref().map(|views| query_flag("views", Some(views)));
+        let flags = parameters.flags()?;
         let image = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -53,15 +86,7 @@ pub(super) async fn find(
             QueryImage::File(whole(&state.services, &headers, body).await?)
         };
         let _admitted = state.services.requests.admit()?;
-        let query = ImageQuery {
-            deadline: Instant::now() + state.services.requests.limits.request_timeout,
-            k: parameters.k.unwrap_or(HITS_DEFAULT),
-            threshold: parameters.threshold,
-            candidates: parameters.candidates,
-            explain,
-            views: views.transpose()?,
-            filter: parameters.filter,
-        };
+        let query = parameters.into_query(&flags, &state.services.requests.limits);
         query::search(&state.services, &collection, query, image).await
     };
     answer(found.await)
@@ -89,15 +114,8 @@ pub(super) async fn identify(
             vec![whole(&state.services, &headers, body).await?]
         };
         let _admitted = state.services.requests.admit()?;
-        let query = ImageQuery {
-            deadline: Instant::now() + state.services.requests.limits.request_timeout,
-            k: parameters.k.unwrap_or(HITS_DEFAULT),
-            threshold: parameters.threshold,
-            candidates: parameters.candidates,
-            explain: false,
-            views: None,
-            filter: parameters.filter,
-        };
+        let limits = &state.services.requests.limits;
+        let query = parameters.into_query(&SearchFlags::default(), limits);
         persons::identify(&state.services, &collection, query, files).await
     };
     answer(found.await)
