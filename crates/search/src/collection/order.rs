@@ -10,10 +10,14 @@ use serde_json::{Number, Value};
 use super::inner::Collection;
 use super::lookup::IDS_MAX;
 use super::points_pass::{KeptPasses, PointVisitor, PointsPass};
-use super::scan;
+use super::scan::{self, PayloadScan, ScanStep};
 use super::state::SegmentView;
 use crate::filter::{Filter, RowSet, each_value};
-use crate::payload_index::{OrderKey, OrderRange};
+use crate::payload_index::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
+
+/// Lists of first points that a pass keeps during a pause: of all segments, and of the index of
+/// the current one.
+const LISTS_KEPT: usize = 2;
 
 /// Number or date of a point. Numbers come before dates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,43 +136,46 @@ impl FirstPoints {
         })
     }
 
-    /// Adds the allowed rows of a segment by its index. Returns the rows whose payloads are to be
-    /// read if the field has no index.
-    fn add_index(
-        &mut self,
-        view: &SegmentView,
-        key: &str,
-        allow: Option<&RowSet>,
-    ) -> Result<Option<RowSet>> {
-        // Apart, because an index that turns out to be damaged has offered some points.
-        let mut first = FirstPoints::new(self.limit, self.range);
-        let visited = view.segment.ordered_rows(key, self.range, &mut |value, rows| {
-            if first.is_beyond(value) || self.is_beyond(value) {
-                return ControlFlow::Break(());
-            }
-            let allowed = rows.filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
-            let ids = allowed.filter_map(|row| view.segment.ids().id(row));
-            ids.for_each(|id| first.offer(value, id));
-            ControlFlow::Continue(())
-        });
-        let is_indexed = match visited {
-            // The payloads have their own checksums, so they can still be read.
-            Err(error) if error.kind() == ErrorKind::DataLoss => false,
-            visited => visited?,
-        };
-        if is_indexed {
-            first.heap.into_iter().for_each(|point| self.offer(point.value, point.id));
-            return Ok(None);
-        }
-        Ok(Some(allow.cloned().unwrap_or_else(|| RowSet::all(view.segment.rows()))))
-    }
-
     /// Returns the points in their order.
     fn into_points(self, partial: bool) -> OrderedPoints {
         let points = self.heap.into_sorted_vec().into_iter();
         let points =
             points.map(|point| OrderedPoint { id: point.id, value: OrderValue(point.value) });
         OrderedPoints { points: points.collect(), partial }
+    }
+}
+
+/// First points of the current segment's index. They are apart, because a damaged index does not
+/// count.
+struct IndexedPoints {
+    position: OrderPosition,
+    first: FirstPoints,
+}
+
+/// Offers the rows of an index.
+struct IndexOffer<'a> {
+    first: &'a mut FirstPoints,
+    /// First points of other segments.
+    others: &'a FirstPoints,
+    view: &'a SegmentView,
+    allow: Option<&'a RowSet>,
+    scan: &'a mut PayloadScan,
+}
+
+impl OrderedRowVisitor for IndexOffer<'_> {
+    fn continues(&mut self) -> bool {
+        // The pass has reserved the memory for a pause, or has ended the slices.
+        self.scan.next_part(|| true) == ScanStep::Read
+    }
+
+    fn visit(&mut self, key: OrderKey, rows: &mut dyn Iterator<Item = u32>) -> ControlFlow<()> {
+        if self.first.is_beyond(key) || self.others.is_beyond(key) {
+            return ControlFlow::Break(());
+        }
+        let allowed = rows.filter(|row| self.allow.is_none_or(|allow| allow.contains(*row)));
+        let ids = allowed.filter_map(|row| self.view.segment.ids().id(row));
+        ids.for_each(|id| self.first.offer(key, id));
+        ControlFlow::Continue(())
     }
 }
 
@@ -180,7 +187,7 @@ struct OrderPass {
 
 /// Progress of an order.
 enum OrderProgress {
-    Reading(OrderReading),
+    Reading(Box<OrderReading>),
     /// Points of an order that has ended, because the work may run again after a later pause.
     Ended(OrderedPoints),
 }
@@ -189,6 +196,8 @@ enum OrderProgress {
 struct OrderReading {
     pass: PointsPass,
     first: FirstPoints,
+    /// Points of an index whose visit was paused.
+    indexed: Option<IndexedPoints>,
 }
 
 /// Call of an order. An equal call of the same work continues its pass.
@@ -206,6 +215,7 @@ struct OrderCall {
 /// Offers the points of a pass by a field.
 struct OrderVisitor<'a> {
     first: &'a mut FirstPoints,
+    indexed: &'a mut Option<IndexedPoints>,
     key: &'a str,
 }
 
@@ -214,9 +224,35 @@ impl PointVisitor for OrderVisitor<'_> {
         &mut self,
         view: &SegmentView,
         allow: Option<&RowSet>,
-        _: &mut scan::PayloadScan,
+        scan: &mut PayloadScan,
     ) -> Result<Option<RowSet>> {
-        self.first.add_index(view, self.key, allow)
+        let range = self.first.range;
+        let mut indexed = self.indexed.take().unwrap_or_else(|| IndexedPoints {
+            position: OrderPosition::default(),
+            first: FirstPoints::new(self.first.limit, range),
+        });
+        let others: &FirstPoints = self.first;
+        let mut offer = IndexOffer { first: &mut indexed.first, others, view, allow, scan };
+        let position = &mut indexed.position;
+        let visited = match view.segment.ordered_rows(self.key, range, position, &mut offer) {
+            // The payloads have their own checksums, so they can still be read.
+            Err(error) if error.kind() == ErrorKind::DataLoss => OrderedVisit::Unindexed,
+            visited => visited?,
+        };
+        match visited {
+            OrderedVisit::Paused => {
+                *self.indexed = Some(indexed);
+                Ok(None)
+            }
+            OrderedVisit::Complete => {
+                let points = indexed.first.heap.into_iter();
+                points.for_each(|point| self.first.offer(point.value, point.id));
+                Ok(None)
+            }
+            OrderedVisit::Unindexed => {
+                Ok(Some(allow.cloned().unwrap_or_else(|| RowSet::all(view.segment.rows()))))
+            }
+        }
     }
 
     fn visit_row(&mut self, view: &SegmentView, row: u32, payload: &Value) -> Result<bool> {
@@ -240,8 +276,8 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key; `DeadlineExceeded` if
-    /// payloads had to be read and the time was up; `Cancelled` after a pause, which
-    /// [`super::in_slice`] notices.
+    /// payloads had to be read and the time was up; `Cancelled` after a pause of the index or of
+    /// payloads, which [`super::in_slice`] notices.
     pub fn ordered(
         &self,
         order: &PointOrder<'_>,
@@ -279,23 +315,28 @@ impl Collection {
                 keep(call, OrderProgress::Ended(points.clone()));
                 return Ok(points);
             }
-            Some(OrderProgress::Reading(reading)) => reading,
+            Some(OrderProgress::Reading(reading)) => *reading,
             None => {
                 let range = OrderRange::new(order.descending, order.from.map(|from| from.0));
-                let pass = PointsPass::new(self, limit * size_of::<OrderedCandidate>());
-                OrderReading { pass, first: FirstPoints::new(limit, range) }
+                let bytes = LISTS_KEPT * limit * size_of::<OrderedCandidate>();
+                let pass = PointsPass::new(self, bytes);
+                OrderReading { pass, first: FirstPoints::new(limit, range), indexed: None }
             }
         };
-        let mut visitor = OrderVisitor { first: &mut reading.first, key: order.key };
+        let mut visitor = OrderVisitor {
+            first: &mut reading.first,
+            indexed: &mut reading.indexed,
+            key: order.key,
+        };
         if let Err(error) = reading.pass.run(self, order.key, clause, &mut visitor) {
             if scan::is_paused() {
-                keep(call, OrderProgress::Reading(reading));
+                keep(call, OrderProgress::Reading(Box::new(reading)));
             }
             return Err(error);
         }
-        let OrderReading { pass, first } = reading;
+        let OrderReading { pass, first, .. } = reading;
         let points = first.into_points(pass.is_partial());
-        if pass.has_read_payloads() {
+        if passes.is_some() {
             keep(call, OrderProgress::Ended(points.clone()));
         }
         Ok(points)

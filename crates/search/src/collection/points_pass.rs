@@ -59,7 +59,6 @@ pub(super) struct PointsPass {
     /// Live rows of the memtables that were visited.
     unflushed: usize,
     partial: bool,
-    read_payloads: bool,
     /// Memory that the pass takes during a pause.
     _held: Option<BudgetReservation>,
 }
@@ -90,25 +89,12 @@ impl PointsPass {
         if held.is_none() {
             scan::read_on();
         }
-        PointsPass {
-            state,
-            segments: 0,
-            rest: None,
-            unflushed: 0,
-            partial,
-            read_payloads: false,
-            _held: held,
-        }
+        PointsPass { state, segments: 0, rest: None, unflushed: 0, partial, _held: held }
     }
 
     /// Returns true if points may be missing because data is damaged or a segment is not open yet.
     pub(super) fn is_partial(&self) -> bool {
         self.partial
-    }
-
-    /// Returns true if the pass has read payloads, of segments or of memtables.
-    pub(super) fn has_read_payloads(&self) -> bool {
-        self.read_payloads
     }
 
     /// Visits the remaining points that match `clause`. `key` is the field that the visitor uses.
@@ -182,7 +168,6 @@ impl PointsPass {
         visitor: &mut impl PointVisitor,
         scan: &mut PayloadScan,
     ) -> Result<Option<u32>> {
-        self.read_payloads = true;
         let mut is_damaged = false;
         let mut failure = None;
         let pass = view.segment.payloads_of(rows, first, &mut |row, bytes| {
@@ -224,7 +209,6 @@ impl PointsPass {
                 return Ok(());
             }
             self.unflushed += 1;
-            self.read_payloads = true;
             match value_of(&row.payload) {
                 Some(payload) if clause.is_none_or(|clause| clause.matches(row.id, &payload)) => {
                     visitor.visit_unflushed(row.id, &payload)?;

@@ -141,14 +141,44 @@ fn an_order_without_an_index_pauses_and_is_exact() {
 fn an_order_of_new_points_is_read_once() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
-    // The segments have an index of the field, so only the payloads of the memtable are read.
+    // The segments have an index of the field, which is one part of each. Payloads of the memtable
+    // are read in two turns.
     let order = |descending| PointOrder { key: "f1", descending, from: None };
     let progress = Arc::default();
     let (pauses, _) = in_slices(&progress, || {
         collection.ordered(&order(false), None, 300)?;
         collection.ordered(&order(true), None, 300)
     });
-    assert_eq!(pauses, 2, "the first order is not read again after the pause of the second one");
+    assert_eq!(pauses, 6, "the first order is not read again after the pauses of the second one");
+}
+
+#[test]
+fn an_order_of_an_index_pauses_and_is_exact() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    collection.flush().unwrap();
+    let range = Range { lt: Some(300.0), ..Range::default() };
+    let must = vec![Condition::Range { key: "f2".into(), range }];
+    let filter = Filter { must, ..Filter::default() };
+    // A part is at most 64 rare values, as of f2, or a frequent value, as each of the three of f3.
+    for (key, parts) in [("f2", 3 * 600 / 64), ("f3", 9)] {
+        for clause in [None, Some(&filter)] {
+            for descending in [false, true] {
+                let order = PointOrder { key, descending, from: None };
+                let all = || collection.ordered(&order, clause, 3000);
+                let (pauses, points) = in_slices(&Arc::default(), all);
+                assert_eq!(points, all().unwrap());
+                assert_eq!(points.points.len() == 2797, clause.is_none(), "{key}");
+                assert!(pauses >= parts - 1, "{key}: {pauses} pauses");
+                // The visit ends after the first points of each segment.
+                let few = || collection.ordered(&order, clause, 1);
+                let (pauses, points) = in_slices(&Arc::default(), few);
+                assert_eq!(points, few().unwrap());
+                assert_eq!(points.points.len(), 1);
+                assert!(pauses < parts, "{key}: {pauses} pauses");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Passes over payloads and counts of an index, in slices and with a deadline.
+//! Passes over payloads, and over the values of an index, in slices and with a deadline.
 //!
 //! A search thread answers many requests, so a pass for one of them must not hold it. Work that
 //! runs in a slice ([`in_slice`]) stops at its end, keeps its progress in the collection or in its
@@ -53,8 +53,8 @@ pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
     limited(WorkLimit { deadline: Some(deadline), ..WorkLimit::default() }, None, work).0
 }
 
-/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads or counts
-/// values of an index. If the result is [`SliceOutcome::Paused`], the caller runs the same work
+/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads, or visits
+/// the values of an index. If the result is [`SliceOutcome::Paused`], the caller runs the same work
 /// again with the same `progress`, and other work in between.
 pub fn in_slice<T>(
     deadline: Instant,

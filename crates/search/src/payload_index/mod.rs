@@ -27,7 +27,7 @@ mod values;
 
 pub(crate) use build::{PayloadIndexBuilder, SPARE_ROW_BYTES, memory_bytes};
 pub(crate) use key::{ExactNumber, KeyOf, KeyRef};
-pub(crate) use order::{OrderKey, OrderRange, VisitRows};
+pub(crate) use order::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
 pub(crate) use read::PayloadIndex;
 pub(crate) use select::{FilterInput, IndexAnswer, select};
 pub(crate) use selection::SelectionParts;

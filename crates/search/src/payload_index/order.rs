@@ -9,11 +9,13 @@ use storage::Sealed;
 use super::directory::{DenseValue, DictionaryBlock, FieldDirectory};
 use super::key::{ExactNumber, KeyOf, KeyRef, NumberKey, is_before};
 use super::read::{FieldLookup, PayloadIndex, RowPiece, rows_of};
-use super::values::ValueRows;
-use crate::filter::{RowSet, parse_date};
+use super::values::{ValueRows, first_part};
+use crate::filter::parse_date;
 
-/// Values whose rows are read at once.
-const VALUES_A_READ: usize = 64;
+/// Maximum values of one part of a visit.
+const VALUES_A_PART: usize = 64;
+/// Rows of a segment among which one part of a visit finds those of a frequent value.
+const ROWS_A_PART: u32 = 1 << 16;
 
 /// Number or date, by which points are ordered. Numbers come before dates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,13 +125,170 @@ impl OrderRange {
     }
 }
 
-/// Called with a value and its rows. [`ControlFlow::Break`] ends the visit.
-pub(crate) type VisitRows<'a> =
-    dyn FnMut(OrderKey, &mut dyn Iterator<Item = u32>) -> ControlFlow<()> + 'a;
+/// Outcome of a visit in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrderedVisit {
+    /// The visitor stopped the visit. The next call continues it.
+    Paused,
+    /// All values were visited, or the visitor needs no more.
+    Complete,
+    /// Nothing was visited: the index does not have that information.
+    Unindexed,
+}
+
+/// Receiver of rows in the order of their values.
+pub(crate) trait OrderedRowVisitor {
+    /// Returns true if the visit continues with its next part: rows of a frequent value, or
+    /// neighbouring values.
+    fn continues(&mut self) -> bool;
+
+    /// Receives rows of a value. A frequent value can come in several calls.
+    /// [`ControlFlow::Break`] ends the visit.
+    fn visit(&mut self, key: OrderKey, rows: &mut dyn Iterator<Item = u32>) -> ControlFlow<()>;
+}
+
+/// Position of a visit: the parts of a field that were visited, in the order of the visit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OrderPosition {
+    /// Frequent values.
+    dense: usize,
+    /// Rows of the segment among which those of the next frequent value were visited.
+    dense_rows: u32,
+    /// Dictionary blocks.
+    blocks: usize,
+    /// Values of the next dictionary block.
+    values: usize,
+}
+
+/// Field that is visited in order.
+struct OrderedField<'a> {
+    index: &'a PayloadIndex,
+    file: &'a dyn Sealed,
+    field: &'a FieldDirectory,
+    range: OrderRange,
+    /// Frequent values of the range, in the order of the visit.
+    dense: Vec<&'a DenseValue>,
+}
+
+impl OrderedField<'_> {
+    /// Visits the values from `position` on.
+    fn visit(
+        &self,
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<ControlFlow<OrderedVisit>> {
+        let blocks = self.range.blocks(&self.field.blocks);
+        for block in blocks.into_iter().skip(position.blocks) {
+            let mut entries = self.index.block(self.file, block)?;
+            entries.retain(|entry| self.range.contains_key(entry.key.as_ref()));
+            if self.range.descending {
+                entries.reverse();
+            }
+            let flow = self.visit_entries(&entries, position, visitor)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+            position.blocks += 1;
+            position.values = 0;
+        }
+        self.visit_dense(None, position, visitor)
+    }
+
+    /// Visits the values of a block from `position` on, and the frequent values between them.
+    fn visit_entries(
+        &self,
+        entries: &[ValueRows],
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<ControlFlow<OrderedVisit>> {
+        while let Some(first) = entries.get(position.values) {
+            let flow = self.visit_dense(Some(first.key.as_ref()), position, visitor)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+            // A part is visited as a whole, so that every slice makes progress.
+            if !visitor.continues() {
+                return Ok(ControlFlow::Break(OrderedVisit::Paused));
+            }
+            let part = self.next_part(entries.get(position.values..).unwrap_or_default(), position);
+            let listed = self.index.rows_of_entries(self.file, self.field, part)?;
+            for (entry, rows) in part.iter().zip(listed) {
+                let Some(key) = OrderKey::of_key(entry.key.as_ref()) else { continue };
+                if visitor.visit(key, &mut rows.into_iter()).is_break() {
+                    return Ok(ControlFlow::Break(OrderedVisit::Complete));
+                }
+            }
+            position.values += part.len();
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns the first of `entries` that are visited before the next frequent value, and at once.
+    fn next_part<'b>(&self, entries: &'b [ValueRows], position: &OrderPosition) -> &'b [ValueRows] {
+        let part = first_part(entries.get(..VALUES_A_PART).unwrap_or(entries));
+        let Some(dense) = self.dense.get(position.dense) else { return part };
+        let before =
+            |entry: &&ValueRows| !self.range.precedes(dense.key.as_ref(), entry.key.as_ref());
+        let count = part.iter().take_while(before).count();
+        part.get(..count.max(1)).unwrap_or(part)
+    }
+
+    /// Visits the frequent values before `key`, or all that are left.
+    fn visit_dense(
+        &self,
+        key: Option<KeyRef<'_>>,
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<ControlFlow<OrderedVisit>> {
+        while let Some(value) = self.dense.get(position.dense)
+            && key.is_none_or(|key| self.range.precedes(value.key.as_ref(), key))
+        {
+            if let Some(key) = OrderKey::of_key(value.key.as_ref()) {
+                let flow = self.visit_dense_rows(key, value, position, visitor)?;
+                if flow.is_break() {
+                    return Ok(flow);
+                }
+            }
+            position.dense += 1;
+            position.dense_rows = 0;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Visits the rows of one frequent value from `position` on.
+    fn visit_dense_rows(
+        &self,
+        key: OrderKey,
+        value: &DenseValue,
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<ControlFlow<OrderedVisit>> {
+        if !visitor.continues() {
+            return Ok(ControlFlow::Break(OrderedVisit::Paused));
+        }
+        let rows = self.index.bitmap(self.file, &value.rows)?;
+        loop {
+            let end = position.dense_rows.saturating_add(ROWS_A_PART);
+            let first = rows.next_from(position.dense_rows);
+            let after = |row: &u32| rows.next_from(row.saturating_add(1));
+            let mut part = std::iter::successors(first, after).take_while(|row| *row < end);
+            if visitor.visit(key, &mut part).is_break() {
+                return Ok(ControlFlow::Break(OrderedVisit::Complete));
+            }
+            if end >= rows.rows() {
+                return Ok(ControlFlow::Continue(()));
+            }
+            position.dense_rows = end;
+            if !visitor.continues() {
+                return Ok(ControlFlow::Break(OrderedVisit::Paused));
+            }
+        }
+    }
+}
 
 impl PayloadIndex {
-    /// Calls `visit` with the numbers and dates under `path` in the order of `range`, each with its
-    /// rows. Returns false, and does not call `visit`, if the index does not have that information.
+    /// Visits the numbers and dates under `path` from `position` on, in the order of `range`, each
+    /// with its rows. Moves `position`. Calls after a pause need the same `range`.
     ///
     /// # Errors
     /// The error of the medium. After `DataLoss`, some values were visited.
@@ -138,62 +297,25 @@ impl PayloadIndex {
         file: &dyn Sealed,
         path: &str,
         range: OrderRange,
-        visit: &mut VisitRows<'_>,
-    ) -> Result<bool> {
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<OrderedVisit> {
         let field = match self.field(path) {
-            FieldLookup::Absent => return Ok(true),
-            FieldLookup::Unindexed(_) => return Ok(false),
+            FieldLookup::Absent => return Ok(OrderedVisit::Complete),
+            FieldLookup::Unindexed(_) => return Ok(OrderedVisit::Unindexed),
             FieldLookup::Indexed { field, elements_only } => {
                 if elements_only && field.bitmaps.bare.count > 0 {
-                    return Ok(false);
+                    return Ok(OrderedVisit::Unindexed);
                 }
                 field
             }
         };
-        let mut dense = range.dense(&field.dense).into_iter().peekable();
-        for block in range.blocks(&field.blocks) {
-            let mut entries = self.block(file, block)?;
-            entries.retain(|entry| range.contains_key(entry.key.as_ref()));
-            if range.descending {
-                entries.reverse();
-            }
-            for entries in entries.chunks(VALUES_A_READ) {
-                let listed = self.rows_of_entries(file, field, entries)?;
-                for (entry, rows) in entries.iter().zip(listed) {
-                    let key = entry.key.as_ref();
-                    while let Some(value) =
-                        dense.next_if(|value| range.precedes(value.key.as_ref(), key))
-                    {
-                        if self.visit_dense(file, value, visit)?.is_break() {
-                            return Ok(true);
-                        }
-                    }
-                    let Some(key) = OrderKey::of_key(key) else { continue };
-                    if visit(key, &mut rows.into_iter()).is_break() {
-                        return Ok(true);
-                    }
-                }
-            }
-        }
-        for value in dense {
-            if self.visit_dense(file, value, visit)?.is_break() {
-                break;
-            }
-        }
-        Ok(true)
-    }
-
-    fn visit_dense(
-        &self,
-        file: &dyn Sealed,
-        value: &DenseValue,
-        visit: &mut VisitRows<'_>,
-    ) -> Result<ControlFlow<()>> {
-        let Some(key) = OrderKey::of_key(value.key.as_ref()) else {
-            return Ok(ControlFlow::Continue(()));
-        };
-        let rows: RowSet = self.bitmap(file, &value.rows)?;
-        Ok(visit(key, &mut rows.iter()))
+        let dense = range.dense(&field.dense);
+        let ordered = OrderedField { index: self, file, field, range, dense };
+        Ok(match ordered.visit(position, visitor)? {
+            ControlFlow::Break(visit) => visit,
+            ControlFlow::Continue(()) => OrderedVisit::Complete,
+        })
     }
 
     /// Returns the rows of each entry. The entries are neighbours, in either direction.
@@ -249,19 +371,58 @@ mod tests {
         pairs
     }
 
-    fn indexed(payloads: &[Value], path: &str, range: OrderRange) -> Option<Vec<(OrderKey, u32)>> {
+    /// Visitor that collects pairs and pauses after each part.
+    struct PairVisitor {
+        pairs: Vec<(OrderKey, u32)>,
+        /// Parts that may still be visited in this call.
+        parts: u32,
+        /// Visits after which it needs no more.
+        visits: usize,
+    }
+
+    impl OrderedRowVisitor for PairVisitor {
+        fn continues(&mut self) -> bool {
+            let left = self.parts.checked_sub(1);
+            self.parts = left.unwrap_or_default();
+            left.is_some()
+        }
+
+        fn visit(&mut self, key: OrderKey, rows: &mut dyn Iterator<Item = u32>) -> ControlFlow<()> {
+            let mut rows: Vec<u32> = rows.collect();
+            rows.sort_unstable();
+            self.pairs.extend(rows.into_iter().map(|row| (key, row)));
+            self.visits -= 1;
+            if self.visits == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        }
+    }
+
+    /// Pairs of a visit that pauses after each part, and its pauses.
+    struct PausedVisit {
+        outcome: OrderedVisit,
+        pairs: Vec<(OrderKey, u32)>,
+        pauses: usize,
+    }
+
+    fn visited(payloads: &[Value], path: &str, range: OrderRange, visits: usize) -> PausedVisit {
         let segment = segment_of_values(payloads);
-        let mut pairs = Vec::new();
-        let known = segment
-            .segment
-            .ordered_rows(path, range, &mut |key, rows| {
-                let mut rows: Vec<u32> = rows.collect();
-                rows.sort_unstable();
-                pairs.extend(rows.into_iter().map(|row| (key, row)));
-                ControlFlow::Continue(())
-            })
-            .unwrap();
-        known.then_some(pairs)
+        let mut visitor = PairVisitor { pairs: Vec::new(), parts: 0, visits };
+        let mut position = OrderPosition::default();
+        let mut pauses = 0;
+        loop {
+            visitor.parts = 1;
+            let outcome =
+                segment.segment.ordered_rows(path, range, &mut position, &mut visitor).unwrap();
+            if outcome != OrderedVisit::Paused {
+                return PausedVisit { outcome, pairs: visitor.pairs, pauses };
+            }
+            pauses += 1;
+            assert!(pauses <= 2 * payloads.len(), "it makes no progress");
+        }
+    }
+
+    fn indexed(payloads: &[Value], path: &str, range: OrderRange) -> Option<Vec<(OrderKey, u32)>> {
+        let visit = visited(payloads, path, range, usize::MAX);
+        (visit.outcome == OrderedVisit::Complete).then_some(visit.pairs)
     }
 
     fn scalar() -> impl Strategy<Value = Value> {
@@ -318,14 +479,19 @@ mod tests {
     #[test]
     fn a_visit_ends_at_its_break() {
         let payloads: Vec<Value> = (0..1000).map(|n| json!({ "n": n })).collect();
-        let segment = segment_of_values(&payloads);
-        let mut visits = 0;
-        let range = OrderRange::new(true, None);
-        let visit = &mut |_: OrderKey, _: &mut dyn Iterator<Item = u32>| {
-            visits += 1;
-            if visits == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        assert!(segment.segment.ordered_rows("n", range, visit).unwrap());
-        assert_eq!(visits, 3);
+        let visit = visited(&payloads, "n", OrderRange::new(true, None), 3);
+        assert_eq!((visit.outcome, visit.pairs.len()), (OrderedVisit::Complete, 3));
+    }
+
+    #[test]
+    fn values_and_rows_of_a_frequent_value_are_visited_in_parts() {
+        let payloads: Vec<Value> = (0..1000).map(|n| json!({ "n": n })).collect();
+        let visit = visited(&payloads, "n", OrderRange::new(false, None), usize::MAX);
+        assert_eq!(visit.pairs.len(), 1000);
+        assert!(visit.pauses >= 1000 / VALUES_A_PART, "{}", visit.pauses);
+        let payloads = vec![json!({ "n": 7 }); ROWS_A_PART as usize + 10];
+        let visit = visited(&payloads, "n", OrderRange::new(false, None), usize::MAX);
+        assert!(visit.pairs.iter().map(|(_, row)| *row).eq(0..ROWS_A_PART + 10));
+        assert_eq!(visit.pauses, 1);
     }
 }

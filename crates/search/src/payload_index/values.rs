@@ -202,7 +202,7 @@ fn visit(visitor: &mut dyn ValueVisitor, key: KeyRef<'_>, rows: u64) -> Result<(
 }
 
 /// Returns the first values that have at most [`ROWS_A_PART`] rows together, at least one.
-fn first_part(entries: &[ValueRows]) -> &[ValueRows] {
+pub(super) fn first_part(entries: &[ValueRows]) -> &[ValueRows] {
     let mut rows = 0_u64;
     let fits = |entry: &&ValueRows| {
         rows = rows.saturating_add(entry.rows.count);

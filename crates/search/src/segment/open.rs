@@ -28,8 +28,8 @@ use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
 use crate::filter::{Filter, RowSet};
 use crate::payload_index::{
-    self, CountPosition, FilterInput, IndexAnswer, IndexedFieldInfo, OrderRange, PayloadIndex,
-    ValueCounts, ValueVisitor, VisitRows,
+    self, CountPosition, FilterInput, IndexAnswer, IndexedFieldInfo, OrderPosition, OrderRange,
+    OrderedRowVisitor, OrderedVisit, PayloadIndex, ValueCounts, ValueVisitor,
 };
 use crate::rerank::{Address, Records};
 
@@ -374,11 +374,12 @@ impl Segment {
         &self,
         path: &str,
         range: OrderRange,
-        visit: &mut VisitRows<'_>,
-    ) -> Result<bool> {
+        position: &mut OrderPosition,
+        visitor: &mut dyn OrderedRowVisitor,
+    ) -> Result<OrderedVisit> {
         match &self.payload_index {
-            Some(index) => index.ordered_rows(&*self.file, path, range, visit),
-            None => Ok(false),
+            Some(index) => index.ordered_rows(&*self.file, path, range, position, visitor),
+            None => Ok(OrderedVisit::Unindexed),
         }
     }
 
