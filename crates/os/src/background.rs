@@ -4,7 +4,10 @@
 //! that is fully busy: a version that should end an overload would never be loaded. No thread can
 //! leave idle priority again without a privilege. So [`BackgroundRunner`] runs work on an idle
 //! thread and watches it from a thread of ordinary priority. If the idle thread starves, the runner
-//! stops it and does the work again itself.
+//! stops it and does the work again on a thread of ordinary priority.
+//!
+//! No thread can be ended from outside. So the runner never does work on its caller's thread: it
+//! abandons a thread that does not return, and a new one takes its place.
 //!
 //! [`spawn_pair`] is for repeated work with its own rule for escalation, such as the flushes of a
 //! collection: both threads exist all the time, and the one of ordinary priority finds work only if
@@ -157,13 +160,21 @@ fn leave_idle_priority() {
     }
 }
 
-struct IdleThread {
+/// Thread that does the work of a runner.
+struct WorkThread {
     tasks: Sender<Task>,
+    /// Times of a thread of idle priority, if the kernel counts them.
     stat: Option<SchedStat>,
 }
 
-impl IdleThread {
-    fn start(name: &str, doing: &'static str) -> Result<IdleThread> {
+impl WorkThread {
+    fn start_ordinary(name: &str) -> Result<WorkThread> {
+        let (tasks, queue) = bounded::<Task>(1);
+        spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
+        Ok(WorkThread { tasks, stat: None })
+    }
+
+    fn start_idle(name: &str, doing: &'static str) -> Result<WorkThread> {
         start_starter()?;
         let (tasks, queue) = bounded::<Task>(1);
         let (send_stat, stat) = bounded(1);
@@ -174,36 +185,48 @@ impl IdleThread {
             queue.iter().for_each(|task| task());
         };
         spawn(format!("{name}-idle"), body)?;
-        Ok(IdleThread { tasks, stat: stat.recv().unwrap_or_default() })
+        Ok(WorkThread { tasks, stat: stat.recv().unwrap_or_default() })
     }
 }
 
-/// Work that a [`BackgroundRunner`] stopped and no longer waits for.
-pub struct LeftWork(Weak<()>);
+/// Work that a [`BackgroundRunner`] stopped and no longer waits for: its attempts that were left.
+pub struct LeftWork(Vec<Weak<()>>);
 
 impl LeftWork {
     /// Returns true once the work has ended.
     pub fn ended(&self) -> bool {
-        self.0.strong_count() == 0
+        self.0.iter().all(|attempt| attempt.strong_count() == 0)
     }
 }
 
-/// Work that began on the idle thread.
-struct IdleWork<T> {
+/// Limit of the time of one work, with all its attempts.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkTimeLimit {
+    /// Maximum time. The work is then stopped.
+    pub max: Duration,
+    /// Remedy, for the error.
+    pub remedy: &'static str,
+}
+
+/// Work that began on a thread.
+struct BegunWork<T> {
     outcome: Receiver<Result<T>>,
     /// Without an owner once the work has ended.
     runs: Weak<()>,
 }
 
-/// Runs work at idle priority, and at ordinary priority if it starves. Belongs to a thread of
-/// ordinary priority.
+/// Runs work on threads of its own: at idle priority, and at ordinary priority if it starves.
+/// Belongs to a thread of ordinary priority.
 pub struct BackgroundRunner {
     name: String,
     doing: &'static str,
     starvation_limit: Duration,
     stop_wait_max: Duration,
+    limit: Option<WorkTimeLimit>,
     /// Absent before the first work, and after work that did not stop in time.
-    idle: Option<IdleThread>,
+    idle: Option<WorkThread>,
+    /// Thread of ordinary priority, absent likewise.
+    ordinary: Option<WorkThread>,
     /// Work that was stopped and did not end in time.
     left: Option<LeftWork>,
 }
@@ -221,16 +244,26 @@ impl BackgroundRunner {
             doing,
             starvation_limit,
             stop_wait_max: STOP_WAIT_MAX,
+            limit: None,
             idle: None,
+            ordinary: None,
             left: None,
         }
     }
 
-    /// Runs `work` until it ends or `stop` is set. `work` must be able to begin anew, and checks
-    /// [`Attempt::stop`]. `what` names it in the log.
+    /// Sets a limit of the time of each work. The runner waits at most as long again for stopped
+    /// work.
+    pub fn with_limit(self, limit: WorkTimeLimit) -> BackgroundRunner {
+        let stop_wait_max = self.stop_wait_max.min(limit.max);
+        BackgroundRunner { limit: Some(limit), stop_wait_max, ..self }
+    }
+
+    /// Runs `work` at idle priority until it ends, `stop` is set, or its time is up. `work` must be
+    /// able to begin anew, and checks [`Attempt::stop`]. `what` names it in the log.
     ///
     /// # Errors
-    /// Returns the errors of `work`; `Cancelled` if `stop` was set.
+    /// Returns the errors of `work`; `Cancelled` if `stop` was set; `FailedPrecondition` with the
+    /// remedy of the [`WorkTimeLimit`] if the time was up.
     pub fn run<T: Send + 'static>(
         &mut self,
         what: &str,
@@ -252,31 +285,88 @@ impl BackgroundRunner {
                 None
             }
         };
-        let has_ended = outcome.is_some();
-        let left = match outcome {
-            Some(Err(error))
-                if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) =>
-            {
-                None
+        // Work that was left alone drops its outcome on its own thread.
+        let left = if outcome.is_some() { None } else { begun.ok().map(|begun| begun.runs) };
+        match (self.end_request(what, &attempt, stop), outcome) {
+            (Some(request), Some(outcome)) => return stopped_outcome(outcome, request),
+            (Some(request), None) => {
+                self.leave(left);
+                return Err(request);
             }
-            Some(outcome) => return outcome,
-            // Work that was left alone drops its outcome on its own thread.
-            None => begun.ok().map(|begun| LeftWork(begun.runs)),
-        };
-        if !has_ended && stop.load(Ordering::Relaxed) {
-            self.left = left;
-            return Err(Error::cancelled("stopped; its thread ends by itself"));
+            // The runner stopped it, because it starved.
+            (None, Some(Err(error))) if error.kind() == ErrorKind::Cancelled => {}
+            (None, Some(outcome)) => return outcome,
+            (None, None) => {}
         }
         tracing::info!(
             "{what}: continues at ordinary priority, because it got almost no processor time"
         );
-        let outcome =
-            work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt });
-        if stop.load(Ordering::Relaxed) {
+        let escalated = Attempt { stop: Arc::default(), priority: Priority::Escalated, ..attempt };
+        let outcome = self.attempt(what, stop, &work, &escalated);
+        if self.end_request(what, &escalated, stop).is_some() {
             // The first attempt at this work may still be inside an engine.
-            self.left = left;
+            self.leave(left);
         }
         outcome
+    }
+
+    /// Runs `work` once, at ordinary priority, until it ends, `stop` is set, or its time is up.
+    ///
+    /// # Errors
+    /// As [`BackgroundRunner::run`]; `Internal` if `work` panics; `ResourceExhausted` if no thread
+    /// can be started.
+    pub fn run_ordinary<T: Send + 'static>(
+        &mut self,
+        what: &str,
+        stop: &Arc<AtomicBool>,
+        work: impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        self.attempt(what, stop, &Arc::new(work), &Attempt::ordinary(Arc::default()))
+    }
+
+    /// Runs the last attempt at `work`.
+    fn attempt<T: Send + 'static>(
+        &mut self,
+        what: &str,
+        stop: &AtomicBool,
+        work: &Arc<impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static>,
+        attempt: &Attempt,
+    ) -> Result<T> {
+        let begun = self.begin(work, attempt)?;
+        let outcome = self.wait(&begun.outcome, attempt, stop);
+        match (self.end_request(what, attempt, stop), outcome) {
+            (Some(request), Some(outcome)) => stopped_outcome(outcome, request),
+            (Some(request), None) => {
+                self.leave(Some(begun.runs));
+                Err(request)
+            }
+            (None, Some(outcome)) => outcome,
+            (None, None) => Err(Error::internal(format!("{what} panicked; see the log"))),
+        }
+    }
+
+    /// Returns why work has to end: its caller has stopped it, or its time is up.
+    fn end_request(&self, what: &str, attempt: &Attempt, stop: &AtomicBool) -> Option<Error> {
+        if stop.load(Ordering::Relaxed) {
+            return Some(Error::cancelled(format!("{what} was stopped")));
+        }
+        let limit = self.limit.filter(|limit| attempt.began.elapsed() >= limit.max)?;
+        let seconds = limit.max.as_secs_f64();
+        let remedy = limit.remedy;
+        Some(Error::precondition(format!("{what} took longer than {seconds} s; {remedy}")))
+    }
+
+    /// Remembers an attempt that was left alone.
+    fn leave(&mut self, runs: Option<Weak<()>>) {
+        self.left.get_or_insert_with(|| LeftWork(Vec::new())).0.extend(runs);
+    }
+
+    /// Returns the place of the thread for attempts of a priority.
+    fn thread(&mut self, priority: Priority) -> &mut Option<WorkThread> {
+        match priority {
+            Priority::Background => &mut self.idle,
+            Priority::Ordinary | Priority::Escalated => &mut self.ordinary,
+        }
     }
 
     /// Returns the work that the last [`BackgroundRunner::run`] stopped and left behind, unless it
@@ -285,16 +375,20 @@ impl BackgroundRunner {
         self.left.take().filter(|left| !left.ended())
     }
 
-    /// Starts `work` on the idle thread.
+    /// Starts `work` on the thread for its priority.
     fn begin<T: Send + 'static>(
         &mut self,
         work: &Arc<impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static>,
         attempt: &Attempt,
-    ) -> Result<IdleWork<T>> {
-        let idle = match self.idle.take() {
-            Some(idle) => idle,
-            None => IdleThread::start(&self.name, self.doing)?,
+    ) -> Result<BegunWork<T>> {
+        let thread = match self.thread(attempt.priority).take() {
+            Some(thread) => thread,
+            None if attempt.priority == Priority::Background => {
+                WorkThread::start_idle(&self.name, self.doing)?
+            }
+            None => WorkThread::start_ordinary(&self.name)?,
         };
+        let priority = attempt.priority;
         let (send, outcome) = bounded(1);
         let work = work.clone();
         let attempt = attempt.clone();
@@ -306,23 +400,27 @@ impl BackgroundRunner {
             // If the runner waits no longer, the outcome is dropped here.
             drop(send.send(work(&attempt)));
         });
-        idle.tasks
+        thread
+            .tasks
             .send(task)
-            .map_err(|_| Error::internal("the thread of idle priority has ended"))?;
-        self.idle = Some(idle);
-        Ok(IdleWork { outcome, runs })
+            .map_err(|_| Error::internal("the thread for the work has ended"))?;
+        *self.thread(priority) = Some(thread);
+        Ok(BegunWork { outcome, runs })
     }
 
     /// Waits for the outcome. Returns `None` if the thread has panicked, if it starves and does not
-    /// stop, or if it was stopped and does not end; it is then left to itself.
+    /// stop, or if it was stopped by `stop` or by the time limit and does not end; it is then left
+    /// to itself.
     fn wait<T>(
         &mut self,
         outcome: &Receiver<Result<T>>,
         attempt: &Attempt,
         stop: &AtomicBool,
     ) -> Option<Result<T>> {
-        let stat = self.idle.as_ref().and_then(|idle| idle.stat.as_ref());
-        let start_watch = || stat.and_then(|it| StarvationWatch::new(it, self.starvation_limit));
+        let thread = self.thread(attempt.priority).as_ref();
+        let stat = thread.and_then(|thread| thread.stat.clone());
+        let limit = self.starvation_limit;
+        let start_watch = || stat.as_ref().and_then(|stat| StarvationWatch::new(stat, limit));
         let mut watch = start_watch();
         let mut stopped: Option<Instant> = None;
         loop {
@@ -332,7 +430,8 @@ impl BackgroundRunner {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let starves = watch.as_ref().is_some_and(StarvationWatch::starves);
-            if stop.load(Ordering::Relaxed) {
+            let is_late = self.limit.is_some_and(|limit| attempt.began.elapsed() >= limit.max);
+            if is_late || stop.load(Ordering::Relaxed) {
                 if !attempt.stop.swap(true, Ordering::Relaxed) {
                     // Stopping is all that the work still has to do.
                     watch = start_watch();
@@ -350,9 +449,14 @@ impl BackgroundRunner {
                 break;
             }
         }
-        self.idle = None;
+        *self.thread(attempt.priority) = None;
         None
     }
+}
+
+/// Returns the outcome of work that has ended after `request`: the request, if the work stopped.
+fn stopped_outcome<T>(outcome: Result<T>, request: Error) -> Result<T> {
+    outcome.map_err(|error| if error.kind() == ErrorKind::Cancelled { request } else { error })
 }
 
 /// Starts the two threads of repeated work: `name` at low priority, and `name`-hi at ordinary
@@ -462,10 +566,9 @@ mod tests {
     #[test]
     fn starving_work_escalates() {
         let (mut runner, hogs) = (runner(), Hogs::start());
-        let here = std::thread::current().id();
         let work = move |attempt: &Attempt| match attempt.priority {
             Priority::Background => busy(attempt, Duration::from_secs(3600)).map(|()| false),
-            _ => Ok(std::thread::current().id() == here),
+            _ => Ok(std::thread::current().name() == Some("test-hi")),
         };
         assert_eq!(runner.run("test", &Arc::default(), work), Ok(true));
         drop(hogs);
@@ -585,6 +688,62 @@ mod tests {
         while !left.ended() {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn work_beyond_its_time_limit_is_left_alone() {
+        let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "do this" };
+        for priority in [Priority::Background, Priority::Ordinary] {
+            let mut runner = BackgroundRunner::new("test", "testing", NEVER).with_limit(limit);
+            let end = Arc::new(AtomicBool::new(false));
+            let ended = end.clone();
+            let work = move |_: &Attempt| {
+                // Ignores the stop flag, and does not starve.
+                while !ended.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            };
+            let stop = Arc::default();
+            let error = match priority {
+                Priority::Background => runner.run("loading m", &stop, work),
+                _ => runner.run_ordinary("loading m", &stop, work),
+            };
+            let error = error.unwrap_err();
+            assert_eq!(error.message(), "loading m took longer than 0 s; do this");
+            assert!(!error.is_retryable());
+            let left = runner.take_left().unwrap();
+            assert!(!left.ended(), "{priority:?}");
+            runner.limit = None;
+            let next = |attempt: &Attempt| Ok(attempt.priority);
+            assert_eq!(runner.run_ordinary("test", &stop, next), Ok(Priority::Ordinary));
+            end.store(true, Ordering::Relaxed);
+            while !left.ended() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[test]
+    fn work_that_stops_at_its_time_limit_is_not_left() {
+        let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "do this" };
+        let mut runner = BackgroundRunner::new("test", "testing", NEVER).with_limit(limit);
+        runner.stop_wait_max = NEVER;
+        let work = |attempt: &Attempt| busy(attempt, NEVER);
+        let error = runner.run_ordinary("loading m", &Arc::default(), work).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+        assert!(runner.take_left().is_none() && runner.ordinary.is_some());
+        let error = runner.run("loading m", &Arc::default(), work).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "it does not escalate");
+    }
+
+    #[test]
+    fn a_panic_of_ordinary_work_is_an_error() {
+        let mut runner = runner();
+        let work = |_: &Attempt| -> Result<()> { panic!("on purpose") };
+        let error = runner.run_ordinary("testing", &Arc::default(), work).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert_eq!(runner.run_ordinary("testing", &Arc::default(), |_| Ok(7)), Ok(7));
     }
 
     #[test]
