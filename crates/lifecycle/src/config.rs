@@ -10,6 +10,9 @@ use engine::{ExampleSettings, ScheduleOptions, SessionOptions};
 
 use crate::{RolloutFile, UpdateConfig};
 
+/// Default of [`LifecycleConfig::load_timeout`]. A large model on a slow disk takes minutes.
+pub const LOAD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
+
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionPolicy {
@@ -253,6 +256,9 @@ pub struct LifecycleConfig {
     pub retries: u32,
     /// Time between tries.
     pub retry_interval: Duration,
+    /// Maximum time of a load with its warm-up, and of a conversion before it. The version fails
+    /// then. A thread that does not return from an engine is abandoned.
+    pub load_timeout: Duration,
     /// Bytes of the pool that are kept faulted in for an incoming version; `None` takes the size of
     /// the largest version.
     pub swap_reserve: Option<u64>,
@@ -295,6 +301,7 @@ impl LifecycleConfig {
             unload_threads: 1,
             retries: 5,
             retry_interval: Duration::from_secs(60),
+            load_timeout: LOAD_TIMEOUT_DEFAULT,
             swap_reserve: None,
             cache_dir: cache_dir.into(),
             converter,

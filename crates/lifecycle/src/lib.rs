@@ -3,10 +3,12 @@
 //!
 //! Threads: `source` scans the directories, `lifecycle` decides, `load-N` load and warm up,
 //! `unload-N` wait for the last user and release, `prefault` faults the pool in. `load-N` and
-//! `prefault` run their work on threads of idle priority (`load-N-idle`, `prefault-idle`), and do
-//! it themselves if it starves. One bounded channel leads to `lifecycle`, which owns all state and
-//! never waits for another thread. It sends the other threads their work, and they report the
-//! outcome. Requests use none of these threads: they read the [`Catalog`], two atomic loads.
+//! `prefault` run their work on threads of idle priority (`load-N-idle`, `prefault-idle`), and on
+//! threads of ordinary priority (`load-N-hi`, `prefault-hi`) if it starves. A thread that does not
+//! return from an engine is abandoned, and a new one takes its place. One bounded channel leads to
+//! `lifecycle`, which owns all state and never waits for another thread. It sends the other threads
+//! their work, and they report the outcome. Requests use none of these threads: they read the
+//! [`Catalog`], two atomic loads.
 //!
 //! The next step is a pure function (`policy`) of the versions on disk and in memory. A version
 //! that serves goes on serving until its successor is ready, unless the model is configured to free
@@ -43,8 +45,8 @@ use std::time::Duration;
 pub use activity::{ActivityMark, LoadActivity};
 pub use catalog::{Catalog, Route};
 pub use config::{
-    ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
-    VersionPolicy, WarmupConfig,
+    ConfigSet, Converter, LOAD_TIMEOUT_DEFAULT, LifecycleConfig, ModelConfig, ModelRoot,
+    ParameterPlacement, Transition, VersionPolicy, WarmupConfig,
 };
 pub use golden::GoldenCase;
 pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};

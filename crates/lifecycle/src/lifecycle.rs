@@ -81,6 +81,7 @@ impl Lifecycle {
             placement: config.placement,
             background: config.runs_in_background(),
             starvation_limit: config.starvation_limit,
+            load_timeout: config.load_timeout,
             settled: lifecycle.settled.clone(),
             activity: lifecycle.activity.clone(),
             unfinished: lifecycle.unfinished.clone(),

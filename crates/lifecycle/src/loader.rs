@@ -3,6 +3,9 @@
 //! A child process first converts a foreign version. Then memory is reserved, the parameters are
 //! read into the pool and checked, the engine opens the graph over them, and the version is warmed
 //! up. The `lifecycle` thread gets the outcome and decides if the version is published.
+//!
+//! A load thread only waits. Other threads do its work (`load-N-hi`, `load-N-idle`), so an engine
+//! that does not return cannot keep it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -15,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
 use memory::{ParameterStore, SlotPool};
-use os::background::{Attempt, BackgroundRunner, Priority};
+use os::background::{Attempt, BackgroundRunner, Priority, WorkTimeLimit};
 use os::thread;
 
 use crate::activity::LoadActivity;
@@ -34,6 +37,9 @@ use crate::{Converter, LifecycleState, ParameterPlacement};
 
 /// Bytes of a graph that are hashed at once.
 const HASH_PIECE_BYTES: usize = 1 << 20;
+/// Remedy for a load that took too long.
+const TIMEOUT_REMEDY: &str =
+    "check the model's files and their disk, and load it again, or raise --load-timeout";
 
 /// State shared by the load threads.
 pub(crate) struct Loader {
@@ -49,6 +55,8 @@ pub(crate) struct Loader {
     pub(crate) background: bool,
     /// Longest time that a load at idle priority may wait for a core.
     pub(crate) starvation_limit: Duration,
+    /// Maximum time of a load, and of a conversion before it.
+    pub(crate) load_timeout: Duration,
     pub(crate) settled: Arc<Settled>,
     pub(crate) activity: Arc<LoadActivity>,
     pub(crate) unfinished: Arc<UnfinishedLoads>,
@@ -86,7 +94,9 @@ impl Loader {
         if self.background {
             os::jemalloc::use_background_arena();
         }
-        let mut runner = BackgroundRunner::new(name, "loading", self.starvation_limit);
+        let limit = WorkTimeLimit { max: self.load_timeout, remedy: TIMEOUT_REMEDY };
+        let mut runner =
+            BackgroundRunner::new(name, "loading", self.starvation_limit).with_limit(limit);
         while let Ok(job) = jobs.recv() {
             let id = job.id.clone();
             let fingerprint = job.fingerprint;
@@ -102,19 +112,22 @@ impl Loader {
         }
     }
 
-    /// Runs a job, and remembers a load that was stopped and has not ended.
+    /// Runs a job, and remembers and reports a load that was stopped and has not ended.
     fn run_job(
         self: &Arc<Self>,
         runner: &mut BackgroundRunner,
         job: LoadJob,
     ) -> Result<LoadOutcome> {
+        self.unfinished.check_room()?;
         let id = job.id.clone();
         let began = SystemTime::now();
         let active = self.activity.begin(&id);
         let outcome = self.convert_and_load(runner, job);
         drop(active);
         if let Some(work) = runner.take_left() {
-            self.unfinished.add(id, began, work);
+            self.unfinished.add(id.clone(), began, work);
+            // Fails only if the lifecycle has stopped.
+            let _ = self.out.send(Message::LoadAbandoned { id });
         }
         outcome
     }
@@ -148,7 +161,8 @@ impl Loader {
     }
 
     /// Runs `work` at idle priority once the first load is finished. The first load needs no idle
-    /// priority, because the server takes no requests before its end.
+    /// priority, because the server takes no requests before its end. Either way, another thread
+    /// does the work.
     fn attempt<T: Send + 'static>(
         &self,
         runner: &mut BackgroundRunner,
@@ -156,7 +170,11 @@ impl Loader {
         stop: &Arc<AtomicBool>,
         work: impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T> {
+        let uses_arena = self.background;
         let work = move |attempt: &Attempt| {
+            if uses_arena {
+                os::jemalloc::use_background_arena();
+            }
             let outcome = catch_unwind(AssertUnwindSafe(|| work(attempt)));
             os::jemalloc::empty_thread_cache();
             outcome.unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
@@ -164,7 +182,7 @@ impl Loader {
         if self.background && self.settled.get() {
             runner.run(what, stop, work)
         } else {
-            work(&Attempt::ordinary(stop.clone()))
+            runner.run_ordinary(what, stop, work)
         }
     }
 

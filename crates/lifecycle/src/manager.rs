@@ -221,6 +221,10 @@ impl Manager {
                     .observer
                     .event(&LifecycleEvent::DrainSlow { model: id.model, version: id.version });
             }
+            Message::LoadAbandoned { id } => {
+                let VersionId { model, version } = id;
+                self.context.observer.event(&LifecycleEvent::LoadAbandoned { model, version });
+            }
             Message::Prefaulted { bytes } => self.prefault.done_to(bytes),
             Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
             Message::Unload { name, done } => return self.admin_unload(name.into(), done),

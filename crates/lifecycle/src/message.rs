@@ -71,6 +71,10 @@ pub(crate) enum Message {
         id: VersionId,
         outcome: LoadOutcome,
     },
+    /// A load was stopped, or took too long, and has not ended. Its thread was abandoned.
+    LoadAbandoned {
+        id: VersionId,
+    },
     /// A retired version is in use for longer than [`crate::DRAIN_LONG`].
     DrainSlow {
         id: VersionId,

@@ -221,6 +221,13 @@ pub enum LifecycleEvent {
         /// Version number.
         version: u64,
     },
+    /// A load was stopped, or took too long, and did not end. Its thread was abandoned.
+    LoadAbandoned {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Version number.
+        version: u64,
+    },
     /// A ready version took over changed settings without a load.
     SettingsApplied {
         /// Name of the model.

@@ -1,14 +1,19 @@
 //! Stopped loads whose thread has not left the engine.
 //!
-//! A stopped load at idle priority ends for the `lifecycle` thread if it gets no processor time,
-//! and at the latest after a minute. Its own thread may still be inside an engine, with the memory
-//! of the load. Until it has left, the same version is not loaded a second time.
+//! A load that was stopped, or took too long, ends for the `lifecycle` thread at the latest after a
+//! minute, and at once if it gets no processor time. Its own thread may still be inside an engine,
+//! with the memory of the load. Until it has left, the same version is not loaded a second time.
+//! After [`UNFINISHED_MAX`] such loads, no version is loaded.
 
 use std::time::SystemTime;
 
-use base::{UtcTime, VersionId};
+use base::{Error, Result, UtcTime, VersionId};
 use os::background::LeftWork;
 use parking_lot::Mutex;
+
+/// Maximum stopped loads that have not ended, besides those that end at the same time on several
+/// load threads. Each keeps a thread and its memory.
+pub(crate) const UNFINISHED_MAX: usize = 8;
 
 /// Stopped loads whose thread has not left the engine.
 #[derive(Default)]
@@ -28,6 +33,25 @@ impl UnfinishedLoads {
         let mut loads = self.0.lock();
         loads.retain(UnfinishedLoad::runs);
         loads.push(load);
+    }
+
+    /// Checks that another load may begin.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with the remedy if [`UNFINISHED_MAX`] loads have not ended.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        let mut loads = self.0.lock();
+        loads.retain(UnfinishedLoad::runs);
+        if loads.len() < UNFINISHED_MAX {
+            return Ok(());
+        }
+        let ids: Vec<String> = loads.iter().map(|load| load.id.to_string()).collect();
+        Err(Error::exhausted(format!(
+            "no model is loaded, because {} loads were stopped and have not ended ({}); restart the \
+             server",
+            ids.len(),
+            ids.join(", ")
+        )))
     }
 
     /// Returns why a version must not be loaded now; `None` if it may be.
@@ -58,5 +82,47 @@ impl UnfinishedLoad {
         let VersionId { model, version } = &self.id;
         let seconds = self.began.elapsed().unwrap_or_default().as_secs();
         tracing::warn!(%model, version, seconds, "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use os::background::{Attempt, BackgroundRunner, WorkTimeLimit};
+
+    use super::*;
+
+    #[test]
+    fn too_many_unfinished_loads_refuse_others() {
+        let loads = UnfinishedLoads::default();
+        let end = Arc::new(AtomicBool::new(false));
+        let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "" };
+        for version in (0..).take(UNFINISHED_MAX) {
+            assert!(loads.check_room().is_ok());
+            let ended = end.clone();
+            let work = move |_: &Attempt| {
+                while !ended.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            };
+            let mut runner =
+                BackgroundRunner::new("test", "testing", Duration::MAX).with_limit(limit);
+            assert!(runner.run_ordinary("a load", &Arc::default(), work).is_err());
+            let id = VersionId { model: "m".into(), version };
+            loads.add(id, SystemTime::now(), runner.take_left().unwrap());
+        }
+        let refusal = loads.check_room().unwrap_err();
+        assert!(refusal.is_retryable());
+        let message = refusal.message();
+        assert!(message.contains("8 loads were stopped and have not ended (m/0, m/1, "));
+        assert!(message.ends_with("restart the server"), "{message}");
+        end.store(true, Ordering::Relaxed);
+        while loads.check_room().is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

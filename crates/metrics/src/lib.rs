@@ -115,6 +115,8 @@ pub struct Metrics {
     pub loader_cpu_seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
     /// Loads that went on at ordinary priority, because they starved at idle priority.
     pub loads_escalated: Family<ModelLabels, Counter>,
+    /// Loads whose threads were abandoned, because they did not end after they were stopped.
+    pub loads_abandoned: Family<ModelLabels, Counter>,
     /// Parameter bytes read from storage.
     pub loader_read_bytes: Family<ModelLabels, Counter>,
     /// Parameter bytes shared with a live version.
@@ -211,6 +213,7 @@ impl Default for Metrics {
             loader_minor_faults: Family::default(),
             loader_cpu_seconds: Family::default(),
             loads_escalated: Family::default(),
+            loads_abandoned: Family::default(),
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
             worker_restarts: Family::default(),
@@ -295,6 +298,7 @@ impl Metrics {
             &self.settings_taken_over,
             &self.loader_minor_faults,
             &self.loads_escalated,
+            &self.loads_abandoned,
             &self.loader_read_bytes,
             &self.loader_shared_bytes,
             &self.worker_restarts,

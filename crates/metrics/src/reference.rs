@@ -199,6 +199,7 @@ fn fill_models(metrics: &Metrics) {
         &metrics.settings_taken_over,
         &metrics.loader_minor_faults,
         &metrics.loads_escalated,
+        &metrics.loads_abandoned,
     ]);
     models(&[&metrics.loader_read_bytes, &metrics.loader_shared_bytes, &metrics.worker_restarts]);
     kinds(&metrics.refused, &REFUSALS);

@@ -164,6 +164,11 @@ impl Metrics {
             "Loads that went on at ordinary priority, because they starved at idle priority",
             self.loads_escalated.clone(),
         );
+        r.register(
+            "loads_abandoned",
+            "Loads whose threads were abandoned, because they did not end after they were stopped",
+            self.loads_abandoned.clone(),
+        );
         r.register_with_unit(
             "loader_read",
             "Parameter bytes read from storage",

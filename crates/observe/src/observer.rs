@@ -47,6 +47,10 @@ impl Observer for MetricsObserver {
                 self.load_failed(&change.model);
             }
             LifecycleEvent::ReloadFailed { model, .. } => self.load_failed(model),
+            LifecycleEvent::LoadAbandoned { model, .. } => {
+                let labels = ModelLabels { model: model.clone() };
+                self.metrics.loads_abandoned.get_or_create(&labels).inc();
+            }
             LifecycleEvent::Loaded { model, version, cost } => {
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
@@ -163,6 +167,11 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
                 "its load was stopped and has not ended, because the engine has not returned";
             of("load_stop_slow", EventLevel::Warning, model, Some(*version), text)
         }
+        LifecycleEvent::LoadAbandoned { model, version } => {
+            let text = "its load did not end after it was stopped, so its thread was abandoned; \
+                        the thread and its memory stay until the engine returns";
+            of("load_abandoned", EventLevel::Warning, model, Some(*version), text)
+        }
         LifecycleEvent::RolloutStarted { model, candidate } => {
             of("rollout_started", info, model, Some(*candidate), "a rollout started")
         }
@@ -251,6 +260,7 @@ mod tests {
             changed(1, LifecycleState::Released, None),
             LifecycleEvent::DrainSlow { model: "m".into(), version: 1 },
             LifecycleEvent::LoadStopSlow { model: "m".into(), version: 4 },
+            LifecycleEvent::LoadAbandoned { model: "m".into(), version: 4 },
             LifecycleEvent::UpdateHeldBack {
                 model: "m".into(),
                 version: 5,
@@ -261,9 +271,10 @@ mod tests {
         ] {
             observer.event(&event);
         }
-        let failures =
-            metrics.load_failures.get_or_create(&ModelLabels { model: "m".into() }).get();
+        let labels = ModelLabels { model: "m".into() };
+        let failures = metrics.load_failures.get_or_create(&labels).get();
         assert_eq!(failures, 3, "two loads and a reload");
+        assert_eq!(metrics.loads_abandoned.get_or_create(&labels).get(), 1);
         observer.event(&LifecycleEvent::Forgotten { model: "m".into() });
         let events = journal.read(&EventFilter::default()).events;
         let seen: Vec<_> =
@@ -278,6 +289,7 @@ mod tests {
                 ("released", Some(1), 1),
                 ("drain_slow", Some(1), 1),
                 ("load_stop_slow", Some(4), 1),
+                ("load_abandoned", Some(4), 1),
                 ("held_back", Some(5), 1),
                 ("withdrawn", Some(WITHDRAWN), 1),
                 ("rollout_ended", None, 1),

@@ -172,6 +172,8 @@ pub struct ModelsConfig {
     pub load_retries: u32,
     /// Time between retries.
     pub load_retry_interval: Duration,
+    /// Maximum time of a load with its warm-up, and of a conversion before it.
+    pub load_timeout: Duration,
     /// Load at idle priority.
     pub background: bool,
     /// Directory of converted models while they are served.

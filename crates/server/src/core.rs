@@ -282,6 +282,7 @@ fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> Lifecycl
         unload_threads: models.unload_threads,
         retries: models.load_retries,
         retry_interval: models.load_retry_interval,
+        load_timeout: models.load_timeout,
         swap_reserve: config.memory.swap_reserve,
         placement: config.memory.placement,
         background: models.background,

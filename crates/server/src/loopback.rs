@@ -45,6 +45,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         unload_threads: 1,
         load_retries: 0,
         load_retry_interval: Duration::from_secs(1),
+        load_timeout: lifecycle::LOAD_TIMEOUT_DEFAULT,
         background: false,
         cache_dir: dir.join("cache"),
         converter: (dir.join("none"), Vec::new()),

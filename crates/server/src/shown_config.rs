@@ -114,6 +114,7 @@ fn lifecycle(config: &Config) -> Vec<Setting> {
         of("unload-threads", models.unload_threads),
         of("load-retries", models.load_retries),
         of("load-retry-interval", time(models.load_retry_interval)),
+        of("load-timeout", time(models.load_timeout)),
         of("cache-dir", models.cache_dir.display()),
         of("store-cache", bytes(models.stores.cache_bytes_max)),
         of("update-window", time(models.updates.window)),

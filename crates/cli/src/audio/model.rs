@@ -149,6 +149,7 @@ impl EngineArgs {
                 unload_threads: 1,
                 load_retries: 0,
                 load_retry_interval: Duration::ZERO,
+                load_timeout: lifecycle::LOAD_TIMEOUT_DEFAULT,
                 background: false,
                 cache_dir: cache_dir.join("converted"),
                 converter: publish::converter(program.clone(), None),

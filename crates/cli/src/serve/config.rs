@@ -260,6 +260,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         load_retry_interval: options
             .load_retry_interval
             .map_or(default.retry_interval, |TimeSpan(time)| time),
+        load_timeout: options.load_timeout.map_or(default.load_timeout, |TimeSpan(time)| time),
         // Parameters on the heap are the baseline of other servers, which load at normal priority.
         background: default.background
             && settings.memory.parameter_home != Some(ParameterPlacementName::Heap),

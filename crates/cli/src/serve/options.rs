@@ -334,6 +334,9 @@ pub(crate) struct LifecycleOptions {
     /// Time between two retries [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) load_retry_interval: Option<TimeSpan>,
+    /// Maximum time of a load with its warm-up, and of a conversion before it [default: 1h]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) load_timeout: Option<TimeSpan>,
     /// Directory of converted models and of copies from object stores [default: the user's cache
     /// directory]
     #[arg(long, value_name = "DIR")]
@@ -447,7 +450,8 @@ sections! {
     }
     LifecycleOptions {
         poll, versions, transition, load_threads, unload_threads, load_retries, load_retry_interval,
-        cache_dir, store_cache, update_window, update_concurrency, update_etcd, update_fleet,
+        load_timeout, cache_dir, store_cache, update_window, update_concurrency, update_etcd,
+        update_fleet,
     }
     AudioOptions {
         recogniser, recordings, max_recording, max_spool, spool_dir, speakers_dir,

@@ -145,8 +145,8 @@ impl Model {
                 continue;
             }
             let seconds = load.age(now).as_secs();
-            let text = "its load was stopped and has not ended; it keeps a load thread and its \
-                        memory until the engine returns";
+            let text = "its load was stopped and has not ended; it keeps its memory until the \
+                        engine returns";
             tracing::warn!(model = %self.name, version, seconds, "{text}");
             let model = self.name.clone();
             context.observer.event(&LifecycleEvent::LoadStopSlow { model, version });

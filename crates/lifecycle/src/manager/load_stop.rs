@@ -1,6 +1,6 @@
-//! A load that was asked to stop. A load thread inside an engine sees the request after the engine
-//! has returned, and no thread can be ended from outside. Until then the load keeps its thread and
-//! its memory, and the version is not loaded a second time.
+//! A load that was asked to stop. A thread inside an engine sees the request after the engine has
+//! returned, and no thread can be ended from outside. Until then the load keeps its memory, and the
+//! version is not loaded a second time. The load thread waits at most a minute for it.
 
 use std::time::{Instant, SystemTime};
 
@@ -34,8 +34,8 @@ impl LoadStop {
     /// Returns the remark in the status of the version.
     pub(super) fn note(&self) -> String {
         format!(
-            "its load was stopped at {} and has not ended; it keeps a load thread and its memory \
-             until the engine returns",
+            "its load was stopped at {} and has not ended; it keeps its memory until the engine \
+             returns",
             UtcTime::of(self.at_time)
         )
     }

@@ -97,7 +97,7 @@ fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     assert!(gentle);
     let loads = world.threads.loads.lock().unwrap().clone();
     let names: Vec<&str> = loads.iter().filter_map(|name| name.split(' ').next()).collect();
-    assert_eq!(names[..3], ["load-0", "load-0-idle", "load-0-hi"]);
+    assert_eq!(names[..3], ["load-0-hi", "load-0-idle", "load-0-hi"]);
     assert_eq!(names.last(), Some(&"load-0-idle"));
     world.lifecycle().shutdown();
 }

@@ -1,6 +1,8 @@
 //! Loads whose engine does not notice that they were stopped.
 
-use lifecycle::LifecycleState;
+use std::time::Duration;
+
+use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World, eventually};
 
@@ -25,6 +27,38 @@ fn a_removed_model_shows_its_load_until_the_load_ends() {
     assert_eq!(world.threads.loads.lock().unwrap().len(), 2);
     assert_eq!(world.fake.counters().live(), 1);
     assert!(!note().contains("stopped"), "{}", note());
+}
+
+#[test]
+fn a_load_that_hangs_fails_and_frees_its_load_thread() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    *world.threads.hanging.lock().unwrap() = Some("m".to_owned());
+    world.start(Setting {
+        change: |config| {
+            config.load_timeout = Duration::from_secs(1);
+            // The load of the other model must not wait for a core for long.
+            config.background = false;
+        },
+        ..Setting::default()
+    });
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
+    assert!(reason.starts_with("loading m/1 took longer than 1 s; "), "{reason}");
+    assert!(reason.ends_with("or raise --load-timeout"), "{reason}");
+    let abandoned = LifecycleEvent::LoadAbandoned { model: "m".into(), version: 1 };
+    let count = |wanted: &LifecycleEvent| {
+        world.events.all().iter().filter(|event| *event == wanted).count()
+    };
+    assert_eq!(count(&abandoned), 1);
+    // The only load thread loads another model while the engine has not returned.
+    world.publish("n", 1);
+    world.until_ready("n", 1);
+    world.lifecycle().load("m", LoadSpec::default(), Box::new(|_| {}));
+    let reason = || world.version("m", 1).and_then(|version| version.reason).unwrap_or_default();
+    eventually("the reason", || reason().contains("was stopped and has not ended"));
+    *world.threads.hanging.lock().unwrap() = None;
+    world.until_ready("m", 1);
+    assert_eq!(count(&abandoned), 1);
 }
 
 #[test]

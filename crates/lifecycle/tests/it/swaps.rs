@@ -58,7 +58,10 @@ fn only_the_unload_thread_releases() {
     assert!(releases[0].starts_with("unload-0 "), "{releases:?}");
     let loads = world.threads.loads.lock().unwrap().clone();
     assert_eq!(loads.len(), 2);
-    assert!(loads[0].starts_with("load-0 ") && loads[1].starts_with("load-0-idle "), "{loads:?}");
+    assert!(
+        loads[0].starts_with("load-0-hi ") && loads[1].starts_with("load-0-idle "),
+        "{loads:?}"
+    );
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Threads {
     pub(crate) loads: Mutex<Vec<String>>,
     /// While this is set, the engine keeps a thread of idle priority that loads busy.
     pub(crate) busy: AtomicBool,
+    /// Model whose loads do not return from the engine while this is set.
+    pub(crate) hanging: Mutex<Option<String>>,
     pub(crate) releases: Mutex<Vec<String>>,
 }
 
@@ -83,6 +85,9 @@ impl Engine for Watched {
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         self.threads.loads.lock().unwrap().push(here());
         while here().contains("-idle ") && self.threads.busy.load(Ordering::Relaxed) {}
+        while self.threads.hanging.lock().unwrap().as_deref() == Some(&*request.model) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let inner = Some(self.fake.load(request)?);
         Ok(Box::new(WatchedSession { inner, threads: self.threads.clone() }))
     }

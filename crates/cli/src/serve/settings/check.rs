@@ -34,6 +34,8 @@ const SEGMENT_ROWS_MIN: usize = 10_000;
 const SEGMENT_ROWS_MAX: usize = 1 << 30;
 /// Minimum of `--poll`.
 const POLL_MIN: Duration = Duration::from_millis(10);
+/// Minimum of `--load-timeout`.
+const LOAD_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// Maximum of all durations.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -68,6 +70,7 @@ impl ServeSettings {
         span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
         span("poll", lifecycle.poll, POLL_MIN)?;
         span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
+        span("load-timeout", lifecycle.load_timeout, LOAD_TIMEOUT_MIN)?;
         if let Some(ByteSize(bytes)) = server.max_body
             && !(1..=BODY_BYTES_MAX).contains(&bytes)
         {
