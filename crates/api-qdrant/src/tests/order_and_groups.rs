@@ -210,6 +210,21 @@ fn points_without_a_group_hide_no_hits() {
     assert_eq!(ids, [&json!(8), &json!(9)]);
 }
 
+/// As in Qdrant: the hits have no scores that the threshold could be compared with.
+#[test]
+fn score_thresholds_do_not_limit_orders_and_samples() {
+    on_every_level(|bench| {
+        let order = json!({"query": {"order_by": "n"}, "limit": 3});
+        let mut limited = order.clone();
+        limited["score_threshold"] = json!(1e9);
+        let points =
+            |body: &Value| bench.read(query::query, "shelves", body).unwrap()["points"].clone();
+        assert_eq!(points(&limited), points(&order));
+        let sample = json!({"query": {"sample": "random"}, "limit": 3, "score_threshold": 1e9});
+        assert_eq!(points(&sample).as_array().unwrap().len(), 3);
+    });
+}
+
 #[test]
 fn groups_have_points_of_another_collection() {
     let bench = Bench::new();
