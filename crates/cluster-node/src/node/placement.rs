@@ -10,8 +10,7 @@ use cluster_log::Batch;
 use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
-use super::holder::Holder;
-use super::holder_state::HolderState;
+use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;

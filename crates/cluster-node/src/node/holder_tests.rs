@@ -1,4 +1,4 @@
-//! Tests of the local collection of a shard.
+//! Tests of a shard that a node holds.
 
 use std::path::{Path, PathBuf};
 
@@ -6,23 +6,18 @@ use api_images::{ImageKind, ImageSettings};
 use axum::Router;
 use backup::BackupStore;
 use cluster::Epoch;
-use cluster_log::ShardLog;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use os::{Pacer, Rate};
 use search::points::{NewPoint, PointId};
 use search::registry::Registry;
 use serde_json::{Map, json};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::*;
-use crate::node::follower::FollowProgress;
-use crate::node::holder_state::HolderState;
 use crate::node::local::LocalCollections;
-use crate::node::services::NodeServices;
-use crate::node::snapshot::SnapshotState;
 use crate::testing::{TestRegistry, open_registry};
-use crate::types::{CollectionRecord, ShardKey, ViewUpdater};
+use crate::types::ViewUpdater;
 
 const DIMS: usize = 64;
 const POINTS: u64 = 200;
@@ -219,14 +214,32 @@ async fn a_shard_that_is_behind_waits_for_its_turn_to_apply() {
     let mut follower = follower(directory.path(), &registry);
     let services = follower.services.clone();
     let named = follower.open().await.unwrap().named;
-    let progress = FollowProgress::new(named, FollowPosition::default());
+    let opened_at = Instant::now();
+    let position = FollowPosition::default();
+    let progress =
+        FollowProgress { named, position, opened_at, recorded: position, recorded_at: opened_at };
     let batch = cluster_log::Batch::from(Vec::new());
     let turn = services.catch_up_turn().await;
     let applied = tokio::time::timeout(BEGINS_WITHIN, follower.apply(&progress, &batch));
     assert!(applied.await.is_err(), "another shard has the turn");
-    // The shard reaches the end of its log.
-    follower.reached_end(0);
+    follower.state.caught_up.store(true, Ordering::Release);
     follower.apply(&progress, &batch).await.unwrap();
+    follower.state.caught_up.store(false, Ordering::Release);
     drop(turn);
-    assert_eq!(services.metrics.entries.get(), 1);
+    follower.apply(&progress, &batch).await.unwrap();
+    assert_eq!(services.metrics.entries.get(), 2);
+}
+
+#[tokio::test]
+async fn reads_of_an_ended_holder_do_not_count() {
+    let state = Arc::new(HolderState::new());
+    state.caught_up.store(true, Ordering::Release);
+    let task = tokio::spawn(std::future::pending());
+    let holder = Holder { record: record(), state: state.clone(), task };
+    let before = state.generation();
+    state.check_generation(&shard(), before).unwrap();
+    holder.end();
+    assert!(!state.is_caught_up());
+    let error = state.check_generation(&shard(), before).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
