@@ -24,7 +24,7 @@ pub enum CopyNeed {
 
 impl CopyNeed {
     /// Returns the need of the copy on the node `own`. `wanted` are the nodes that should hold the
-    /// shard, and `serves` is true for a node that has announced it.
+    /// shard, and `serves` is true for a node that has announced a whole copy of it.
     pub fn of(own: &str, wanted: &[String], serves: impl Fn(&str) -> bool) -> CopyNeed {
         let is_wanted = wanted.iter().any(|name| name == own);
         if is_wanted || wanted.is_empty() || !wanted.iter().all(|name| serves(name)) {

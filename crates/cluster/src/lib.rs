@@ -10,6 +10,7 @@
 //! correct even if two processes believe that they own a shard.
 
 mod copies;
+mod damage;
 mod entry;
 mod fan_out;
 mod hedge;
@@ -21,6 +22,7 @@ mod snapshots;
 mod writer;
 
 pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
+pub use damage::{DamagedCopyUse, HolderReading, REPLACEMENT_DELAY, REPLACEMENT_TURN};
 pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
 pub use fan_out::{AnswerTaken, CallId, CallReason, NodeCall, ReadFanOut};
 pub use hedge::{BURST_MAX, HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};

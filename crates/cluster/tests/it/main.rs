@@ -3,6 +3,7 @@
 extern crate millpond_cluster as cluster;
 
 mod copies;
+mod damage;
 mod fan_out;
 mod hedge;
 mod log;

@@ -32,6 +32,8 @@ pub(crate) enum Planted {
     EpochsReused,
     /// A process does not notice that a late write has replaced its description in etcd.
     LatePutsStay,
+    /// A holder decides on its damaged copy before its mark is seen, and sees no other mark.
+    MarksIgnored,
     /// First requests earn more second requests than they should.
     BudgetGrows,
     /// The later one of two answers counts too.
@@ -77,8 +79,15 @@ pub(crate) const KINDS: &[WorldKind] = &[
             Planted::OldViewsCount,
             Planted::EpochsReused,
             Planted::LatePutsStay,
+            Planted::MarksIgnored,
         ],
-        least: &[("copies_dropped", 2), ("owners", 5), ("deaths", 2), ("writes_acknowledged", 300)],
+        least: &[
+            ("copies_dropped", 2),
+            ("copies_damaged", 1),
+            ("owners", 5),
+            ("deaths", 2),
+            ("writes_acknowledged", 300),
+        ],
     },
     WorldKind {
         name: "reads",

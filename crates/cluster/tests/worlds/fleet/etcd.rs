@@ -12,6 +12,15 @@ pub(super) struct NodeRecord {
     pub(super) weight: u32,
     /// Shards that it has announced.
     pub(super) serving: BTreeSet<u32>,
+    /// Shards whose copy it has marked as damaged.
+    pub(super) damaged: BTreeSet<u32>,
+}
+
+impl NodeRecord {
+    /// Returns true if it has announced the shard with a whole copy.
+    pub(super) fn serves_whole(&self, shard: u32) -> bool {
+        self.serving.contains(&shard) && !self.damaged.contains(&shard)
+    }
 }
 
 /// Key of a shard's owner.

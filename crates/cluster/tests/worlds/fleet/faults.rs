@@ -1,13 +1,15 @@
 //! Faults of processes and of etcd.
 
 use super::etcd::EtcdRequest;
-use super::process::Process;
+use super::process::{Damage, Process};
 use super::{Fleet, FleetItem, LENGTH, NODES, SHARDS, Sender};
 
 /// Mean time between two faults.
 const PAUSE_OF_FAULTS: u64 = 12_000;
 /// Longest time of a fault.
-const FAULT_MAX: u64 = 60_000;
+pub(super) const FAULT_MAX: u64 = 60_000;
+/// Share of the damages that hit all copies of a shard at the same time.
+const ALL_DAMAGED_PERCENT: u64 = 50;
 
 impl Fleet {
     pub(super) fn fault(&mut self) {
@@ -23,13 +25,13 @@ impl Fleet {
         if !process.is_alive {
             return self.restart(node);
         }
-        match self.random.below(10) {
+        match self.random.below(11) {
             0 | 1 => self.end_process(node, time),
             2 => self.leave(node, time),
             3 => process.drains = true,
             4 => process.paused_until = now + time,
             5 | 6 => process.cut_until = now + time,
-            7 => self.damage(node),
+            7 | 8 => self.damage(node),
             _ if !self.etcd.is_down => {
                 self.etcd.is_down = true;
                 self.figures.etcd_outages += 1;
@@ -53,8 +55,11 @@ impl Fleet {
         let now = self.schedule.now();
         self.figures.deaths += 1;
         for shard in 0..SHARDS {
-            if self.processes[node].serves(shard) {
+            if self.processes[node].has_whole(shard) {
                 self.died.insert((node, shard), now);
+            }
+            if self.processes[node].held.contains_key(&shard) {
+                self.lost.insert(shard, now);
             }
         }
         let incarnation = self.processes[node].incarnation;
@@ -75,13 +80,19 @@ impl Fleet {
         self.end_process(node, time);
     }
 
-    /// Damages a copy, which is restored then.
+    /// Damages the copy of a shard on a node, or the copies on all nodes.
     fn damage(&mut self, node: usize) {
         let shard = self.random.below(u64::from(SHARDS)) as u32;
-        if self.processes[node].serves(shard) {
-            self.died.insert((node, shard), self.schedule.now());
-            let sender = self.processes[node].sender();
-            self.restore(sender, shard);
+        let now = self.schedule.now();
+        let hits_all = self.random.percent(ALL_DAMAGED_PERCENT);
+        let nodes = if hits_all { 0..NODES } else { node..node + 1 };
+        let whole = nodes.filter(|node| self.processes[*node].has_whole(shard));
+        for node in whole.collect::<Vec<usize>>() {
+            self.died.insert((node, shard), now);
+            if let Some(copy) = self.processes[node].held.get_mut(&shard) {
+                copy.damage = Some(Damage::new(now));
+                self.figures.copies_damaged += 1;
+            }
         }
     }
 

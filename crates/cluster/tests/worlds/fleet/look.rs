@@ -1,11 +1,17 @@
 //! A process looks at its view: copies of shards, ownership, registration.
 
-use cluster::{CopyNeed, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
+use std::time::Duration;
+
+use cluster::{
+    CopyNeed, DamagedCopyUse, HolderReading, OwnershipStep, SeenOwner, keeps_ownership,
+    ownership_step,
+};
 
 use super::etcd::{EtcdRequest, EtcdView};
 use super::process::{Channel, HeldCopy, Process};
 use super::{
-    DEATH_SEEN_MAX, Fleet, FleetItem, LOOK, NAMES, RESTORE_MAX, SHARDS, Sender, VIEW_AGE_MAX,
+    DEATH_SEEN_MAX, Fleet, FleetItem, LOOK, LOSS_SEEN_MAX, NAMES, REPLAY_MAX, RESTORE_MAX, SHARDS,
+    Sender, VIEW_AGE_MAX,
 };
 use crate::worlds::Planted;
 
@@ -17,6 +23,9 @@ impl Fleet {
         let jitter = self.random.below(100);
         self.schedule.at(LOOK + jitter, FleetItem::Look(sender));
         self.look_at_copies(sender);
+        for shard in 0..SHARDS {
+            self.look_at_damage(sender, shard);
+        }
         self.look_at_ownership(sender);
         self.look_at_registration(sender);
         if self.processes[sender.node].is_free(Channel::View) {
@@ -49,7 +58,7 @@ impl Fleet {
             let announces = |name: &str| {
                 let node = NAMES.iter().position(|other| *other == name);
                 let record = node.and_then(|node| view.nodes.get(&node));
-                record.is_some_and(|record| record.serving.contains(&shard))
+                record.is_some_and(|record| record.serves_whole(shard))
             };
             let serves =
                 |name: &str| self.planted == Some(Planted::DropsUnannounced) || announces(name);
@@ -60,6 +69,7 @@ impl Fleet {
             };
             if copy.unneeded.record(need, &names, instant) {
                 process.held.remove(&shard);
+                self.lost.insert(shard, now);
                 self.figures.copies_dropped += 1;
                 self.check_drop(sender.node, shard, &wanted);
             }
@@ -78,7 +88,7 @@ impl Fleet {
                 self.violation = Some(format!("{why}: last at {announced:?}, now {now}"));
             }
         }
-        let is_held = self.processes.iter().any(|process| process.serves(shard));
+        let is_held = self.processes.iter().any(|process| process.has_whole(shard));
         let died = |holder: &usize| {
             let died = self.died.get(&(*holder, shard));
             died.is_some_and(|died| died + DEATH_SEEN_MAX >= now)
@@ -89,21 +99,79 @@ impl Fleet {
         }
     }
 
-    /// Starts to restore a copy, which takes a while.
+    /// Decides on a damaged copy of a process, and begins its replacement once that is permitted.
+    fn look_at_damage(&mut self, sender: Sender, shard: u32) {
+        let now = self.schedule.now();
+        let own = NAMES[sender.node];
+        let process = &mut self.processes[sender.node];
+        let view = process.view.clone();
+        let asked = process.times.certain_since(now);
+        let asked = asked.filter(|_| view.nodes.contains_key(&sender.node));
+        let copy = process.held.get_mut(&shard);
+        let Some(damage) = copy.and_then(|copy| copy.damage.as_mut()) else { return };
+        let mut holders = readings(&view, shard);
+        let mut is_decided = asked.is_some_and(|asked| asked > damage.since);
+        if self.planted == Some(Planted::MarksIgnored) {
+            is_decided = asked.is_some();
+            holders.iter_mut().for_each(|holder| holder.is_damaged = false);
+            holders.push(HolderReading { node: own, serves: true, is_damaged: true });
+        }
+        let before = damage.used;
+        if is_decided {
+            damage.used = before.next(own, &holders);
+        }
+        if damage.used != DamagedCopyUse::Undecided {
+            damage.decided.get_or_insert(now);
+        }
+        let decided_for = damage.decided.map(|decided| Duration::from_millis(now - decided));
+        let is_due = decided_for.is_some_and(|time| damage.used.may_be_replaced(time));
+        let begins = is_due && !damage.is_replacing;
+        damage.is_replacing |= begins;
+        let is_withdrawn = damage.used == DamagedCopyUse::Withdrawn;
+        if begins {
+            self.restore(sender, shard);
+        }
+        if is_withdrawn && before != DamagedCopyUse::Withdrawn {
+            self.figures.copies_withdrawn += 1;
+            self.check_withdrawal(sender.node, shard);
+        }
+    }
+
+    /// Checks that another node serves a shard whose copy a node withdraws, unless copies have
+    /// disappeared, or a late write has changed a description, a moment ago.
+    fn check_withdrawal(&mut self, node: usize, shard: u32) {
+        let now = self.schedule.now();
+        let is_served = self.processes.iter().any(|process| process.serves(shard));
+        let is_recent = |time: Option<u64>| time.is_some_and(|time| time + LOSS_SEEN_MAX >= now);
+        let is_excused = is_recent(self.lost.get(&shard).copied()) || is_recent(self.wrote_late);
+        if !is_served && !is_excused {
+            let why = format!("{node} withdraws the last served copy of shard {shard} at {now}");
+            self.violation = Some(why);
+        }
+    }
+
+    /// Starts to restore a copy, which takes a while. A damaged copy is served meanwhile.
     pub(super) fn restore(&mut self, sender: Sender, shard: u32) {
         let number = self.number();
         let delay = self.random.between(100, RESTORE_MAX);
         if let Some(copy) = self.processes[sender.node].held.get_mut(&shard) {
-            copy.is_caught_up = false;
             copy.restore = number;
         }
         self.schedule.at(delay, FleetItem::Restored(sender, shard, number));
     }
 
+    /// Takes a restored copy. One that takes the place of a damaged copy follows the log first.
     pub(super) fn restored(&mut self, sender: Sender, shard: u32, restore: u64) {
+        let delay = self.random.between(100, REPLAY_MAX);
         let Some(process) = self.process(sender) else { return };
-        if let Some(copy) = process.held.get_mut(&shard).filter(|copy| copy.restore == restore) {
+        let copy = process.held.get_mut(&shard).filter(|copy| copy.restore == restore);
+        let Some(copy) = copy else { return };
+        if copy.is_caught_up {
+            copy.is_caught_up = false;
+            self.schedule.at(delay, FleetItem::Restored(sender, shard, restore));
+        } else {
             copy.is_caught_up = true;
+            copy.damage = None;
         }
     }
 
@@ -193,6 +261,16 @@ impl Fleet {
             self.ask_etcd(sender, Channel::Registration, request);
         }
     }
+}
+
+/// Returns the nodes that serve a shard or have marked their copy as damaged.
+fn readings(view: &EtcdView, shard: u32) -> Vec<HolderReading<'static>> {
+    let readings = view.nodes.iter().map(|(node, record)| HolderReading {
+        node: NAMES[*node],
+        serves: record.serving.contains(&shard),
+        is_damaged: record.damaged.contains(&shard),
+    });
+    readings.filter(|reading| reading.serves || reading.is_damaged).collect()
 }
 
 /// Returns the owner of a shard in a view.

@@ -1,8 +1,9 @@
 //! Nodes that come and go: placement, copies of shards, ownership and logs, over a model of etcd.
 //!
 //! Faults: processes end, stop for a while, restart and drain; nodes come and change their weight;
-//! copies get damaged; etcd stops, or some nodes cannot reach it; requests and answers are late or
-//! lost. Time is in milliseconds. After [`LENGTH`] all is well again, and the fleet must settle.
+//! one copy or all copies of a shard get damaged; etcd stops, or some nodes cannot reach it;
+//! requests and answers are late or lost. Time is in milliseconds. After [`LENGTH`] all is well
+//! again, and the fleet must settle.
 
 mod etcd;
 mod faults;
@@ -39,11 +40,16 @@ const LEASE: u64 = 10_000;
 const ETCD_TIMEOUT: u64 = 2_000;
 /// Longest restore of a copy.
 const RESTORE_MAX: u64 = 25_000;
+/// Longest time in which a replaced copy follows the log to its end.
+const REPLAY_MAX: u64 = 3_000;
 /// Age up to which a view is certain, and the way of a request.
 const VIEW_AGE_MAX: u64 = LEASE / 2;
 /// Time after its end within which a process may be in a certain view: its last keep-alive was on
 /// its way, and its lease and the view had to end.
 const DEATH_SEEN_MAX: u64 = LEASE + VIEW_AGE_MAX + 3 * ETCD_TIMEOUT;
+/// Time after its end within which a process may be in the certain view of a process that started
+/// later: etcd was down, and its lease began anew.
+const LOSS_SEEN_MAX: u64 = DEATH_SEEN_MAX + faults::FAULT_MAX;
 
 /// A process of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +80,8 @@ enum FleetItem {
 #[derive(Default)]
 struct FleetFigures {
     copies_dropped: u64,
+    copies_damaged: u64,
+    copies_withdrawn: u64,
     owners: u64,
     deaths: u64,
     writes_acknowledged: u64,
@@ -91,8 +99,12 @@ struct Fleet {
     processes: Vec<Process>,
     logs: Vec<ShardLog>,
     numbers: u64,
-    /// Time at which a node lost a copy by a fault.
+    /// Time at which a node lost a whole copy by a fault.
     died: HashMap<(usize, u32), u64>,
+    /// Last time at which a copy of a shard disappeared, damaged or not.
+    lost: HashMap<u32, u64>,
+    /// Last time at which a late write may have changed the description of a node.
+    wrote_late: Option<u64>,
     placements: HashMap<Vec<(usize, u32)>, Vec<Vec<usize>>>,
     figures: FleetFigures,
     violation: Option<String>,
@@ -108,10 +120,19 @@ pub(super) fn run(seed: u64, planted: Option<Planted>) -> WorldOutcome {
             break;
         }
     }
-    let FleetFigures { copies_dropped, owners, deaths, writes_acknowledged, etcd_outages } =
-        fleet.figures;
+    let FleetFigures {
+        copies_dropped,
+        copies_damaged,
+        copies_withdrawn,
+        owners,
+        deaths,
+        writes_acknowledged,
+        etcd_outages,
+    } = fleet.figures;
     let figures = [
         ("copies_dropped", copies_dropped),
+        ("copies_damaged", copies_damaged),
+        ("copies_withdrawn", copies_withdrawn),
         ("owners", owners),
         ("deaths", deaths),
         ("writes_acknowledged", writes_acknowledged),
@@ -135,6 +156,8 @@ impl Fleet {
             logs: (0..SHARDS).map(|_| ShardLog::default()).collect(),
             numbers: 0,
             died: HashMap::new(),
+            lost: HashMap::new(),
+            wrote_late: None,
             placements: HashMap::new(),
             figures: FleetFigures::default(),
             violation: None,
@@ -187,6 +210,9 @@ impl Fleet {
             FleetItem::Etcd(sender, channel, id) => self.etcd_takes(sender, channel, id),
             FleetItem::EtcdLate(sender, request) => {
                 if !self.etcd.is_down {
+                    if matches!(request, EtcdRequest::Register(..) | EtcdRequest::Put(..)) {
+                        self.wrote_late = Some(now);
+                    }
                     self.etcd.take(sender.node, request, now);
                 }
             }

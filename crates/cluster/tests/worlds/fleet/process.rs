@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use cluster::{Epoch, UnneededTimer};
+use cluster::{DamagedCopyUse, Epoch, UnneededTimer};
 
 use super::etcd::{EtcdRequest, EtcdView, NodeRecord};
 use super::logs::ShardWriter;
@@ -32,6 +32,36 @@ pub(super) struct HeldCopy {
     pub(super) unneeded: UnneededTimer,
     /// Number of the restore that runs or ran last.
     pub(super) restore: u64,
+    pub(super) damage: Option<Damage>,
+}
+
+impl HeldCopy {
+    /// Returns true if it has all data and follows the end of the log.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_caught_up && self.damage.is_none()
+    }
+
+    /// Returns true if reads of its node find it.
+    pub(super) fn is_served(&self) -> bool {
+        let is_withdrawn = |damage: &Damage| matches!(damage.used, DamagedCopyUse::Withdrawn);
+        self.is_caught_up && !self.damage.as_ref().is_some_and(is_withdrawn)
+    }
+}
+
+/// Damage of a copy, until it is replaced.
+pub(super) struct Damage {
+    pub(super) since: u64,
+    pub(super) used: DamagedCopyUse,
+    /// Time of the first decision about it.
+    pub(super) decided: Option<u64>,
+    /// True once its replacement has begun.
+    pub(super) is_replacing: bool,
+}
+
+impl Damage {
+    pub(super) fn new(since: u64) -> Damage {
+        Damage { since, used: DamagedCopyUse::default(), decided: None, is_replacing: false }
+    }
 }
 
 /// An ownership that a process knows as its own.
@@ -93,7 +123,12 @@ impl ViewTimes {
     }
 
     pub(super) fn is_certain(&self, now: u64) -> bool {
-        self.certain.is_some_and(|asked| now - asked <= LEASE / 2)
+        self.certain_since(now).is_some()
+    }
+
+    /// Returns the time at which the view was asked for; `None` if it is not certain.
+    pub(super) fn certain_since(&self, now: u64) -> Option<u64> {
+        self.certain.filter(|asked| now - asked <= LEASE / 2)
     }
 }
 
@@ -111,16 +146,31 @@ impl Process {
         self.pending[channel as usize].is_none()
     }
 
+    /// Returns true if it has a whole copy of the shard.
+    pub(super) fn has_whole(&self, shard: u32) -> bool {
+        self.is_alive && self.held.get(&shard).is_some_and(HeldCopy::is_whole)
+    }
+
+    /// Returns true if reads find a copy of the shard on it, which may be damaged.
     pub(super) fn serves(&self, shard: u32) -> bool {
-        self.is_alive && self.held.get(&shard).is_some_and(|copy| copy.is_caught_up)
+        self.is_alive && self.held.get(&shard).is_some_and(HeldCopy::is_served)
+    }
+
+    fn announces(&self, shard: u32, copy: &HeldCopy) -> bool {
+        let is_announced =
+            self.written.as_ref().is_some_and(|written| written.serving.contains(&shard));
+        let damage = copy.damage.as_ref();
+        copy.is_caught_up && damage.is_none_or(|damage| damage.used.announces(is_announced))
     }
 
     /// Returns the description that etcd should have.
     pub(super) fn record(&self) -> NodeRecord {
-        let serving = self.held.iter().filter(|(_, copy)| copy.is_caught_up);
+        let serving = self.held.iter().filter(|held| self.announces(*held.0, held.1));
+        let damaged = self.held.iter().filter(|(_, copy)| copy.damage.is_some());
         NodeRecord {
             weight: if self.drains { 0 } else { self.weight },
             serving: serving.map(|(shard, _)| *shard).collect(),
+            damaged: damaged.map(|(shard, _)| *shard).collect(),
         }
     }
 
