@@ -280,7 +280,8 @@ fn collections(view: &Value) -> TextTable {
 }
 
 fn shards(view: &Value) -> TextTable {
-    let mut table = TextTable::left(&["COLLECTION", "SHARD", "OWNER", "SERVED BY", "MOVES TO"]);
+    let mut table =
+        TextTable::left(&["COLLECTION", "SHARD", "OWNER", "SERVED BY", "MOVES TO", "DAMAGED ON"]);
     for collection in items(&view["collections"]) {
         for shard in items(&collection["shards"]) {
             let serving: Vec<&Value> = items(&shard["serving"]).collect();
@@ -292,6 +293,7 @@ fn shards(view: &Value) -> TextTable {
                 cell(&shard["owner"]),
                 cell(&shard["serving"]),
                 if moves.is_empty() { "-".to_owned() } else { moves.join(",") },
+                cell(&shard["damaged"]),
             ]);
         }
     }

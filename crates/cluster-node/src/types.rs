@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use api_images::ImageSettings;
 use base::Error;
 pub use cluster::ShardKey;
-use cluster::{Epoch, SearchServer, holders};
+use cluster::{Epoch, HolderReading, SearchServer, holders};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -149,12 +149,26 @@ pub struct NodeInfo {
     /// Shards that it holds and that follow the end of the log, by the id of the collection.
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
+    /// Shards whose copy on this node is damaged or being replaced, by the id of the collection.
+    /// Some of them are in `serving` too. Nodes of earlier versions do not read this.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub damaged: BTreeMap<String, BTreeSet<u32>>,
 }
 
 impl NodeInfo {
     /// Returns true if it holds the shard and follows the end of its log.
     pub fn serves(&self, key: &ShardKey) -> bool {
         self.serving.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
+    }
+
+    /// Returns true if its copy of the shard is damaged or being replaced.
+    pub fn is_damaged(&self, key: &ShardKey) -> bool {
+        self.damaged.get(&*key.collection).is_some_and(|shards| shards.contains(&key.shard.0))
+    }
+
+    /// Returns true if it serves the shard and its copy is not damaged.
+    pub fn serves_whole(&self, key: &ShardKey) -> bool {
+        self.serves(key) && !self.is_damaged(key)
     }
 }
 
@@ -210,6 +224,16 @@ impl ClusterView {
             wanted.iter().position(|name| *name == node.name).unwrap_or(usize::MAX)
         });
         serving
+    }
+
+    /// Returns the nodes that serve the shard or have marked their copy of it as damaged.
+    pub fn holder_readings(&self, key: &ShardKey) -> Vec<HolderReading<'_>> {
+        let readings = self.nodes.values().map(|node| HolderReading {
+            node: &node.name,
+            serves: node.serves(key),
+            is_damaged: node.is_damaged(key),
+        });
+        readings.filter(|reading| reading.serves || reading.is_damaged).collect()
     }
 
     /// Returns the collection of a name or an alias. A name comes first.

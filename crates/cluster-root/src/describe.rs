@@ -116,15 +116,15 @@ fn index_warnings(changes: &CollectionChanges) -> Vec<String> {
     warnings
 }
 
-/// Returns the state of a collection: red if shards cannot be read, yellow if some have fewer
-/// holders than they should.
+/// Returns the state of a collection: red if shards cannot be read, yellow if some have fewer whole
+/// copies than they should.
 fn status(record: &CollectionRecord, view: &ClusterView) -> &'static str {
     if unserved(view, record) > 0 {
         return "red";
     }
     let is_short = |key: ShardKey| {
-        let serving = view.serving_holders(&key, record.copies).len();
-        serving < view.wanted_holders(&key, record.copies).len()
+        let whole = view.nodes.values().filter(|node| node.serves_whole(&key)).count();
+        whole < view.wanted_holders(&key, record.copies).len()
     };
     if record.shard_keys().any(is_short) { "yellow" } else { "green" }
 }
@@ -168,6 +168,11 @@ fn shard(key: &ShardKey, record: &CollectionRecord, view: &ClusterView) -> Value
     described.insert("shard".to_owned(), json!(key.shard.0));
     described.insert("wanted".to_owned(), json!(view.wanted_holders(key, record.copies)));
     described.insert("serving".to_owned(), json!(serving));
+    let damaged = view.nodes.values().filter(|node| node.is_damaged(key));
+    let damaged: Vec<&str> = damaged.map(|node| node.name.as_str()).collect();
+    if !damaged.is_empty() {
+        described.insert("damaged".to_owned(), json!(damaged));
+    }
     if let Some(owner) = view.owners.get(key) {
         described.insert("owner".to_owned(), json!(owner.node));
         described.insert("epoch".to_owned(), json!(owner.epoch.0));
@@ -207,6 +212,7 @@ mod tests {
                 weight: 1,
                 build: "1".to_owned(),
                 serving: BTreeMap::from([("1".to_owned(), shards)]),
+                damaged: BTreeMap::new(),
             };
             view.nodes.insert(node.name.clone(), node);
         }
@@ -225,6 +231,20 @@ mod tests {
         ] {
             assert_eq!(status(&record(), &serving), expected);
         }
+    }
+
+    #[test]
+    fn damaged_copies_are_named() {
+        let mut view = view(&[("a", &[0, 1]), ("b", &[0, 1])]);
+        let shown = collection(&record(), &view);
+        assert_eq!(shown["shards"][0]["damaged"], Value::Null);
+        let damaged = BTreeMap::from([("1".to_owned(), BTreeSet::from([0]))]);
+        view.nodes.get_mut("b").unwrap().damaged = damaged;
+        let shown = collection(&record(), &view);
+        assert_eq!(shown["status"], "yellow");
+        assert_eq!(shown["shards"][0]["damaged"], json!(["b"]));
+        assert_eq!(shown["shards"][0]["serving"], json!(["a", "b"]));
+        assert_eq!(shown["shards"][1]["damaged"], Value::Null);
     }
 
     #[test]

@@ -88,6 +88,7 @@ fn changed(now: &ClusterView, request: &PlanRequest) -> Result<ClusterView> {
             weight: 0,
             build: String::new(),
             serving: BTreeMap::new(),
+            damaged: BTreeMap::new(),
         });
         planned.weight = node.weight;
     }

@@ -60,6 +60,8 @@ function nodeRow({ name, address, roles, weight, serving, build }, owned) {
     cell(String(serving), { class: "number" }), cell(String(owned), { class: "number" }), cell(build));
 }
 
+const served = ({ serving, damaged = [] }) =>
+  serving.map((name) => damaged.includes(name) ? `${name} (damaged)` : name).join(", ") || "none";
 const moves = ({ wanted, serving }) => wanted.some((name) => !serving.includes(name));
 
 function collection({ name, id, copies, status, coverage, shards }, open) {
@@ -68,7 +70,7 @@ function collection({ name, id, copies, status, coverage, shards }, open) {
     ` ${coverage.shards} of ${several(coverage.of, "shard")} served, ${several(copies, "copy").replace("copys", "copies")} each`);
   const heads = ["Shard", "Owner", "Served by", "Moves to"].map((head) => el("th", { scope: "col" }, head));
   const rows = shards.map((shard) => el("tr", { "data-shard": String(shard.shard) }, el("th", { scope: "row" }, String(shard.shard)), cell(shard.owner ?? "none"),
-    cell(shard.serving.join(", ") || "none"), cell(shard.wanted.filter((node) => !shard.serving.includes(node)).join(", ") || "–")));
+    cell(served(shard)), cell(shard.wanted.filter((node) => !shard.serving.includes(node)).join(", ") || "–")));
   const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)));
   const details = el("details", { class: "panel", "data-collection": id }, summary, table);
   details.open = open;

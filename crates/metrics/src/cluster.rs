@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::KindLabels;
+use crate::{KindLabels, LevelGauge};
 
 /// Metrics of a node of a cluster. Clones share their values.
 #[derive(Clone, Default)]
@@ -24,6 +24,8 @@ pub struct ClusterMetrics {
     pub start_waits: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
+    /// Shards whose copy on this node is damaged or being replaced.
+    pub damaged_shards: LevelGauge,
 }
 
 impl ClusterMetrics {
@@ -55,5 +57,10 @@ impl ClusterMetrics {
             self.start_waits.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
+        r.register(
+            "cluster_damaged_shards",
+            "Shards whose copy on this node is damaged or being replaced",
+            self.damaged_shards.clone(),
+        );
     }
 }

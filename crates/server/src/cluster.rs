@@ -62,6 +62,7 @@ impl ClusterServing {
             weight: cluster.weight,
             build: crate::VERSION.to_owned(),
             serving: Default::default(),
+            damaged: Default::default(),
         };
         let store = BackupStore::open(&cluster.store, &cluster.store_options)?;
         let backups = backups(config, &store)?;

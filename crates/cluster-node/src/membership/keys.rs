@@ -169,6 +169,7 @@ mod tests {
             weight: 1,
             build: "1".to_owned(),
             serving: BTreeMap::new(),
+            damaged: BTreeMap::new(),
         }
     }
 

@@ -130,10 +130,18 @@ impl Membership {
         self.state.change_info(|info| info.serving = serving);
     }
 
-    /// Returns true if the view is at most half a lease old and shows no node that is dead for
-    /// longer than a lease. A caller that takes the view after this call gets one at least as new.
-    pub fn view_is_certain(&self) -> bool {
-        self.state.certainty.is_certain(Instant::now(), self.state.times.lease)
+    /// Sets the shards whose copy on this node is damaged or being replaced. A caller that changes
+    /// both calls this before [`Membership::set_serving`]: a damaged copy is then never announced
+    /// without its mark.
+    pub fn set_damaged(&self, damaged: BTreeMap<String, BTreeSet<u32>>) {
+        self.state.change_info(|info| info.damaged = damaged);
+    }
+
+    /// Returns the time of the request for the view, if the view is at most half a lease old and
+    /// shows no node that is dead for longer than a lease. A caller that takes the view after this
+    /// call gets one at least as new.
+    pub fn view_certain_since(&self) -> Option<Instant> {
+        self.state.certainty.certain_since(Instant::now(), self.state.times.lease)
     }
 
     /// Acquires the ownership of a shard. Returns its epoch, or `None` if another node owns the

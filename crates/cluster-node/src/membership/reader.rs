@@ -92,11 +92,11 @@ impl ViewCertainty {
         *self.asked.lock() = (!keeps_absent).then_some(asked);
     }
 
-    /// Returns true if the view at `now` is younger than half a lease and has no nodes that may be
-    /// dead for longer than a lease.
-    pub(super) fn is_certain(&self, now: Instant, lease: Duration) -> bool {
+    /// Returns the time of the request for the view. Returns `None` if the view at `now` is older
+    /// than half a lease, or has nodes that may be dead for longer than a lease.
+    pub(super) fn certain_since(&self, now: Instant, lease: Duration) -> Option<Instant> {
         let asked = *self.asked.lock();
-        asked.is_some_and(|asked| now.saturating_duration_since(asked) <= lease / 2)
+        asked.filter(|asked| now.saturating_duration_since(*asked) <= lease / 2)
     }
 }
 
@@ -188,12 +188,12 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let certainty = ViewCertainty::default();
-        assert!(!certainty.is_certain(start, LEASE));
+        assert_eq!(certainty.certain_since(start, LEASE), None);
         certainty.read(start, false);
-        assert!(certainty.is_certain(after(5), LEASE));
-        assert!(!certainty.is_certain(after(6), LEASE));
+        assert_eq!(certainty.certain_since(after(5), LEASE), Some(start));
+        assert_eq!(certainty.certain_since(after(6), LEASE), None);
         certainty.read(after(7), true);
-        assert!(!certainty.is_certain(after(7), LEASE));
+        assert_eq!(certainty.certain_since(after(7), LEASE), None);
     }
 
     #[test]

@@ -17,8 +17,7 @@ use cluster_log::Batch;
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause before an operation is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Tries of one operation. Then the follower starts over, with a new local collection if the data
-/// of the old one is damaged.
+/// Tries of one operation. Then the follower starts over.
 const TRIES_MAX: u32 = 30;
 
 /// Time after which a shard that is still behind applies its log at ordinary priority: on a machine
@@ -58,7 +57,8 @@ pub(crate) struct AppliedBatch {
 /// Makes the operations of an entry, in order. Durable when this returns.
 ///
 /// # Errors
-/// `DataLoss` if the local collection is damaged; otherwise the error of the last try.
+/// `DataLoss` if the local collection is damaged; an error without further tries if the collection
+/// was replaced; otherwise the error of the last try.
 pub(crate) async fn apply(
     named: &Arc<NamedCollection>,
     batch: &Batch,
@@ -84,7 +84,8 @@ pub(crate) async fn apply(
             (tries, pause) = (0, PAUSE_MIN);
         }
         tries += 1;
-        if tries >= TRIES_MAX || error.kind() == ErrorKind::DataLoss {
+        let is_final = error.kind() == ErrorKind::DataLoss || named.removed();
+        if is_final || tries >= TRIES_MAX {
             return Err(error);
         }
         tracing::warn!(collection = named.name(), %error, "an operation of the log is tried again");

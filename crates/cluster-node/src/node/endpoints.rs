@@ -263,7 +263,7 @@ async fn answer_drain(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
     Ok(Reply::json(json!({ "node": request.node, "draining": true }).to_string()))
 }
 
-/// Describes this node: the shards that it holds and their next entries.
+/// Describes this node: the shards that it holds, their next entries, and damage of its copies.
 async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
     let shards: Vec<Value> = node
         .held
@@ -274,6 +274,7 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
                 "shard": shard.shard.to_string(),
                 "next": shard.next.0,
                 "caught_up": shard.caught_up,
+                "damage": shard.damage,
             })
         })
         .collect();

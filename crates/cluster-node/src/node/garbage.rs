@@ -225,6 +225,7 @@ mod tests {
                 weight: 1,
                 build: String::new(),
                 serving: BTreeMap::new(),
+                damaged: BTreeMap::new(),
             };
             view.nodes.insert(name.to_owned(), node);
         }

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use cluster::EntryNumber;
 use metrics::KindLabels;
+use parking_lot::Mutex;
 use search::registry::NamedCollection;
-use search::segment::Quarantined;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
-use super::apply::{ApplyPriority, apply};
+use super::apply::{AppliedBatch, ApplyPriority, apply};
+use super::copy_damage::{CertainHolders, CopyDamage};
+use super::copy_loader::{CopyLoader, OpenedShard};
 use super::local::{self, blocking};
 use super::offered::OfferedEntries;
 use super::services::NodeServices;
@@ -53,6 +55,10 @@ pub(super) struct HolderState {
     caught_up: AtomicBool,
     /// Grows when the local collection is opened again.
     generation: AtomicU64,
+    /// Local collection that is followed and read.
+    followed: Mutex<Option<Arc<NamedCollection>>>,
+    /// Damage of the local copy.
+    pub(super) damage: CopyDamage,
 }
 
 /// A shard that this node holds. Dropping it ends the follower.
@@ -78,6 +84,7 @@ impl Holder {
             log,
             state: state.clone(),
             snapshots: SnapshotState::default(),
+            replacement: JoinSet::new(),
             replaced: None,
         };
         Holder { record, state, task: tokio::spawn(follower.run()) }
@@ -106,6 +113,8 @@ impl HolderState {
             offered: OfferedEntries::default(),
             caught_up: AtomicBool::new(false),
             generation: AtomicU64::new(0),
+            followed: Mutex::new(None),
+            damage: CopyDamage::default(),
         }
     }
 
@@ -120,12 +129,15 @@ impl HolderState {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Checks that the local collection was not opened again since the generation was read.
+    /// Checks that the local collection was neither replaced nor opened again since the generation
+    /// was read.
     ///
     /// # Errors
     /// `Unavailable` with retry advice if it was.
     pub(super) fn check_generation(&self, key: &ShardKey, generation: u64) -> Result<()> {
-        if self.generation() == generation {
+        // A copy is replaced before the follower notices it, and the new copy is behind.
+        let is_replaced = self.followed.lock().as_ref().is_some_and(|named| named.removed());
+        if self.generation() == generation && !is_replaced {
             return Ok(());
         }
         let message = format!("the shard {key} was opened again meanwhile");
@@ -137,6 +149,20 @@ impl HolderState {
         self.caught_up.store(false, Ordering::Release);
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.applied.send_replace(EntryNumber::default());
+        *self.followed.lock() = None;
+    }
+
+    /// Begins to follow the log with a local collection that has applied the entries before `next`.
+    fn follow(&self, named: &Arc<NamedCollection>, next: EntryNumber) {
+        *self.followed.lock() = Some(named.clone());
+        self.applied.send_replace(next);
+    }
+
+    /// Decides on the use of a damaged copy.
+    pub(super) fn decide_damaged(&self, view: &CertainHolders<'_>) {
+        if self.damage.decide(view, Instant::now()) {
+            self.wake.notify_one();
+        }
     }
 
     /// Returns the next entry to apply.
@@ -206,6 +232,8 @@ struct ShardFollower {
     log: ShardLog,
     state: Arc<HolderState>,
     snapshots: SnapshotState,
+    /// Task that replaces a damaged local collection; at most one. Dropping the follower ends it.
+    replacement: JoinSet<Result<()>>,
     /// End of the last try to replace a damaged local collection.
     replaced: Option<Instant>,
 }
@@ -258,9 +286,10 @@ impl ShardFollower {
             recorded_at: opened_at,
         };
         let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
-        self.state.applied.send_replace(position.next);
+        self.state.follow(&progress.named, position.next);
         let mut pause = PAUSE_MIN;
         loop {
+            self.attend_to_damage(&progress.named);
             if progress.named.removed() {
                 return Err(Error::unavailable("the local collection was replaced"));
             }
@@ -279,11 +308,6 @@ impl ShardFollower {
                 }
             };
             pause = PAUSE_MIN;
-            if let Some(loss) = self.loss_to_repair(&progress.named)
-                && self.store_answers().await
-            {
-                return Err(Error::data_loss(format!("the local copy is damaged: {loss}")));
-            }
             match step {
                 FollowStep::Entry { number, batch } => {
                     if let Some(batch) = batch {
@@ -302,7 +326,7 @@ impl ShardFollower {
                     wait_open(&progress.named).await;
                 }
                 FollowStep::End => {
-                    self.reached_end(end_read);
+                    self.reached_end(end_read, &progress.named);
                     self.work_between(&mut progress).await?;
                     self.rest(follower.position().next).await;
                 }
@@ -347,19 +371,22 @@ impl ShardFollower {
         let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
     }
 
+    /// Applies an entry. A shard that is behind waits for its turn. If damage of the local
+    /// collection stops the entry, the collection is served as it is until it is replaced. The
+    /// entry is tried again after each try to replace it.
     async fn apply(&mut self, progress: &FollowProgress, batch: &cluster_log::Batch) -> Result<()> {
-        let is_behind = !self.state.is_caught_up();
-        let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
-        let turn = if is_behind { self.services.catch_up_turn().await } else { None };
-        let applied = apply(&progress.named, batch, priority).await;
-        drop(turn);
-        let applied = match applied {
-            Err(error) if error.kind() == ErrorKind::DataLoss => {
-                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");
-                self.remove_damaged().await?;
-                return Err(error);
+        let named = &progress.named;
+        let applied = loop {
+            match self.try_to_apply(progress, batch).await {
+                Err(error) if error.kind() == ErrorKind::DataLoss && !named.removed() => {
+                    self.mark_damaged(error.message());
+                    self.wait_for_replacement(named).await;
+                    if named.removed() {
+                        return Err(error);
+                    }
+                }
+                applied => break applied?,
             }
-            applied => applied?,
         };
         let metrics = &self.services.metrics;
         metrics.entries.inc();
@@ -369,24 +396,113 @@ impl ShardFollower {
         Ok(())
     }
 
-    /// Removes the local collection once it may be replaced. Damage stopped an operation of the
-    /// log, so the collection is not served.
-    async fn remove_damaged(&mut self) -> Result<()> {
-        self.state.reopen();
-        self.services.serving_changed();
-        tokio::time::sleep(self.until_replacement()).await;
-        self.services.local.remove(&self.key).await?;
-        self.replaced = Some(Instant::now());
-        Ok(())
+    /// Applies an entry once, at the priority of the shard.
+    async fn try_to_apply(
+        &self,
+        progress: &FollowProgress,
+        batch: &cluster_log::Batch,
+    ) -> Result<AppliedBatch> {
+        let is_behind = !self.state.is_caught_up();
+        let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
+        let _turn = if is_behind { self.services.catch_up_turn().await } else { None };
+        apply(&progress.named, batch, priority).await
     }
 
-    fn reached_end(&self, end_read: u64) {
+    /// Marks the local collection if it lacks data, and begins its replacement once that is
+    /// permitted.
+    fn attend_to_damage(&mut self, named: &Arc<NamedCollection>) {
+        while let Some(ended) = self.replacement.try_join_next() {
+            self.record_replacement(ended);
+        }
+        let Some(loss) = named.collection().loss() else { return };
+        self.mark_damaged(&loss.to_string());
+        self.begin_replacement_if_due(named);
+    }
+
+    /// Marks the local collection as damaged, so that the node announces the mark.
+    fn mark_damaged(&self, reason: &str) {
+        if self.state.damage.mark(reason, Instant::now()) {
+            tracing::error!(
+                shard = %self.key, reason,
+                "the local copy is damaged and stays until it can be replaced from the store"
+            );
+            self.services.serving_changed();
+        }
+    }
+
+    /// Waits until a try to replace the local collection has ended.
+    async fn wait_for_replacement(&mut self, named: &Arc<NamedCollection>) {
+        self.begin_replacement_if_due(named);
+        while self.replacement.is_empty() && !named.removed() {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            self.begin_replacement_if_due(named);
+        }
+        self.end_replacement().await;
+    }
+
+    /// Begins to replace the damaged local collection beside its service, if the decision about the
+    /// copy and the time since the last try permit it.
+    fn begin_replacement_if_due(&mut self, named: &Arc<NamedCollection>) {
+        let is_due =
+            self.state.damage.may_be_replaced(Instant::now()) && self.until_replacement().is_zero();
+        if !is_due || !self.replacement.is_empty() || named.removed() {
+            return;
+        }
+        tracing::warn!(shard = %self.key, "the damaged local copy is replaced from the store");
+        let loader = self.loader();
+        let applied = local::position(named).unwrap_or_default().next;
+        let state = self.state.clone();
+        self.replacement.spawn(async move {
+            let floor = loader.log.floor().await?;
+            let loaded = loader.load(floor, applied).await;
+            state.wake.notify_one();
+            loaded.map(drop)
+        });
+    }
+
+    /// Waits until the task that replaces the local collection has ended, if there is one.
+    async fn end_replacement(&mut self) {
+        while let Some(ended) = self.replacement.join_next().await {
+            self.record_replacement(ended);
+        }
+    }
+
+    /// Records the end of a try to replace the local collection. The next try comes later.
+    fn record_replacement(&mut self, ended: Result<Result<()>, JoinError>) {
+        self.replaced = Some(Instant::now());
+        let outcome = ended.unwrap_or_else(|error| {
+            Err(Error::internal(format!("the replacement ended early: {error}")))
+        });
+        if let Err(error) = outcome {
+            tracing::error!(
+                shard = %self.key, %error,
+                "the damaged local copy stays, because it cannot be replaced now"
+            );
+        }
+    }
+
+    fn loader(&self) -> CopyLoader {
+        CopyLoader {
+            services: self.services.clone(),
+            record: self.record.clone(),
+            key: self.key.clone(),
+            log: self.log.clone(),
+        }
+    }
+
+    fn reached_end(&self, end_read: u64, named: &NamedCollection) {
         self.state.end_reads_done.send_if_modified(|done| {
             let newer = *done < end_read;
             *done = end_read.max(*done);
             newer
         });
-        if !self.state.caught_up.swap(true, Ordering::AcqRel) {
+        let is_first = !self.state.caught_up.swap(true, Ordering::AcqRel);
+        let is_whole = named.collection().loss().is_none() && !named.removed();
+        let is_repaired = is_whole && self.state.damage.clear();
+        if is_repaired {
+            tracing::info!(shard = %self.key, "the local copy is whole again");
+        }
+        if is_first || is_repaired {
             self.services.serving_changed();
         }
     }
@@ -416,91 +532,67 @@ impl ShardFollower {
         holders.first().is_some_and(|first| first.name == self.services.name)
     }
 
-    /// Returns the damage of the local collection, if it is to be replaced because of it.
-    fn loss_to_repair(&self, named: &NamedCollection) -> Option<Quarantined> {
-        named.collection().loss().filter(|_| self.until_replacement().is_zero())
-    }
-
     /// Returns the time until the local collection may be replaced because of damage.
     fn until_replacement(&self) -> Duration {
         let since = self.replaced.map(|at| at.elapsed());
         since.map_or(Duration::ZERO, |since| REPLACE_INTERVAL.saturating_sub(since))
     }
 
-    /// Returns true if the store answers, so that a damaged collection can be replaced. Otherwise
-    /// the collection is served until the next try.
-    async fn store_answers(&mut self) -> bool {
-        // A step does not show it: the writer may have passed the entry on.
-        let Err(error) = self.log.floor().await else { return true };
-        tracing::error!(shard = %self.key, %error, "the damaged local copy cannot be replaced now");
-        self.replaced = Some(Instant::now());
-        false
-    }
-
-    /// Returns the local collection: the present one, or one loaded from the store. A damaged one
-    /// is replaced. If that fails, it is served until the next try.
+    /// Returns the local collection: the present one if it can follow the log, or one loaded from
+    /// the store. A damaged one that can follow the log is returned too: it is served until it is
+    /// replaced. Another one stays on the disk until the loaded one takes its place.
     async fn open(&mut self) -> Result<OpenedShard> {
+        // It changes the collection of this name.
+        self.end_replacement().await;
         let floor = self.log.floor().await?;
-        let mut damaged = None;
-        if let Some(named) = self.present().await? {
-            match local::position(&named) {
-                Some(position) if position.next >= floor.entry => {
-                    let Some(loss) = self.loss_to_repair(&named) else {
-                        return Ok(OpenedShard { named, floor });
-                    };
-                    tracing::error!(shard = %self.key, %loss, "the local copy is damaged and is replaced");
-                    damaged = Some(named);
-                }
-                _ => self.services.local.remove(&self.key).await?,
-            }
+        let applied = match self.present(floor)? {
+            PresentCopy::Follows(named) => return Ok(OpenedShard { named, floor }),
+            PresentCopy::Absent => None,
+            PresentCopy::Unusable { applied } => Some(applied),
+        };
+        let loaded = self.loader().load(floor, applied.unwrap_or_default()).await;
+        if let (Err(error), Some(_)) = (&loaded, applied)
+            && error.kind() == ErrorKind::DataLoss
+        {
+            self.mark_damaged(error.message());
         }
-        let loaded = self.load(floor).await;
-        if damaged.is_some() {
-            // At the end: a try may take longer than the interval.
-            self.replaced = Some(Instant::now());
-        }
-        match (loaded, damaged) {
-            (Err(error), Some(named)) if !named.removed() => {
-                tracing::error!(shard = %self.key, %error, "the damaged local copy cannot be replaced now");
-                Ok(OpenedShard { named, floor })
-            }
-            (loaded, _) => loaded,
-        }
+        loaded
     }
 
-    /// Loads the local collection from the store: from a snapshot, or an empty one if the log has
-    /// all entries. Takes the place of the present one.
-    async fn load(&self, floor: LogFloor) -> Result<OpenedShard> {
-        let restored = snapshot::restore(&self.services, &self.key, &self.record, floor).await?;
-        if let Some(named) = restored {
-            return Ok(OpenedShard { named, floor });
-        }
-        if floor.entry > EntryNumber::default() {
-            return Err(Error::data_loss(format!(
-                "the log of shard {} begins at entry {}, and there is no snapshot of what was before; restore the \
-                 cluster's store from a copy",
-                self.key, floor.entry
-            )));
-        }
-        self.services.local.remove(&self.key).await?;
-        let named = self.services.local.create(&self.key, &self.record).await?;
-        let empty = named.clone();
-        blocking(move || local::store_position(&empty, FollowPosition::default())).await?;
-        Ok(OpenedShard { named, floor })
-    }
-
-    /// Returns the local collection if there is one. Removes a damaged one, since the store has all
-    /// of it. Other errors, such as too little memory, may pass.
-    async fn present(&self) -> Result<Option<Arc<NamedCollection>>> {
-        match self.services.local.find(&self.key) {
+    /// Returns the local collection as it is on this machine.
+    ///
+    /// # Errors
+    /// Errors that may pass, such as too little memory.
+    fn present(&self, floor: LogFloor) -> Result<PresentCopy> {
+        let named = match self.services.local.find(&self.key) {
+            Ok(Some(named)) => named,
+            Ok(None) => return Ok(PresentCopy::Absent),
             Err(error) if error.kind() == ErrorKind::DataLoss => {
-                tracing::error!(shard = %self.key, %error, "the local copy is damaged and is replaced");
-                self.services.local.remove(&self.key).await?;
-                Ok(None)
+                tracing::error!(shard = %self.key, %error, "the local copy cannot be opened");
+                // Its position is not known. A shard that was written has the entry 0.
+                return Ok(PresentCopy::Unusable { applied: EntryNumber(1) });
             }
-            found => found,
+            Err(error) => return Err(error),
+        };
+        let position = local::position(&named);
+        if position.is_some_and(|position| position.next >= floor.entry) {
+            return Ok(PresentCopy::Follows(named));
         }
+        Ok(PresentCopy::Unusable { applied: position.unwrap_or_default().next })
     }
+}
+
+/// The local collection of a shard before it is opened.
+enum PresentCopy {
+    /// There is none.
+    Absent,
+    /// The log has the entries behind it.
+    Follows(Arc<NamedCollection>),
+    /// It cannot be opened, has no position, or is below the floor of the log.
+    Unusable {
+        /// Next entry of the log behind it.
+        applied: EntryNumber,
+    },
 }
 
 /// Waits until the segments of a collection are open, for at most [`POLL_INTERVAL`].
@@ -509,12 +601,6 @@ async fn wait_open(named: &NamedCollection) {
     while named.collection().opening() && Instant::now() < until {
         tokio::time::sleep(OPENING_CHECK).await;
     }
-}
-
-/// An open local collection, and the floor of its log.
-struct OpenedShard {
-    named: Arc<NamedCollection>,
-    floor: LogFloor,
 }
 
 impl From<&mut FollowProgress> for snapshot::SnapshotSource {

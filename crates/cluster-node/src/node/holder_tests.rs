@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use api_images::{ImageKind, ImageSettings};
 use axum::Router;
 use backup::BackupStore;
-use cluster::Epoch;
+use cluster::{EntryBody, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId};
+use cluster_log::CreateOutcome;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use os::{Pacer, Rate};
@@ -25,6 +26,8 @@ const PAGE_BYTES: usize = 4096;
 const OPEN_MAX: Duration = Duration::from_secs(60);
 /// Time in which a follower begins to wait before it replaces its collection.
 const BEGINS_WITHIN: Duration = Duration::from_millis(200);
+/// Next entry of the damaged copy.
+const APPLIED: EntryNumber = EntryNumber(5);
 
 fn record() -> CollectionRecord {
     CollectionRecord {
@@ -74,8 +77,15 @@ fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
         key: shard(),
         state: Arc::new(HolderState::new()),
         snapshots: SnapshotState::default(),
+        replacement: JoinSet::new(),
         replaced: None,
     }
+}
+
+/// Creates entry `number` of a log.
+async fn append(log: &ShardLog, number: EntryNumber) {
+    let entry = LogEntry { epoch: Epoch(1), writer: WriterId(1), body: EntryBody::Fence };
+    assert_eq!(log.create(number, &entry).await, CreateOutcome::Created);
 }
 
 /// Damages a page in the middle of the largest log of a collection.
@@ -119,7 +129,7 @@ impl DamagedNode {
                 let point = NewPoint { id, embedding: &embedding, record: &[], payload: &payload };
                 opened.named.upsert(&[point]).unwrap();
             }
-            let position = FollowPosition { next: EntryNumber(5), epoch: Epoch(1) };
+            let position = FollowPosition { next: APPLIED, epoch: Epoch(1) };
             local::store_position(&opened.named, position).unwrap();
         }
         damage_log(&node.join(&name));
@@ -132,69 +142,199 @@ impl DamagedNode {
     }
 }
 
+impl DamagedNode {
+    /// Creates the entries of the log that the copy has applied.
+    async fn fill_log(&self) {
+        for number in 0..APPLIED.0 {
+            append(&self.follower.log, EntryNumber(number)).await;
+        }
+    }
+
+    /// Decides that the copy is withdrawn, because another holder is whole.
+    fn withdraw(&self) {
+        let own = HolderReading { node: "a", serves: true, is_damaged: true };
+        let other = HolderReading { node: "b", serves: true, is_damaged: false };
+        self.decide(&[own, other]);
+    }
+
+    fn decide(&self, holders: &[HolderReading<'_>]) {
+        // Later than the mark.
+        let asked = Instant::now() + BEGINS_WITHIN;
+        self.follower.state.decide_damaged(&CertainHolders { own: "a", holders, asked });
+    }
+
+    /// Returns true if the damaged collection is the one of the shard.
+    fn has_damaged(&self) -> bool {
+        let found = self.follower.services.local.find(&shard()).unwrap().unwrap();
+        Arc::ptr_eq(&found, &self.damaged) && !self.damaged.removed()
+    }
+}
+
 #[tokio::test]
-async fn a_damaged_copy_is_replaced_from_the_store() {
+async fn a_damaged_copy_is_served_and_then_replaced() {
     let mut node = DamagedNode::start().await;
+    node.fill_log().await;
     let opened = node.follower.open().await.unwrap();
-    assert!(node.damaged.removed());
+    assert!(Arc::ptr_eq(&opened.named, &node.damaged));
+    let damaged = node.damaged.clone();
+    // The view does not show the mark yet.
+    node.follower.attend_to_damage(&damaged);
+    assert!(node.follower.state.damage.reason().is_some());
+    assert!(node.follower.replacement.is_empty());
+    node.withdraw();
+    node.follower.attend_to_damage(&damaged);
+    assert!(!node.follower.replacement.is_empty());
+    node.follower.end_replacement().await;
+    assert!(damaged.removed());
+    let opened = node.follower.open().await.unwrap();
     let collection = opened.named.collection();
     assert_eq!((collection.loss(), collection.count()), (None, 0));
     // The log has all entries, and is read from its start.
     assert_eq!(local::position(&opened.named), Some(FollowPosition::default()));
+    // The mark stays until the end of the log.
+    assert!(node.follower.state.damage.reason().is_some());
+    node.follower.reached_end(0, &opened.named);
+    assert_eq!(node.follower.state.damage.reason(), None);
+    assert!(node.follower.state.is_caught_up());
 }
 
 #[tokio::test]
-async fn a_damaged_copy_is_served_if_the_store_has_no_other() {
+async fn the_only_holder_serves_its_damaged_copy() {
     let mut node = DamagedNode::start().await;
+    node.fill_log().await;
+    let damaged = node.damaged.clone();
+    node.follower.attend_to_damage(&damaged);
+    node.follower.reached_end(0, &damaged);
+    assert!(node.follower.state.is_caught_up());
+    let own = HolderReading { node: "a", serves: true, is_damaged: true };
+    node.decide(&[own]);
+    node.follower.attend_to_damage(&damaged);
+    assert!(node.follower.replacement.is_empty(), "the delay is not over");
+    let damage = &node.follower.state.damage;
+    assert!(damage.used().unwrap().announces(false));
+    assert!(damage.may_be_replaced(Instant::now() + REPLACEMENT_DELAY));
+}
+
+#[tokio::test]
+async fn a_damaged_copy_stays_if_the_store_has_no_other() {
     // The log begins behind entries of which there is no snapshot.
     let floor = LogFloor { entry: EntryNumber(3), epoch: Epoch(1) };
+    let behind = LogFloor { entry: APPLIED.plus(1), epoch: Epoch(1) };
+    for floor in [Some(floor), Some(behind), None] {
+        let mut node = DamagedNode::start().await;
+        match floor {
+            Some(floor) => node.follower.log.raise_floor(floor).await.unwrap(),
+            // The store has lost its last entries: it looks like a log that begins.
+            None => append(&node.follower.log, EntryNumber::default()).await,
+        }
+        let damaged = node.damaged.clone();
+        node.follower.attend_to_damage(&damaged);
+        node.withdraw();
+        node.follower.attend_to_damage(&damaged);
+        assert!(!node.follower.replacement.is_empty());
+        node.follower.end_replacement().await;
+        assert!(node.has_damaged(), "{floor:?}");
+        // The next try comes later.
+        assert!(!node.follower.until_replacement().is_zero());
+        node.follower.attend_to_damage(&damaged);
+        assert!(node.follower.replacement.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_copy_below_the_floor_stays_without_a_snapshot() {
+    let mut node = DamagedNode::start().await;
+    let floor = LogFloor { entry: APPLIED.plus(1), epoch: Epoch(1) };
     node.follower.log.raise_floor(floor).await.unwrap();
-    let opened = node.follower.open().await.unwrap();
-    assert!(Arc::ptr_eq(&opened.named, &node.damaged));
-    // The next try comes later.
-    assert_eq!(node.follower.loss_to_repair(&opened.named), None);
-    let again = node.follower.open().await.unwrap();
-    assert!(Arc::ptr_eq(&again.named, &node.damaged));
+    let error = node.follower.open().await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(node.has_damaged());
+    assert!(node.follower.state.damage.reason().unwrap().contains("there is no snapshot"));
 }
 
 #[tokio::test]
-async fn damage_that_stops_the_log_causes_no_restores_in_a_row() {
+async fn a_copy_that_cannot_be_opened_stays_without_other_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = collections(directory.path());
+    let settings = node.join(shard().local_name()).join("settings");
+    {
+        let registry = open_registry(&node);
+        follower(directory.path(), &registry).open().await.unwrap();
+    }
+    std::fs::write(&settings, b"no settings").unwrap();
+    let registry = open_registry(&node);
+    assert!(registry.wait_open(OPEN_MAX));
+    let mut follower = follower(directory.path(), &registry);
+    let error = follower.open().await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(settings.exists());
+    assert!(follower.state.damage.reason().is_some());
+    append(&follower.log, EntryNumber::default()).await;
+    let opened = follower.open().await.unwrap();
+    assert_eq!(local::position(&opened.named), Some(FollowPosition::default()));
+}
+
+#[tokio::test]
+async fn an_entry_that_damage_stops_waits_for_a_replacement() {
     let mut node = DamagedNode::start().await;
-    node.follower.replaced = Some(Instant::now());
-    let removal = tokio::time::timeout(BEGINS_WITHIN, node.follower.remove_damaged());
-    assert!(removal.await.is_err() && !node.damaged.removed(), "it waits");
+    let damaged = node.damaged.clone();
+    node.follower.mark_damaged("an operation failed");
+    let waiting = tokio::time::timeout(BEGINS_WITHIN, node.follower.wait_for_replacement(&damaged));
+    assert!(waiting.await.is_err() && node.has_damaged(), "the copy is not withdrawn");
+    node.withdraw();
+    // The store has no entries, so the copy stays, and the entry is tried again.
+    node.follower.wait_for_replacement(&damaged).await;
+    assert!(node.has_damaged());
+    node.fill_log().await;
     node.follower.replaced = None;
-    node.follower.remove_damaged().await.unwrap();
-    assert!(node.damaged.removed());
-    assert!(!node.follower.until_replacement().is_zero());
+    node.follower.wait_for_replacement(&damaged).await;
+    assert!(damaged.removed());
 }
 
 #[tokio::test]
-async fn a_damaged_copy_is_served_while_the_store_is_down() {
+async fn a_damaged_copy_stays_while_the_store_is_down() {
     let mut node = DamagedNode::start().await;
-    assert!(node.follower.store_answers().await);
-    assert!(node.follower.loss_to_repair(&node.damaged).is_some());
+    let damaged = node.damaged.clone();
+    node.fill_log().await;
     node.follower.log = node.follower.log.clone().with_timeout(Duration::ZERO);
-    assert!(!node.follower.store_answers().await);
-    // The next try comes later.
-    assert_eq!(node.follower.loss_to_repair(&node.damaged), None);
+    node.follower.mark_damaged("a page");
+    node.withdraw();
+    node.follower.attend_to_damage(&damaged);
+    node.follower.end_replacement().await;
+    assert!(node.has_damaged());
+    assert!(!node.follower.until_replacement().is_zero(), "the next try comes later");
 }
 
 #[tokio::test]
 async fn the_next_try_counts_from_the_end_of_a_try() {
     let mut node = DamagedNode::start().await;
+    node.fill_log().await;
+    let damaged = node.damaged.clone();
     let services = node.follower.services.clone();
     let turn = services.restore_turn().await;
-    let began = {
-        let mut opening = std::pin::pin!(node.follower.open());
-        let waits = tokio::time::timeout(BEGINS_WITHIN, opening.as_mut()).await.is_err();
-        assert!(waits, "another restore has the turn");
-        let began = Instant::now();
-        drop(turn);
-        opening.await.unwrap();
-        began
-    };
+    node.follower.mark_damaged("a page");
+    node.withdraw();
+    node.follower.attend_to_damage(&damaged);
+    let waiting = tokio::time::timeout(BEGINS_WITHIN, node.follower.end_replacement());
+    assert!(waiting.await.is_err(), "another restore has the turn");
+    let began = Instant::now();
+    drop(turn);
+    node.follower.end_replacement().await;
     assert!(node.follower.replaced.unwrap() >= began);
+    assert!(damaged.removed());
+}
+
+#[tokio::test]
+async fn reads_of_a_replaced_copy_do_not_count() {
+    let node = DamagedNode::start().await;
+    let state = &node.follower.state;
+    state.follow(&node.damaged, APPLIED);
+    let before = state.generation();
+    state.check_generation(&shard(), before).unwrap();
+    node.follower.services.local.remove(&shard()).await.unwrap();
+    // The follower has not noticed it yet.
+    let error = state.check_generation(&shard(), before).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@ pub(crate) mod apply;
 mod backup_schedule;
 pub(crate) mod catalog;
 mod change_log;
+mod copy_damage;
+mod copy_loader;
 mod endpoints;
 mod garbage;
 mod hints;

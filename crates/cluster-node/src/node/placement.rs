@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{CopyNeed, EntryNumber, LogEntry, UNNEEDED_STAYS, UnneededTimer};
+use cluster::{CopyNeed, DamagedCopyUse, EntryNumber, LogEntry, UNNEEDED_STAYS, UnneededTimer};
 use cluster_log::Batch;
 use parking_lot::Mutex;
 
 use super::catalog::StoreCatalog;
+use super::copy_damage::CertainHolders;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
 use crate::collection_catalog::CollectionCatalog;
@@ -21,6 +22,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time for which a node that starts is not ready because of shards that have not caught
 /// up. A broken shard must not keep it out for ever, since its other shards may be needed.
 const CATCH_UP_MAX: Duration = Duration::from_secs(600);
+
+/// Numbers of shards, by the id of their collection.
+type ShardNumbers = BTreeMap<String, BTreeSet<u32>>;
 
 /// The shards of this node.
 pub(super) struct HeldShards {
@@ -82,15 +86,18 @@ impl HeldShards {
             shard: shard.0.clone(),
             next: shard.1.holder.state.applied(),
             caught_up: shard.1.holder.state.is_caught_up(),
+            damage: shard.1.holder.state.damage.reason(),
+            damaged_use: shard.1.holder.state.damage.used(),
         };
         held.iter().map(progress).collect()
     }
 
     /// Follows the placement until the task is dropped.
     pub(super) async fn run(self: Arc<HeldShards>, mut view: ViewSource, searches: bool) {
+        let mut announced = ShardNumbers::new();
         loop {
             // Before the view is taken, which may get older meanwhile but not newer.
-            let is_certain = self.membership.view_is_certain();
+            let certain_since = self.membership.view_certain_since();
             let is_loaded = self.catalog.is_loaded() && self.membership.unjoined().is_none();
             let current = view.current();
             let is_member = current.nodes.contains_key(&self.services.name);
@@ -102,11 +109,14 @@ impl HeldShards {
             }
             // If a record was not read, an absent collection may still exist.
             let is_whole = is_member && self.catalog.is_whole();
-            self.drop_unneeded(&current, is_whole && is_certain).await;
+            self.drop_unneeded(&current, is_whole && certain_since.is_some()).await;
             if is_whole {
                 self.remove_leftovers(&current).await;
             }
-            self.membership.set_serving(self.serving());
+            if let Some(asked) = certain_since.filter(|_| is_member) {
+                self.decide_damaged(&current, asked);
+            }
+            announced = self.announce(&announced);
             tokio::select! {
                 () = view.changed() => {}
                 () = self.services.serving.notified() => {}
@@ -115,11 +125,14 @@ impl HeldShards {
         }
     }
 
-    /// Returns the shards that this node should hold and whose log it has not followed to the end.
+    /// Returns the shards that this node should hold and whose log it has not followed to the end,
+    /// and those with a damaged copy that is not served.
     fn behind(&self, view: &ClusterView) -> Vec<ShardKey> {
         let held = self.held.lock();
         let is_behind = |key: &ShardKey, shard: &HeldShard| {
-            !shard.holder.state.is_caught_up() && self.wants(view, &shard.holder.record, key)
+            let state = &shard.holder.state;
+            let waits = state.damage.used().is_some_and(|used| !used.announces(false));
+            (waits || !state.is_caught_up()) && self.wants(view, &shard.holder.record, key)
         };
         let behind = held.iter().filter(|shard| is_behind(shard.0, shard.1));
         behind.map(|shard| shard.0.clone()).collect()
@@ -136,12 +149,30 @@ impl HeldShards {
         self.held.lock().clear();
     }
 
-    fn serving(&self) -> BTreeMap<String, BTreeSet<u32>> {
-        let mut serving: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-        for shard in self.progress().into_iter().filter(|shard| shard.caught_up) {
-            let key = shard.shard;
-            serving.entry(key.collection.to_string()).or_default().insert(key.shard.0);
+    /// Decides on the use of the damaged copies of this node. `view` is certain, and was asked for
+    /// at `asked` or later.
+    fn decide_damaged(&self, view: &ClusterView, asked: Instant) {
+        for (key, shard) in self.held.lock().iter() {
+            let state = &shard.holder.state;
+            if state.damage.used().is_some() {
+                let holders = view.holder_readings(key);
+                let own = &self.services.name;
+                state.decide_damaged(&CertainHolders { own, holders: &holders, asked });
+            }
         }
+    }
+
+    /// Announces the shards that this node serves, and the marks of damaged copies. Returns the
+    /// announced shards. `announced` are those of the last call.
+    fn announce(&self, announced: &ShardNumbers) -> ShardNumbers {
+        let progress = self.progress();
+        let damaged: Vec<&ShardProgress> =
+            progress.iter().filter(|shard| shard.damage.is_some()).collect();
+        let count = i64::try_from(damaged.len()).unwrap_or(i64::MAX);
+        self.services.metrics.damaged_shards.set(count);
+        self.membership.set_damaged(numbers(damaged));
+        let serving = numbers(progress.iter().filter(|shard| shard.is_served(announced)));
+        self.membership.set_serving(serving.clone());
         serving
     }
 
@@ -194,7 +225,8 @@ impl HeldShards {
         if view.by_id(&key.collection).is_none() {
             return CopyNeed::Unneeded;
         }
-        let serves = |name: &str| view.nodes.get(name).is_some_and(|node| node.serves(key));
+        // A damaged copy of a wanted holder does not make this one unneeded.
+        let serves = |name: &str| view.nodes.get(name).is_some_and(|node| node.serves_whole(key));
         CopyNeed::of(&self.services.name, wanted, serves)
     }
 
@@ -284,6 +316,29 @@ pub(super) struct ShardProgress {
     pub(super) next: EntryNumber,
     /// True if the end of the log was reached.
     pub(super) caught_up: bool,
+    /// Damage of the local copy; `None` for a whole one.
+    pub(super) damage: Option<String>,
+    /// Use of a damaged copy.
+    damaged_use: Option<DamagedCopyUse>,
+}
+
+impl ShardProgress {
+    /// Returns true if the shard is to be announced. `announced` are the shards that are announced
+    /// now.
+    fn is_served(&self, announced: &ShardNumbers) -> bool {
+        let shards = announced.get(&*self.shard.collection);
+        let is_announced = shards.is_some_and(|shards| shards.contains(&self.shard.shard.0));
+        self.caught_up && self.damaged_use.is_none_or(|used| used.announces(is_announced))
+    }
+}
+
+/// Returns the numbers of shards by their collection.
+fn numbers<'a>(shards: impl IntoIterator<Item = &'a ShardProgress>) -> ShardNumbers {
+    let mut numbers = ShardNumbers::new();
+    for ShardProgress { shard, .. } in shards {
+        numbers.entry(shard.collection.to_string()).or_default().insert(shard.shard.0);
+    }
+    numbers
 }
 
 #[cfg(test)]
@@ -305,6 +360,27 @@ mod tests {
         // A shard that the node takes later does not make it unready again.
         state.record(&shards, start);
         assert_eq!(state.reason(), None);
+    }
+
+    #[test]
+    fn a_damaged_shard_is_announced_by_its_use() {
+        let announced = ShardNumbers::from([("a".to_owned(), BTreeSet::from([0]))]);
+        let progress = |shard: u32, damaged_use: Option<DamagedCopyUse>| ShardProgress {
+            shard: ShardKey::new("a", shard),
+            next: EntryNumber(1),
+            caught_up: true,
+            damage: damaged_use.map(|_| "a page".to_owned()),
+            damaged_use,
+        };
+        let is_served = |shard, used| progress(shard, used).is_served(&announced);
+        assert!(is_served(1, None));
+        assert!(is_served(0, Some(DamagedCopyUse::Undecided)), "it stays announced");
+        assert!(!is_served(1, Some(DamagedCopyUse::Undecided)), "it was not announced");
+        assert!(!is_served(0, Some(DamagedCopyUse::Withdrawn)));
+        assert!(is_served(1, Some(DamagedCopyUse::Served { ahead: 1 })));
+        let behind = ShardProgress { caught_up: false, ..progress(0, None) };
+        assert!(!behind.is_served(&announced));
+        assert_eq!(numbers([&progress(0, None)]), announced);
     }
 
     #[test]

@@ -204,7 +204,8 @@ impl Drop for StopTransferOnDrop {
 }
 
 /// Restores the newest snapshot of a shard that is whole as its local collection. `floor` is the
-/// floor of the log. Returns `None` if there is no snapshot.
+/// floor of the log. The present local collection stays until the snapshot is complete on this
+/// machine. Returns `None` if there is no snapshot from which the log can be followed.
 ///
 /// # Errors
 /// As [`backup::restore`].
@@ -233,7 +234,8 @@ pub(super) async fn restore(
 }
 
 /// Restores the newest snapshot of the shard `name`. If its objects are missing or damaged, the one
-/// before it is restored, unless the log begins behind it.
+/// before it is restored. Snapshots below the floor of the log have no use: the entries behind them
+/// may be removed.
 async fn restore_newest(
     context: &BackupContext<'_>,
     registry: &Registry,
@@ -242,12 +244,10 @@ async fn restore_newest(
 ) -> Result<Option<RestoreReport>> {
     let target = RestoreTarget { name: name.to_owned(), replaces: true };
     let mut known = snapshots(context.store, name).await?;
+    known.retain(|known| known.position.next >= floor.entry);
     known.sort_by_key(|known| known.position.next);
     let mut failed = None;
     for snapshot in known.iter().rev() {
-        if failed.is_some() && snapshot.position.next < floor.entry {
-            break;
-        }
         let id = &snapshot.id;
         match backup::restore(context, registry, name, Some(id), &target).await {
             // It may have been removed since it was listed.
@@ -324,5 +324,9 @@ mod tests {
         }
         assert_eq!(restore(3).unwrap().unwrap().backup, older);
         assert_eq!(restore(4).unwrap_err().kind(), ErrorKind::DataLoss);
+        // The log cannot be followed from either of them.
+        let before = registry.get("c").unwrap();
+        assert_eq!(restore(6).unwrap(), None);
+        assert!(!before.removed());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use base::ErrorKind;
-use cluster::Epoch;
+use cluster::{Epoch, HolderReading};
 use cluster_node::membership::{Membership, MembershipTimes};
 use cluster_node::{
     ClusterView, CollectionRecord, NodeInfo, Owner, Roles, ShardKey, ViewSource, ViewUpdater,
@@ -81,6 +81,7 @@ fn info(name: &str) -> NodeInfo {
         weight: 1,
         build: "1".to_owned(),
         serving: BTreeMap::new(),
+        damaged: BTreeMap::new(),
     }
 }
 
@@ -144,7 +145,12 @@ async fn nodes_see_each_other() {
     let serving = BTreeMap::from([("id".to_owned(), BTreeSet::from([0, 3]))]);
     a.membership.set_serving(serving.clone());
     b.sees(|view| view.nodes["a"].serving == serving).await;
-    a.sees(|view| view.nodes["a"].serves(&shard())).await;
+    a.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
+    a.membership.set_damaged(serving.clone());
+    let readings = vec![HolderReading { node: "a", serves: true, is_damaged: true }];
+    b.sees(|view| view.holder_readings(&shard()) == readings).await;
+    a.membership.set_damaged(BTreeMap::new());
+    b.sees(|view| view.nodes["a"].serves_whole(&shard())).await;
     a.acquire(&shard()).await.unwrap();
     b.sees(|view| view.owners.contains_key(&shard())).await;
 
@@ -289,7 +295,7 @@ async fn view_stays_while_etcd_is_stopped() {
     assert_eq!(a.owner(&shard()), owner("a", first));
     // All leases end meanwhile.
     tokio::time::sleep(SHORT.lease + Duration::from_secs(1)).await;
-    assert!(!a.membership.view_is_certain(), "it may show nodes that are dead");
+    assert!(!a.membership.view_certain_since().is_some(), "it may show nodes that are dead");
     server.resume();
 
     let etcd = server.client();
@@ -311,7 +317,7 @@ async fn view_stays_while_etcd_is_stopped() {
     assert!(watchers.try_join_next().is_none(), "a view lacked a node or the owner");
     let acquire = || async { b.membership.acquire(&ShardKey::new("id", 0)).await };
     until(acquire, |answer| answer.is_ok()).await.unwrap().unwrap();
-    until(|| async { a.membership.view_is_certain() }, |is_certain| *is_certain).await;
+    until(|| async { a.membership.view_certain_since().is_some() }, |is_certain| *is_certain).await;
 }
 
 /// A write that etcd carried out after its sender stopped waiting, and after the next write.
@@ -473,12 +479,13 @@ async fn view_of_another_store_is_not_taken() {
     let server = EtcdServer::start().await;
     let etcd = server.client();
     let mut a = TestNode::start(&server, "a", SHORT).await;
-    until(|| async { a.membership.view_is_certain() }, |is_certain| *is_certain).await;
+    until(|| async { a.membership.view_certain_since().is_some() }, |is_certain| *is_certain).await;
     let own = etcd.get(STORE_KEY).await.unwrap().unwrap();
     etcd.put(STORE_KEY, br#"{"id":"7f"}"#, LeaseId(0)).await.unwrap();
     let foreign = serde_json::to_vec(&info("x")).unwrap();
     etcd.put("millpond/test/nodes/x", &foreign, LeaseId(0)).await.unwrap();
-    until(|| async { a.membership.view_is_certain() }, |is_certain| !*is_certain).await;
+    until(|| async { a.membership.view_certain_since().is_some() }, |is_certain| !*is_certain)
+        .await;
     assert!(!a.view.current().nodes.contains_key("x"));
     // Without its lease, the node does not register again.
     let lease = etcd.get(NODE_A).await.unwrap().unwrap().lease;

@@ -203,6 +203,7 @@ impl Spread {
             weight: 1,
             build: "1".to_owned(),
             serving: BTreeMap::new(),
+            damaged: BTreeMap::new(),
         };
         node.view.update(|view| drop(view.nodes.insert(info.name.clone(), info)));
         let between = Router::new()

@@ -1,0 +1,122 @@
+//! Damage of a shard's local copy, which the follower and the announcement share.
+
+use std::time::Instant;
+
+use cluster::{DamagedCopyUse, HolderReading};
+use parking_lot::Mutex;
+
+/// Holders of a shard in a certain view.
+pub(super) struct CertainHolders<'a> {
+    /// Name of this node.
+    pub(super) own: &'a str,
+    pub(super) holders: &'a [HolderReading<'a>],
+    /// Time of the request for the view.
+    pub(super) asked: Instant,
+}
+
+/// Mark of a local copy that is damaged or being replaced.
+#[derive(Default)]
+pub(super) struct CopyDamage(Mutex<Option<DamageMark>>);
+
+#[derive(Debug)]
+struct DamageMark {
+    reason: String,
+    since: Instant,
+    used: DamagedCopyUse,
+    /// Time of the first decision about the copy.
+    decided: Option<Instant>,
+}
+
+impl CopyDamage {
+    /// Marks the copy as damaged at `now`. Returns false if it has a mark, which then stays.
+    pub(super) fn mark(&self, reason: &str, now: Instant) -> bool {
+        let mut mark = self.0.lock();
+        let is_new = mark.is_none();
+        if is_new {
+            let reason = reason.to_owned();
+            let used = DamagedCopyUse::Undecided;
+            *mark = Some(DamageMark { reason, since: now, used, decided: None });
+        }
+        is_new
+    }
+
+    /// Removes the mark. Returns false if there is none.
+    pub(super) fn clear(&self) -> bool {
+        self.0.lock().take().is_some()
+    }
+
+    /// Returns the reason of the mark, or `None` without a mark.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.0.lock().as_ref().map(|mark| mark.reason.clone())
+    }
+
+    /// Returns the use of the copy, or `None` without a mark.
+    pub(super) fn used(&self) -> Option<DamagedCopyUse> {
+        self.0.lock().as_ref().map(|mark| mark.used)
+    }
+
+    /// Decides on the use of the copy at `now`. Returns true if the use changes.
+    pub(super) fn decide(&self, view: &CertainHolders<'_>, now: Instant) -> bool {
+        let mut mark = self.0.lock();
+        // An older view may show the mark of earlier damage.
+        let Some(mark) = mark.as_mut().filter(|mark| view.asked > mark.since) else { return false };
+        let used = mark.used.next(view.own, view.holders);
+        let is_changed = used != mark.used;
+        mark.used = used;
+        if used != DamagedCopyUse::Undecided {
+            mark.decided.get_or_insert(now);
+        }
+        is_changed
+    }
+
+    /// Returns true if the copy has a mark and may be replaced at `now`.
+    pub(super) fn may_be_replaced(&self, now: Instant) -> bool {
+        let mark = self.0.lock();
+        let Some(mark) = mark.as_ref() else { return false };
+        let decided = mark.decided.map(|decided| now.saturating_duration_since(decided));
+        decided.is_some_and(|decided_for| mark.used.may_be_replaced(decided_for))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::REPLACEMENT_DELAY;
+
+    use super::*;
+
+    const DAMAGED: HolderReading<'static> =
+        HolderReading { node: "a", serves: true, is_damaged: true };
+
+    fn decide(damage: &CopyDamage, holders: &[HolderReading<'_>], asked: Instant) -> bool {
+        damage.decide(&CertainHolders { own: "a", holders, asked }, asked)
+    }
+
+    #[test]
+    fn the_delay_counts_from_the_first_decision() {
+        let start = Instant::now();
+        let later = start + REPLACEMENT_DELAY;
+        let damage = CopyDamage::default();
+        assert!(!decide(&damage, &[DAMAGED], later), "there is no mark");
+        assert!(damage.mark("first", start));
+        assert!(!damage.mark("second", start));
+        assert_eq!(damage.reason().as_deref(), Some("first"));
+        assert!(!decide(&damage, &[], later), "the view does not show the mark");
+        assert!(!damage.may_be_replaced(later));
+        assert!(decide(&damage, &[DAMAGED], later));
+        assert!(!decide(&damage, &[DAMAGED], later + REPLACEMENT_DELAY), "nothing changes");
+        assert!(!damage.may_be_replaced(later));
+        assert!(damage.may_be_replaced(later + REPLACEMENT_DELAY));
+        assert!(damage.clear());
+        assert!(!damage.clear());
+        assert_eq!(damage.used(), None);
+    }
+
+    #[test]
+    fn the_mark_of_earlier_damage_does_not_count() {
+        let start = Instant::now();
+        let damage = CopyDamage::default();
+        damage.mark("second damage", start + REPLACEMENT_DELAY);
+        assert!(!decide(&damage, &[DAMAGED], start));
+        assert_eq!(damage.used(), Some(DamagedCopyUse::Undecided));
+    }
+}
