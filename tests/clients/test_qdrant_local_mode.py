@@ -5,13 +5,16 @@ import random
 import numpy as np
 import pytest
 import requests
-from qdrant_client import models
-from qdrant_collections import COUNT, DISTANCES, both, refusal
+from qdrant_client import QdrantClient, models
+from qdrant_collections import COUNT, DISTANCES, both, params, refusal
 from qdrant_fixtures import collection_fixture, server_fixtures
 from qdrant_points import a_filter, assert_alike, everything, scored, vectors
 
 server, client = server_fixtures("qdrant-local-mode")
 collection = collection_fixture()
+
+# Maximum values of a vector.
+SIZE_MAX = 4096
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -198,6 +201,25 @@ def test_an_unknown_id_among_new_vectors_is_not_found(client, collection):
     url = f"{client._client.rest_uri}/collections/{collection}/points/vectors"
     none = requests.put(url, json={"points": []}, timeout=60)
     assert none.status_code == 422, none.text
+
+
+@pytest.mark.parametrize("size", [0, SIZE_MAX + 1, 65_536])
+def test_a_vector_size_outside_the_limits_is_refused(client, collection, size):
+    error = refusal(client.create_collection, collection, vectors_config=params(size=size))
+    assert error.status_code == 422, error
+    assert f"{size} is not within 1 and {SIZE_MAX}" in error.content.decode()
+    assert not client.collection_exists(collection)
+
+
+@pytest.mark.parametrize("size", [1, SIZE_MAX - 1, SIZE_MAX])
+def test_every_permitted_vector_size_can_be_searched(client, collection, size):
+    local = QdrantClient(":memory:")
+    rows = np.random.default_rng(13).integers(1, 5, (5, size)).astype(float).tolist()
+    for each in (client, local):
+        each.create_collection(collection, vectors_config=params(models.Distance.DOT, size))
+        each.upsert(collection, [models.PointStruct(id=id, vector=row) for id, row in enumerate(rows)])
+    best = [each.query_points(collection, query=rows[2], limit=1).points[0].score for each in (client, local)]
+    assert best[0] == pytest.approx(best[1], rel=1e-3)
 
 
 def test_examples_and_prefetches_answer_as_the_local_mode_does(client, collection):

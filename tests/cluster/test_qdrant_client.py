@@ -121,6 +121,15 @@ def test_changes_of_aliases_at_two_roots_are_all_kept(clients, collection):
         wait_until("all aliases", lambda it=client: aliases(it) == expected, timeout_s=10)
 
 
+@pytest.mark.parametrize("size", [0, 4097, 65_536])
+def test_a_vector_size_outside_the_limits_is_refused(client, collection, size):
+    config = models.VectorParams(size=size, distance=models.Distance.DOT)
+    error = refusal(client.create_collection, collection, vectors_config=config)
+    assert error.status_code == 422, error
+    assert f"{size} is not within 1 and 4096" in error.content.decode()
+    assert not client.collection_exists(collection), "no record was written"
+
+
 def test_grpc_answers_as_rest_does(client, cluster, collection):
     create(client, collection)
     node = cluster.nodes["b"]

@@ -7,7 +7,6 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster::{COPIES_MAX, SHARDS_MAX};
 use cluster_node::{ClusterView, CollectionRecord, new_id};
-use search::coarse::DIMS_MAX;
 use search::registry::{CollectionSettings, NAME_BYTES_MAX, check_name};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -116,9 +115,6 @@ fn new_record(name: &str, body: &[u8]) -> Result<CollectionRecord> {
     check::depth(body)?;
     let request: json::CreateCollection = json::parse(body)?;
     let settings = request.settings()?;
-    if settings.dims > DIMS_MAX {
-        return Err(Error::invalid(format!("a collection has 1 to {DIMS_MAX} dimensions")));
-    }
     if settings.vector_name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(format!("a vector's name has 1 to {NAME_BYTES_MAX} bytes")));
     }
@@ -226,6 +222,8 @@ pub(super) fn settings(record: &CollectionRecord) -> Result<CollectionSettings> 
 
 #[cfg(test)]
 mod tests {
+    use search::coarse::DIMS_MAX;
+
     use super::*;
 
     fn record(body: &Value) -> Result<CollectionRecord> {
@@ -259,7 +257,6 @@ mod tests {
         for body in [
             json!({}),
             json!({"vectors": {"size": 0, "distance": "Dot"}}),
-            json!({"vectors": {"size": 65_537, "distance": "Dot"}}),
             json!({"vectors": {"size": 4, "distance": "Manhattan"}}),
             json!({"vectors": {"x".repeat(300): {"size": 4, "distance": "Dot"}}}),
             json!({"vectors": {"size": 4, "distance": "Dot"}, "sharts": 3}),
@@ -267,5 +264,15 @@ mod tests {
             assert!(record(&body).is_err(), "{body}");
         }
         assert!(new_record(".c", br#"{"vectors":{"size":4,"distance":"Dot"}}"#).is_err());
+    }
+
+    #[test]
+    fn a_vector_size_outside_the_limits_is_a_validation_error() {
+        assert!(record(&json!({"vectors": {"size": DIMS_MAX, "distance": "Dot"}})).is_ok());
+        for size in [0, DIMS_MAX + 1, 65_536] {
+            let error = record(&json!({"vectors": {"size": size, "distance": "Dot"}})).unwrap_err();
+            assert!(json::is_validation(error.message()), "{error}");
+            assert!(error.message().contains(&DIMS_MAX.to_string()), "{error}");
+        }
     }
 }

@@ -1,16 +1,13 @@
 //! Requests that create and change collections, their aliases and their indexes.
 
 use base::{Error, Result};
-use search::coarse::Metric;
+use search::coarse::{DIMS_MAX, Metric};
 use search::registry::{AliasChange, CollectionSettings, MediumChoice};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::index_params::check_params;
 use super::{AbsentField, check_default_tokenizer, out_of_limits, unsupported};
-
-/// Maximum values of a vector; Qdrant's own limit.
-const SIZE_MAX: u64 = 65_536;
 
 /// Returns Qdrant's name of a metric.
 pub fn distance_name(metric: Metric) -> &'static str {
@@ -200,14 +197,13 @@ fn settings(vector_name: String, params: &VectorParams) -> Result<CollectionSett
     if params.datatype.as_deref().is_some_and(|datatype| datatype != "float32") {
         return Err(Error::unimplemented(unsupported("a datatype other than float32")));
     }
-    if !(1..=SIZE_MAX).contains(&params.size) {
-        return Err(out_of_limits(
-            "vectors.size",
-            format_args!("{} is not within 1 and {SIZE_MAX}", params.size),
-        ));
-    }
+    let dims = usize::try_from(params.size).ok().filter(|dims| (1..=DIMS_MAX).contains(dims));
+    let dims = dims.ok_or_else(|| {
+        let problem = format!("{} is not within 1 and {DIMS_MAX}", params.size);
+        out_of_limits("vectors.size", problem)
+    })?;
     let metric = parse_distance(&params.distance)?;
-    Ok(CollectionSettings { vector_name, ..CollectionSettings::new(params.size as usize, metric) })
+    Ok(CollectionSettings { vector_name, ..CollectionSettings::new(dims, metric) })
 }
 
 /// Request to change a collection. Only the metadata has an effect.

@@ -1,6 +1,6 @@
 //! Settings of collections, and hints for them.
 
-use search::coarse::Metric;
+use search::coarse::{DIMS_MAX, Metric};
 use search::registry::{CollectionSettings, MediumChoice};
 
 use super::*;
@@ -59,6 +59,24 @@ fn a_collection_has_one_vector() {
         json!({"vectors": {"size": 4}}),
     ] {
         assert_eq!(settings(create).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+/// A collection above the limit could not be written to or searched.
+#[test]
+fn a_vector_size_above_the_limit_of_search_is_refused() {
+    let settings = |size: u64| {
+        let create = json!({"vectors": {"size": size, "distance": "Dot"}});
+        read::<CreateCollection>(&create).and_then(|create| create.settings())
+    };
+    let largest = u64::try_from(DIMS_MAX).unwrap();
+    assert_eq!(settings(largest).unwrap().dims, DIMS_MAX);
+    for size in [0, largest + 1, 65_536, u64::MAX] {
+        let error = settings(size).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(is_validation(error.message()), "{error}");
+        let problem = format!("vectors.size: {size} is not within 1 and {DIMS_MAX}");
+        assert!(error.message().contains(&problem), "{error}");
     }
 }
 
