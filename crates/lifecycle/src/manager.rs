@@ -4,6 +4,7 @@
 mod admin;
 mod apply_settings;
 mod configure;
+mod ignored;
 mod load;
 mod load_stop;
 mod model;
@@ -37,6 +38,7 @@ use crate::{Catalog, ConfigSet, LifecycleConfig, LifecycleState, Observer, Updat
 
 use admin::AdminWaiter;
 use configure::Reconfiguration;
+use ignored::IgnoredModels;
 use model::Model;
 use prefault::Prefault;
 use resume::KeptRollout;
@@ -112,6 +114,7 @@ pub(crate) struct Manager {
     /// Start of the first load.
     started: Instant,
     source_errors: BTreeMap<Arc<str>, String>,
+    ignored_models: IgnoredModels,
     abandon: Arc<AtomicBool>,
 }
 
@@ -165,6 +168,7 @@ impl Manager {
             first_scan: (!config.awaits_sources).then_some(0),
             started: Instant::now(),
             source_errors: BTreeMap::new(),
+            ignored_models: IgnoredModels::default(),
             abandon: channels.abandon,
         }
     }

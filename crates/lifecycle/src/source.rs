@@ -39,6 +39,8 @@ pub(crate) struct DirectoryScan {
     /// Number of the last scan request that this scan answers.
     pub(crate) answers: u64,
     pub(crate) models: Vec<ModelScan>,
+    /// Number of models above [`ROOT_MODELS_MAX`], for each root that has such models.
+    pub(crate) ignored_models: BTreeMap<PathBuf, usize>,
 }
 
 /// Result of the scan of one model.
@@ -55,6 +57,8 @@ pub(crate) struct ModelScan {
 pub(crate) struct Contents {
     pub(crate) settings: Settings,
     pub(crate) versions: Vec<VersionScan>,
+    /// Number of versions above [`VERSIONS_MAX`].
+    pub(crate) ignored_versions: usize,
 }
 
 /// A model's `millpond.toml` if it has one, or the error in it.
@@ -65,11 +69,18 @@ pub(crate) struct Scanner {
     configured: Arc<ArcSwap<ConfigSet>>,
     poll: Duration,
     kinds: Vec<ForeignKind>,
-    /// Models of each root at the last successful read.
-    known: HashMap<PathBuf, BTreeSet<String>>,
+    known: HashMap<PathBuf, RootModels>,
     unreadable: BTreeSet<PathBuf>,
     versions: HashMap<PathBuf, VersionMemory>,
     settings: HashMap<PathBuf, SettingsMemory>,
+}
+
+/// Models of a root at its last successful read.
+#[derive(Default)]
+struct RootModels {
+    names: BTreeSet<String>,
+    /// Number of models above [`ROOT_MODELS_MAX`], which are not among the names.
+    ignored: usize,
 }
 
 /// Length, modification time and inode of a file, which change with its content.
@@ -95,6 +106,8 @@ impl SettingsMemory {
 struct Listing {
     /// Version directories, lowest first.
     versions: Vec<(u64, PathBuf)>,
+    /// Number of versions above [`VERSIONS_MAX`], which are not in the list.
+    ignored_versions: usize,
     /// True if there is a settings file.
     settings: bool,
 }
@@ -121,7 +134,13 @@ impl Scanner {
         let models: Vec<ModelScan> =
             bases.into_iter().map(|base| self.scan_model(base, now)).collect();
         self.forget(&models);
-        DirectoryScan { answers, models }
+        DirectoryScan { answers, models, ignored_models: self.ignored_models() }
+    }
+
+    /// Returns the number of ignored models of each root that has such models.
+    fn ignored_models(&self) -> BTreeMap<PathBuf, usize> {
+        let over_limit = self.known.iter().filter(|(_, models)| models.ignored > 0);
+        over_limit.map(|(root, models)| (root.clone(), models.ignored)).collect()
     }
 
     /// Returns all models. If two have the same name, the configured one wins, then the one of the
@@ -135,9 +154,9 @@ impl Scanner {
         }
         for root in roots {
             let known = self.known.entry(root.dir.clone()).or_default();
-            match steady(&root.dir, || subdirectories(root, known)) {
-                Ok(names) => {
-                    *known = names;
+            match steady(&root.dir, || root_models(root, &known.names)) {
+                Ok(models) => {
+                    *known = models;
                     self.unreadable.remove(&root.dir);
                 }
                 // Logged once, not at every scan.
@@ -146,7 +165,7 @@ impl Scanner {
                 }
                 Err(_) => {}
             }
-            for name in known.iter() {
+            for name in &known.names {
                 bases.entry(name.as_str().into()).or_insert_with(|| root.model(name));
             }
         }
@@ -160,15 +179,18 @@ impl Scanner {
 
     /// Reads the contents of a model's directory. `None` as in [`steady`].
     fn contents_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Contents>> {
-        let Some(listing) = list(base_path)? else { return Ok(None) };
+        let Some(Listing { versions, ignored_versions, settings }) = list(base_path)? else {
+            return Ok(None);
+        };
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
             version::scan(version, dir, &self.kinds, memory, self.poll, now)
         };
-        let Some(versions) = listing.versions.into_iter().map(look).collect() else {
+        let Some(versions) = versions.into_iter().map(look).collect() else {
             return Ok(None);
         };
-        Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
+        let settings = self.settings_of(base_path, settings);
+        Ok(Some(Contents { settings, versions, ignored_versions }))
     }
 
     /// Reads the settings beside the versions. They are absent only if the file cannot be found and
@@ -263,7 +285,7 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
 /// Returns the subdirectories of `root` that are models: subdirectories with a version, and earlier
 /// models. In a copy of a store, all are models, since versions can be on their way. `None` as in
 /// [`steady`].
-fn subdirectories(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
+fn root_models(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<RootModels>> {
     let is_copy = root.store.is_some();
     let root = &root.dir;
     let mut names = BTreeSet::new();
@@ -288,10 +310,11 @@ fn subdirectories(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<B
             names.insert(name);
         }
     }
-    while names.len() > ROOT_MODELS_MAX {
+    let ignored = names.len().saturating_sub(ROOT_MODELS_MAX);
+    for _ in 0..ignored {
         names.pop_last();
     }
-    Ok(Some(names))
+    Ok(Some(RootModels { names, ignored }))
 }
 
 /// Returns true if `path` does not exist, not even as a dangling link.
@@ -323,10 +346,9 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
             *dir = path;
         }
     }
-    while found.len() > VERSIONS_MAX {
-        found.pop_first();
-    }
-    Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
+    let ignored_versions = found.len().saturating_sub(VERSIONS_MAX);
+    let versions = found.into_iter().skip(ignored_versions).collect();
+    Ok(Some(Listing { versions, ignored_versions, settings }))
 }
 
 /// Returns true if an entry is a directory or may be one; `None` if it vanished. Some file systems

@@ -1,5 +1,6 @@
 //! The public view of the lifecycle: states, reasons, events and swap reports.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -269,6 +270,24 @@ pub enum LifecycleEvent {
         /// Kind of the reason: the limit that was reached, "signature", "state", "hand",
         /// "unloaded", or the kind of a promotion.
         reason: &'static str,
+    },
+    /// A directory of models has more models than are served, or their number has changed.
+    ModelsIgnored {
+        /// The directory.
+        root: PathBuf,
+        /// Number of models that are not served: the last ones by name.
+        count: usize,
+        /// Maximum models of a directory.
+        models_max: usize,
+    },
+    /// A model has more versions than are scanned, or their number has changed.
+    VersionsIgnored {
+        /// Name of the model.
+        model: Arc<str>,
+        /// Number of versions that are ignored: the lowest ones.
+        count: usize,
+        /// Maximum versions of a model.
+        versions_max: usize,
     },
     /// The directory of a model was removed, and all its versions are released.
     Forgotten {

@@ -184,6 +184,21 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
         LifecycleEvent::UpdateHeldBack { model, version, reason } => {
             of("held_back", EventLevel::Warning, model, Some(*version), reason)
         }
+        LifecycleEvent::ModelsIgnored { root, count, models_max } => {
+            let root = root.display();
+            let text = format!(
+                "{root}: models that are not served: {count}; the first {models_max} by name serve"
+            );
+            let kind = "models_ignored";
+            let level = EventLevel::Warning;
+            Some(NewEvent { kind, level, model: None, version: None, text })
+        }
+        LifecycleEvent::VersionsIgnored { model, count, versions_max } => {
+            let text = format!(
+                "versions that are ignored: {count}; the {versions_max} highest numbers count"
+            );
+            of("versions_ignored", EventLevel::Warning, model, None, &text)
+        }
         LifecycleEvent::Forgotten { model } => {
             of("removed", info, model, None, "removed: its directory was deleted")
         }
@@ -297,5 +312,18 @@ mod tests {
             ]
         );
         assert!(events[1].text.contains("no such file"), "{}", events[1].text);
+    }
+
+    #[test]
+    fn ignored_models_and_versions_are_events_with_their_number() {
+        let models = LifecycleEvent::ModelsIgnored { root: "/m".into(), count: 7, models_max: 9 };
+        let models = for_people(&models).unwrap();
+        assert_eq!((models.kind, models.model), ("models_ignored", None));
+        assert_eq!(models.text, "/m: models that are not served: 7; the first 9 by name serve");
+        let versions =
+            LifecycleEvent::VersionsIgnored { model: "m".into(), count: 8, versions_max: 9 };
+        let versions = for_people(&versions).unwrap();
+        assert_eq!((versions.kind, versions.model), ("versions_ignored", Some("m".into())));
+        assert_eq!(versions.text, "versions that are ignored: 8; the 9 highest numbers count");
     }
 }

@@ -12,6 +12,7 @@ use engine::Servable;
 use crate::catalog::{CatalogEntry, ReadySet};
 use crate::convert::Converted;
 use crate::manager::ManagerContext;
+use crate::manager::ignored::IgnoredVersions;
 use crate::manager::load_stop::LoadStop;
 use crate::manager::rollout::ModelRollout;
 use crate::manager::update_state::Update;
@@ -29,6 +30,7 @@ pub(crate) struct Model {
     /// Configuration, with its `millpond.toml` applied.
     pub(crate) config: ModelConfig,
     pub(crate) versions: BTreeMap<u64, Version>,
+    pub(crate) ignored_versions: IgnoredVersions,
     pub(crate) path_error: Option<String>,
     pub(crate) settings_error: Option<String>,
     /// Problem with the place that its directory mirrors.
@@ -273,6 +275,7 @@ impl Model {
             converts,
             config,
             versions: BTreeMap::new(),
+            ignored_versions: IgnoredVersions::default(),
             path_error: None,
             settings_error: None,
             source_error: None,

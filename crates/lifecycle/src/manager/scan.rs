@@ -22,6 +22,7 @@ impl Manager {
                 model.versions.values_mut().for_each(|version| version.disk = None);
             }
         }
+        self.ignored_models.update(snapshot.ignored_models, &*self.context.observer);
         self.answered = Some(snapshot.answers);
     }
 
@@ -38,8 +39,10 @@ impl Manager {
         model.removed = false;
         model.source_error = self.source_errors.get(&name).cloned();
         match contents {
-            Ok(Contents { settings, versions }) => {
+            Ok(Contents { settings, versions, ignored_versions }) => {
                 model.path_error = None;
+                let observer = &*self.context.observer;
+                model.ignored_versions.update(ignored_versions, &name, observer);
                 model.configure(&mut self.context, &base, &settings);
                 model.see(&self.context, versions);
             }

@@ -133,6 +133,43 @@ fn an_unreadable_root_keeps_its_models() {
     assert_eq!(bench.scan(), "m/1:unusable");
 }
 
+#[test]
+fn models_above_the_limit_of_a_root_are_counted() {
+    let mut bench = Bench::new();
+    bench.write(".real/1/readme.txt", "x");
+    let link = |number: usize| bench.root.path().join(format!("m{number:04}"));
+    for number in 0..ROOT_MODELS_MAX + 2 {
+        std::os::unix::fs::symlink(".real", link(number)).unwrap();
+    }
+    let last = link(ROOT_MODELS_MAX + 1);
+    let scan = bench.scanner.scan(0, bench.now);
+    assert_eq!(scan.models.len(), ROOT_MODELS_MAX);
+    assert_eq!(&*scan.models[ROOT_MODELS_MAX - 1].base.name, "m4095", "the first by name");
+    assert_eq!(scan.ignored_models, BTreeMap::from([(bench.root.path().to_owned(), 2)]));
+    fs::remove_file(last).unwrap();
+    let scan = bench.scanner.scan(0, bench.now);
+    assert_eq!(scan.ignored_models, BTreeMap::from([(bench.root.path().to_owned(), 1)]));
+    fs::remove_file(bench.root.path().join("m0000")).unwrap();
+    let scan = bench.scanner.scan(0, bench.now);
+    assert_eq!((scan.models.len(), scan.ignored_models), (ROOT_MODELS_MAX, BTreeMap::new()));
+}
+
+#[test]
+fn versions_above_the_limit_of_a_model_are_counted() {
+    let mut bench = Bench::new();
+    bench.write("m/1/readme.txt", "x");
+    let ignored = |bench: &mut Bench| {
+        let contents = bench.scanner.scan(0, bench.now).models.remove(0).contents.unwrap();
+        (contents.versions.len(), contents.versions[0].version, contents.ignored_versions)
+    };
+    assert_eq!(ignored(&mut bench), (1, 1, 0));
+    for version in 2..=VERSIONS_MAX + 3 {
+        let link = bench.root.path().join(format!("m/{version}"));
+        std::os::unix::fs::symlink("1", link).unwrap();
+    }
+    assert_eq!(ignored(&mut bench), (VERSIONS_MAX, 4, 3), "the lowest are ignored");
+}
+
 /// A dangling link, or one that cannot be followed, is not a removed directory.
 #[test]
 fn a_model_that_cannot_be_looked_at_stays_a_model() {

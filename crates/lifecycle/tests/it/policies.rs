@@ -163,6 +163,23 @@ fn models_of_a_root_come_and_go() {
 }
 
 #[test]
+fn versions_above_the_limit_of_a_model_are_reported_once() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    for version in 2..=1026 {
+        std::os::unix::fs::symlink("1", world.dir("m", version)).unwrap();
+    }
+    world.start(Setting::default());
+    world.until_ready("m", 1026);
+    world.looks();
+    let mut reports = world.events.all();
+    reports.retain(|event| matches!(event, LifecycleEvent::VersionsIgnored { .. }));
+    let expected =
+        LifecycleEvent::VersionsIgnored { model: "m".into(), count: 2, versions_max: 1024 };
+    assert_eq!(reports, [expected]);
+}
+
+#[test]
 fn a_version_goes_on_serving_while_its_successor_is_incomplete() {
     let world = World::with_model();
     fs::create_dir(world.dir("m", 2)).unwrap();

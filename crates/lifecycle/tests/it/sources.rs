@@ -2,13 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use lifecycle::{ConfigSet, LifecycleState, ModelConfig, ModelRoot, SourceReport};
+use lifecycle::{ConfigSet, LifecycleEvent, LifecycleState, ModelConfig, ModelRoot, SourceReport};
 
 use crate::world::{MIB, Setting, World, eventually};
+
+/// Maximum models of a root.
+const ROOT_MODELS_MAX: usize = 4096;
 
 /// Starts a lifecycle whose root mirrors a store and is empty.
 fn mirrored() -> World {
     let mut world = World::prepare(64 * MIB);
+    start_mirrored(&mut world);
+    world
+}
+
+/// Starts a lifecycle whose root mirrors a store.
+fn start_mirrored(world: &mut World) {
     world.start(Setting {
         change: |config| {
             config.awaits_sources = true;
@@ -17,7 +26,22 @@ fn mirrored() -> World {
         },
         ..Setting::default()
     });
-    world
+}
+
+/// In a mirrored root, a directory without a version is a model, and nothing is loaded.
+#[test]
+fn models_above_the_limit_of_a_root_are_reported() {
+    let mut world = World::prepare(64 * MIB);
+    for number in 0..ROOT_MODELS_MAX + 2 {
+        std::fs::create_dir(world.model_dir(&format!("m{number:04}"))).unwrap();
+    }
+    start_mirrored(&mut world);
+    let expected = LifecycleEvent::ModelsIgnored {
+        root: world.root.path().to_owned(),
+        count: 2,
+        models_max: ROOT_MODELS_MAX,
+    };
+    eventually("the event", || world.events.all().contains(&expected));
 }
 
 #[test]
