@@ -94,7 +94,10 @@ fn an_unknown_engine() {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(path, text.replace("\"fake\"", "\"tensorflow\"")).unwrap();
     });
-    refused(&world, "needs engine \"tensorflow\", and this server has fake; publish it for");
+    refused(
+        &world,
+        "needs engine \"tensorflow\", and this server has fake, allocating; publish it for",
+    );
 }
 
 #[test]

@@ -161,21 +161,22 @@ fn an_order_of_an_index_pauses_and_is_exact() {
     let must = vec![Condition::Range { key: "f2".into(), range }];
     let filter = Filter { must, ..Filter::default() };
     // A part is at most 64 rare values, as of f2, or a frequent value, as each of the three of f3.
-    for (key, parts) in [("f2", 3 * 600 / 64), ("f3", 9)] {
+    // There are at least two segments, because small ones may be merged.
+    for (key, parts) in [("f2", 2 * 600 / 64), ("f3", 6)] {
         for clause in [None, Some(&filter)] {
             for descending in [false, true] {
                 let order = PointOrder { key, descending, from: None };
                 let all = || collection.ordered(&order, clause, 3000);
-                let (pauses, points) = in_slices(&Arc::default(), all);
+                let (pauses_of_all, points) = in_slices(&Arc::default(), all);
                 assert_eq!(points, all().unwrap());
                 assert_eq!(points.points.len() == 2797, clause.is_none(), "{key}");
-                assert!(pauses >= parts - 1, "{key}: {pauses} pauses");
+                assert!(pauses_of_all >= parts - 1, "{key}: {pauses_of_all} pauses");
                 // The visit ends after the first points of each segment.
                 let few = || collection.ordered(&order, clause, 1);
                 let (pauses, points) = in_slices(&Arc::default(), few);
                 assert_eq!(points, few().unwrap());
                 assert_eq!(points.points.len(), 1);
-                assert!(pauses < parts, "{key}: {pauses} pauses");
+                assert!(pauses < pauses_of_all, "{key}: {pauses} of {pauses_of_all} pauses");
             }
         }
     }
