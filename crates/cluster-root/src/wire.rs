@@ -42,23 +42,21 @@ pub(super) struct NodeReadAnswer {
 /// Results of shards as JSON text, or errors.
 pub(super) type ShardResultTexts = BTreeMap<u32, Result<Box<RawValue>>>;
 
+/// A node's answer, with the body of each shard as a `B`.
 #[derive(Deserialize)]
-struct AnswerText<'a> {
-    #[serde(borrow)]
-    shards: BTreeMap<u32, ShardReplyText<'a>>,
+struct AnswerText<B> {
+    shards: BTreeMap<u32, ShardReplyText<B>>,
 }
 
 #[derive(Deserialize)]
-struct ShardReplyText<'a> {
+struct ShardReplyText<B> {
     status: u16,
-    #[serde(borrow)]
-    body: &'a RawValue,
+    body: B,
 }
 
 #[derive(Deserialize)]
-struct EnvelopeText<'a> {
-    #[serde(borrow)]
-    result: &'a RawValue,
+struct EnvelopeText {
+    result: Box<RawValue>,
 }
 
 /// Milliseconds of a node's part of the time until `deadline`. The rest is for the way back and the
@@ -96,20 +94,36 @@ pub(super) async fn read_node(
 /// # Errors
 /// `Internal` for another text than the expected JSON.
 pub(super) fn parse_read(body: &[u8]) -> Result<ShardResultTexts> {
+    results_in_one_pass(body).map_or_else(|| results_or_errors(body), Ok)
+}
+
+/// Reads an answer that has a result of every shard. Returns `None` for every other text.
+fn results_in_one_pass(body: &[u8]) -> Option<ShardResultTexts> {
+    // serde_json checks the encoding only of the parts that it returns.
+    let text = std::str::from_utf8(body).ok()?;
+    let answer: AnswerText<EnvelopeText> = serde_json::from_str(text).ok()?;
+    let shards = answer.shards.into_iter();
+    shards
+        .map(|(shard, reply)| (reply.status == 200).then_some((shard, Ok(reply.body.result))))
+        .collect()
+}
+
+/// Reads any answer. The status of a shard says how its body is to be read, so the bodies are read
+/// a second time.
+///
+/// # Errors
+/// As [`parse_read`].
+fn results_or_errors(body: &[u8]) -> Result<ShardResultTexts> {
     let malformed =
         |error| Error::internal(format!("a node's answer is not the expected JSON: {error}"));
-    let answer: AnswerText<'_> = serde_json::from_slice(body).map_err(malformed)?;
-    let mut shards = BTreeMap::new();
-    for (shard, reply) in answer.shards {
-        let result = match reply.status {
-            200 => serde_json::from_str::<EnvelopeText<'_>>(reply.body.get())
-                .map(|envelope| envelope.result.to_owned())
-                .map_err(malformed),
-            status => Err(shard_error(status, reply.body.get())),
-        };
-        shards.insert(shard, result);
-    }
-    Ok(shards)
+    let answer: AnswerText<&RawValue> = serde_json::from_slice(body).map_err(malformed)?;
+    let result = |reply: ShardReplyText<&RawValue>| match reply.status {
+        200 => serde_json::from_str::<EnvelopeText>(reply.body.get())
+            .map(|envelope| envelope.result)
+            .map_err(malformed),
+        status => Err(shard_error(status, reply.body.get())),
+    };
+    Ok(answer.shards.into_iter().map(|(shard, reply)| (shard, result(reply))).collect())
 }
 
 /// Returns true if another holder of the shard would refuse the request too.
@@ -232,7 +246,73 @@ fn unknown_outcome(error: &Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Bodies of shards. Most are on the border between the two ways to read an answer.
+    const BODIES: [&str; 14] = [
+        r#"{"result":{"points":[{"id":1,"score":0.5}]},"status":"ok","time":0.1}"#,
+        r#" { "time" : 1e5 , "result" : [ "\ud83d\ude00" , null ] } "#,
+        r#"{"\u0072esult":"é"}"#,
+        r#"{"result":"\ud800"}"#,
+        r#"{"\ud800":0,"result":0}"#,
+        r#"{"result":1,"result":2}"#,
+        r#"{"status":{"error":"é"},"result":null}"#,
+        r#"{"status":{"error":"why"},"time":0}"#,
+        r#"{"error":"why"}"#,
+        r#"["first"]"#,
+        r#"["first","second"]"#,
+        r#""text""#,
+        "{}",
+        "",
+    ];
+
+    fn reply() -> impl Strategy<Value = String> {
+        let status =
+            prop_oneof![4 => Just("200"), 1 => prop::sample::select(vec!["503", "422", "-1"])];
+        let body = prop::sample::select(BODIES.to_vec());
+        (status, body, any::<bool>()).prop_map(|(status, body, is_first)| {
+            if is_first {
+                format!(r#"{{"body":{body},"status":{status}}}"#)
+            } else {
+                format!(r#"{{"status":{status},"body":{body}}}"#)
+            }
+        })
+    }
+
+    fn texts(parsed: Result<ShardResultTexts>) -> Result<BTreeMap<u32, Result<String>>> {
+        let text = |result: Result<Box<RawValue>>| result.map(|text| text.get().to_owned());
+        parsed.map(|shards| shards.into_iter().map(|(shard, it)| (shard, text(it))).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn one_pass_reads_the_results_of_two(
+            replies in prop::collection::vec((0u32..4, reply()), 0..4),
+            change in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+        ) {
+            let shards: Vec<String> =
+                replies.iter().map(|(shard, reply)| format!("\"{shard}\":{reply}")).collect();
+            let body = format!(r#"{{"shards":{{{}}},"rows":{{}}}}"#, shards.join(","));
+            let mut body = body.into_bytes();
+            if let Some((at, byte)) = change {
+                let at = at.index(body.len());
+                body[at] = byte;
+            }
+            prop_assert_eq!(texts(parse_read(&body)), texts(results_or_errors(&body)));
+        }
+    }
+
+    #[test]
+    fn an_answer_without_errors_is_read_in_one_pass() {
+        let reply = format!(r#"{{"status":200,"body":{}}}"#, BODIES[0]);
+        let whole = format!(r#"{{"shards":{{"0":{reply},"1":{reply}}}}}"#);
+        assert_eq!(results_in_one_pass(whole.as_bytes()).unwrap().len(), 2);
+        let refused = whole.replacen("200", "503", 1);
+        assert!(results_in_one_pass(refused.as_bytes()).is_none());
+        assert!(parse_read(refused.as_bytes()).unwrap()[&0].is_err());
+    }
 
     #[test]
     fn shards_are_read_apart() {
