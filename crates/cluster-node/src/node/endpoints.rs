@@ -12,12 +12,13 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster::EntryNumber;
 use http::{HeaderMap, Method, StatusCode};
-use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use transport::Reply;
 
 use super::hints::{self, AppendedEntries};
+use super::local::LocalAnswer;
 use super::ownership::OwnerWriteOutcome;
 use super::{ClusterNode, image_endpoints};
 use crate::types::ShardKey;
@@ -34,6 +35,8 @@ const BACKGROUND_PATHS: &str = "images/duplicates/";
 pub(super) const BACKGROUND_READS_MAX: usize = 16;
 /// Maximum shards of one read.
 const SHARDS_MAX: usize = 1024;
+/// Maximum bytes that [`answer_text`] writes for a shard besides its body.
+const FRAME_BYTES_MAX: usize = 38;
 /// Routes of a collection that a root may read.
 const READ_PATHS: [&str; 14] = [
     "points",
@@ -72,16 +75,10 @@ struct ReadRequest {
 }
 
 /// The answer of one shard.
-#[derive(Debug, Serialize)]
 struct ShardAnswer {
     status: u16,
-    body: Box<RawValue>,
-}
-
-/// Answers of shards.
-#[derive(Debug, Serialize)]
-struct ReadAnswer {
-    shards: BTreeMap<u32, ShardAnswer>,
+    /// JSON text.
+    body: Bytes,
 }
 
 /// A write to a shard whose log this node writes.
@@ -146,16 +143,31 @@ async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -
             Ok(answer) => answer,
             Err(error) => ShardAnswer {
                 status: error.kind().http_status(),
-                body: encoded(&json!({ "status": { "error": error.message() } }))?,
+                body: json!({ "status": { "error": error.message() } }).to_string().into(),
             },
         };
         answers.insert(shard, answer);
     }
-    Ok(Reply::json(encoded(&ReadAnswer { shards: answers })?.get().to_owned()))
+    Ok(Reply::json(answer_text(&answers)))
 }
 
-fn encoded(value: &impl Serialize) -> Result<Box<RawValue>> {
-    to_raw_value(value).map_err(|error| Error::internal(format!("an answer to a node: {error}")))
+/// Returns the JSON of the answers of shards. Copies each body once.
+fn answer_text(answers: &BTreeMap<u32, ShardAnswer>) -> Vec<u8> {
+    let bytes: usize = answers.values().map(|answer| answer.body.len() + FRAME_BYTES_MAX).sum();
+    let start = b"{\"shards\":{";
+    let end = b"}}";
+    let mut text = Vec::with_capacity(start.len() + bytes + end.len());
+    text.extend_from_slice(start);
+    for (at, (shard, ShardAnswer { status, body })) in answers.iter().enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(format!("\"{shard}\":{{\"status\":{status},\"body\":").as_bytes());
+        text.extend_from_slice(body);
+        text.push(b'}');
+    }
+    text.extend_from_slice(end);
+    text
 }
 
 async fn read_shard(
@@ -195,9 +207,26 @@ async fn read_shard(
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;
     state.check_generation(&key, generation)?;
-    let body = serde_json::from_slice(&answer.body)
-        .map_err(|error| Error::internal(format!("the answer of the shard {key}: {error}")))?;
-    Ok(ShardAnswer { status: answer.status.as_u16(), body })
+    shard_answer(&key, answer)
+}
+
+/// Turns the answer of a local collection into that of a shard.
+///
+/// # Errors
+/// `Internal` for a body that would damage the answers of other shards.
+fn shard_answer(key: &ShardKey, answer: LocalAnswer) -> Result<ShardAnswer> {
+    let LocalAnswer { status, body } = answer;
+    let malformed = |error: &dyn std::fmt::Display| {
+        Error::internal(format!("the answer of the shard {key}: {error}"))
+    };
+    if status == StatusCode::OK {
+        // Handlers write results as JSON, so these are not parsed again.
+        std::str::from_utf8(&body).map_err(|error| malformed(&error))?;
+    } else {
+        // The router itself answers some errors, without JSON.
+        serde_json::from_slice::<&RawValue>(&body).map_err(|error| malformed(&error))?;
+    }
+    Ok(ShardAnswer { status: status.as_u16(), body })
 }
 
 async fn write(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: Body) -> Reply {
@@ -279,4 +308,46 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
         })
         .collect();
     Reply::json(json!({ "name": node.name(), "shards": shards }).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn answers_of_shards_are_one_json_text() {
+        assert_eq!(answer_text(&BTreeMap::new()), br#"{"shards":{}}"#);
+        let answer = |status, body: &'static str| ShardAnswer { status, body: body.into() };
+        let answers = BTreeMap::from([
+            (u32::MAX, answer(u16::MAX, r#"{"error":"\u00e9"}"#)),
+            (3, answer(200, r#"{"result":[1],"status":"ok"}"#)),
+        ]);
+        let text = answer_text(&answers);
+        let first = r#""3":{"status":200,"body":{"result":[1],"status":"ok"}}"#;
+        let second = r#""4294967295":{"status":65535,"body":{"error":"\u00e9"}}"#;
+        assert_eq!(text, format!(r#"{{"shards":{{{first},{second}}}}}"#).as_bytes());
+        let bodies: usize = answers.values().map(|answer| answer.body.len()).sum();
+        assert!(text.len() <= bodies + 2 * FRAME_BYTES_MAX + br#"{"shards":{}}"#.len());
+    }
+
+    #[test]
+    fn a_body_without_json_damages_no_other_shard() {
+        let key = ShardKey::new("c", 0);
+        let answer = |status, body: &'static [u8]| {
+            shard_answer(&key, LocalAnswer { status, body: Bytes::from_static(body) })
+        };
+        let malformed: [(StatusCode, &'static [u8]); 3] = [
+            (StatusCode::OK, b"{\"result\":\"\xff\"}"),
+            (StatusCode::NOT_FOUND, b""),
+            (StatusCode::BAD_REQUEST, b"{\"error\":\"\xff\"}"),
+        ];
+        for (status, body) in malformed {
+            assert_eq!(answer(status, body).err().unwrap().kind(), ErrorKind::Internal);
+        }
+        let refused = answer(StatusCode::BAD_REQUEST, br#"{"error":"why"}"#).unwrap();
+        assert_eq!((refused.status, &*refused.body), (400, &br#"{"error":"why"}"#[..]));
+        assert_eq!(answer(StatusCode::OK, br#"{"result":1}"#).unwrap().status, 200);
+    }
 }
