@@ -15,6 +15,8 @@ use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use transport::Reply;
 
 use super::hints::{self, AppendedEntries};
@@ -127,14 +129,23 @@ async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -
     let until = deadline(request.timeout_ms);
     let request = Arc::new(request);
     let body = Bytes::from(request.body.get().to_owned());
-    let mut running = tokio::task::JoinSet::new();
+    let mut running = JoinSet::new();
+    // Carries no message, and closes when the last shard is read. So the task of the connection
+    // wakes once, and not after each shard.
+    let (reading, mut all_read) = mpsc::channel::<()>(1);
     for shard in request.shards.keys().copied() {
         let node = node.clone();
         let request = request.clone();
         let body = body.clone();
-        running
-            .spawn(async move { (shard, read_shard(&node, &request, shard, body, until).await) });
+        let reading = reading.clone();
+        running.spawn(async move {
+            let answer = read_shard(&node, &request, shard, body, until).await;
+            drop(reading);
+            (shard, answer)
+        });
     }
+    drop(reading);
+    all_read.recv().await;
     let mut answers = BTreeMap::new();
     while let Some(done) = running.join_next().await {
         let (shard, answer) =
