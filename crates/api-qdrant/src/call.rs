@@ -2,7 +2,7 @@
 //! envelope.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use transport::Reply;
 use transport::access::KeyGrant;
 
-use crate::json;
+use crate::json::{self, QueryRequest};
 use crate::params::RequestParams;
 use crate::state::{CollectionsState, ImageCollections};
 use crate::write_threads::WriteJob;
@@ -34,9 +34,12 @@ const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Retry advice for a collection that was not open in time.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 
-/// Extension of a request that a node of a cluster makes to the collection of a shard.
-#[derive(Clone, Copy, Debug)]
-pub struct ShardCall;
+/// Extension of a request that a node of a cluster makes to the collection of a shard. Requests
+/// with the same body share clones of it, so that the query in the body is parsed once.
+#[derive(Clone, Debug, Default)]
+pub struct ShardCall {
+    query: Arc<OnceLock<QueryRequest>>,
+}
 
 /// The parts of a request that its handler uses besides the body.
 pub(crate) struct CallContext {
@@ -55,12 +58,29 @@ pub(crate) struct CallContext {
     pub(crate) grant: Option<KeyGrant>,
     /// All collections, for reads that name another one; `None` for other requests.
     pub(crate) collections: Option<CollectionLookup>,
-    /// True for a [`ShardCall`]: a root of a cluster merges the response with those of other
-    /// shards.
-    pub(crate) for_root: bool,
+    /// The call of a node to the collection of a shard; `None` for other requests.
+    pub(crate) shard_call: Option<ShardCall>,
 }
 
 impl CallContext {
+    /// Returns true if a root of a cluster merges the response with those of other shards.
+    pub(crate) fn for_root(&self) -> bool {
+        self.shard_call.is_some()
+    }
+
+    /// Parses the query in `body`, unless another call with the same body has parsed it.
+    ///
+    /// # Errors
+    /// As [`json::parse`].
+    pub(crate) fn parse_query(&self, body: &[u8]) -> Result<QueryRequest> {
+        let Some(ShardCall { query }) = &self.shard_call else { return json::parse(body) };
+        if let Some(known) = query.get() {
+            return Ok(known.clone());
+        }
+        let parsed = json::parse(body)?;
+        Ok(query.get_or_init(|| parsed).clone())
+    }
+
     /// Returns true if the request's key may use the collection `name`.
     pub(crate) fn sees(&self, name: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.sees_collection(name))
@@ -120,7 +140,7 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
                 context(state, path, RequestParams::parse(&parts.uri)?, started, grant)
             })
             .map_err(|error| refuse(&error, started.elapsed()))?;
-        context.for_root = parts.extensions.get::<ShardCall>().is_some();
+        context.shard_call = parts.extensions.get().cloned();
         Ok(RestCall { state: state.clone(), context, headers: parts.headers, body, started })
     }
 }
@@ -145,7 +165,7 @@ fn context(
         images: state.images.clone(),
         grant,
         collections: None,
-        for_root: false,
+        shard_call: None,
     })
 }
 

@@ -39,7 +39,7 @@ fn context(collection: &str) -> CallContext {
         images: Arc::new(NoImages),
         grant: None,
         collections: None,
-        for_root: false,
+        shard_call: None,
     }
 }
 

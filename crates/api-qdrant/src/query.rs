@@ -108,7 +108,7 @@ pub(crate) fn query(
     context: &CallContext,
     body: &[u8],
 ) -> Result<QueryResponse> {
-    let request: QueryRequest = json::parse(body)?;
+    let request = context.parse_query(body)?;
     let run = QueryRun { named, thread, context, deadline: context.deadline };
     run.answer(request, None, &mut ResponseBudget::default())
 }
@@ -275,7 +275,7 @@ impl QueryRun<'_> {
             for (at, hit) in hits.iter().enumerate() {
                 retrieve::add_date(&mut order_dates, at, hit.value);
             }
-            order_dates = order_dates.filter(|_| self.context.for_root);
+            order_dates = order_dates.filter(|_| self.context.for_root());
             let points = hits.into_iter().map(scored).collect();
             return Ok(QueryResponse { points, partial, order_dates });
         }
@@ -305,7 +305,7 @@ impl QueryRun<'_> {
                 }
             }
         }
-        order_dates = order_dates.filter(|_| self.context.for_root);
+        order_dates = order_dates.filter(|_| self.context.for_root());
         Ok(QueryResponse { points, partial, order_dates })
     }
 }

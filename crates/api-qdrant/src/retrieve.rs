@@ -194,7 +194,7 @@ pub(crate) fn scroll(
             ));
         }
         let page = scroll_in_order(named, order, filter.as_ref(), requested, &projection)?;
-        let order_dates = page.order_dates.filter(|_| context.for_root);
+        let order_dates = page.order_dates.filter(|_| context.for_root());
         return Ok(ScrollResponse { order_dates, ..page });
     }
     // Points beyond the maximum of one page come with the next page.

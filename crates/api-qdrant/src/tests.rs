@@ -37,7 +37,7 @@ fn context(collection: &str, item: &str) -> CallContext {
         images,
         grant: None,
         collections: None,
-        for_root: false,
+        shard_call: None,
     }
 }
 

@@ -4,7 +4,7 @@ use base::ErrorKind;
 use serde_json::{Value, json};
 
 use super::Bench;
-use crate::call::CallContext;
+use crate::call::{CallContext, ShardCall};
 use crate::{groups, query, retrieve, update};
 
 /// Points on a line, each with a number, a date, a colour and a shelf.
@@ -46,7 +46,10 @@ fn a_root_gets_the_positions_of_dates() {
     let point = |(id, when): (u64, &Value)| json!({"id": id, "vector": [id, 0], "payload": {"when": when, "shelf": "a"}});
     let points: Vec<Value> = (1..).zip(&values).map(point).collect();
     bench.write(update::upsert, "mixed", &json!({ "points": points })).unwrap();
-    let context = |for_root| CallContext { for_root, ..super::context("", "") };
+    let context = |for_root: bool| CallContext {
+        shard_call: for_root.then(ShardCall::default),
+        ..super::context("", "")
+    };
     let ids = |hits: &Value| -> Vec<u64> {
         hits.as_array().unwrap().iter().map(|hit| hit["id"].as_u64().unwrap()).collect()
     };

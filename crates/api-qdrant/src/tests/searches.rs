@@ -8,9 +8,21 @@ use search::registry::NamedCollection;
 use serde_json::{Value, json};
 
 use super::{Bench, UUID, three};
-use crate::call::CallContext;
+use crate::call::{CallContext, ShardCall};
 use crate::json::ScoredPoint;
 use crate::{collections, json, matrix, older, query, retrieve, update};
+
+#[test]
+fn calls_of_a_node_parse_their_query_once() {
+    let call = ShardCall::default();
+    let context = || CallContext { shard_call: Some(call.clone()), ..super::context("", "") };
+    assert!(context().parse_query(b"{").is_err());
+    let parsed = context().parse_query(br#"{"limit":3}"#).unwrap();
+    assert_eq!(parsed.limit(), 3);
+    // This text would be refused if it was parsed.
+    assert_eq!(context().parse_query(b"{").unwrap(), parsed);
+    assert!(super::context("", "").parse_query(b"{").is_err());
+}
 
 #[test]
 fn scores_and_thresholds_follow_the_distance() {

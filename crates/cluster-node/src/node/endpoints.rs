@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api_qdrant::ShardCall;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -11,7 +12,7 @@ use axum::routing::{get, post};
 use base::{Error, Result};
 use bytes::Bytes;
 use cluster::EntryNumber;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -76,6 +77,15 @@ struct ReadRequest {
     strong: bool,
 }
 
+/// A read that runs.
+struct RunningRead {
+    request: ReadRequest,
+    body: Bytes,
+    /// Shared by the calls of all shards.
+    call: ShardCall,
+    until: Instant,
+}
+
 /// The answer of one shard.
 struct ShardAnswer {
     status: u16,
@@ -126,20 +136,19 @@ async fn answer_read(node: &Arc<ClusterNode>, headers: &HeaderMap, body: Body) -
     if !READ_PATHS.contains(&request.path.as_str()) || request.shards.len() > SHARDS_MAX {
         return Err(Error::invalid(format!("{:?} is not read in a cluster", request.path)));
     }
-    let until = deadline(request.timeout_ms);
-    let request = Arc::new(request);
     let body = Bytes::from(request.body.get().to_owned());
+    let until = deadline(request.timeout_ms);
+    let read = Arc::new(RunningRead { request, body, call: ShardCall::default(), until });
     let mut running = JoinSet::new();
     // Carries no message, and closes when the last shard is read. So the task of the connection
     // wakes once, and not after each shard.
     let (reading, mut all_read) = mpsc::channel::<()>(1);
-    for shard in request.shards.keys().copied() {
+    for shard in read.request.shards.keys().copied() {
         let node = node.clone();
-        let request = request.clone();
-        let body = body.clone();
+        let read = read.clone();
         let reading = reading.clone();
         running.spawn(async move {
-            let answer = read_shard(&node, &request, shard, body, until).await;
+            let answer = read_shard(&node, &read, shard).await;
             drop(reading);
             (shard, answer)
         });
@@ -181,13 +190,9 @@ fn answer_text(answers: &BTreeMap<u32, ShardAnswer>) -> Vec<u8> {
     text
 }
 
-async fn read_shard(
-    node: &ClusterNode,
-    request: &ReadRequest,
-    shard: u32,
-    body: Bytes,
-    until: Instant,
-) -> Result<ShardAnswer> {
+async fn read_shard(node: &ClusterNode, read: &RunningRead, shard: u32) -> Result<ShardAnswer> {
+    let RunningRead { request, body, call, until } = read;
+    let until = *until;
     let key = ShardKey::new(&request.collection, shard);
     let unserved =
         || Error::unavailable(format!("node {} does not serve the shard {key}", node.name()));
@@ -213,7 +218,7 @@ async fn read_shard(
     let _turn = tokio::time::timeout_at(until.into(), turn)
         .await
         .map_err(|_| Error::exhausted("too many shards are read on this node; try again later"))?;
-    let answered = node.services.local.call(Method::POST, &key, &request.path, body);
+    let answered = node.services.local.read(call.clone(), &key, &request.path, body.clone());
     let answer = tokio::time::timeout_at(until.into(), answered)
         .await
         .map_err(|_| Error::deadline(format!("the shard {key} took too long")))??;

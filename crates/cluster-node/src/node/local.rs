@@ -56,6 +56,32 @@ impl LocalCollections {
         path: &str,
         body: Bytes,
     ) -> Result<LocalAnswer> {
+        self.call_as(ShardCall::default(), method, key, path, body).await
+    }
+
+    /// Posts `body` to a route of a shard's collection, as [`LocalCollections::call`] does. Reads
+    /// with the same body share clones of `call`.
+    ///
+    /// # Errors
+    /// As [`LocalCollections::call`].
+    pub(super) async fn read(
+        &self,
+        call: ShardCall,
+        key: &ShardKey,
+        path: &str,
+        body: Bytes,
+    ) -> Result<LocalAnswer> {
+        self.call_as(call, Method::POST, key, path, body).await
+    }
+
+    async fn call_as(
+        &self,
+        call: ShardCall,
+        method: Method,
+        key: &ShardKey,
+        path: &str,
+        body: Bytes,
+    ) -> Result<LocalAnswer> {
         let broken = |error: &dyn std::fmt::Display| {
             Error::internal(format!("shard {key}: {path}: {error}"))
         };
@@ -69,7 +95,7 @@ impl LocalCollections {
             .method(method)
             .uri(&path)
             .header(header::CONTENT_TYPE, "application/json")
-            .extension(ShardCall)
+            .extension(call)
             .body(Body::from(body))
             .map_err(|error| broken(&error))?;
         let response = self.respond(request).await;
