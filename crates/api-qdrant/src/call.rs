@@ -1,12 +1,11 @@
 //! One request: reads it within its limits, runs it on the right thread, and answers in Qdrant's
 //! envelope.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
@@ -132,12 +131,12 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
     ) -> Result<RestCall, Reply> {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
+        let path = RawPathParams::from_request_parts(&mut parts, state).await;
         let mut context = path
-            .map_err(|error| Error::invalid(error.body_text()))
-            .and_then(|Path(path)| {
+            .map_err(|error| Error::invalid(format!("Invalid URL: {}", error.body_text())))
+            .and_then(|path| {
                 let grant = parts.extensions.get().cloned();
-                context(state, path, RequestParams::parse(&parts.uri)?, started, grant)
+                context(state, &path, RequestParams::parse(&parts.uri)?, started, grant)
             })
             .map_err(|error| refuse(&error, started.elapsed()))?;
         context.shard_call = parts.extensions.get().cloned();
@@ -147,19 +146,23 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
 
 fn context(
     state: &CollectionsState,
-    mut path: HashMap<String, String>,
+    path: &RawPathParams,
     params: RequestParams,
     started: Instant,
     grant: Option<KeyGrant>,
 ) -> Result<CallContext> {
-    let collection = path.remove("collection").unwrap_or_default();
+    let part = |name: &str| -> String {
+        let found = path.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.to_owned()).unwrap_or_default()
+    };
+    let collection = part("collection");
     if collection.len() > json::NAME_BYTES_MAX {
         return Err(json::name_too_long(collection.len()));
     }
     let time_max = state.requests.limits.request_timeout;
     Ok(CallContext {
         collection,
-        item: path.remove("item").unwrap_or_default(),
+        item: part("item"),
         deadline: started + params.timeout.map_or(time_max, |timeout| timeout.min(time_max)),
         wait: params.wait,
         images: state.images.clone(),
