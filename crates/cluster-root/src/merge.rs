@@ -12,8 +12,9 @@ use base::{Error, Result};
 use search::collection::{FacetValue, OrderValue};
 use search::points::PointId;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
-use serde_json::{Number, Value, json};
+use serde_json::{Deserializer, Number, Value, json};
 
 /// Bytes of points after which a page ends. Its rest comes with the next page.
 const PAGE_BYTES_MAX: usize = 128 << 20;
@@ -87,6 +88,20 @@ struct PointKeyText {
     order_value: Option<Number>,
 }
 
+impl PointKeyText {
+    /// Returns the key of the point. `is_date` is true if a date ordered it.
+    fn key(self, is_date: bool) -> PointKey {
+        let value = self.order_value.and_then(|number| {
+            if is_date {
+                number.as_i64().map(OrderValue::date)
+            } else {
+                OrderValue::of(&Value::Number(number))
+            }
+        });
+        PointKey { id: with_position(self.id), score: self.score, value }
+    }
+}
+
 /// Parts of a point that decide its position in a merged answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PointKey {
@@ -97,10 +112,10 @@ pub(super) struct PointKey {
     value: Option<OrderValue>,
 }
 
-/// A point and its text.
+/// A point and its JSON text.
 pub(super) struct KeyedPoint<'a> {
     pub(super) key: PointKey,
-    pub(super) text: &'a RawValue,
+    pub(super) text: &'a str,
 }
 
 impl PointKey {
@@ -131,7 +146,15 @@ fn with_position(id: PointId) -> (u64, PointId) {
 /// # Errors
 /// `Internal` for a result that is not the expected JSON.
 pub(super) fn read<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T> {
-    serde_json::from_str(text.get())
+    read_text(text.get())
+}
+
+/// Parses a part of the result of a shard.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_text<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T> {
+    serde_json::from_str(text)
         .map_err(|error| Error::internal(format!("a shard's result: {error}")))
 }
 
@@ -149,17 +172,7 @@ pub(super) fn keyed(text: &RawValue) -> Result<KeyedPoint<'_>> {
 /// As [`read`].
 pub(super) fn keyed_in_order(text: &RawValue, is_date: bool) -> Result<KeyedPoint<'_>> {
     let point: PointKeyText = read(text)?;
-    let value = point.order_value.and_then(|number| {
-        if is_date {
-            number.as_i64().map(OrderValue::date)
-        } else {
-            OrderValue::of(&Value::Number(number))
-        }
-    });
-    Ok(KeyedPoint {
-        key: PointKey { id: with_position(point.id), score: point.score, value },
-        text,
-    })
+    Ok(KeyedPoint { key: point.key(is_date), text: text.get() })
 }
 
 impl HitOrder {
@@ -199,11 +212,37 @@ fn all_points(shards: ShardResults<'_>) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
     let mut partial = shards.incomplete;
     let mut all = Vec::new();
     for result in shards.results {
+        if let Some(mut points) = points_in_one_pass(result.get()) {
+            all.append(&mut points);
+            continue;
+        }
         let result: PointsText<'_> = read(result)?;
         partial |= result.partial;
         all.append(&mut result.into_keyed()?);
     }
     Ok((all, partial))
+}
+
+/// Reads the points of a page that has no other member and no space between its points. Returns
+/// `None` for every other text. [`PointsText`] reads every page, but scans each point twice.
+fn points_in_one_pass(page: &str) -> Option<Vec<KeyedPoint<'_>>> {
+    let mut rest = page.strip_prefix("{\"points\":[")?;
+    let mut points = Vec::new();
+    while rest != "]}" {
+        if !points.is_empty() {
+            rest = rest.strip_prefix(',')?;
+        }
+        if !rest.starts_with('{') {
+            return None;
+        }
+        let mut reader = Deserializer::from_str(rest);
+        let point = PointKeyText::deserialize(&mut reader).ok()?;
+        let end = reader.into_iter::<IgnoredAny>().byte_offset();
+        let (text, after) = rest.split_at_checked(end)?;
+        points.push(KeyedPoint { key: point.key(false), text });
+        rest = after;
+    }
+    Some(points)
 }
 
 /// Returns the merged hits of a query.
@@ -250,7 +289,7 @@ pub(super) fn text(result: Vec<u8>) -> Result<Box<RawValue>> {
 /// Returns the JSON of a page of points. `next` is the text of the next page's offset, if the
 /// answer has this member.
 fn page_text<'a>(
-    points: impl Iterator<Item = &'a RawValue>,
+    points: impl Iterator<Item = &'a str>,
     next: Option<&str>,
     partial: bool,
 ) -> Vec<u8> {
@@ -267,13 +306,13 @@ fn page_text<'a>(
     text
 }
 
-fn push_list<'a>(text: &mut Vec<u8>, values: impl Iterator<Item = &'a RawValue>) {
+fn push_list<'a>(text: &mut Vec<u8>, values: impl Iterator<Item = &'a str>) {
     text.push(b'[');
     for (at, value) in values.enumerate() {
         if at > 0 {
             text.push(b',');
         }
-        text.extend_from_slice(value.get().as_bytes());
+        text.extend_from_slice(value.as_bytes());
     }
     text.push(b']');
 }
@@ -371,7 +410,7 @@ pub(super) fn scroll(shards: ShardResults<'_>, limit: usize) -> Result<Vec<u8>> 
             break;
         }
         count += 1;
-        bytes += point.text.get().len();
+        bytes += point.text.len();
     }
     let next = match next {
         Some((_, id)) => json!(id).to_string(),
@@ -403,11 +442,11 @@ pub(super) fn ordered_scroll(
 /// # Errors
 /// As [`hits`].
 pub(super) fn records(results: &[&RawValue], ids: &[PointId]) -> Result<Vec<u8>> {
-    let mut found: HashMap<PointId, &RawValue> = HashMap::new();
+    let mut found: HashMap<PointId, &str> = HashMap::new();
     for result in results {
         let points: Vec<&RawValue> = read(result)?;
         for point in points {
-            found.insert(keyed(point)?.key.id.1, point);
+            found.insert(keyed(point)?.key.id.1, point.get());
         }
     }
     let mut text = Vec::new();

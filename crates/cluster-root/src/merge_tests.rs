@@ -218,7 +218,54 @@ fn shard_results<K: Ord>(
         .collect()
 }
 
+/// Points of a page. Most are on the border between the two ways to read a page.
+const POINTS: [&str; 9] = [
+    r#"{"id":1,"version":0,"score":0.10000000149011612}"#,
+    r#"{"id":2,"score":1e-7,"payload":{"points":[{"id":"}]"}]}}"#,
+    r#"{"id":3,"order_value":5}"#,
+    r#" {"id":4}"#,
+    r#"{"id":5} "#,
+    r#"{"\u0069d":6}"#,
+    r#"{"id":7,"id":8}"#,
+    r#"[9,0.5,null]"#,
+    r#"{"score":1}"#,
+];
+const PAGE_ENDS: [&str; 4] =
+    ["]}", "] }", r#"],"partial":true}"#, r#"],"order_dates":{"start":0,"end":1}}"#];
+
+#[test]
+fn a_plain_page_is_read_in_one_pass() {
+    let page = |points: &[&str]| format!("{{\"points\":[{}]}}", points.join(","));
+    assert_eq!(points_in_one_pass(&page(&POINTS[..3])).unwrap().len(), 3);
+    assert_eq!(points_in_one_pass(&page(&[])).unwrap().len(), 0);
+    for other in ["{\"points\":[{\"id\":1},]}", "{\"points\":[,{\"id\":1}]}", "{}"] {
+        assert!(points_in_one_pass(other).is_none(), "{other}");
+    }
+}
+
 proptest! {
+    #[test]
+    fn one_pass_reads_the_points_of_two(
+        points in prop::collection::vec(prop::sample::select(POINTS.to_vec()), 0..4),
+        end in prop::sample::select(PAGE_ENDS.to_vec()),
+        change in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
+        let mut page = format!("{{\"points\":[{}{end}", points.join(",")).into_bytes();
+        if let Some((at, byte)) = change {
+            let at = at.index(page.len());
+            page[at] = byte;
+        }
+        // The result of a shard is JSON: the answer of its node was parsed.
+        let page = String::from_utf8(page).ok().and_then(|text| RawValue::from_string(text).ok());
+        let Some(page) = page else { return Ok(()) };
+        let Some(points) = points_in_one_pass(page.get()) else { return Ok(()) };
+        let twice: PointsText<'_> = read(&page).unwrap();
+        prop_assert!(!twice.partial);
+        let parts = |point: &KeyedPoint<'_>| (point.key, point.text.to_owned());
+        let expected: Vec<_> = twice.into_keyed().unwrap().iter().map(parts).collect();
+        prop_assert_eq!(points.iter().map(parts).collect::<Vec<_>>(), expected);
+    }
+
     #[test]
     fn merged_hits_are_those_of_one_sort(
         points in points(60),

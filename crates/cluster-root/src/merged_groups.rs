@@ -181,7 +181,7 @@ fn group_point(
     field: &str,
 ) -> Result<Option<GroupPoint>> {
     let key = point.key;
-    let mut members: RawMembers = merge::read(point.text)?;
+    let mut members: RawMembers = merge::read_text(point.text)?;
     let payload = members.remove("payload").map(|text| merge::read::<Value>(&text));
     let payload = payload.transpose()?.unwrap_or_default();
     let belongs = group_values(&payload, field).contains(value);

@@ -31,9 +31,9 @@ impl ScoredHit {
     /// Creates a hit from the point of a shard.
     ///
     /// # Errors
-    /// As [`merge::read`].
+    /// As [`merge::read_text`].
     pub(super) fn of(point: &KeyedPoint<'_>) -> Result<ScoredHit> {
-        let hit = MergedHit { id: point.key.point(), members: merge::read(point.text)? };
+        let hit = MergedHit { id: point.key.point(), members: merge::read_text(point.text)? };
         // A score that is not a number has no JSON.
         Ok(ScoredHit { hit, score: point.key.score().unwrap_or(f32::NAN) })
     }
