@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use search::registry::NamedCollection;
+use tokio::sync::Semaphore;
 
 use super::local::{at_low_priority, blocking};
 use cluster_log::Batch;
@@ -23,6 +24,10 @@ const TRIES_MAX: u32 = 30;
 /// Time after which a shard that is still behind applies its log at ordinary priority: on a machine
 /// that is always busy, its log might grow faster than it is applied.
 const LOW_PRIORITY_MAX: Duration = Duration::from_secs(60);
+
+/// Longest wait for a turn. Then the operations are tried without a turn: a disk that hangs under
+/// one shard must not stop the other shards.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Priority at which entries are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +59,9 @@ pub(crate) struct AppliedBatch {
     pub(super) skipped: u64,
 }
 
-/// Makes the operations of an entry, in order. Durable when this returns.
+/// Makes the operations of an entry, in order. Durable when this returns. Each try takes one of
+/// `turns`, which it does not hold between two tries: an operation that fails again and again must
+/// not stop other shards.
 ///
 /// # Errors
 /// `DataLoss` if the local collection is damaged; an error without further tries if the collection
@@ -63,6 +70,7 @@ pub(crate) async fn apply(
     named: &Arc<NamedCollection>,
     batch: &Batch,
     priority: ApplyPriority,
+    turns: Option<&Semaphore>,
 ) -> Result<AppliedBatch> {
     let mut at = 0;
     let mut applied = AppliedBatch::default();
@@ -72,10 +80,16 @@ pub(crate) async fn apply(
         let target = named.clone();
         let rest = batch.clone();
         let work = move || Ok(apply_from(&target, &rest, at));
+        let turn = match turns {
+            // `None` after the longest wait. The semaphore is never closed.
+            Some(turns) => tokio::time::timeout(TURN_WAIT_MAX, turns.acquire()).await.ok(),
+            None => None,
+        };
         let step = match priority {
             ApplyPriority::Ordinary => blocking(work).await?,
             ApplyPriority::Low => at_low_priority("applying a log", work).await?,
         };
+        drop(turn);
         applied.made += step.made;
         applied.skipped += step.skipped;
         at += (step.made + step.skipped) as usize;

@@ -371,7 +371,7 @@ impl ShardFollower {
         let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
     }
 
-    /// Applies an entry. A shard that is behind waits for its turn. If damage of the local
+    /// Applies an entry. A shard that is behind takes turns with others. If damage of the local
     /// collection stops the entry, the collection is served as it is until it is replaced. The
     /// entry is tried again after each try to replace it.
     async fn apply(&mut self, progress: &FollowProgress, batch: &cluster_log::Batch) -> Result<()> {
@@ -404,8 +404,8 @@ impl ShardFollower {
     ) -> Result<AppliedBatch> {
         let is_behind = !self.state.is_caught_up();
         let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
-        let _turn = if is_behind { self.services.catch_up_turn().await } else { None };
-        apply(&progress.named, batch, priority).await
+        let turns = is_behind.then_some(&self.services.catch_ups);
+        apply(&progress.named, batch, priority, turns).await
     }
 
     /// Marks the local collection if it lacks data, and begins its replacement once that is

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use api_images::{ImageKind, ImageSettings};
 use axum::Router;
 use backup::BackupStore;
+use bytes::Bytes;
 use cluster::{EntryBody, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId};
 use cluster_log::CreateOutcome;
 use http_client::HttpClient;
@@ -26,6 +27,12 @@ const PAGE_BYTES: usize = 4096;
 const OPEN_MAX: Duration = Duration::from_secs(60);
 /// Time in which a follower begins to wait before it replaces its collection.
 const BEGINS_WITHIN: Duration = Duration::from_millis(200);
+/// Time in which the turn of an operation that fails is free, much less than all of its tries take.
+const TURN_FREE_WITHIN: Duration = Duration::from_secs(10);
+/// Operation that no holder can make.
+const SKIPPED: &str = "{}";
+/// Operation that fails on this machine and is tried again: a newer program may know it.
+const FAILING: &str = r#"{"delete_vectors":{}}"#;
 /// Next entry of the damaged copy.
 const APPLIED: EntryNumber = EntryNumber(5);
 
@@ -347,27 +354,67 @@ async fn a_damaged_copy_gets_no_snapshot() {
     assert!(error.message().starts_with("the local copy is damaged"), "{error}");
 }
 
+/// A shard with an empty local collection, which is behind.
+struct EmptyShard {
+    follower: ShardFollower,
+    progress: FollowProgress,
+    _registry: Arc<Registry>,
+    _directory: tempfile::TempDir,
+}
+
+impl EmptyShard {
+    async fn start() -> EmptyShard {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = open_registry(&collections(directory.path()));
+        let mut follower = follower(directory.path(), &registry);
+        let named = follower.open().await.unwrap().named;
+        let opened_at = Instant::now();
+        let position = FollowPosition::default();
+        let progress = FollowProgress {
+            named,
+            position,
+            opened_at,
+            recorded: position,
+            recorded_at: opened_at,
+        };
+        EmptyShard { follower, progress, _registry: registry, _directory: directory }
+    }
+
+    /// Applies an entry with one operation.
+    async fn apply(&mut self, operation: &'static str) -> Result<()> {
+        let batch = cluster_log::Batch::from(vec![Bytes::from_static(operation.as_bytes())]);
+        self.follower.apply(&self.progress, &batch).await
+    }
+}
+
 #[tokio::test]
 async fn a_shard_that_is_behind_waits_for_its_turn_to_apply() {
-    let directory = tempfile::tempdir().unwrap();
-    let registry = open_registry(&collections(directory.path()));
-    let mut follower = follower(directory.path(), &registry);
-    let services = follower.services.clone();
-    let named = follower.open().await.unwrap().named;
-    let opened_at = Instant::now();
-    let position = FollowPosition::default();
-    let progress =
-        FollowProgress { named, position, opened_at, recorded: position, recorded_at: opened_at };
-    let batch = cluster_log::Batch::from(Vec::new());
-    let turn = services.catch_up_turn().await;
-    let applied = tokio::time::timeout(BEGINS_WITHIN, follower.apply(&progress, &batch));
-    assert!(applied.await.is_err(), "another shard has the turn");
-    follower.state.caught_up.store(true, Ordering::Release);
-    follower.apply(&progress, &batch).await.unwrap();
-    follower.state.caught_up.store(false, Ordering::Release);
+    let mut shard = EmptyShard::start().await;
+    let services = shard.follower.services.clone();
+    let turn = services.catch_ups.acquire().await.unwrap();
+    let waiting = tokio::time::timeout(BEGINS_WITHIN, shard.apply(SKIPPED)).await;
+    assert!(waiting.is_err(), "another shard has the turn");
+    shard.follower.state.caught_up.store(true, Ordering::Release);
+    shard.apply(SKIPPED).await.unwrap();
+    shard.follower.state.caught_up.store(false, Ordering::Release);
     drop(turn);
-    follower.apply(&progress, &batch).await.unwrap();
+    shard.apply(SKIPPED).await.unwrap();
     assert_eq!(services.metrics.entries.get(), 2);
+}
+
+#[tokio::test]
+async fn an_operation_that_fails_again_holds_no_turn() {
+    let mut failing = EmptyShard::start().await;
+    let services = failing.follower.services.clone();
+    let applied = failing.apply(FAILING);
+    tokio::pin!(applied);
+    // The only turn is free in the pause after the first try.
+    let turn = tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        turn = tokio::time::timeout(TURN_FREE_WITHIN, services.catch_ups.acquire()) => turn,
+    };
+    drop(turn.unwrap().unwrap());
 }
 
 #[tokio::test]

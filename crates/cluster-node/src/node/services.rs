@@ -38,7 +38,7 @@ pub(super) struct NodeServices {
     pub(super) snapshot_entries: u64,
     pub(super) snapshots: Semaphore,
     pub(super) restores: Semaphore,
-    /// Entries that are applied at the same time to shards that are behind.
+    /// Turns of tries to apply an entry to a shard that is behind.
     pub(super) catch_ups: Semaphore,
     /// Wakes the task that announces the shards of this node.
     pub(super) serving: Notify,
@@ -54,12 +54,6 @@ impl NodeServices {
     pub(super) async fn restore_turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.restores.acquire().await.ok()
-    }
-
-    /// Waits for the turn of an entry of a shard that is behind.
-    pub(super) async fn catch_up_turn(&self) -> Option<SemaphorePermit<'_>> {
-        // The semaphore is never closed.
-        self.catch_ups.acquire().await.ok()
     }
 
     /// Waits for the turn of a snapshot.
