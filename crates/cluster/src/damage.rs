@@ -6,12 +6,19 @@
 
 use std::time::Duration;
 
-/// Shortest time from the decision to serve a damaged copy to its replacement, which interrupts its
-/// service. It must be longer than a view can be old: a holder that relies on this copy because of
-/// an older view has decided before.
+/// Shortest time from the decision to serve or to withdraw a damaged copy to its replacement, which
+/// interrupts its service. It must be longer than a view can be old: a holder that relies on this
+/// copy because of an older view has decided before, and a holder that this one relies on because
+/// of an older view is seen to leave.
 pub const REPLACEMENT_DELAY: Duration = Duration::from_secs(10);
-/// Time that a served copy waits for the replacement of each damaged copy before it.
+/// Time that a served copy waits for the replacement of each served copy before it.
 pub const REPLACEMENT_TURN: Duration = Duration::from_secs(600);
+/// Turns that a served copy waits for each copy that is not served. Such a copy was replaced and
+/// follows the log, which may have all changes of the shard.
+const REPLACING_TURNS: u32 = 6;
+/// Maximum age of the view of the last decision when a replacement begins. Without newer views,
+/// another holder may have left meanwhile.
+pub const DECISION_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// A node that holds a shard, as a view shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +31,35 @@ pub struct HolderReading<'a> {
     pub is_damaged: bool,
 }
 
+impl HolderReading<'_> {
+    /// Returns true if this is the mark of the node `own`.
+    pub fn is_mark_of(&self, own: &str) -> bool {
+        self.node == own && self.is_damaged
+    }
+}
+
+/// Age of the decision about a damaged copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecisionAge {
+    /// Time since the decision to serve, or to withdraw, the copy.
+    pub decided: Duration,
+    /// Time since the request for the view that confirmed it last. Only a view that shows the mark
+    /// of the copy confirms it.
+    pub confirmed: Duration,
+}
+
 /// Use of a node's damaged copy of a shard, until the copy is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DamagedCopyUse {
     /// The view does not show the mark of the copy yet. The announcement stays as it is.
     #[default]
     Undecided,
-    /// The copy is not announced, because another holder is whole. It may be replaced at once.
+    /// The copy is not announced, because another holder is whole.
     Withdrawn,
     /// The copy is announced, because no other holder is whole.
     Served {
-        /// Damaged copies of other nodes that are replaced before this one.
-        ahead: u32,
+        /// Turns of other damaged copies that it waits before it is replaced.
+        turns: u32,
     },
 }
 
@@ -47,8 +71,7 @@ impl DamagedCopyUse {
     /// could replace their copies at the same time.
     #[must_use]
     pub fn next(self, own: &str, holders: &[HolderReading<'_>]) -> DamagedCopyUse {
-        let is_marked = holders.iter().any(|holder| holder.node == own && holder.is_damaged);
-        if !is_marked {
+        if !holders.iter().any(|holder| holder.is_mark_of(own)) {
             return self;
         }
         let others = || holders.iter().filter(move |holder| holder.node != own);
@@ -58,11 +81,13 @@ impl DamagedCopyUse {
         if has_whole || stays_withdrawn {
             return DamagedCopyUse::Withdrawn;
         }
-        // A copy that is not served is being replaced already.
-        let is_ahead =
-            |other: &&HolderReading<'_>| other.is_damaged && (!other.serves || other.node < own);
-        let ahead = u32::try_from(others().filter(is_ahead).count()).unwrap_or(u32::MAX);
-        DamagedCopyUse::Served { ahead }
+        let turns_of = |other: &HolderReading<'_>| match (other.is_damaged, other.serves) {
+            (true, false) => REPLACING_TURNS,
+            (true, true) if other.node < own => 1,
+            _ => 0,
+        };
+        let turns = others().map(turns_of).fold(0, u32::saturating_add);
+        DamagedCopyUse::Served { turns }
     }
 
     /// Returns true if the shard is announced. `is_announced` is true if it is announced now.
@@ -74,16 +99,14 @@ impl DamagedCopyUse {
         }
     }
 
-    /// Returns true if the copy may be replaced. `decided_for` is the time since the first
-    /// decision.
-    pub fn may_be_replaced(self, decided_for: Duration) -> bool {
-        match self {
-            DamagedCopyUse::Undecided => false,
-            DamagedCopyUse::Withdrawn => true,
-            DamagedCopyUse::Served { ahead } => {
-                let turn = REPLACEMENT_TURN.saturating_mul(ahead);
-                decided_for >= REPLACEMENT_DELAY.saturating_add(turn)
-            }
-        }
+    /// Returns true if the copy may be replaced.
+    pub fn may_be_replaced(self, age: DecisionAge) -> bool {
+        let turns = match self {
+            DamagedCopyUse::Undecided => return false,
+            DamagedCopyUse::Withdrawn => 0,
+            DamagedCopyUse::Served { turns } => turns,
+        };
+        let wait = REPLACEMENT_DELAY.saturating_add(REPLACEMENT_TURN.saturating_mul(turns));
+        age.decided >= wait && age.confirmed <= DECISION_AGE_MAX
     }
 }

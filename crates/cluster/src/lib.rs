@@ -22,7 +22,10 @@ mod snapshots;
 mod writer;
 
 pub use copies::{CopyNeed, UNNEEDED_STAYS, UnneededTimer};
-pub use damage::{DamagedCopyUse, HolderReading, REPLACEMENT_DELAY, REPLACEMENT_TURN};
+pub use damage::{
+    DECISION_AGE_MAX, DamagedCopyUse, DecisionAge, HolderReading, REPLACEMENT_DELAY,
+    REPLACEMENT_TURN,
+};
 pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
 pub use fan_out::{AnswerTaken, CallId, CallReason, NodeCall, ReadFanOut};
 pub use hedge::{BURST_MAX, HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cluster::{DamagedCopyUse, HolderReading};
+use cluster::{DamagedCopyUse, DecisionAge, HolderReading};
 use parking_lot::Mutex;
 
 /// Holders of a shard in a certain view.
@@ -23,8 +23,16 @@ struct DamageMark {
     reason: String,
     since: Instant,
     used: DamagedCopyUse,
-    /// Time of the first decision about the copy.
-    decided: Option<Instant>,
+    decision: Option<DecisionTimes>,
+}
+
+/// Times of a decision about a copy.
+#[derive(Clone, Copy, Debug)]
+struct DecisionTimes {
+    /// Time of the decision to serve, or to withdraw, the copy.
+    decided: Instant,
+    /// Time of the request for the last view that showed the mark.
+    confirmed: Instant,
 }
 
 impl CopyDamage {
@@ -35,7 +43,7 @@ impl CopyDamage {
         if is_new {
             let reason = reason.to_owned();
             let used = DamagedCopyUse::Undecided;
-            *mark = Some(DamageMark { reason, since: now, used, decided: None });
+            *mark = Some(DamageMark { reason, since: now, used, decision: None });
         }
         is_new
     }
@@ -60,32 +68,39 @@ impl CopyDamage {
         let mut mark = self.0.lock();
         // An older view may show the mark of earlier damage.
         let Some(mark) = mark.as_mut().filter(|mark| view.asked > mark.since) else { return false };
-        let used = mark.used.next(view.own, view.holders);
-        let is_changed = used != mark.used;
-        mark.used = used;
-        if used != DamagedCopyUse::Undecided {
-            mark.decided.get_or_insert(now);
+        if !view.holders.iter().any(|holder| holder.is_mark_of(view.own)) {
+            return false;
         }
-        is_changed
+        let before = mark.used;
+        mark.used = before.next(view.own, view.holders);
+        let is_switched = mark.used.announces(false) != before.announces(false);
+        let decided = mark.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
+        mark.decision = Some(DecisionTimes { decided, confirmed: view.asked });
+        mark.used != before
     }
 
     /// Returns true if the copy has a mark and may be replaced at `now`.
     pub(super) fn may_be_replaced(&self, now: Instant) -> bool {
         let mark = self.0.lock();
         let Some(mark) = mark.as_ref() else { return false };
-        let decided = mark.decided.map(|decided| now.saturating_duration_since(decided));
-        decided.is_some_and(|decided_for| mark.used.may_be_replaced(decided_for))
+        let age = mark.decision.map(|times| DecisionAge {
+            decided: now.saturating_duration_since(times.decided),
+            confirmed: now.saturating_duration_since(times.confirmed),
+        });
+        age.is_some_and(|age| mark.used.may_be_replaced(age))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cluster::REPLACEMENT_DELAY;
+    use cluster::{DECISION_AGE_MAX, REPLACEMENT_DELAY};
 
     use super::*;
 
     const DAMAGED: HolderReading<'static> =
         HolderReading { node: "a", serves: true, is_damaged: true };
+    const WHOLE: HolderReading<'static> =
+        HolderReading { node: "b", serves: true, is_damaged: false };
 
     fn decide(damage: &CopyDamage, holders: &[HolderReading<'_>], asked: Instant) -> bool {
         damage.decide(&CertainHolders { own: "a", holders, asked }, asked)
@@ -95,6 +110,7 @@ mod tests {
     fn the_delay_counts_from_the_first_decision() {
         let start = Instant::now();
         let later = start + REPLACEMENT_DELAY;
+        let end = later + REPLACEMENT_DELAY;
         let damage = CopyDamage::default();
         assert!(!decide(&damage, &[DAMAGED], later), "there is no mark");
         assert!(damage.mark("first", start));
@@ -103,12 +119,41 @@ mod tests {
         assert!(!decide(&damage, &[], later), "the view does not show the mark");
         assert!(!damage.may_be_replaced(later));
         assert!(decide(&damage, &[DAMAGED], later));
-        assert!(!decide(&damage, &[DAMAGED], later + REPLACEMENT_DELAY), "nothing changes");
         assert!(!damage.may_be_replaced(later));
-        assert!(damage.may_be_replaced(later + REPLACEMENT_DELAY));
+        assert!(!damage.may_be_replaced(end), "the view is old");
+        assert!(!decide(&damage, &[DAMAGED], end), "nothing changes");
+        assert!(damage.may_be_replaced(end));
         assert!(damage.clear());
         assert!(!damage.clear());
         assert_eq!(damage.used(), None);
+    }
+
+    #[test]
+    fn the_delay_counts_anew_if_the_copy_is_withdrawn() {
+        let start = Instant::now();
+        let later = start + REPLACEMENT_DELAY;
+        let damage = CopyDamage::default();
+        damage.mark("a page", start);
+        assert!(decide(&damage, &[DAMAGED], later));
+        let withdrawn = later + REPLACEMENT_DELAY;
+        assert!(decide(&damage, &[DAMAGED, WHOLE], withdrawn));
+        assert!(!damage.may_be_replaced(withdrawn));
+        assert!(!decide(&damage, &[DAMAGED, WHOLE], withdrawn + REPLACEMENT_DELAY));
+        assert!(damage.may_be_replaced(withdrawn + REPLACEMENT_DELAY));
+    }
+
+    /// Other nodes may rely on a copy whose mark they cannot see.
+    #[test]
+    fn a_view_without_the_mark_does_not_confirm_a_decision() {
+        let start = Instant::now();
+        let end = start + REPLACEMENT_DELAY * 2;
+        let damage = CopyDamage::default();
+        damage.mark("a page", start);
+        decide(&damage, &[DAMAGED], start + DECISION_AGE_MAX);
+        decide(&damage, &[WHOLE], end);
+        assert!(!damage.may_be_replaced(end));
+        decide(&damage, &[DAMAGED], end);
+        assert!(damage.may_be_replaced(end));
     }
 
     #[test]

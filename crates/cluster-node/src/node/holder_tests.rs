@@ -157,17 +157,20 @@ impl DamagedNode {
         }
     }
 
-    /// Decides that the copy is withdrawn, because another holder is whole.
+    /// Decides that the copy is withdrawn, because another holder is whole. The delay before its
+    /// replacement is over.
     fn withdraw(&self) {
         let own = HolderReading { node: "a", serves: true, is_damaged: true };
         let other = HolderReading { node: "b", serves: true, is_damaged: false };
-        self.decide(&[own, other]);
+        self.decide(&[own, other], Instant::now().checked_sub(REPLACEMENT_DELAY).unwrap());
     }
 
-    fn decide(&self, holders: &[HolderReading<'_>]) {
+    /// Decides on a view that was asked for now, as at `decided`.
+    fn decide(&self, holders: &[HolderReading<'_>], decided: Instant) {
         // Later than the mark.
         let asked = Instant::now() + BEGINS_WITHIN;
-        self.follower.state.decide_damaged(&CertainHolders { own: "a", holders, asked });
+        let view = CertainHolders { own: "a", holders, asked };
+        self.follower.state.damage.decide(&view, decided);
     }
 
     /// Returns true if the damaged collection is the one of the shard.
@@ -214,12 +217,10 @@ async fn the_only_holder_serves_its_damaged_copy() {
     node.follower.reached_end(0, &damaged);
     assert!(node.follower.state.is_caught_up());
     let own = HolderReading { node: "a", serves: true, is_damaged: true };
-    node.decide(&[own]);
+    node.decide(&[own], Instant::now());
     node.follower.attend_to_damage(&damaged);
     assert!(node.follower.replacement.is_empty(), "the delay is not over");
-    let damage = &node.follower.state.damage;
-    assert!(damage.used().unwrap().announces(false));
-    assert!(damage.may_be_replaced(Instant::now() + REPLACEMENT_DELAY));
+    assert!(node.follower.state.damage.used().unwrap().announces(false));
 }
 
 #[tokio::test]
@@ -294,6 +295,7 @@ async fn an_entry_that_damage_stops_waits_for_a_replacement() {
     assert!(node.has_damaged());
     node.fill_log().await;
     node.follower.replaced = None;
+    node.withdraw();
     node.follower.wait_for_replacement(&damaged).await;
     assert!(damaged.removed());
 }

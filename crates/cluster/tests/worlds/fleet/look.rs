@@ -1,7 +1,5 @@
 //! A process looks at its view: copies of shards, ownership, registration.
 
-use std::time::Duration;
-
 use cluster::{
     CopyNeed, DamagedCopyUse, HolderReading, OwnershipStep, SeenOwner, keeps_ownership,
     ownership_step,
@@ -110,22 +108,19 @@ impl Fleet {
         let copy = process.held.get_mut(&shard);
         let Some(damage) = copy.and_then(|copy| copy.damage.as_mut()) else { return };
         let mut holders = readings(&view, shard);
-        let mut is_decided = asked.is_some_and(|asked| asked > damage.since);
-        if self.planted == Some(Planted::MarksIgnored) {
-            is_decided = asked.is_some();
+        let ignores_marks = self.planted == Some(Planted::MarksIgnored);
+        let asked = asked.filter(|asked| ignores_marks || *asked > damage.since);
+        if ignores_marks {
             holders.iter_mut().for_each(|holder| holder.is_damaged = false);
             holders.push(HolderReading { node: own, serves: true, is_damaged: true });
         }
         let before = damage.used;
-        if is_decided {
-            damage.used = before.next(own, &holders);
+        if let Some(asked) = asked
+            && holders.iter().any(|holder| holder.is_mark_of(own))
+        {
+            damage.decide(before.next(own, &holders), asked, now);
         }
-        if damage.used != DamagedCopyUse::Undecided {
-            damage.decided.get_or_insert(now);
-        }
-        let decided_for = damage.decided.map(|decided| Duration::from_millis(now - decided));
-        let is_due = decided_for.is_some_and(|time| damage.used.may_be_replaced(time));
-        let begins = is_due && !damage.is_replacing;
+        let begins = damage.may_be_replaced(now) && !damage.is_replacing;
         damage.is_replacing |= begins;
         let is_withdrawn = damage.used == DamagedCopyUse::Withdrawn;
         if begins {

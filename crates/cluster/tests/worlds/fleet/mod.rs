@@ -29,9 +29,9 @@ const NAMES: [&str; NODES] = ["n0", "n1", "n2", "n3", "n4"];
 const SHARDS: u32 = 3;
 /// Time in which faults happen.
 const LENGTH: u64 = 240_000;
-/// Time after it in which the fleet must settle: a lease, a restore, and the time for which copies
-/// stay.
-const QUIET: u64 = 150_000;
+/// Time after it in which the fleet must settle: a lease, the replacements of two damaged copies
+/// after each other, and the time for which copies stay.
+const QUIET: u64 = 180_000;
 /// Time between two looks of a node.
 const LOOK: u64 = 500;
 /// Time of a lease in etcd.

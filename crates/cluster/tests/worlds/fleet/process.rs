@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
-use cluster::{DamagedCopyUse, Epoch, UnneededTimer};
+use cluster::{DamagedCopyUse, DecisionAge, Epoch, UnneededTimer};
 
 use super::etcd::{EtcdRequest, EtcdView, NodeRecord};
 use super::logs::ShardWriter;
@@ -52,15 +53,40 @@ impl HeldCopy {
 pub(super) struct Damage {
     pub(super) since: u64,
     pub(super) used: DamagedCopyUse,
-    /// Time of the first decision about it.
-    pub(super) decided: Option<u64>,
+    decision: Option<DecisionTimes>,
     /// True once its replacement has begun.
     pub(super) is_replacing: bool,
 }
 
+/// Times of a decision about a damaged copy.
+#[derive(Clone, Copy)]
+struct DecisionTimes {
+    /// Time of the decision to serve, or to withdraw, the copy.
+    decided: u64,
+    /// Time at which the view that confirmed it last was asked for.
+    confirmed: u64,
+}
+
 impl Damage {
     pub(super) fn new(since: u64) -> Damage {
-        Damage { since, used: DamagedCopyUse::default(), decided: None, is_replacing: false }
+        Damage { since, used: DamagedCopyUse::default(), decision: None, is_replacing: false }
+    }
+
+    /// Takes a decision at `now` on a view that was asked for at `asked`.
+    pub(super) fn decide(&mut self, used: DamagedCopyUse, asked: u64, now: u64) {
+        let is_switched = used.announces(false) != self.used.announces(false);
+        let decided = self.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
+        self.decision = Some(DecisionTimes { decided, confirmed: asked });
+        self.used = used;
+    }
+
+    /// Returns true if the copy may be replaced at `now`.
+    pub(super) fn may_be_replaced(&self, now: u64) -> bool {
+        let age = self.decision.map(|times| DecisionAge {
+            decided: Duration::from_millis(now - times.decided),
+            confirmed: Duration::from_millis(now - times.confirmed),
+        });
+        age.is_some_and(|age| self.used.may_be_replaced(age))
     }
 }
 
