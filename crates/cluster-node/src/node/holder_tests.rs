@@ -118,7 +118,7 @@ struct DamagedNode {
     follower: ShardFollower,
     damaged: Arc<NamedCollection>,
     _registry: Arc<Registry>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl DamagedNode {
@@ -145,7 +145,7 @@ impl DamagedNode {
         let damaged = registry.get(&name).unwrap();
         assert!(damaged.collection().loss().is_some());
         let follower = follower(directory.path(), &registry);
-        DamagedNode { follower, damaged, _registry: registry, _directory: directory }
+        DamagedNode { follower, damaged, _registry: registry, directory }
     }
 }
 
@@ -155,6 +155,28 @@ impl DamagedNode {
         for number in 0..APPLIED.0 {
             append(&self.follower.log, EntryNumber(number)).await;
         }
+    }
+
+    /// Takes a snapshot of the copy of another node, which has applied the entries before `next`.
+    async fn take_snapshot(&self, next: EntryNumber) {
+        let registry = open_registry(&self.directory.path().join("other"));
+        let mut other = follower(self.directory.path(), &registry);
+        let named = other.open().await.unwrap().named;
+        local::store_position(&named, FollowPosition { next, epoch: Epoch(1) }).unwrap();
+        let ShardFollower { services, key, log, record, .. } = &other;
+        let taken = snapshot::take(services, key, &record.id, log, named).await.unwrap();
+        assert_eq!(taken.next, next);
+    }
+
+    /// Tries to replace the withdrawn copy.
+    async fn replace(&mut self) {
+        let damaged = self.damaged.clone();
+        self.follower.mark_damaged("a page");
+        self.withdraw();
+        self.follower.replaced = None;
+        self.follower.attend_to_damage(&damaged);
+        assert!(!self.follower.replacement.is_empty());
+        self.follower.end_replacement().await;
     }
 
     /// Decides that the copy is withdrawn, because another holder is whole. The delay before its
@@ -247,6 +269,31 @@ async fn a_damaged_copy_stays_if_the_store_has_no_other() {
         node.follower.attend_to_damage(&damaged);
         assert!(node.follower.replacement.is_empty());
     }
+}
+
+#[tokio::test]
+async fn an_older_snapshot_needs_the_end_of_the_log() {
+    let mut node = DamagedNode::start().await;
+    let snapshot = EntryNumber(2);
+    node.take_snapshot(snapshot).await;
+    // The store has lost its last entries.
+    append(&node.follower.log, EntryNumber::default()).await;
+    node.replace().await;
+    assert!(node.has_damaged());
+    for number in 1..APPLIED.0 {
+        append(&node.follower.log, EntryNumber(number)).await;
+    }
+    node.replace().await;
+    let named = node.follower.services.local.find(&shard()).unwrap().unwrap();
+    assert_eq!(local::position(&named).unwrap().next, snapshot);
+}
+
+#[tokio::test]
+async fn a_snapshot_as_new_as_the_copy_needs_no_log() {
+    let mut node = DamagedNode::start().await;
+    node.take_snapshot(APPLIED).await;
+    node.replace().await;
+    assert!(node.damaged.removed());
 }
 
 #[tokio::test]

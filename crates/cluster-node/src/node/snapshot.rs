@@ -14,7 +14,7 @@ use backup::{
     RestoreTarget, RetentionPolicy,
 };
 use base::{Error, ErrorKind, Result};
-use cluster::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
+use cluster::{EntryNumber, SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 use metrics::KindLabels;
 use parking_lot::Mutex;
 use search::registry::{NamedCollection, Registry};
@@ -203,9 +203,10 @@ impl Drop for StopTransferOnDrop {
     }
 }
 
-/// Restores the newest snapshot of a shard that is whole as its local collection. `floor` is the
-/// floor of the log. The present local collection stays until the snapshot is complete on this
-/// machine. Returns `None` if there is no snapshot from which the log can be followed.
+/// Restores the newest snapshot of a shard that is whole as its local collection. It must have the
+/// changes before entry `from`, which is not below the floor of the log. The present local
+/// collection stays until the snapshot is complete on this machine. Returns `None` if there is no
+/// such snapshot.
 ///
 /// # Errors
 /// As [`backup::restore`].
@@ -213,7 +214,7 @@ pub(super) async fn restore(
     services: &Arc<NodeServices>,
     key: &ShardKey,
     record: &CollectionRecord,
-    floor: LogFloor,
+    from: EntryNumber,
 ) -> Result<Option<Arc<NamedCollection>>> {
     let _turn = services.restore_turn().await;
     let store = store_of(services, &record.id);
@@ -224,7 +225,7 @@ pub(super) async fn restore(
     let _stop = StopTransferOnDrop(progress.clone());
     let restored = at_low_priority("restoring a snapshot", move || {
         let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
-        backup::block_on(restore_newest(&context, &registry, &name, floor))
+        backup::block_on(restore_newest(&context, &registry, &name, from))
     })
     .await?;
     let Some(report) = restored else { return Ok(None) };
@@ -234,17 +235,17 @@ pub(super) async fn restore(
 }
 
 /// Restores the newest snapshot of the shard `name`. If its objects are missing or damaged, the one
-/// before it is restored. Snapshots below the floor of the log have no use: the entries behind them
-/// may be removed.
+/// before it is restored. Snapshots below `from` have no use: entries behind them may be removed or
+/// lost.
 async fn restore_newest(
     context: &BackupContext<'_>,
     registry: &Registry,
     name: &str,
-    floor: LogFloor,
+    from: EntryNumber,
 ) -> Result<Option<RestoreReport>> {
     let target = RestoreTarget { name: name.to_owned(), replaces: true };
     let mut known = snapshots(context.store, name).await?;
-    known.retain(|known| known.position.next >= floor.entry);
+    known.retain(|known| known.position.next >= from);
     known.sort_by_key(|known| known.position.next);
     let mut failed = None;
     for snapshot in known.iter().rev() {
@@ -276,7 +277,7 @@ pub(crate) fn snapshot_store(cluster: &BackupStore, id: &str) -> BackupStore {
 
 #[cfg(test)]
 mod tests {
-    use cluster::{EntryNumber, Epoch};
+    use cluster::Epoch;
     use os::{Pacer, Rate};
     use search::coarse::Metric;
     use search::points::{NewPoint, PointId};
@@ -311,9 +312,8 @@ mod tests {
         let list = backup::block_on(store.list("c", &older)).unwrap();
         let kept: BTreeSet<String> = list.files.into_iter().map(|file| file.object).collect();
         let newer = take(5);
-        let restore = |floor: u64| {
-            let floor = LogFloor { entry: EntryNumber(floor), epoch: Epoch(1) };
-            backup::block_on(restore_newest(&context, &registry, "c", floor))
+        let restore = |from: u64| {
+            backup::block_on(restore_newest(&context, &registry, "c", EntryNumber(from)))
         };
         assert_eq!(restore(3).unwrap().unwrap().backup, newer);
         for object in std::fs::read_dir(stored.join("c/objects")).unwrap() {
