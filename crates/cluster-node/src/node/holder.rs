@@ -135,8 +135,9 @@ impl HolderState {
     /// # Errors
     /// `Unavailable` with retry advice if it was.
     pub(super) fn check_generation(&self, key: &ShardKey, generation: u64) -> Result<()> {
-        // A copy is replaced before the follower notices it, and the new copy is behind.
-        let is_replaced = self.followed.lock().as_ref().is_some_and(|named| named.removed());
+        // A copy is replaced before the follower notices it, and the new copy is behind. Without a
+        // copy, the holder has ended, but its task may run for another moment.
+        let is_replaced = self.followed.lock().as_ref().is_none_or(|named| named.removed());
         if self.generation() == generation && !is_replaced {
             return Ok(());
         }
