@@ -35,6 +35,9 @@ const PASSED_WAIT: Duration = Duration::from_millis(10);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Longest pause while the store does not have all data of the shard, which does not change soon.
+/// Each try may transfer a snapshot.
+const LOSS_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Shortest time from the end of a try to replace a damaged local collection to the next try. A
 /// disk that damages every copy must not cause one restore after the other.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(600);
@@ -257,19 +260,56 @@ struct FollowProgress {
     recorded_at: Instant,
 }
 
+/// Pauses before a shard is opened again.
+struct ReopenPauses {
+    next: Duration,
+    /// Error of the last try.
+    last: Option<Error>,
+}
+
+impl ReopenPauses {
+    fn new() -> ReopenPauses {
+        ReopenPauses { next: PAUSE_MIN, last: None }
+    }
+
+    /// Records the error of a try, which followed the log for `followed`. Returns true if it has to
+    /// be logged, because the error of the try before was another one.
+    fn record(&mut self, error: &Error, followed: Duration) -> bool {
+        if followed > PAUSE_MAX {
+            *self = ReopenPauses::new();
+        }
+        let is_new = self.last.as_ref() != Some(error);
+        self.last = Some(error.clone());
+        is_new
+    }
+
+    /// Returns the next pause.
+    fn take(&mut self) -> Duration {
+        let is_loss = self.last.as_ref().is_some_and(|error| error.kind() == ErrorKind::DataLoss);
+        let longest = if is_loss { LOSS_PAUSE_MAX } else { PAUSE_MAX };
+        let pause = self.next.min(longest);
+        self.next = pause * 2;
+        pause
+    }
+}
+
 impl ShardFollower {
     async fn run(mut self) {
-        let mut pause = PAUSE_MIN;
+        let mut pauses = ReopenPauses::new();
         loop {
             let began = Instant::now();
             if let Err(error) = self.follow().await {
-                tracing::warn!(shard = %self.key, %error, "a shard is opened again");
+                let is_opened = self.state.followed.lock().is_some();
+                let followed = if is_opened { began.elapsed() } else { Duration::ZERO };
+                if pauses.record(&error, followed) {
+                    tracing::warn!(shard = %self.key, %error, "a shard is opened again");
+                } else {
+                    tracing::debug!(shard = %self.key, %error, "a shard is opened again");
+                }
             }
             self.state.reopen();
             self.services.serving_changed();
-            pause = if began.elapsed() > PAUSE_MAX { PAUSE_MIN } else { pause };
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            tokio::time::sleep(pauses.take()).await;
         }
     }
 
@@ -569,7 +609,7 @@ impl ShardFollower {
             Ok(Some(named)) => named,
             Ok(None) => return Ok(PresentCopy::Absent),
             Err(error) if error.kind() == ErrorKind::DataLoss => {
-                tracing::error!(shard = %self.key, %error, "the local copy cannot be opened");
+                self.mark_damaged(&format!("it cannot be opened: {}", error.message()));
                 // Its position is not known. A shard that was written has the entry 0.
                 return Ok(PresentCopy::Unusable { applied: EntryNumber(1) });
             }

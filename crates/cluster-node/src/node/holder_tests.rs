@@ -323,7 +323,7 @@ async fn a_copy_that_cannot_be_opened_stays_without_other_data() {
     let error = follower.open().await.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DataLoss);
     assert!(settings.exists());
-    assert!(follower.state.damage.reason().is_some());
+    assert!(follower.state.damage.reason().unwrap().starts_with("it cannot be opened"));
     append(&follower.log, EntryNumber::default()).await;
     let opened = follower.open().await.unwrap();
     assert_eq!(local::position(&opened.named), Some(FollowPosition::default()));
@@ -483,4 +483,23 @@ async fn reads_of_an_ended_holder_do_not_count() {
         let error = state.check_generation(&shard(), generation).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
+}
+
+#[test]
+fn an_error_that_stays_is_logged_once() {
+    let mut pauses = ReopenPauses::new();
+    let loss = Error::data_loss("there is no snapshot");
+    assert!(pauses.record(&loss, Duration::ZERO));
+    assert_eq!(pauses.take(), PAUSE_MIN);
+    let mut pause = PAUSE_MIN;
+    for _ in 0..10 {
+        assert!(!pauses.record(&loss, Duration::ZERO));
+        pause = pauses.take();
+    }
+    assert_eq!(pause, LOSS_PAUSE_MAX);
+    assert!(pauses.record(&Error::unavailable("the store is down"), Duration::ZERO));
+    assert_eq!(pauses.take(), PAUSE_MAX);
+    // The shard was followed for a while.
+    assert!(pauses.record(&Error::unavailable("the store is down"), LOSS_PAUSE_MAX));
+    assert_eq!(pauses.take(), PAUSE_MIN);
 }
