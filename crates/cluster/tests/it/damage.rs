@@ -98,3 +98,95 @@ fn no_copy_is_replaced_on_an_old_view() {
         assert!(!used.may_be_replaced(age(DECISION_AGE_MAX + Duration::from_millis(1))));
     }
 }
+
+/// A holder of a shard in simulated time, in seconds.
+struct SimulatedHolder {
+    name: &'static str,
+    /// Age of its views.
+    lag: u64,
+    damaged_at: u64,
+    used: DamagedCopyUse,
+    /// Time of the decision to serve, or to withdraw, the copy.
+    decided_at: Option<u64>,
+    /// Time at which its replacement began.
+    replaced_at: Option<u64>,
+}
+
+/// Times of a replacement, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct ReplacementTimes {
+    restore: u64,
+    replay: u64,
+}
+
+impl SimulatedHolder {
+    fn new(name: &'static str, lag: u64, damaged_at: u64) -> SimulatedHolder {
+        let used = DamagedCopyUse::default();
+        SimulatedHolder { name, lag, damaged_at, used, decided_at: None, replaced_at: None }
+    }
+
+    fn is_whole(&self, now: u64, times: ReplacementTimes) -> bool {
+        let end = self.replaced_at.map(|began| began + times.restore + times.replay);
+        now < self.damaged_at || end.is_some_and(|end| end <= now)
+    }
+
+    fn reading(&self, now: u64, times: ReplacementTimes) -> HolderReading<'static> {
+        let is_whole = self.is_whole(now, times);
+        let is_behind = self.replaced_at.is_some_and(|began| began + times.restore <= now);
+        let serves = is_whole || (!is_behind && self.used.announces(true));
+        HolderReading { node: self.name, serves, is_damaged: !is_whole }
+    }
+
+    /// Decides on the view of `asked`, and begins the replacement if it is due.
+    fn look(&mut self, view: &[HolderReading<'_>], asked: u64, now: u64) {
+        if asked <= self.damaged_at || !view.iter().any(|holder| holder.is_mark_of(self.name)) {
+            return;
+        }
+        let before = self.used;
+        self.used = before.next(self.name, view);
+        if self.used.announces(false) != before.announces(false) {
+            self.decided_at = None;
+        }
+        let decided_at = *self.decided_at.get_or_insert(now);
+        let age = DecisionAge {
+            decided: Duration::from_secs(now - decided_at),
+            confirmed: Duration::from_secs(now - asked),
+        };
+        if self.replaced_at.is_none() && self.used.may_be_replaced(age) {
+            self.replaced_at = Some(now);
+        }
+    }
+}
+
+/// Damages the copies of two holders, and checks that one of them serves the shard at any time.
+fn replace_both(mut holders: [SimulatedHolder; 2], times: ReplacementTimes) {
+    let shown = holders.each_ref().map(|holder| (holder.lag, holder.damaged_at));
+    let end = 1_000 + 2 * (times.restore + times.replay);
+    let mut views: Vec<[HolderReading<'static>; 2]> = Vec::new();
+    for now in 0..end {
+        let view = holders.each_ref().map(|holder| holder.reading(now, times));
+        assert!(view.iter().any(|holder| holder.serves), "{shown:?}, {times:?}, at {now} s");
+        views.push(view);
+        for holder in &mut holders {
+            let Some(asked) = now.checked_sub(holder.lag) else { continue };
+            if !holder.is_whole(now, times) {
+                holder.look(&views[usize::try_from(asked).unwrap()], asked, now);
+            }
+        }
+    }
+    let are_whole = holders.iter().all(|holder| holder.is_whole(end, times));
+    assert!(are_whole, "{shown:?}, {times:?}");
+}
+
+#[test]
+fn one_of_two_damaged_holders_serves_at_any_time() {
+    for [first_lag, second_lag] in [[0, 0], [0, 5], [5, 0], [5, 5]] {
+        for [first_damage, second_damage] in [[1, 1], [1, 4], [4, 1], [1, 40], [40, 1]] {
+            for [restore, replay] in [[0, 1], [0, 2_900], [590, 1], [590, 2_900]] {
+                let first = SimulatedHolder::new("a", first_lag, first_damage);
+                let second = SimulatedHolder::new("b", second_lag, second_damage);
+                replace_both([first, second], ReplacementTimes { restore, replay });
+            }
+        }
+    }
+}

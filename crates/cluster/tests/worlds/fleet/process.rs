@@ -53,14 +53,14 @@ impl HeldCopy {
 pub(super) struct Damage {
     pub(super) since: u64,
     pub(super) used: DamagedCopyUse,
-    decision: Option<DecisionTimes>,
+    decision: Option<SimulatedDecision>,
     /// True once its replacement has begun.
     pub(super) is_replacing: bool,
 }
 
 /// Times of a decision about a damaged copy.
 #[derive(Clone, Copy)]
-struct DecisionTimes {
+struct SimulatedDecision {
     /// Time of the decision to serve, or to withdraw, the copy.
     decided: u64,
     /// Time at which the view that confirmed it last was asked for.
@@ -76,7 +76,7 @@ impl Damage {
     pub(super) fn decide(&mut self, used: DamagedCopyUse, asked: u64, now: u64) {
         let is_switched = used.announces(false) != self.used.announces(false);
         let decided = self.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
-        self.decision = Some(DecisionTimes { decided, confirmed: asked });
+        self.decision = Some(SimulatedDecision { decided, confirmed: asked });
         self.used = used;
     }
 
