@@ -377,7 +377,7 @@ mod tests {
         assert!(is_served(0, Some(DamagedCopyUse::Undecided)), "it stays announced");
         assert!(!is_served(1, Some(DamagedCopyUse::Undecided)), "it was not announced");
         assert!(!is_served(0, Some(DamagedCopyUse::Withdrawn)));
-        assert!(is_served(1, Some(DamagedCopyUse::Served { ahead: 1 })));
+        assert!(is_served(1, Some(DamagedCopyUse::Served { turns: 1 })));
         let behind = ShardProgress { caught_up: false, ..progress(0, None) };
         assert!(!behind.is_served(&announced));
         assert_eq!(numbers([&progress(0, None)]), announced);

@@ -1,5 +1,6 @@
 //! Damaged copies: served until another holder is whole, and replaced one after the other.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cluster::{
@@ -162,15 +163,17 @@ impl SimulatedHolder {
 fn replace_both(mut holders: [SimulatedHolder; 2], times: ReplacementTimes) {
     let shown = holders.each_ref().map(|holder| (holder.lag, holder.damaged_at));
     let end = 1_000 + 2 * (times.restore + times.replay);
-    let mut views: Vec<[HolderReading<'static>; 2]> = Vec::new();
+    let mut views: BTreeMap<u64, [HolderReading<'static>; 2]> = BTreeMap::new();
     for now in 0..end {
         let view = holders.each_ref().map(|holder| holder.reading(now, times));
         assert!(view.iter().any(|holder| holder.serves), "{shown:?}, {times:?}, at {now} s");
-        views.push(view);
+        views.insert(now, view);
         for holder in &mut holders {
             let Some(asked) = now.checked_sub(holder.lag) else { continue };
-            if !holder.is_whole(now, times) {
-                holder.look(&views[usize::try_from(asked).unwrap()], asked, now);
+            if !holder.is_whole(now, times)
+                && let Some(view) = views.get(&asked)
+            {
+                holder.look(view, asked, now);
             }
         }
     }
