@@ -11,8 +11,8 @@ use base::{Error, Result, UtcTime, VersionId};
 use os::background::LeftWork;
 use parking_lot::Mutex;
 
-/// Maximum stopped loads that have not ended, besides those that end at the same time on several
-/// load threads. Each keeps a thread and its memory.
+/// Maximum stopped loads that have not ended. A few more can exist if several load threads stop one
+/// at the same time. Each keeps a thread and its memory.
 pub(crate) const UNFINISHED_MAX: usize = 8;
 
 /// Stopped loads whose thread has not left the engine.

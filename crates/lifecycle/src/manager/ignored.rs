@@ -14,7 +14,7 @@ use crate::{LifecycleEvent, Observer};
 pub(super) struct IgnoredModels(BTreeMap<PathBuf, usize>);
 
 impl IgnoredModels {
-    /// Takes the numbers of a scan. Logs and reports those that have changed.
+    /// Takes the numbers of a scan. Logs and reports each changed number.
     pub(super) fn update(&mut self, numbers: BTreeMap<PathBuf, usize>, observer: &dyn Observer) {
         for (root, count) in &numbers {
             if self.0.get(root) == Some(count) {
