@@ -248,7 +248,7 @@ def test_random_filters_count_what_their_words_say(browser, server):
 
 @pytest.mark.parametrize(
     ("key", "operator", "value", "words"),
-    [("", "equals", "x", "Name the field"), ("year", "gt", "late", "no number"), ("city", "equals", "", "Give a value"), ("", "ids", "x y", "no id")],
+    [("", "equals", "x", "Name the field"), ("year", "gt", "late", "not a number"), ("city", "equals", "", "Give a value"), ("", "ids", "x y", "not an id")],
 )
 def test_a_wrong_condition_is_shown_at_its_row(browser, server, key, operator, value, words):
     open_vectors(browser, server)
