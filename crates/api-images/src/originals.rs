@@ -27,6 +27,9 @@ use super::features::{originals_of, uuid};
 
 /// Default directory, beside the collections. No collection has a name that starts with a dot.
 const DIRECTORY: &str = ".originals";
+/// Object in the directory of a collection's originals whose time is that of the store's clock. No
+/// original has this name.
+const CLOCK: &str = "clock";
 
 /// The store of originals, opened when it is first used.
 pub(crate) struct Originals {
@@ -204,22 +207,46 @@ impl Originals {
         Ok(())
     }
 
-    /// Removes the images below `prefix` that were written at least `age` ago.
+    /// Removes the images below `prefix`, a directory in `space`, that were written at least `age`
+    /// ago by the store's clock: the clock of this machine may be wrong.
     ///
     /// # Errors
     /// Returns the errors of the store.
-    pub(crate) async fn delete_older(&self, prefix: &str, age: Duration) -> Result<()> {
+    pub(crate) async fn delete_older(
+        &self,
+        space: &str,
+        prefix: &str,
+        age: Duration,
+    ) -> Result<()> {
         let store = self.store()?;
         let prefix = store.key(prefix);
         let mut objects = store.objects().list(Some(&prefix));
+        let mut store_time = None;
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
+            // Most images have no other upload, and then no time is read.
+            let now = match store_time {
+                Some(time) => time,
+                None => self.store_time(space).await?,
+            };
+            store_time = Some(now);
             let written = SystemTime::from(object.last_modified);
-            if SystemTime::now().duration_since(written).is_ok_and(|since| since >= age) {
+            if now.duration_since(written).is_ok_and(|since| since >= age) {
                 self.delete_object(&object.location).await?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the time of the store's clock: writes an object in the directory `space` and reads
+    /// the time at which the store wrote it. The object stays, so that another node that reads the
+    /// time meanwhile finds it.
+    async fn store_time(&self, space: &str) -> Result<SystemTime> {
+        let key = format!("{space}/{CLOCK}");
+        self.put(&key, Bytes::new()).await?;
+        let store = self.store()?;
+        let head = store.objects().head(&store.key(&key)).await;
+        head.map(|object| SystemTime::from(object.last_modified)).map_err(|error| failed(&error))
     }
 
     fn store(&self) -> Result<&StorePlace> {
@@ -287,9 +314,104 @@ fn is_full(error: &object_store::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
     use std::future::ready;
+    use std::pin::Pin;
+
+    use object_store::memory::InMemory;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+        PutMultipartOptions, PutOptions, PutResult, Result as StoreResult,
+    };
+    use tokio_stream::Stream;
 
     use super::*;
+
+    type StoreStream<T> = Pin<Box<dyn Stream<Item = StoreResult<T>> + Send>>;
+
+    /// Time by which the clock of [`LateStore`] is behind that of this machine.
+    const LATE: Duration = Duration::from_secs(7200);
+
+    /// A store whose clock is behind that of this machine.
+    #[derive(Debug, Default)]
+    struct LateStore(InMemory);
+
+    impl fmt::Display for LateStore {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a store with a late clock")
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl ObjectStore for LateStore {
+        async fn put_opts(
+            &self,
+            at: &ObjectPath,
+            load: PutPayload,
+            with: PutOptions,
+        ) -> StoreResult<PutResult> {
+            self.0.put_opts(at, load, with).await
+        }
+
+        async fn put_multipart_opts(
+            &self,
+            at: &ObjectPath,
+            with: PutMultipartOptions,
+        ) -> StoreResult<Box<dyn MultipartUpload>> {
+            self.0.put_multipart_opts(at, with).await
+        }
+
+        async fn get_opts(&self, at: &ObjectPath, with: GetOptions) -> StoreResult<GetResult> {
+            let mut got = self.0.get_opts(at, with).await?;
+            got.meta.last_modified -= LATE;
+            Ok(got)
+        }
+
+        fn delete_stream(&self, at: StoreStream<ObjectPath>) -> StoreStream<ObjectPath> {
+            self.0.delete_stream(at)
+        }
+
+        fn list(&self, prefix: Option<&ObjectPath>) -> StoreStream<ObjectMeta> {
+            let late = |mut object: ObjectMeta| {
+                object.last_modified -= LATE;
+                object
+            };
+            Box::pin(self.0.list(prefix).map(move |object| object.map(late)))
+        }
+
+        async fn list_with_delimiter(
+            &self,
+            prefix: Option<&ObjectPath>,
+        ) -> StoreResult<ListResult> {
+            self.0.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(
+            &self,
+            from: &ObjectPath,
+            to: &ObjectPath,
+            with: CopyOptions,
+        ) -> StoreResult<()> {
+            self.0.copy_opts(from, to, with).await
+        }
+    }
+
+    #[tokio::test]
+    async fn the_age_of_an_upload_is_by_the_clock_of_the_store() {
+        let place = StorePlace::new(Arc::new(LateStore::default()), "", "memory");
+        let originals = Originals {
+            config: ImagesConfig::default(),
+            store: OnceLock::from(place),
+            removals: AtomicU64::new(0),
+        };
+        let key = "a/00/image/upload.png";
+        originals.put(key, Bytes::from_static(b"1")).await.unwrap();
+        // By the clock of this machine, the upload has this age.
+        originals.delete_older("a", "a/00/image", LATE).await.unwrap();
+        assert!(originals.get(key).await.is_ok());
+        originals.delete_older("a", "a/00/image", Duration::ZERO).await.unwrap();
+        assert_eq!(originals.get(key).await.unwrap_err().kind(), ErrorKind::NotFound);
+    }
 
     #[tokio::test]
     async fn the_originals_of_a_space_are_listed_in_parts() {

@@ -49,7 +49,8 @@ pub async fn prune(
 }
 
 /// Does the same as [`prune`], but removes no backup that is not in `among`. A backup that was
-/// listed after the caller chose `among` stays.
+/// listed after the caller chose `among` stays. So does a backup whose list was written less than
+/// `grace` ago by the store's clock: the id of a server whose clock is late looks old.
 ///
 /// # Errors
 /// As [`prune`].
@@ -62,8 +63,9 @@ pub async fn prune_among(
 ) -> Result<PruneReport> {
     policy.check()?;
     let expired = |lists: &BackupTimes, now| {
+        let is_old = |id: &BackupId| lists.get(id).is_some_and(|list| age_of(*list, now) >= grace);
         let mut expired = policy.expired(lists, now);
-        expired.retain(|id| among.contains(id));
+        expired.retain(|id| among.contains(id) && is_old(id));
         expired
     };
     remove(context, collection, grace, expired).await
@@ -168,8 +170,7 @@ async fn remove_objects(
     }
     let now = mark.store_time().await?;
     for (object, stored) in objects {
-        let age = (now - stored.modified).to_std().unwrap_or_default();
-        if named.contains(&object) || age < grace {
+        if named.contains(&object) || age_of(stored.modified, now) < grace {
             continue;
         }
         context.progress.check()?;
@@ -179,4 +180,64 @@ async fn remove_objects(
         report.bytes += stored.bytes;
     }
     Ok(())
+}
+
+/// Returns the age of an object at `now`, the time of the same store.
+fn age_of(written: DateTime<Utc>, now: DateTime<Utc>) -> Duration {
+    (now - written).to_std().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use model_store::block_on;
+    use os::{Pacer, Rate};
+    use search::coarse::Metric;
+    use search::registry::CollectionSettings;
+
+    use super::*;
+    use crate::list::BackupList;
+    use crate::store::BackupStore;
+    use crate::transfer::BackupProgress;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn list(id: &BackupId) -> BackupList {
+        BackupList {
+            id: id.clone(),
+            collection: "c".to_owned(),
+            source: "points-1".to_owned(),
+            points: 0,
+            settings: CollectionSettings::new(3, Metric::Dot),
+            state: "{}".to_owned(),
+            files: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_late_clock_makes_no_new_backup_old() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BackupStore::open(directory.path().to_str().unwrap(), &[]).unwrap();
+        let pacer = Pacer::new(Rate::unlimited());
+        let progress = BackupProgress::default();
+        let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
+        let ids: [BackupId; 3] = [
+            "20200101T000000000Z-00000000",
+            "20200102T000000000Z-00000000",
+            "20200103T000000000Z-00000000",
+        ]
+        .map(|id| id.parse().unwrap());
+        let among = BTreeSet::from(ids.clone());
+        let policy = RetentionPolicy { newest: Some(1), age_max: Some(HOUR) };
+        let work = async {
+            for id in &ids {
+                store.put_list(&list(id)).await?;
+            }
+            let within = prune_among(&context, "c", &policy, &among, HOUR).await?;
+            let after = prune_among(&context, "c", &policy, &among, Duration::ZERO).await?;
+            Ok::<_, Error>([within.removed, after.removed])
+        };
+        let [within, after] = block_on(work).unwrap();
+        assert_eq!(within, []);
+        assert_eq!(after, ids[..2]);
+    }
 }

@@ -25,8 +25,8 @@ const DELETE: &str = "{\"delete\"";
 /// Maximum images of a request whose originals are removed at the same time.
 const REMOVALS_AT_ONCE_MAX: usize = 16;
 
-/// Minimum age at which an upload is over: its point is in the log, or never will be. Clocks of
-/// nodes and store differ less.
+/// Minimum age, by the clock of the store, at which an upload is over: its point is in the log, or
+/// never will be.
 const UPLOAD_OVER: Duration = Duration::from_secs(3600);
 /// Timeouts of requests after which an upload is over: the upload's own, the timeout of the
 /// removal, and one more.

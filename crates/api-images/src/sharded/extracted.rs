@@ -309,12 +309,13 @@ impl ImagesState {
         self.services.originals.delete(key).await
     }
 
-    /// Removes the originals of all uploads of an image in `space` that are older than `age`.
+    /// Removes the originals of all uploads of an image in `space` that are older than `age` by the
+    /// clock of the store.
     ///
     /// # Errors
     /// Returns the errors of the store of originals.
     pub async fn delete_uploads(&self, space: &str, id: &PointId, age: Duration) -> Result<()> {
-        self.services.originals.delete_older(&originals_of(id, space), age).await
+        self.services.originals.delete_older(space, &originals_of(id, space), age).await
     }
 
     /// Returns the model that a new collection gets, as `GET /v1/images` shows it:
