@@ -6,7 +6,8 @@ One etcd, a store (a directory, or moto for the semantics of S3) and Millpond pr
 and a new cluster for each scenario. `--smoke` has three with all roles, and one cluster for all scenarios; it judges
 answers and no times. Scenarios with images have nodes of their own in both forms, and a directory as their store; run
 `scaled_out` as root on a machine without other work. `rolling_upgrade` runs only with `--before PROGRAM`, an earlier
-build of `millpond`. The exit status is 1 if a wanted value is not met. Logs stay in .cache/cluster/logs.
+build of `millpond`; without it, the report names it in `skipped`. The exit status is 1 if a wanted value is not met.
+Logs stay in .cache/cluster/logs.
 """
 
 import argparse
@@ -217,22 +218,35 @@ def wrong(figures: dict, smoke: bool) -> list[str]:
     return found
 
 
-def report_of(figures: dict, seconds: float) -> dict:
+def skipped(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the scenarios of the full form that are left out, each with its reason."""
+    if options.only or options.smoke or options.before:
+        return {}
+    return {UPGRADE: "needs --before PROGRAM (make cluster-test BEFORE=PROGRAM)"}
+
+
+def report_of(figures: dict, left_out: dict[str, str], seconds: float) -> dict:
     return {
         "scenarios": figures,
+        "skipped": left_out,
         "lost": sum(own.get("lost", 0) for own in figures.values()),
         "linearizable": all(own.get("linearizable", True) for own in figures.values()),
         "seconds": round(seconds, 1),
     }
 
 
-def main() -> int:
+def parser_of_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the report goes")
     parser.add_argument("--smoke", action="store_true", help=f"some scenarios in at most {SMOKE_SECONDS_MAX} s")
     parser.add_argument("--store", choices=["dir", "s3"], default="dir", help="a directory, or moto")
     parser.add_argument("--only", nargs="*", choices=list(WANTED), help="these scenarios only")
     parser.add_argument("--before", type=pathlib.Path, help=f"an earlier build, for {UPGRADE}")
+    return parser
+
+
+def main() -> int:
+    parser = parser_of_arguments()
     options = parser.parse_args()
     names = options.only or (SMOKE if options.smoke else FULL + [UPGRADE] * bool(options.before))
     if UPGRADE in names and not (options.before and options.before.is_file()):
@@ -252,11 +266,14 @@ def main() -> int:
         run.drop()
     if not options.smoke:
         check_with_porcupine(run.histories, run.figures)
-    report = report_of(run.figures, time.monotonic() - begun)
+    left_out = skipped(options)
+    report = report_of(run.figures, left_out, time.monotonic() - begun)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
+    for name, reason in left_out.items():
+        print(f"SKIPPED: {name} {reason}")
     found = wrong(run.figures, options.smoke)
     for what in found:
         print(f"WRONG: {what}")
