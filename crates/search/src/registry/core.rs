@@ -61,6 +61,9 @@ pub(super) struct RegistryCore {
     /// Locked while a collection is created, replaced or removed, before a broken one is opened
     /// again, and while aliases change. Locked before `map`.
     pub(super) changing: Mutex<()>,
+    /// Collections that were there at the start and wait to be opened. Other collections are open:
+    /// if they were opened again, the changes of one instance would be missing in the other one.
+    waiting: Mutex<Vec<String>>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
     /// Time of the last move of codes to the medium.
@@ -131,7 +134,8 @@ impl RegistryCore {
         let resources = Resources::new(budget, memtable_bytes, options.background_rate)?;
         let names = collections(directory)?;
         let aliases = sound_aliases(directory, &names)?;
-        let entries = names.into_iter().map(|name| (name, RegistryEntry::Opening)).collect();
+        let opening = |name: &String| (name.clone(), RegistryEntry::Opening);
+        let entries = names.iter().map(opening).collect();
         Ok(Arc::new(RegistryCore {
             resources,
             caches,
@@ -139,6 +143,7 @@ impl RegistryCore {
             map: RwLock::new(CollectionMap { entries, aliases }),
             writers: RwLock::new(()),
             changing: Mutex::new(()),
+            waiting: Mutex::new(names),
             opened: AtomicBool::new(false),
             codes_moved: Mutex::new(None),
             stop: AtomicBool::new(false),

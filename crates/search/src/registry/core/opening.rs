@@ -20,7 +20,7 @@ impl RegistryCore {
     /// Opens all collections one after the other, retries failed ones later, and reads codes into
     /// memory if it has room for them, until the registry stops.
     pub(in crate::registry) fn open_all(&self) {
-        let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
+        let names = std::mem::take(&mut *self.waiting.lock());
         let mut again = Vec::new();
         let mut broken = Vec::new();
         self.open_each(names, &mut again, &mut broken);
@@ -179,6 +179,20 @@ mod tests {
         core.retire("a");
         let error = core.get("a").map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "it is being replaced");
+    }
+
+    #[test]
+    fn a_collection_that_was_created_is_not_opened_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let created = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        // The thread that opens collections may start later.
+        let names = std::mem::take(&mut *core.waiting.lock());
+        core.open_each(names, &mut Vec::new(), &mut Vec::new());
+        assert!(Arc::ptr_eq(&core.get("a").unwrap(), &created));
+        drop((core, created));
+        let core = small_core(directory.path());
+        assert_eq!(*core.waiting.lock(), ["a"]);
     }
 
     #[test]
