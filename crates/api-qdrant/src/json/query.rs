@@ -68,8 +68,8 @@ impl QueryRequest {
         self.query.as_ref().is_some_and(VectorQuery::scores_by_distance)
     }
 
-    /// Checks the number of prefetches, and that each query ranks or joins the hits of its
-    /// prefetches.
+    /// Checks the number of prefetches, that each query ranks or joins the hits of its prefetches,
+    /// and thresholds.
     ///
     /// # Errors
     /// `InvalidArgument`, with the place of the prefetch.
@@ -87,11 +87,29 @@ impl QueryRequest {
         self.prefetch.iter().map(|prefetch| 1 + prefetch.prefetch_count()).sum()
     }
 
-    /// Checks that each query ranks or joins the hits of its prefetches.
+    /// Checks that a threshold has scores to be compared with. Qdrant's clients refuse the same
+    /// requests.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the remedy.
+    fn check_threshold(&self) -> Result<()> {
+        let without_scores = match &self.query {
+            _ if self.score_threshold.is_none() => return Ok(()),
+            None => "a request without a query",
+            Some(VectorQuery::OrderBy(_)) => "a query with order_by",
+            Some(_) => return Ok(()),
+        };
+        Err(Error::invalid(format!(
+            "score_threshold: {without_scores} has no scores; remove the threshold"
+        )))
+    }
+
+    /// Checks that each query ranks or joins the hits of its prefetches, and its threshold.
     ///
     /// # Errors
     /// As [`QueryRequest::check_prefetches`].
     fn check_stages(&self) -> Result<()> {
+        self.check_threshold()?;
         match &self.query {
             Some(VectorQuery::Fuse(fusion)) => fusion.check(self.prefetch.len())?,
             Some(VectorQuery::Formula(_)) if self.prefetch.is_empty() => {

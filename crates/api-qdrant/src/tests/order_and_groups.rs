@@ -215,14 +215,18 @@ fn points_without_a_group_hide_no_hits() {
 
 /// As in Qdrant: the hits have no scores that the threshold could be compared with.
 #[test]
-fn score_thresholds_do_not_limit_orders_and_samples() {
+fn score_thresholds_need_scores() {
     on_every_level(|bench| {
-        let order = json!({"query": {"order_by": "n"}, "limit": 3});
-        let mut limited = order.clone();
-        limited["score_threshold"] = json!(1e9);
         let points =
             |body: &Value| bench.read(query::query, "shelves", body).unwrap()["points"].clone();
-        assert_eq!(points(&limited), points(&order));
+        let order = json!({"query": {"order_by": "n"}, "score_threshold": 1e9});
+        let first = json!({"score_threshold": 1e9});
+        let prefetched = json!({"prefetch": order, "query": [1, 1]});
+        for body in [order, first, prefetched] {
+            let error = bench.read(query::query, "shelves", &body).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+            assert!(error.message().contains("score_threshold: "), "{error}");
+        }
         let sample = json!({"query": {"sample": "random"}, "limit": 3, "score_threshold": 1e9});
         assert_eq!(points(&sample).as_array().unwrap().len(), 3);
     });
