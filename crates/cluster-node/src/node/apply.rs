@@ -19,7 +19,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause before an operation is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Tries of one operation. Then the follower starts over.
-pub(super) const TRIES_MAX: u32 = 30;
+const TRIES_MAX: u32 = 30;
 
 /// Time after which a shard that is still behind applies its log at ordinary priority: on a machine
 /// that is always busy, its log might grow faster than it is applied.

@@ -3,24 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use api_images::{ImageKind, ImageSettings};
-use api_qdrant::RegistrySource;
 use axum::Router;
 use backup::BackupStore;
 use bytes::Bytes;
 use cluster::{EntryBody, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId};
-use cluster_log::{Batch, CreateOutcome};
+use cluster_log::CreateOutcome;
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use os::{Pacer, Rate};
 use search::points::{NewPoint, PointId};
-use search::registry::{Registry, RegistryOptions};
+use search::registry::Registry;
 use serde_json::{Map, json};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::node::apply::TRIES_MAX;
 use crate::node::local::LocalCollections;
-use crate::testing::{SwitchedRegistry, TestRegistry, open_registry};
+use crate::testing::{TestRegistry, open_registry};
 use crate::types::ViewUpdater;
 
 const DIMS: usize = 64;
@@ -61,16 +59,10 @@ fn collections(directory: &Path) -> PathBuf {
 /// Returns the follower of a shard on a node with the collections of `registry`, whose store is in
 /// `directory`.
 fn follower(directory: &Path, registry: &Arc<Registry>) -> ShardFollower {
-    follower_of(directory, Arc::new(TestRegistry(registry.clone())))
-}
-
-/// Returns the follower of a shard on a node with the collections of `registry`, whose store is in
-/// `directory`.
-fn follower_of(directory: &Path, registry: Arc<dyn RegistrySource>) -> ShardFollower {
     let store = directory.join("store");
     std::fs::create_dir_all(&store).unwrap();
     let store = BackupStore::open(store.to_str().unwrap(), &[]).unwrap();
-    let local = LocalCollections::new(Router::new(), registry);
+    let local = LocalCollections::new(Router::new(), Arc::new(TestRegistry(registry.clone())));
     let services = Arc::new(NodeServices {
         name: "a".to_owned(),
         store,
@@ -99,11 +91,7 @@ fn follower_of(directory: &Path, registry: Arc<dyn RegistrySource>) -> ShardFoll
 
 /// Creates entry `number` of a log.
 async fn append(log: &ShardLog, number: EntryNumber) {
-    append_body(log, number, EntryBody::Fence).await;
-}
-
-async fn append_body(log: &ShardLog, number: EntryNumber, body: EntryBody<Batch>) {
-    let entry = LogEntry { epoch: Epoch(1), writer: WriterId(1), body };
+    let entry = LogEntry { epoch: Epoch(1), writer: WriterId(1), body: EntryBody::Fence };
     assert_eq!(log.create(number, &entry).await, CreateOutcome::Created);
 }
 
@@ -443,7 +431,7 @@ impl EmptyShard {
 
     /// Applies an entry with one operation.
     async fn apply(&mut self, operation: &'static str) -> Result<()> {
-        let batch = Batch::from(vec![Bytes::from_static(operation.as_bytes())]);
+        let batch = cluster_log::Batch::from(vec![Bytes::from_static(operation.as_bytes())]);
         self.follower.apply(&self.progress, &batch).await
     }
 }
@@ -476,69 +464,6 @@ async fn an_operation_that_fails_again_holds_no_turn() {
         turn = tokio::time::timeout(TURN_FREE_WITHIN, services.catch_ups.acquire()) => turn,
     };
     drop(turn.unwrap().unwrap());
-}
-
-/// Waits for an event. Nothing else limits it, because the clock of the runtime is paused.
-async fn soon(mut has_come: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !has_come() {
-        assert!(began.elapsed() < OPEN_MAX, "the event did not come");
-        tokio::time::sleep(PAUSE_MIN).await;
-    }
-}
-
-// The clock of the runtime is paused, so the pauses between the tries take no time.
-#[tokio::test(start_paused = true)]
-async fn a_full_disk_stops_a_shard_until_there_is_room() {
-    const KEPT: PointId = PointId::Number(1);
-    const ADDED: PointId = PointId::Number(2);
-    let directory = tempfile::tempdir().unwrap();
-    let node = collections(directory.path());
-    let name = shard().local_name();
-    let kept_position = FollowPosition { next: EntryNumber(1), epoch: Epoch(1) };
-    {
-        let registry = open_registry(&node);
-        let named = follower(directory.path(), &registry).open().await.unwrap().named;
-        let payload = Map::new();
-        let point = NewPoint { id: KEPT, embedding: &[1.0; DIMS], record: &[], payload: &payload };
-        named.upsert(&[point]).unwrap();
-        local::store_position(&named, kept_position).unwrap();
-    }
-    let source = Arc::new(SwitchedRegistry::default());
-    let full =
-        RegistryOptions { disk_reserve: Some(u64::MAX / 2), ..RegistryOptions::for_tests(&node) };
-    let full = Registry::open(full).unwrap();
-    assert!(full.wait_open(OPEN_MAX));
-    source.open(full.clone());
-    let ShardFollower { services, log, .. } = follower_of(directory.path(), source.clone());
-    append(&log, EntryNumber(0)).await;
-    let holder = Holder::start(services.clone(), record(), shard());
-    let state = &holder.state;
-    soon(|| state.is_caught_up()).await;
-    let vector = [1.0; DIMS];
-    let operation = json!({ "upsert": { "points": [{ "id": 2, "vector": vector.as_slice() }] } });
-    let batch = Batch::from(vec![Bytes::from(operation.to_string())]);
-    append_body(&log, EntryNumber(1), EntryBody::Writes(batch)).await;
-    // The shard is served while the write is tried again.
-    let refused = || full.get(&name).unwrap().collection().status().disk_refused;
-    soon(|| refused() > 0).await;
-    assert!(state.is_caught_up() && refused() < u64::from(TRIES_MAX));
-    soon(|| !state.is_caught_up()).await;
-    assert!(refused() >= u64::from(TRIES_MAX));
-    assert!(full.get(&name).unwrap().get(&KEPT).unwrap().is_some());
-    // The node continues with room on its disk.
-    source.close();
-    soon(|| state.followed.lock().is_none()).await;
-    drop(full);
-    let registry = open_registry(&node);
-    assert!(registry.wait_open(OPEN_MAX));
-    source.open(registry.clone());
-    soon(|| state.is_caught_up()).await;
-    assert_eq!(state.applied(), EntryNumber(2));
-    let named = registry.get(&name).unwrap();
-    assert!([KEPT, ADDED].iter().all(|id| named.get(id).unwrap().is_some()));
-    let skipped = services.metrics.operations.get_or_create(&KindLabels { kind: "skipped" }).get();
-    assert_eq!((named.collection().count(), skipped), (2, 0));
 }
 
 #[tokio::test]
