@@ -136,12 +136,18 @@ def test_grpc_answers_as_rest_does(client, cluster, collection):
     other = QdrantClient(
         host="127.0.0.1", port=node.http_port, grpc_port=node.grpc_port, prefer_grpc=True, https=False, timeout=60
     )
+    wait_until("the other root knows the collection", lambda: other.collection_exists(collection))
     other.upsert(collection, points(5, COUNT))
     other.set_payload(collection, {"new": [1, {"a": None}]}, points=[7])
     other.delete(collection, models.PointIdsList(points=[8]))
     assert_alike(everything(other, collection), everything(client, collection), "all")
-    ours, theirs = (it.get_collection(collection) for it in (other, client))
-    assert (ours.points_count, ours.status, ours.config.params.shard_number) == (COUNT - 1, theirs.status, 4)
+    # Yellow until the second copies have the log of the new shards.
+    def is_green() -> bool:
+        return all(it.get_collection(collection).status == models.CollectionStatus.GREEN for it in (other, client))
+
+    wait_until("both roots show all copies", is_green)
+    ours = other.get_collection(collection)
+    assert (ours.points_count, ours.config.params.shard_number) == (COUNT - 1, 4)
     assert other.collection_exists(collection)
     rng = random.Random(6)
     for row in vectors(np.random.default_rng(6), 10):
