@@ -41,4 +41,8 @@ pub trait CollectionCatalog: Send + Sync {
     /// Returns true once the collections were read from the store. Before that, an absent
     /// collection may still exist.
     fn is_loaded(&self) -> bool;
+
+    /// Reads the collections once more, and returns when the view has them. Ends without them if
+    /// the store fails.
+    fn read_again(&self) -> BoxFuture<'_, ()>;
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use api_qdrant::{json, refuse};
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, FromRequestParts, MatchedPath, Path, Request};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::CollectionRecord;
-use http::HeaderMap;
 use http::request::Parts;
+use http::{HeaderMap, Method};
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_BYTES_MAX, Reply};
 
@@ -70,6 +70,9 @@ impl RootContext {
             state: state.clone(),
         };
         state.wait_loaded(context.deadline).await;
+        if !context.collection.is_empty() && !changes_whole_collection(parts) {
+            state.wait_known(&context.collection, context.deadline).await;
+        }
         Ok(context)
     }
 
@@ -121,6 +124,13 @@ impl RootContext {
     ) -> Result<T> {
         self.state.requests.codec.run_if(bytes > INLINE_BYTES_MAX, CodecStep::Decode, work).await
     }
+}
+
+/// Returns true if a request creates or removes a collection. These read its record from the store.
+fn changes_whole_collection(parts: &Parts) -> bool {
+    let is_collection = |path: &MatchedPath| path.as_str().ends_with("/{collection}");
+    matches!(parts.method, Method::PUT | Method::DELETE)
+        && parts.extensions.get::<MatchedPath>().is_some_and(is_collection)
 }
 
 impl FromRequest<Arc<RootState>> for RootCall {

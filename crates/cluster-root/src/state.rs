@@ -27,6 +27,8 @@ const LOAD_RETRY: Duration = Duration::from_secs(1);
 const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Time between two checks of such a request.
 const LOAD_CHECK: Duration = Duration::from_millis(20);
+/// Longest wait of a request for a reading of the collections, if it names an unknown one.
+const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Images of this node.
 pub(super) struct NodeImages {
@@ -177,6 +179,19 @@ impl RootState {
         while !self.catalog.is_loaded() && Instant::now() < deadline {
             tokio::time::sleep(LOAD_CHECK).await;
         }
+    }
+
+    /// Reads the collections once more if `name` is not known, at most until `deadline`: another
+    /// root may have created the collection or alias a moment ago. Ends without it after
+    /// [`NAME_WAIT_MAX`].
+    pub(super) async fn wait_known(&self, name: &str, deadline: Instant) {
+        if !self.catalog.is_loaded() || self.view.current().collection(name).is_some() {
+            return;
+        }
+        self.requests.metrics.cluster.name_waits.inc();
+        let deadline = deadline.min(Instant::now() + NAME_WAIT_MAX);
+        // An error is the end of the wait: the view stays as it is.
+        let _ = tokio::time::timeout_at(deadline.into(), self.catalog.read_again()).await;
     }
 
     /// Returns the view, once it has the collections.

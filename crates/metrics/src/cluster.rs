@@ -22,6 +22,8 @@ pub struct ClusterMetrics {
     pub passed_entries: Counter,
     /// Requests that waited for the collections after the start of this root.
     pub start_waits: Counter,
+    /// Requests that waited for another reading of the collections, because theirs was not known.
+    pub name_waits: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
     /// Shards whose copy on this node is damaged or being replaced.
@@ -55,6 +57,11 @@ impl ClusterMetrics {
             "cluster_start_waits",
             "Requests that waited for the collections after the start of this root",
             self.start_waits.clone(),
+        );
+        r.register(
+            "cluster_name_waits",
+            "Requests that waited for another reading of the collections, because theirs was not known",
+            self.name_waits.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
         r.register(

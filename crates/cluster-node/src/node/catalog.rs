@@ -12,6 +12,7 @@ use object_store::ObjectMeta;
 use object_store::path::Path as Key;
 use parking_lot::Mutex;
 use search::registry::check_name;
+use tokio::sync::{Notify, watch};
 use tokio_stream::StreamExt;
 
 use super::change_log::{ChangeLog, ChangesVersion};
@@ -25,8 +26,10 @@ const RECORDS: &str = "collections";
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Maximum collections of a cluster.
 const COLLECTIONS_MAX: usize = 10_000;
-/// Time between two reads of the records.
+/// Time between two reads of the records, if no request waits for one.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time between two reads of the records.
+const READ_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,6 +46,16 @@ pub struct StoreCatalog {
     log: ChangeLog,
     /// Newest version of the aliases and changes that this process knows.
     known_changes: Mutex<ChangesVersion>,
+    /// Wakes [`StoreCatalog::run`] before the interval ends.
+    read_wanted: Notify,
+    readings: watch::Sender<ReadingCounts>,
+}
+
+/// Readings of the records in this process.
+#[derive(Clone, Copy, Default)]
+struct ReadingCounts {
+    begun: u64,
+    ended: u64,
 }
 
 /// Records that were read.
@@ -73,6 +86,8 @@ impl StoreCatalog {
             whole: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             known_changes: Mutex::default(),
+            read_wanted: Notify::new(),
+            readings: watch::Sender::default(),
         }
     }
 
@@ -341,6 +356,7 @@ impl StoreCatalog {
         let mut failed = false;
         let mut known = KnownRecords::new();
         loop {
+            self.readings.send_modify(|counts| counts.begun += 1);
             let changes = self.changes.load(Ordering::Acquire);
             match self.read_all(&known).await {
                 Ok(reading) => {
@@ -355,8 +371,21 @@ impl StoreCatalog {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(READ_INTERVAL).await;
+            self.readings.send_modify(|counts| counts.ended = counts.begun);
+            tokio::time::sleep(READ_INTERVAL_MIN).await;
+            let rest = READ_INTERVAL.saturating_sub(READ_INTERVAL_MIN);
+            // An error is the end of the interval: no request waits.
+            let _ = tokio::time::timeout(rest, self.read_wanted.notified()).await;
         }
+    }
+
+    /// Waits until a reading that has not begun yet has ended.
+    async fn next_reading(&self) {
+        let mut readings = self.readings.subscribe();
+        let next = readings.borrow_and_update().begun + 1;
+        self.read_wanted.notify_one();
+        // An error would mean that the sender is gone, which `self` holds.
+        let _ = readings.wait_for(|counts| counts.ended >= next).await;
     }
 
     /// Reads the changed records, and the aliases and changes.
@@ -453,6 +482,10 @@ impl CollectionCatalog for StoreCatalog {
 
     fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Acquire)
+    }
+
+    fn read_again(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.next_reading())
     }
 }
 

@@ -229,3 +229,32 @@ fn records_beyond_the_limits_are_damaged() {
         assert_eq!(decoded, Err(ErrorKind::DataLoss), "{name} {id} {shards} {copies}");
     }
 }
+
+#[tokio::test]
+async fn a_reading_on_request_finds_collections_of_other_roots() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = Arc::new(StoreCatalog::new(place.clone(), ViewUpdater::new()));
+    let kept = catalog.clone();
+    let reader = tokio::spawn(async move { kept.run().await });
+    catalog.next_reading().await;
+    let other = StoreCatalog::new(place, ViewUpdater::new());
+    assert!(other.create_record(&record("a")).await.unwrap());
+    let before = catalog.readings.borrow().begun;
+    wait_for_reading(&catalog, 50).await;
+    assert!(catalog.view.source().current().collection("a").is_some());
+    // All requests wait for the same reading, after one that may have begun before.
+    assert!(catalog.readings.borrow().begun <= before + 2);
+    reader.abort();
+}
+
+/// Waits for a reading `count` times at once.
+async fn wait_for_reading(catalog: &Arc<StoreCatalog>, count: usize) {
+    let mut waits = tokio::task::JoinSet::new();
+    for _ in 0..count {
+        let catalog = catalog.clone();
+        waits.spawn(async move { catalog.next_reading().await });
+    }
+    while let Some(waited) = waits.join_next().await {
+        waited.unwrap();
+    }
+}

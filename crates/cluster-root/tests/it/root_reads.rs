@@ -10,7 +10,7 @@ use http::{Method, Request};
 use search::points::PointId;
 use serde_json::{Value, json};
 
-use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, set, wait_until};
+use crate::root_support::{Behaviour, FakeNode, ID, TestRoot, asked, record, set, wait_until};
 
 /// Shards of the collection "c".
 pub(crate) const SHARDS: u32 = 4;
@@ -86,6 +86,22 @@ async fn a_request_waits_for_the_collections_after_a_start() {
     assert_eq!(root.metrics.cluster.start_waits.get(), 2);
     let images = root.send(Method::GET, "/v1/images", &Value::Null).await;
     assert_eq!(images.status, 200);
+}
+
+#[tokio::test]
+async fn an_unknown_name_reads_the_collections_again() {
+    let root = TestRoot::new();
+    let unknown = root.post("points/query", &json!({"query": [1, 2]})).await;
+    assert_eq!((unknown.status, root.metrics.cluster.name_waits.get()), (404, 1));
+    // Another root has created the collection a moment ago.
+    root.unread.lock().push(record(1, "Dot"));
+    let exists = root.send(Method::GET, "/collections/c/exists", &Value::Null).await;
+    assert_eq!(exists.result(), &json!({"exists": true}));
+    assert_eq!(root.metrics.cluster.name_waits.get(), 2);
+    root.send(Method::GET, "/collections/c/exists", &Value::Null).await;
+    // A creation and a removal read the record themselves.
+    root.send(Method::DELETE, "/collections/other", &Value::Null).await;
+    assert_eq!(root.metrics.cluster.name_waits.get(), 2);
 }
 
 #[tokio::test]

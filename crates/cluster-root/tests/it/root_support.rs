@@ -220,6 +220,7 @@ async fn passed(State(node): State<Arc<FakeNode>>, request: ServerRequest) -> Fa
 pub(crate) struct MemoryCatalog {
     view: ViewUpdater,
     loaded: Arc<AtomicBool>,
+    unread: Arc<Mutex<Vec<CollectionRecord>>>,
 }
 
 impl CollectionCatalog for MemoryCatalog {
@@ -263,6 +264,26 @@ impl CollectionCatalog for MemoryCatalog {
     fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Relaxed)
     }
+
+    fn read_again(&self) -> BoxFuture<'_, ()> {
+        let read = std::mem::take(&mut *self.unread.lock());
+        self.view.update(|view| {
+            view.collections.extend(read.into_iter().map(|record| (record.name.clone(), record)));
+        });
+        Box::pin(async {})
+    }
+}
+
+/// Returns the record of the collection "c" with `shards` shards.
+pub(crate) fn record(shards: u32, distance: &str) -> CollectionRecord {
+    CollectionRecord {
+        name: "c".to_owned(),
+        id: ID.to_owned(),
+        shards,
+        copies: 2,
+        create: json!({"vectors": {"size": 2, "distance": distance}}),
+        images: None,
+    }
 }
 
 /// A root, and the view that it sees.
@@ -271,6 +292,8 @@ pub(crate) struct TestRoot {
     pub(crate) metrics: Arc<Metrics>,
     /// True once the collections were read from the store.
     pub(crate) loaded: Arc<AtomicBool>,
+    /// Collections of other roots, which the next reading of the store finds.
+    pub(crate) unread: Arc<Mutex<Vec<CollectionRecord>>>,
     router: Router,
 }
 
@@ -308,7 +331,12 @@ impl TestRoot {
         let requests = Arc::new(RequestResources::new(limits, 1 << 30, metrics.clone()));
         let view = ViewUpdater::new();
         let loaded = Arc::new(AtomicBool::new(true));
-        let catalog = Arc::new(MemoryCatalog { view: view.clone(), loaded: loaded.clone() });
+        let unread = Arc::<Mutex<Vec<CollectionRecord>>>::default();
+        let catalog = Arc::new(MemoryCatalog {
+            view: view.clone(),
+            loaded: loaded.clone(),
+            unread: unread.clone(),
+        });
         let access = AccessPolicy {
             host: [127, 0, 0, 1].into(),
             allowed_hosts: Vec::new(),
@@ -322,22 +350,14 @@ impl TestRoot {
         let state = RootState::new("this-root", requests, client, view.source(), catalog);
         let state = state.with_bulk(Arc::new(bulk));
         let router = routes().merge(image_routes()).with_state(Arc::new(state));
-        TestRoot { view, metrics, loaded, router }
+        TestRoot { view, metrics, loaded, unread, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
     pub(crate) fn with_collection(shards: u32, distance: &str) -> TestRoot {
         let root = TestRoot::new();
-        let record = CollectionRecord {
-            name: "c".to_owned(),
-            id: ID.to_owned(),
-            shards,
-            copies: 2,
-            create: json!({"vectors": {"size": 2, "distance": distance}}),
-            images: None,
-        };
         root.view.update(|view| {
-            view.collections.insert("c".to_owned(), record);
+            view.collections.insert("c".to_owned(), record(shards, distance));
         });
         root
     }
