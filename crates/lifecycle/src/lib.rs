@@ -54,8 +54,8 @@ pub use message::{AdminCallback, LoadSpec, RolloutAction, SourceReport};
 pub use model_file::{check_model_settings, version_policy};
 pub use rollout::{
     AnswerDifference, AnsweredRun, ArmFigures, CandidatePermit, LimitText, PendingRequest,
-    Promotion, RequestKey, RollbackFile, RolloutFile, RolloutHistory, RolloutMeasures, RolloutPart,
-    RolloutReport, RolloutStart, RolloutState, compare_answers,
+    Promotion, RequestKey, RollbackFile, RolloutDefaults, RolloutFile, RolloutHistory,
+    RolloutMeasures, RolloutPart, RolloutReport, RolloutStart, RolloutState, compare_answers,
 };
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,

@@ -393,6 +393,7 @@ impl Model {
             .flatten()
             .cloned()
             .collect::<Vec<_>>();
+        self.rollout.record.defaults = self.config.rollout.defaults();
         self.entry.report_rollout(self.rollout.record.clone());
         self.entry.report(ModelStatus {
             name: self.name.clone(),

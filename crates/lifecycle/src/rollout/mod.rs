@@ -23,7 +23,9 @@ pub use measures::{AnsweredRun, ArmFigures, PendingRequest, RolloutMeasures, Rol
 pub(crate) use measures::{RolloutArm, RolloutFigures};
 pub(crate) use report::RolloutRecord;
 pub use report::{RolloutHistory, RolloutReport, RolloutState};
-pub use settings::{LimitText, Promotion, RollbackFile, RolloutFile, RolloutStart};
+pub use settings::{
+    LimitText, Promotion, RollbackFile, RolloutDefaults, RolloutFile, RolloutStart,
+};
 pub(crate) use settings::{RollbackLimits, RolloutSettings, RolloutSplit};
 pub use split::RequestKey;
 pub(crate) use split::{SplitCounter, within};

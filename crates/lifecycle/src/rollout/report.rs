@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::distribution::DistributionCounts;
 use super::measures::{ArmFigures, RolloutFigures, RolloutMeasures};
-use super::settings::{RolloutSettings, RolloutSplit};
+use super::settings::{RolloutDefaults, RolloutSettings, RolloutSplit};
 
 /// Most ended rollouts of a model that are kept.
 const HISTORY_MAX: usize = 16;
@@ -67,6 +67,8 @@ pub(crate) struct RolloutRecord {
     pub(crate) measures: Option<Arc<RolloutMeasures>>,
     pub(crate) reason: Option<String>,
     pub(crate) history: VecDeque<RolloutHistory>,
+    /// Settings of the next rollout.
+    pub(crate) defaults: RolloutDefaults,
 }
 
 /// A model's rollouts at one moment.
@@ -96,6 +98,8 @@ pub struct RolloutReport {
     pub reason: Option<String>,
     /// Ended rollouts, the last one first.
     pub history: Vec<RolloutHistory>,
+    /// Settings of the next rollout.
+    pub defaults: RolloutDefaults,
 }
 
 impl RolloutRecord {
@@ -120,20 +124,15 @@ impl RolloutRecord {
             state: self.state,
             stable: self.stable,
             candidate: self.candidate,
-            traffic: match split {
-                Some(RolloutSplit::Traffic(share)) => share,
-                _ => 0.0,
-            },
-            shadow: match split {
-                Some(RolloutSplit::Shadow(share)) => share,
-                _ => 0.0,
-            },
+            traffic: split.map_or(0.0, RolloutSplit::traffic),
+            shadow: split.map_or(0.0, RolloutSplit::shadow),
             drift: self.drift(&figures),
             overflowed: figures.overflowed,
             of_stable: figures.stable,
             of_candidate: figures.candidate,
             reason: self.reason.clone(),
             history: self.history.iter().cloned().collect(),
+            defaults: self.defaults.clone(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The section `[rollout]` of settings files.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,6 +88,17 @@ impl TryFrom<String> for Promotion {
     }
 }
 
+/// Writes the form of settings files.
+impl fmt::Display for Promotion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Promotion::Requests(count) => write!(formatter, "requests:{count}"),
+            Promotion::Time(time) => write!(formatter, "time:{}s", time.as_secs_f64()),
+            Promotion::Hand => formatter.write_str("hand"),
+        }
+    }
+}
+
 /// A number, or "off".
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "toml::Value")]
@@ -128,6 +140,24 @@ pub(crate) enum RolloutSplit {
     Shadow(f64),
 }
 
+impl RolloutSplit {
+    /// Returns the share of requests; 0 if the candidate gets copies.
+    pub(crate) fn traffic(self) -> f64 {
+        match self {
+            RolloutSplit::Traffic(share) => share,
+            RolloutSplit::Shadow(_) => 0.0,
+        }
+    }
+
+    /// Returns the share of copies; 0 if the candidate gets requests.
+    pub(crate) fn shadow(self) -> f64 {
+        match self {
+            RolloutSplit::Traffic(_) => 0.0,
+            RolloutSplit::Shadow(share) => share,
+        }
+    }
+}
+
 /// Limits of a rollout; `None` is not judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RollbackLimits {
@@ -144,6 +174,31 @@ pub(crate) struct RolloutSettings {
     pub(crate) tolerance: f64,
     pub(crate) promote: Promotion,
     pub(crate) limits: RollbackLimits,
+}
+
+/// Settings of a model's next rollout, with defaults. A limit of `None` is off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutDefaults {
+    /// Share of requests; 0 if the settings give none.
+    pub traffic: f64,
+    /// Share of copies; 0 if the settings give none.
+    pub shadow: f64,
+    /// End of a rollout that reached no limit.
+    pub promote: Promotion,
+    /// Failed requests above stable's share.
+    pub errors: Option<f64>,
+    /// Ratio of the p99 latencies. It is judged with traffic only.
+    pub latency: Option<f64>,
+    /// Requests before the latency is judged.
+    pub latency_samples: u64,
+    /// Share of different answers, or distance of the distributions of outputs.
+    pub drift: Option<f64>,
+}
+
+impl Default for RolloutDefaults {
+    fn default() -> RolloutDefaults {
+        RolloutFile::default().defaults()
+    }
 }
 
 /// Start of a rollout by hand.
@@ -282,6 +337,24 @@ impl RolloutFile {
         Some(self.with_split(split))
     }
 
+    /// Returns the settings of the next rollout. An administrator who starts it can name other
+    /// shares.
+    pub(crate) fn defaults(&self) -> RolloutDefaults {
+        let split = split(self.traffic, self.shadow).ok().flatten();
+        // With a shadow, the limit of the latency would be missing.
+        let settings = self.with_split(RolloutSplit::Traffic(0.0));
+        let RolloutSettings { promote, limits, .. } = settings;
+        RolloutDefaults {
+            traffic: split.map_or(0.0, RolloutSplit::traffic),
+            shadow: split.map_or(0.0, RolloutSplit::shadow),
+            promote,
+            errors: limits.errors,
+            latency: limits.latency,
+            latency_samples: limits.latency_samples,
+            drift: limits.drift,
+        }
+    }
+
     /// Returns the largest difference of equal floats.
     pub(crate) fn tolerance(&self) -> f64 {
         self.tolerance.unwrap_or(TOLERANCE)
@@ -325,6 +398,32 @@ mod tests {
         let shadow = file("shadow = 0.2\nrollback = { errors = \"off\" }").automatic().unwrap();
         assert_eq!((shadow.limits.errors, shadow.limits.latency), (None, None));
         assert_eq!(shadow.promote, Promotion::Requests(2000));
+    }
+
+    #[test]
+    fn defaults_of_the_next_rollout() {
+        let defaults = file("").defaults();
+        let expected = RolloutDefaults {
+            traffic: 0.0,
+            shadow: 0.0,
+            promote: Promotion::Requests(PROMOTE_REQUESTS),
+            errors: Some(ERRORS),
+            latency: Some(LATENCY),
+            latency_samples: LATENCY_SAMPLES,
+            drift: None,
+        };
+        assert_eq!(defaults, expected);
+        let shadow = file("shadow = 0.2\nrollback = { errors = \"off\", drift = 0.1 }").defaults();
+        assert_eq!((shadow.traffic, shadow.shadow), (0.0, 0.2));
+        assert_eq!((shadow.errors, shadow.drift), (None, Some(0.1)));
+        assert_eq!(shadow.latency, Some(LATENCY), "an administrator can start with traffic");
+    }
+
+    #[test]
+    fn promotions_are_written_as_they_are_read() {
+        for text in ["requests:2000", "time:600s", "time:0.5s", "hand"] {
+            assert_eq!(Promotion::try_from(text.to_owned()).unwrap().to_string(), text);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use base::{Error, ErrorKind, NamedTensor, Result, Tensor};
 use engine::Servable;
 use engine::fake::publish;
 use lifecycle::{
-    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, ModelConfig, RequestKey,
+    AnsweredRun, GoldenCase, LifecycleEvent, LifecycleState, ModelConfig, Promotion, RequestKey,
     RolloutAction, RolloutPart, RolloutReport, RolloutStart, RolloutState, WarmupCall, WarmupSet,
     WarmupSource,
 };
@@ -84,7 +84,9 @@ fn ends(world: &World) -> Vec<String> {
 #[test]
 fn requests_are_split_until_a_promotion_by_hand() {
     let world = world(HALF);
-    assert_eq!(report(&world).state, RolloutState::None);
+    let before = report(&world);
+    assert_eq!((before.state, before.traffic), (RolloutState::None, 0.0));
+    assert_eq!((before.defaults.traffic, before.defaults.promote), (0.5, Promotion::Hand));
     world.publish("m", 2);
     let running = until_state(&world, RolloutState::Running);
     assert_eq!((running.stable, running.candidate, running.traffic), (Some(1), Some(2), 0.5));

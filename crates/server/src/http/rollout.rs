@@ -7,7 +7,9 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Result};
 use http::HeaderMap;
-use lifecycle::{ArmFigures, RolloutAction, RolloutHistory, RolloutReport, RolloutStart};
+use lifecycle::{
+    ArmFigures, RolloutAction, RolloutDefaults, RolloutHistory, RolloutReport, RolloutStart,
+};
 use serde_json::{Value, json};
 use transport::access::{AdminRequest, Caller};
 use transport::{Peer, Reply, Shared};
@@ -104,6 +106,21 @@ fn body(model: &str, report: &RolloutReport) -> Value {
         "drift": report.drift,
         "reason": report.reason,
         "history": report.history.iter().map(ended).collect::<Vec<_>>(),
+        "defaults": next(&report.defaults),
+    })
+}
+
+fn next(defaults: &RolloutDefaults) -> Value {
+    json!({
+        "traffic": defaults.traffic,
+        "shadow": defaults.shadow,
+        "promote": defaults.promote.to_string(),
+        "rollback": {
+            "errors": defaults.errors,
+            "latency": defaults.latency,
+            "latency_samples": defaults.latency_samples,
+            "drift": defaults.drift,
+        },
     })
 }
 
@@ -118,4 +135,20 @@ fn ended(rollout: &RolloutHistory) -> Value {
         "errors": rollout.errors,
         "at": seconds(rollout.at),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_of_the_next_rollout_are_listed() {
+        let body = body("m", &RolloutReport::default());
+        assert_eq!(body["state"], "none");
+        let defaults = json!({
+            "traffic": 0.0, "shadow": 0.0, "promote": "requests:2000",
+            "rollback": { "errors": 0.001, "latency": 1.2, "latency_samples": 200, "drift": null },
+        });
+        assert_eq!(body["defaults"], defaults);
+    }
 }
