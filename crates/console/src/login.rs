@@ -21,6 +21,8 @@ use crate::login_form::login_page;
 
 /// Path of the form.
 const LOGIN: &str = "/login";
+/// Describes the changes of the console in the errors of the access check.
+const ADMIN_CALLS: &str = "changes of models and rollouts are accepted";
 /// Longest path to which a login leads back.
 const NEXT_BYTES_MAX: usize = 2048;
 /// Largest body of the form.
@@ -164,15 +166,23 @@ async fn log_out(State(state): Shared<LoginState>, headers: HeaderMap) -> Reply 
     }
 }
 
-/// Reports if the server needs keys, and the key and role of the browser's session.
-async fn session(State(state): Shared<LoginState>, headers: HeaderMap) -> Reply {
+/// Reports if the server needs keys, the key and role of the browser's session, and the reason why
+/// its admin calls would be refused.
+async fn session(
+    State(state): Shared<LoginState>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+) -> Reply {
     let keys = state.access.keys.as_ref();
     let session = session_of(&headers);
     let grant = keys.zip(session).and_then(|(keys, session)| keys.session_key(&session));
+    let caller = Caller { peer: Some(peer), headers: &headers };
+    let refused = state.access.check_administrator(ADMIN_CALLS, caller).err();
     let body = json!({
         "keys": keys.is_some(),
         "name": grant.as_ref().map(|grant| grant.name()),
         "role": grant.as_ref().map(|grant| grant.role().name()),
+        "admin_refused": refused.as_ref().map(Error::message),
     });
     Reply::json(body.to_string())
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))

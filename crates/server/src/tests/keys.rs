@@ -188,6 +188,14 @@ fn browsers_log_in_with_a_session() {
     assert_eq!(served.ask("GET", "/metrics", &own, b"").status, 200);
     let state = served.ask("GET", "/session", &own, b"").json();
     assert_eq!((&state["name"], &state["role"]), (&"root".into(), &"admin".into()));
+    assert_eq!(state["admin_refused"], serde_json::Value::Null);
+    let reader = served.ask("GET", "/session", "api-key: reader\r\n", b"").json();
+    let refused = reader["admin_refused"].as_str().unwrap();
+    assert!(refused.contains("with an admin key of this server only"), "{refused}");
+    let proxied = format!("{own}Via: 1.1 proxy\r\n");
+    let elsewhere = served.ask("GET", "/session", &proxied, b"").json();
+    let refused = elsewhere["admin_refused"].as_str().unwrap();
+    assert!(refused.contains("--allow-remote-admin"), "{refused}");
     assert_eq!(load(&page), 200);
     assert_eq!(load(&own), 401, "a change needs the page's origin");
     assert_eq!(load(&format!("{own}{foreign}")), 401);

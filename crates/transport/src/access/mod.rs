@@ -180,6 +180,15 @@ impl AccessPolicy {
         .await
     }
 
+    /// Checks that [`AccessPolicy::admin`] would accept the key and the machine of a caller. Logs
+    /// nothing. The page of a browser is not checked: it shows its origin with changes only.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, with a remedy.
+    pub fn check_administrator(&self, calls: &str, caller: Caller<'_>) -> Result<()> {
+        self.check_admin(calls, caller, self.grant(caller.headers).as_ref())
+    }
+
     /// Logs a login of a browser with the key `name`.
     pub fn log_login(&self, caller: Caller<'_>, name: &str, outcome: &str) {
         let peer = caller.peer.map(|peer| peer.to_string()).unwrap_or_default();
