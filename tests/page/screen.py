@@ -5,6 +5,8 @@ import pathlib
 import time
 from collections.abc import Callable
 
+from selenium.webdriver.common.keys import Keys
+
 PICTURES = pathlib.Path(__file__).resolve().parents[2] / ".cache/page"
 DESKTOP, PHONE = (1280, 900), (390, 844)
 # A model that is swapped, one that is unloaded, and one that cannot be loaded.
@@ -93,6 +95,13 @@ def open_model(driver, url: str, model: str) -> None:
     """Opens the view of one model and waits until it shows figures."""
     driver.get(f"{url}/#model={model}")
     wait(lambda: js(driver, "document.querySelector('#model .versions tbody tr')"), f"the view of {model}")
+
+
+def log_in(driver, key: str) -> None:
+    """Sends the form of the login by keyboard."""
+    focus = "document.readyState === 'complete' && document.activeElement.id"
+    wait(lambda: js(driver, focus) == "key", "the field has the focus")
+    driver.switch_to.active_element.send_keys(key, Keys.ENTER)
 
 
 def in_model(driver, model: str, selector: str) -> list[str]:

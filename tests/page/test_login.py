@@ -5,7 +5,7 @@ import pytest
 import requests
 from keys import new_key
 from models import half_plus_two
-from screen import PICTURES, connection, picture, wait
+from screen import PICTURES, connection, log_in, picture, wait
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -26,12 +26,6 @@ def locked(tmp_path_factory):
 
 def path(browser) -> str:
     return browser.execute_script("return location.pathname + location.search")
-
-
-def log_in(browser, key: str) -> None:
-    focus = "return document.readyState === 'complete' && document.activeElement.id"
-    wait(lambda: browser.execute_script(focus) == "key", "the field has the focus")
-    browser.switch_to.active_element.send_keys(key, Keys.ENTER)
 
 
 def test_a_browser_logs_in_and_out(browser, locked):

@@ -1,12 +1,17 @@
-"""A rollout in the view of a model: its figures, and the buttons that promote and withdraw the new version."""
+"""A rollout in the view of a model: its start by a form, its figures, and the buttons that end it."""
+
+import pathlib
 
 import pytest
 import requests
+from keys import new_key
 from millpond import Server, publish
 from models import stamped
-from screen import SWAPPED, in_model, js, open_model, wait
+from screen import SWAPPED, connection, in_model, js, log_in, open_model, wait
 
 SETTINGS = '[rollout]\ntraffic = 0.5\npromote = "hand"\n'
+# Version 2 is on disk and does not serve: an administrator starts its rollout.
+BY_HAND = 'policy = "1"\n[rollout]\ntraffic = 0.25\npromote = "hand"\n'
 REQUESTS = 20
 
 
@@ -29,6 +34,48 @@ def rolling(tmp_path):
         assert server.infer(SWAPPED, [1.0]).status_code == 200
     yield server
     assert server.stop() == 0, server.log_text()
+
+
+def stage(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Writes two versions of a model that serves the first one. Returns the root."""
+    root = tmp_path / "root"
+    for version in (1, 2):
+        publish(stamped(tmp_path / f"{version}.onnx", version), root / SWAPPED, version)
+    (root / SWAPPED / "millpond.toml").write_text(BY_HAND)
+    return root
+
+
+@pytest.fixture
+def staged(tmp_path):
+    server = Server(stage(tmp_path), log=tmp_path / "server.log").wait_ready()
+    yield server
+    assert server.stop() == 0, server.log_text()
+
+
+def open_form(browser, server) -> None:
+    """Opens the form of the rollout and waits until it has the settings of the model."""
+    open_model(browser, server.url, SWAPPED)
+    wait(lambda: js(browser, "document.querySelector('#rollout-share').value"), "the form is filled")
+    browser.execute_script("document.querySelector('.rollout details').open = true")
+
+
+def fill(browser, **values: str) -> None:
+    """Sets fields of the form as a user does."""
+    change = "const e = document.querySelector(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event('input', { bubbles: true }))"
+    for name, value in values.items():
+        browser.execute_script(change, f"#rollout-{name}", value)
+
+
+def send(browser, agree: bool = True) -> None:
+    """Sends the form, and agrees to its question."""
+    browser.execute_script("document.querySelector('.rollout fieldset button').click()")
+    if agree:
+        wait(lambda: js(browser, "document.getElementById('question').open"), "it asks first")
+        browser.execute_script("document.getElementById('question-yes').click()")
+
+
+def problem(browser) -> str:
+    return js(browser, "document.querySelector('#rollout-problem').textContent")
 
 
 def choose(browser, server, words: str) -> None:
@@ -62,7 +109,7 @@ def test_a_version_is_promoted(browser, rolling):
     wait(lambda: rollout(rolling)["state"] == "promoted", "the promotion")
     wait(lambda: "promoted" in in_model(browser, SWAPPED, ".rollout .chip"), "the page shows it")
     assert answers(rolling) == {3.0}
-    assert js(browser, "document.querySelectorAll('.rollout button').length") == 0
+    assert js(browser, "document.querySelectorAll('.rollout-state button').length") == 0
 
 
 def test_a_version_is_rolled_back(browser, rolling):
@@ -71,3 +118,80 @@ def test_a_version_is_rolled_back(browser, rolling):
     wait(lambda: "rolled back" in in_model(browser, SWAPPED, ".rollout .chip"), "the page shows it")
     assert "an administrator withdrew it" in " ".join(in_model(browser, SWAPPED, ".rollout .problem"))
     assert answers(rolling) == {2.0}
+
+
+def test_a_rollout_is_started_and_changed(browser, staged):
+    open_form(browser, staged)
+    assert in_model(browser, SWAPPED, ".rollout summary") == ["Start a rollout"]
+    assert js(browser, "document.querySelector('#rollout-share').value") == "0.25", "the share of the settings"
+    [ending] = in_model(browser, SWAPPED, ".rollout .ending")
+    assert "promoted when an administrator requests it" in ending and "p99 is 1.2 times" in ending
+    fill(browser, version="2", share="0.5")
+    send(browser, agree=False)
+    wait(lambda: js(browser, "document.getElementById('question').open"), "it asks first")
+    assert "50 %" in js(browser, "document.getElementById('question-text').textContent")
+    assert rollout(staged)["state"] == "none", "nothing happens before the answer"
+    browser.execute_script("document.getElementById('question-yes').click()")
+    wait(lambda: rollout(staged)["state"] == "running", "the rollout runs")
+    found = rollout(staged)
+    assert (found["stable"], found["candidate"], found["traffic"]) == (1, 2, 0.5)
+    wait(lambda: "running" in in_model(browser, SWAPPED, ".rollout .chip"), "the page shows it")
+    assert answers(staged) == {2.0, 3.0}
+
+    assert in_model(browser, SWAPPED, ".rollout summary") == ["Change the share"]
+    assert not js(browser, "document.querySelector('#rollout-version').checkVisibility()"), "the version stays"
+    fill(browser, share="0.75")
+    wait(lambda: in_model(browser, SWAPPED, ".rollout fieldset button") == ["Change…"], "the start has ended")
+    send(browser)
+    wait(lambda: rollout(staged)["traffic"] == 0.75, "the larger share")
+
+    choose(browser, staged, "Roll back version 2")
+    wait(lambda: rollout(staged)["state"] == "rolled_back", "the rollback")
+    wait(lambda: in_model(browser, SWAPPED, ".rollout summary") == ["Start a rollout"], "another can be started")
+    assert answers(staged) == {2.0}
+
+
+def test_refusals_of_the_server_are_shown_at_the_form(browser, staged):
+    open_form(browser, staged)
+    refused = {
+        "has no version 9 on disk": {"version": "9", "kind": "traffic", "share": "0.5"},
+        "a rollout takes a higher version": {"version": "1", "kind": "traffic", "share": "0.5"},
+        "traffic must be 0 to 1": {"version": "2", "kind": "traffic", "share": "2"},
+        "shadow must be 0 to 1": {"version": "2", "kind": "shadow", "share": "2"},
+    }
+    for words, values in refused.items():
+        fill(browser, **values)
+        send(browser)
+        wait(lambda: words in problem(browser), words)  # noqa: B023
+        wait(lambda: in_model(browser, SWAPPED, ".rollout fieldset button") == ["Start…"], "it can be sent again")
+    unsent = {"Enter the version": {"version": "", "share": "0.5"}, "Enter a share": {"version": "2", "share": "0"}}
+    for words, values in unsent.items():
+        fill(browser, **values)
+        send(browser, agree=False)
+        assert words in problem(browser)
+        assert not js(browser, "document.getElementById('question').open"), "there is nothing to agree to"
+    assert rollout(staged)["state"] == "none"
+
+
+def test_a_key_without_the_right_changes_nothing(browser, tmp_path):
+    keys = tmp_path / "keys.toml"
+    admin = new_key(keys, "--role", "admin", "--name", "operator")
+    reader = new_key(keys, "--role", "read", "--name", "viewer")
+    server = Server(stage(tmp_path), "--keys", str(keys), log=tmp_path / "server.log").wait_ready()
+    started = requests.post(
+        f"{server.url}/v2/models/{SWAPPED}/rollout",
+        json={"action": "start", "version": 2, "traffic": 0.5},
+        headers={"authorization": f"Bearer {admin}"},
+        timeout=60,
+    )
+    assert started.status_code == 200, started.text
+    browser.get(server.url)
+    log_in(browser, reader)
+    wait(lambda: connection(browser) == "live", "the overview")
+    open_model(browser, server.url, SWAPPED)
+    wait(lambda: "running" in in_model(browser, SWAPPED, ".rollout .chip"), "the state is shown")
+    assert "The key viewer has the role read" in in_model(browser, SWAPPED, "#rollout-locked")[0]
+    disabled = "[...document.querySelectorAll('.rollout button, .rollout input, .rollout select')].map((e) => e.matches(':disabled'))"
+    assert js(browser, disabled) == [True] * 6
+    browser.delete_all_cookies()
+    assert server.stop() == 0, server.log_text()

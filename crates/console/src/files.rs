@@ -134,6 +134,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page-model.js", JS, include_str!("page-model.js")),
     ("/page-more.js", JS, include_str!("page-more.js")),
     ("/page-overview.js", JS, include_str!("page-overview.js")),
+    ("/page-rollout.js", JS, include_str!("page-rollout.js")),
     ("/page-dom.js", JS, include_str!("page-dom.js")),
     ("/page-shell.js", JS, include_str!("page-shell.js")),
     ("/page-try-input.js", JS, include_str!("page-try-input.js")),

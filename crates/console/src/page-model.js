@@ -5,8 +5,9 @@ import { Actions } from "./page-actions.js";
 import { AT, ERRORS, LINES, MAX, P50, P90, P99, P999, PAIR, REQUESTS, draw, markWords } from "./page-chart.js";
 import { age, bytes, clock, count, duration, el, ms, percent, rows, svg, text } from "./page-dom.js";
 import { list } from "./page-events.js";
-import { rollout, slow } from "./page-more.js";
+import { slow } from "./page-more.js";
 import { chip } from "./page-overview.js";
+import { RolloutView } from "./page-rollout.js";
 
 const RANGES = [[120, "2 min"], [900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "24 h"]];
 // Time between two reads of a range whose intervals are not seconds.
@@ -20,7 +21,11 @@ export class ModelView {
     this.part = (selector) => root.querySelector(selector);
     root.dataset.model = name;
     text(this.part("h2"), name);
-    this.actions = new Actions(this.part(".actions"), name, () => this.fetch());
+    this.actions = new Actions(this.part(".actions"), name, () => {
+      this.rollout.refresh();
+      this.fetch();
+    });
+    this.rollout = new RolloutView(this.part(".rollout"), name, this.actions);
     this.ranges();
     for (const kind of ["lines", "with"]) {
       this.part(`.${kind}`).addEventListener("input", () => this.choose());
@@ -79,7 +84,7 @@ export class ModelView {
     if (this.model && performance.now() - this.read >= due) this.fetch();
     list(this.part(".model-events"), [...this.events.of(this.name)].reverse(), false);
     if (this.model) {
-      rollout(this.part(".rollout"), this.name, server, this.actions);
+      this.rollout.show(this.model, server);
       slow(this.part(".slow"), this.name, server);
     }
   }

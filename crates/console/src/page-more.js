@@ -1,6 +1,6 @@
-// Rollout state and slow requests of one model, if the server has these calls.
+// Slow requests of one model, if the server has this call.
 
-import { clock, count, el, percent, rows } from "./page-dom.js";
+import { clock, el, rows } from "./page-dom.js";
 
 // Time between two reads.
 const READ_MS = 3000;
@@ -19,38 +19,6 @@ async function follow(panel, path, draw) {
   } catch {
     // The header says that the server does not answer.
   }
-}
-
-function number(value, words) {
-  return value === undefined || value === null ? "–" : words(value);
-}
-
-export function rollout(panel, name, server, actions) {
-  if (!server.calls.rollout) return;
-  follow(panel, `/v2/models/${encodeURIComponent(name)}/rollout`, (found) => {
-    panel.hidden = found.state === "none";
-    const states = { running: ["loading", "running"], promoted: ["ready", "promoted"], rolled_back: ["failed", "rolled back"] };
-    const [state, words] = states[found.state] ?? ["none", found.state];
-    const share = found.shadow ? `${percent(found.shadow)} of requests copied` : `${percent(found.traffic ?? 0)} of requests`;
-    const row = (label, of, shown) => el("tr", {}, el("th", { scope: "row" }, label),
-      ...["stable", "candidate"].map((side) => el("td", { class: "number" }, number(of?.[side], shown))));
-    const button = (label, action) => {
-      const node = el("button", { class: "small", "aria-label": `${label} version ${found.candidate}` }, `${label}…`);
-      node.addEventListener("click", () => actions.rollout(action, found.candidate));
-      return node;
-    };
-    rows(panel.querySelector("div"), JSON.stringify(found), () => [
-      el("p", { class: "chips" }, el("span", { class: "chip", "data-state": state }, words),
-        el("span", { class: "chip plain" }, `v${found.stable} → v${found.candidate}`), el("span", { class: "chip plain" }, share)),
-      ...(found.state === "running" ? [el("p", { class: "buttons" }, button("Promote", "promote"), button("Roll back", "rollback"))] : []),
-      ...(found.reason ? [el("p", { class: found.state === "rolled_back" ? "problem" : "note" }, found.reason)] : []),
-      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), el("th", { scope: "col", class: "number" }, `stable v${found.stable}`),
-        el("th", { scope: "col", class: "number" }, `candidate v${found.candidate}`))),
-        el("tbody", {}, row("requests", found.requests, count), row("errors", found.errors, count), row("p99, ms", found.p99_ms, (value) => value.toFixed(2)))),
-      ...(found.overflow ? [el("p", { class: "note" }, `Requests that stable answered, because the candidate is too slow: ${count(found.overflow)}`)] : []),
-      ...(found.drift === undefined || found.drift === null ? [] : [el("p", { class: "note" }, `Answers that differ: ${typeof found.drift === "number" ? percent(found.drift) : JSON.stringify(found.drift)}`)]),
-    ]);
-  });
 }
 
 export function slow(panel, name, server) {
