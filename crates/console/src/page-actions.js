@@ -1,4 +1,4 @@
-// The actions of a model: load, unload, roll back and promote, each after a question.
+// The actions of a model: load, unload, roll back and promote. Each asks for confirmation.
 
 import { menu } from "./page-menu.js";
 import { ask, message } from "./page-shell.js";
@@ -27,7 +27,7 @@ export class Actions {
     this.menu.show([
       item(up ? "Reload" : "Load", () => this.call("load", null, {
         title: up ? `Reload ${this.name}?` : `Load ${this.name}?`, yes: up ? "Reload" : "Load", danger: false,
-        words: "It reads the model's directory again and loads the versions that should serve. A version that serves goes on serving until the new one is ready.",
+        words: "The server reads the model's directory again and loads the versions that should serve. A version that serves continues until the new one is ready.",
       })),
       ...(rolls ? [item("Roll back…", () => this.rollout("rollback", serving))] : []),
       ...older.map(({ version }) => item(`Serve v${version} too…`, () => this.call("load", version, {
@@ -35,7 +35,7 @@ export class Actions {
         words: `Version ${version} is loaded and answers requests that name it. Version ${serving} still answers requests that name no version.`,
       }))),
       item("Unload…", () => this.call("unload", null, {
-        title: `Unload ${this.name}?`, words: "It answers no requests until it is loaded again.", yes: "Unload",
+        title: `Unload ${this.name}?`, words: "The model answers no requests until it is loaded again.", yes: "Unload",
       }), !up),
     ], this.busy ? "Working…" : "Actions");
   }
@@ -45,8 +45,8 @@ export class Actions {
     const path = `/v2/models/${encodeURIComponent(this.name)}/rollout`, back = action === "rollback";
     return this.post(path, { action }, back ? "rolled back" : "promoted", {
       title: back ? `Roll back ${this.name}?` : `Promote version ${version} of ${this.name}?`, yes: back ? "Roll back" : "Promote", danger: back,
-      words: back ? `Version ${version} is withdrawn. The version before it is loaded, if it does not serve already, and takes all requests.`
-        : `Version ${version} takes all requests that name no version.`,
+      words: back ? `Version ${version} is withdrawn. The version before it is loaded, if it is not ready, and answers all requests that name no version.`
+        : `Version ${version} answers all requests that name no version.`,
     });
   }
 

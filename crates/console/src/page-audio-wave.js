@@ -19,12 +19,12 @@ export function clock(seconds, digits = 0) {
 
 // Returns the largest and smallest sample of each hundredth of a second, or the reason if there are none.
 export async function peaksOf(file) {
-  if (file.size > FILE_BYTES_MAX) throw new Error("The recording is too large to be drawn here; it is labelled all the same.");
+  if (file.size > FILE_BYTES_MAX) throw new Error("The recording is too large to be drawn here. This does not affect its labels.");
   let sound;
   try {
     sound = await new OfflineAudioContext(1, 1, PEAK_RATE).decodeAudioData(await file.arrayBuffer());
   } catch {
-    throw new Error("This browser cannot read the recording, so it is not drawn; it is labelled all the same.");
+    throw new Error("This browser cannot read the recording, so it is not drawn. This does not affect its labels.");
   }
   const count = Math.ceil(sound.length / PEAK_SAMPLES), high = new Float32Array(count), low = new Float32Array(count);
   for (let channel = 0; channel < sound.numberOfChannels; channel++) {

@@ -17,7 +17,7 @@ function numbers(node, schedule) {
   const found = [["mode", schedule.mode], ["waiting", count(schedule.queued)], ["running", count(schedule.running)],
     ["mean batch", window.batches ? (window.items / window.batches).toFixed(1) : "–"],
     ["padding", elements ? `${((100 * window.padding_elements) / elements).toFixed(1)} %` : "–"],
-    ["rejected", count(window.refused), window.refused > 0], ["timed out", count(window.expired), window.expired > 0]];
+    ["refused", count(window.refused), window.refused > 0], ["timed out", count(window.expired), window.expired > 0]];
   if (schedule.queued_by_priority.length > 1) found.push(["waiting by priority", schedule.queued_by_priority.join(" · ")]);
   rows(node, JSON.stringify(found), () => found.map(([name, value, bad]) => el("div", {}, el("dt", {}, name), el("dd", { class: bad ? "bad" : "" }, value))));
 }

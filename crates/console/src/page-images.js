@@ -320,7 +320,7 @@ document.addEventListener("drop", async (event) => {
   if (toAdd) {
     const dropping = await dropped(event.dataTransfer);
     if (dropping) await add(dropping);
-    else problem("add-problem", `These are more than ${count(FILES_MAX)} files, and none was added. For so many there is \`millpond images index DIR\`.`);
+    else problem("add-problem", `You chose more than ${count(FILES_MAX)} files, and none was added. To add so many, run \`millpond images index DIR\`.`);
   }
   // Anywhere else, a single image starts a search, which changes nothing.
   else if (files.length === 1) picked(files[0]);

@@ -42,8 +42,8 @@ function gpu(found) {
   if (found === null) return;
   rows($("gpu").querySelector("tbody"), JSON.stringify(found), () => [
     line("memory in use", bytes(found.device_bytes), ""),
-    line("main memory for it", bytes(found.pinned_bytes), ""),
-    line("searches", count(found.queries), found.fallbacks ? `${count(found.fallbacks)} by the processor, as the GPU failed` : ""),
+    line("main memory for the GPU", bytes(found.pinned_bytes), ""),
+    line("searches", count(found.queries), found.fallbacks ? `${count(found.fallbacks)} by the processor, because the GPU failed` : ""),
   ]);
 }
 

@@ -255,9 +255,9 @@ export class ModelView {
 
   kept(history) {
     const since = Math.max(history.complete_from, this.detail.at - this.span);
-    const begun = this.detail.at < this.span ? `The history begins with the server's start ${clock(this.server.started)}.` : "";
+    const begun = this.detail.at < this.span ? `The history begins at the start of the server, ${clock(this.server.started)}.` : "";
     const cut = history.complete_from > this.detail.at - this.span && history.complete_from > 0
-      ? `Older than ${duration(this.detail.at - since)} was dropped, because the history of all models reached its memory limit.` : "";
+      ? `Data older than ${duration(this.detail.at - since)} was dropped, because the history of all models reached its memory limit.` : "";
     text(this.part(".kept"), `${begun}${cut} It is kept in memory for 24 h and does not survive a restart. Percentiles and the maximum of fewer than 100 requests are taken over up to 10 intervals of ${duration(history.step)}.`.trim());
   }
 }

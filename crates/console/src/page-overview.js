@@ -185,14 +185,14 @@ export class Overview {
     $("empty").hidden = !none;
     $("list").hidden = none;
     $("more").hidden = this.now.more === 0;
-    text($("more"), `${this.now.more} more models are served and not shown; all are at /metrics.`);
+    text($("more"), `${this.now.more} more models are not shown; /metrics has all.`);
     if (!none || $("empty-command").dataset.done) return;
     const command = root ? `millpond publish model.onnx --to ${root}/NAME` : "millpond serve NAME=DIR";
-    text($("empty-text"), root ? "Publish one into the directory of this server. It is served within a second or so." : "Start the server with a model or a directory of models:");
+    text($("empty-text"), root ? "Publish a model into the directory of this server. The server loads it within about a second." : "Start the server with a model or a directory of models:");
     text($("empty-command").querySelector("code"), command);
     text($("empty-note"), root
-      ? `Or copy it there yourself: ${root}/NAME/1/model.onnx, with a numbered directory per version.`
-      : "DIR has one numbered directory per version, such as DIR/1/model.onnx.");
+      ? `Or copy a file there: ${root}/NAME/1/model.onnx, with a numbered directory for each version.`
+      : "DIR has a numbered directory for each version, such as DIR/1/model.onnx.");
     $("empty-command").append(copyButton(() => command, "the command"));
     $("empty-command").dataset.done = "yes";
   }

@@ -105,7 +105,7 @@ export class InputEditor {
       if (!field) continue;
       const size = Number(field.value);
       if (!Number.isInteger(size) || size < 1) {
-        this.fail(`Dimension ${at + 1} is a whole number from 1, not "${field.value}".`);
+        this.fail(`Dimension ${at + 1} must be a whole number of at least 1, and is "${field.value}".`);
         return false;
       }
       this.shape[at] = size;
@@ -170,7 +170,7 @@ export class InputEditor {
 
   async readAudio(file, isLast) {
     const rate = Number(this.rate.value);
-    if (!(rate >= RATE_MIN && rate <= RATE_MAX)) throw new Error(`The sample rate is ${RATE_MIN} to ${RATE_MAX} Hz.`);
+    if (!(rate >= RATE_MIN && rate <= RATE_MAX)) throw new Error(`The sample rate must be from ${RATE_MIN} to ${RATE_MAX} Hz.`);
     const { values, seconds, isCut } = await samples(file, this.audio, rate);
     if (!isLast()) return;
     this.shape = this.spec.shape.map((size, at) => (at === this.spec.shape.length - 1 ? values.length : 1));

@@ -98,5 +98,5 @@ export async function samples(file, { length }, rate) {
 }
 
 export function checkSize(shape) {
-  if (countOf(shape) > VALUES_MAX) throw new Error(`Shape ${shape.join(" × ")} is more than ${VALUES_MAX} values, the most of this page. Choose smaller sizes.`);
+  if (countOf(shape) > VALUES_MAX) throw new Error(`Shape ${shape.join(" × ")} has more than ${VALUES_MAX} values, the maximum of this page. Choose smaller sizes.`);
 }

@@ -46,7 +46,7 @@ function facts(found, described) {
 function memory({ used_bytes: used, limit_bytes: limit, peak_bytes: peak }) {
   const bar = el("meter", { min: "0", max: String(limit), value: String(used), "aria-label": "Memory of all collections" });
   return el("div", { class: "memory" }, el("p", {}, el("span", {}, "Memory of all collections"), el("span", {}, `${bytes(used)} of ${bytes(limit)}`)), bar,
-    el("p", { class: "note" }, `at most ${bytes(peak)} since the start`));
+    el("p", { class: "note" }, `maximum since the start: ${bytes(peak)}`));
 }
 
 // Returns a table that can be folded. `numbers` are the columns with numbers.
