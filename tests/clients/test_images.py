@@ -3,6 +3,7 @@
 import concurrent.futures
 import io
 import json
+import os
 import pathlib
 import socket
 import struct
@@ -393,6 +394,35 @@ def test_acknowledged_writes_survive_kill_9(models, tmp_path):
     assert missing == {"missing": []}
     found = client.search("kept", acknowledged[-1][1], k=1)["results"][0]
     assert (found["id"], found["accepted"]) == (acknowledged[-1][0], True)
+    assert server.stop() == 0, server.log_text()[-4000:]
+
+
+def test_a_removal_of_originals_continues_after_kill_9(models, tmp_path):
+    collections = tmp_path / "collections"
+
+    def originals() -> list[str]:
+        return [name for _, _, names in os.walk(collections / ".originals") for name in names]
+
+    # A collection that cannot be opened may need the originals of the removed one, so they wait.
+    (collections / "broken").mkdir(parents=True)
+    flags = ("--collections-dir", str(collections))
+    server = Server(models, *flags, log=tmp_path / "first.log").wait_ready()
+    client = Images(server)
+    for seed in range(3):
+        answer = client.put("p", picture(seed))
+        assert answer.status_code == 200, answer.text
+    answer = requests.delete(f"{client.url}/p", timeout=60)
+    assert answer.status_code == 200, answer.text
+    server.process.kill()
+    server.process.wait()
+    assert len(originals()) == 3
+    (collections / "broken").rmdir()
+    server = Server(models, *flags, log=tmp_path / "last.log").wait_ready()
+    deadline = time.monotonic() + 60
+    while originals() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert originals() == []
+    assert requests.get(f"{server.url}/v1/images/p", timeout=60).status_code == 404
     assert server.stop() == 0, server.log_text()[-4000:]
 
 

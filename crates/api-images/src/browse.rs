@@ -18,6 +18,7 @@ use super::features::{self, BLOCK};
 use super::hits::at;
 use super::point_checks::stored_graph;
 use super::removal;
+use super::removal_task::remove_collection;
 use super::services::ImageServices;
 use super::settings::ImageKind;
 use super::state::ImagesState;
@@ -293,21 +294,16 @@ fn no_image(id: PointId) -> Error {
     Error::not_found(format!("there is no image {id}"))
 }
 
-/// Removes a collection, and the originals that no other version of it names. Goes on if the client
-/// disconnects.
+/// Removes a collection, durably. Its originals that no other version names are removed in the
+/// background. Goes on if the client disconnects.
 ///
 /// # Errors
-/// `NotFound`; the errors of the registry; the errors of the store of originals, after which the
-/// collection is removed and originals stay.
+/// `NotFound`; the errors of [`remove_collection`].
 pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -> Result<()> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
-    let space = target.space.clone();
     let services = services.clone();
-    let removal = tokio::spawn(async move {
-        services.pool.run(move || registry.remove(target.named.name()).map(drop)).await?;
-        removal::remove_unnamed(&services, &space).await
-    });
+    let removal = tokio::spawn(async move { remove_collection(&services, registry, target).await });
     removal.await.map_err(|error| Error::internal(format!("a removal ended early: {error}")))?
 }
 

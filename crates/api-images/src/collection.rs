@@ -189,23 +189,23 @@ impl ImageCollection {
         ready.filter(|target| target.space == self.space).collect()
     }
 
-    /// Returns all collections whose originals are in the directory `space`. `None` if a collection
-    /// of the server is not open: it may share the originals, so they stay.
-    pub(crate) fn known_of(registry: &Registry, space: &str) -> Option<Vec<ImageCollection>> {
+    /// Returns all collections whose originals are in the directory `space`.
+    ///
+    /// # Errors
+    /// `Unavailable` if a collection of the server is not open, because it may share the originals.
+    pub(crate) fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
         let mut versions = Vec::new();
         for listed in registry.list() {
             let ListedState::Ready(named) = listed.state else {
-                tracing::warn!(
-                    space,
-                    other = listed.name,
-                    "originals stay, as another collection may need them"
-                );
-                return None;
+                return Err(Error::unavailable(format!(
+                    "collection \"{}\" is not open and may need the originals of \"{space}\"",
+                    listed.name
+                )));
             };
             versions.extend(ImageCollection::of(&named));
         }
         versions.retain(|target| target.space == space);
-        Some(versions)
+        Ok(versions)
     }
 }
 

@@ -8,8 +8,8 @@
 //! points. `query` and `views` find them by a `plan` that runs on a search thread. `duplicates`
 //! finds images that are stored twice. `transfer` extracts, writes and returns features without
 //! images, in the form of `point_features`. `prints` compares fingerprints one to one, `persons`
-//! groups them, and `rebuild` gives a collection another model. The nodes of a cluster use
-//! `sharded`.
+//! groups them, and `rebuild` gives a collection another model. `removal_task` removes originals of
+//! removed collections in the background. The nodes of a cluster use `sharded`.
 
 mod add;
 mod archive;
@@ -49,6 +49,8 @@ mod query;
 mod query_features;
 mod rebuild;
 mod removal;
+mod removal_task;
+mod removed_collections;
 mod services;
 mod settings;
 mod sharded;

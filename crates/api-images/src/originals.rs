@@ -37,6 +37,8 @@ pub(crate) struct Originals {
     store: OnceLock<StorePlace>,
     /// Number of removals by [`Originals::remove`].
     removals: AtomicU64,
+    /// Number of objects that showed the time of the store to [`Originals::now`].
+    clocks: AtomicU64,
 }
 
 /// An original that was written before its point.
@@ -74,7 +76,12 @@ impl StoredOriginal {
 
 impl Originals {
     pub(crate) fn new(config: ImagesConfig) -> Originals {
-        Originals { config, store: OnceLock::new(), removals: AtomicU64::new(0) }
+        Originals {
+            config,
+            store: OnceLock::new(),
+            removals: AtomicU64::new(0),
+            clocks: AtomicU64::new(0),
+        }
     }
 
     /// Writes the original of an image whose point follows.
@@ -168,8 +175,8 @@ impl Originals {
         }
     }
 
-    /// Calls `each` with the originals of the directory `space` that were written until `until`, at
-    /// most `count_max` at a time.
+    /// Calls `each` with the originals of the directory `space` that were written until `until` by
+    /// the clock of the store, at most `count_max` at a time.
     ///
     /// # Errors
     /// Returns the errors of the store; the first error of `each`.
@@ -242,10 +249,29 @@ impl Originals {
     /// the time at which the store wrote it. The object stays, so that another node that reads the
     /// time meanwhile finds it.
     async fn store_time(&self, space: &str) -> Result<SystemTime> {
-        let key = format!("{space}/{CLOCK}");
-        self.put(&key, Bytes::new()).await?;
+        self.time_of_new(&format!("{space}/{CLOCK}")).await
+    }
+
+    /// Returns the time of the store's clock. Only this server uses the directory `space`, so the
+    /// object that shows the time is removed again.
+    ///
+    /// # Errors
+    /// Returns the errors of the store.
+    pub(crate) async fn now(&self, space: &str) -> Result<SystemTime> {
+        let number = self.clocks.fetch_add(1, Ordering::Relaxed);
+        let key = format!("{space}/{CLOCK}-{number}");
+        let time = self.time_of_new(&key).await;
+        if let Err(error) = self.delete(&key).await {
+            tracing::warn!(%error, key, "an empty object stays in the store of originals");
+        }
+        time
+    }
+
+    /// Writes an empty object and returns the time at which the store wrote it.
+    async fn time_of_new(&self, key: &str) -> Result<SystemTime> {
+        self.put(key, Bytes::new()).await?;
         let store = self.store()?;
-        let head = store.objects().head(&store.key(&key)).await;
+        let head = store.objects().head(&store.key(key)).await;
         head.map(|object| SystemTime::from(object.last_modified)).map_err(|error| failed(&error))
     }
 
@@ -396,14 +422,36 @@ mod tests {
         }
     }
 
+    /// Returns originals in a store whose clock is late.
+    fn late_originals() -> Originals {
+        let place = StorePlace::new(Arc::new(LateStore::default()), "", "memory");
+        Originals { store: OnceLock::from(place), ..Originals::new(ImagesConfig::default()) }
+    }
+
+    #[tokio::test]
+    async fn an_original_after_a_time_of_the_store_is_left_out() {
+        let originals = late_originals();
+        let key = |number| format!("{}.png", originals_of(&PointId::Uuid([number; 16]), "a"));
+        originals.put(&key(1), Bytes::from_static(b"1")).await.unwrap();
+        let until = originals.now("a").await.unwrap();
+        // The times of the store differ after this.
+        std::thread::sleep(Duration::from_millis(2));
+        originals.put(&key(2), Bytes::from_static(b"2")).await.unwrap();
+        let mut keys = Vec::new();
+        let each = |part: Vec<StoredOriginal>| {
+            keys.extend(part.into_iter().map(|original| original.key));
+            ready(Ok(()))
+        };
+        originals.in_parts("a", until, 9, each).await.unwrap();
+        assert_eq!(keys, [key(1)]);
+        let store = originals.store().unwrap();
+        let left = store.objects().list(Some(&store.key("a"))).collect::<Vec<_>>().await;
+        assert_eq!(left.len(), 2, "the object of the time is removed");
+    }
+
     #[tokio::test]
     async fn the_age_of_an_upload_is_by_the_clock_of_the_store() {
-        let place = StorePlace::new(Arc::new(LateStore::default()), "", "memory");
-        let originals = Originals {
-            config: ImagesConfig::default(),
-            store: OnceLock::from(place),
-            removals: AtomicU64::new(0),
-        };
+        let originals = late_originals();
         let key = "a/00/image/upload.png";
         originals.put(key, Bytes::from_static(b"1")).await.unwrap();
         // By the clock of this machine, the upload has this age.

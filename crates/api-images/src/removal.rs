@@ -121,16 +121,28 @@ fn readable(found: Vec<Result<Option<FetchedPoint>>>) -> Result<Vec<FetchedPoint
     Ok(images)
 }
 
-/// Removes the originals of removed images that no version of the collection names. The caller has
-/// claimed the ids of the images.
+/// Removes the originals of removed images that no version of the collection names. They stay if a
+/// collection that may need them is not open. The caller has claimed the ids of the images.
 fn remove_originals(
     services: &Arc<ImageServices>,
     runtime: &Handle,
     target: &ImageCollection,
     images: &[FetchedPoint],
 ) -> Result<()> {
-    let originals = images.iter().flat_map(|image| originals_of_point(image, &target.space));
-    remove_if_unnamed(services, runtime, &target.space, originals.collect())
+    let space = &target.space;
+    let originals: Vec<StoredOriginal> =
+        images.iter().flat_map(|image| originals_of_point(image, space)).collect();
+    if originals.is_empty() {
+        return Ok(());
+    }
+    let registry = services.registry()?;
+    match ImageCollection::known_of(&registry, space) {
+        Ok(versions) => remove_if_unnamed(services, runtime, &versions, space, originals),
+        Err(error) => {
+            tracing::warn!(space, %error, "the originals of removed images stay");
+            Ok(())
+        }
+    }
 }
 
 /// Returns the original that a point names in the directory `space`. If a client has removed the
@@ -147,29 +159,36 @@ fn originals_of_point(image: &FetchedPoint, space: &str) -> Vec<StoredOriginal> 
     Format::ALL.map(|format| of(format!("{start}.{}", format.name()))).into()
 }
 
-/// Removes the originals in the directory `space` that no version of the collection names, after a
-/// version was removed. This can take hours, and a reference to the removed version would keep its
-/// memory and its disk space meanwhile. An upload whose point is not written yet writes its
-/// original again ([`Originals::keep`]). Files that are written later stay: an administrator copies
-/// originals back before the restored points are there.
+/// Removes the originals in the directory `space` that were written until `until` by the clock of
+/// the store, and that no version of the collection names. This can take hours, and a reference to
+/// a removed version would keep its memory and its disk space meanwhile. An upload whose point is
+/// not written yet writes its original again ([`Originals::keep`]).
 ///
 /// [`Originals::keep`]: super::originals::Originals::keep
 ///
 /// # Errors
-/// The errors of the store of originals.
-pub(crate) async fn remove_unnamed(services: &Arc<ImageServices>, space: &str) -> Result<()> {
-    if ImageCollection::known_of(&*services.registry()?, space).is_none() {
-        return Ok(());
-    }
+/// `Unavailable` if the registry is closed; the errors of [`ImageCollection::known_of`] and of the
+/// store of originals.
+pub(crate) async fn remove_unnamed(
+    services: &Arc<ImageServices>,
+    space: &str,
+    until: SystemTime,
+) -> Result<()> {
+    // Not to list the originals in vain.
+    known_versions(services, space)?;
     let runtime = Handle::current();
     let remove = |originals: Vec<StoredOriginal>| {
         let services = services.clone();
         let runtime = runtime.clone();
         let space = space.to_owned();
-        let work = move || {
+        let work = move || -> Result<()> {
+            let count = originals.len();
             let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
             let _claim = services.writes.take(&uuids(&ids));
-            remove_if_unnamed(&services, &runtime, &space, originals)
+            let versions = known_versions(&services, &space)?;
+            remove_if_unnamed(&services, &runtime, &versions, &space, originals)?;
+            services.removed.count_checked(count);
+            Ok(())
         };
         async move {
             let removed = tokio::task::spawn_blocking(work).await;
@@ -178,23 +197,27 @@ pub(crate) async fn remove_unnamed(services: &Arc<ImageServices>, space: &str) -
             })?
         }
     };
-    services.originals.in_parts(space, SystemTime::now(), POINTS_AT_ONCE, remove).await
+    services.originals.in_parts(space, until, POINTS_AT_ONCE, remove).await
 }
 
-/// Removes the originals in the directory `space` that no point of a version of the collection
-/// names. The caller has claimed the ids of their images.
+/// Returns the collections whose originals are in the directory `space`. Does not open the
+/// registry, because a server that stops has closed it.
+fn known_versions(services: &ImageServices, space: &str) -> Result<Vec<ImageCollection>> {
+    let registry = services.registry.opened();
+    let registry = registry.ok_or_else(|| Error::unavailable("the collections are not open"))?;
+    ImageCollection::known_of(&registry, space)
+}
+
+/// Removes the originals in the directory `space` that no point of `versions`, the versions of the
+/// collection, names. The caller has claimed the ids of their images.
 fn remove_if_unnamed(
     services: &Arc<ImageServices>,
     runtime: &Handle,
+    versions: &[ImageCollection],
     space: &str,
     mut originals: Vec<StoredOriginal>,
 ) -> Result<()> {
-    if originals.is_empty() {
-        return Ok(());
-    }
-    let registry = services.registry()?;
-    let Some(versions) = ImageCollection::known_of(&registry, space) else { return Ok(()) };
-    for version in &versions {
+    for version in versions {
         let ids: Vec<PointId> = originals.iter().map(|original| original.id).collect();
         let points = version.named.get_parts(&ids, PointParts::PAYLOAD);
         let left = originals.into_iter().zip(points);

@@ -1,6 +1,6 @@
 //! Services and settings that all endpoints of images use.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api_qdrant::RegistrySource;
@@ -8,6 +8,7 @@ use base::{Error, Result};
 use inference::{InferenceRequest, InferenceService};
 use metrics::KindLabels;
 use search::registry::Registry;
+use tokio::runtime::Handle;
 use transport::RequestResources;
 
 use super::claims::Claims;
@@ -15,6 +16,7 @@ use super::collection::ImageCollection;
 use super::embedder::Embedder;
 use super::originals::Originals;
 use super::pool::Pool;
+use super::removed_collections::RemovedCollections;
 
 /// The protocol's name in metrics.
 const PROTOCOL: &str = "images";
@@ -29,6 +31,9 @@ pub(crate) struct ImageServices {
     /// Ids of the images whose points are being written.
     pub(crate) writes: Claims,
     pub(crate) originals: Originals,
+    pub(crate) removed: RemovedCollections,
+    /// Runtime of the task that removes originals; the caller's by default.
+    pub(crate) removal_runtime: OnceLock<Handle>,
     /// Model of collections that name none.
     pub(crate) embedding_model: Option<String>,
 }

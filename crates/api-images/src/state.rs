@@ -1,10 +1,11 @@
 //! The state of the routes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use api_qdrant::RegistrySource;
 use base::Result;
 use inference::InferenceService;
+use tokio::runtime::Handle;
 use transport::access::AccessPolicy;
 use transport::{RequestResources, UploadPermit};
 
@@ -16,6 +17,8 @@ use super::ingest::Ingest;
 use super::originals::Originals;
 use super::pool::{Pool, PoolKind};
 use super::progress::Rebuilds;
+use super::removal_task;
+use super::removed_collections::RemovedCollections;
 use super::services::ImageServices;
 use super::uploads::RunningUploads;
 
@@ -39,6 +42,7 @@ impl ImagesState {
         registry: Arc<dyn RegistrySource>,
     ) -> ImagesState {
         let directory = config.directory.clone();
+        let removed = RemovedCollections::new(directory.as_deref(), requests.metrics.clone());
         let bulk = BulkResources::new(requests.clone(), access, directory);
         let services = ImageServices {
             pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
@@ -46,6 +50,8 @@ impl ImagesState {
             writes: Claims::default(),
             embedding_model: config.embedding_model.clone(),
             originals: Originals::new(config),
+            removed,
+            removal_runtime: OnceLock::new(),
             requests,
             inference,
             registry,
@@ -58,6 +64,12 @@ impl ImagesState {
             bulk: Arc::new(bulk),
             uploads: Arc::default(),
         }
+    }
+
+    /// Continues the removal of originals of collections that the last process removed. It runs on
+    /// `runtime`, as do all later removals of originals of collections.
+    pub fn resume_removals(&self, runtime: &Handle) {
+        removal_task::resume(&self.services, runtime);
     }
 
     /// Returns the number of queued images whose caller waits.

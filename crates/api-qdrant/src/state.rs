@@ -34,9 +34,9 @@ pub trait ImageCollections: Send + Sync {
     /// Returns true if the collection holds images.
     fn holds_images(&self, named: &NamedCollection) -> bool;
 
-    /// Removes a collection of images, and the originals that no other version of it names.
-    /// Returns false, and does nothing, if `name` is not a collection's own name or the collection
-    /// holds no images.
+    /// Removes a collection of images, durably. The originals that no other version of it names are
+    /// removed in the background. Returns false, and does nothing, if `name` is not a collection's
+    /// own name or the collection holds no images.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
 
     /// Deletes points of the collection `name`, and the originals that no other version of the

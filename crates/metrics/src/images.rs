@@ -20,6 +20,9 @@ pub struct ImageMetrics {
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
+    /// Removal of the originals of removed collections: collections whose originals are not all
+    /// checked ("waiting"), originals "checked", and attempts that "failed".
+    pub removals: Family<KindLabels, LevelGauge>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
     /// Collections by the medium that serves them: "nvme", "dram", "mmap", "dax".
@@ -55,6 +58,7 @@ impl Default for ImageMetrics {
             put: Family::default(),
             search_seconds: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
             waiting: Family::default(),
+            removals: Family::default(),
             collections: Family::default(),
             media: Family::default(),
             collection: Family::default(),
@@ -83,6 +87,11 @@ impl ImageMetrics {
             self.search_seconds.clone(),
         );
         r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
+        r.register(
+            "image_removals",
+            "Removed collections whose originals are not all checked (waiting); originals checked, and attempts that failed",
+            self.removals.clone(),
+        );
         r.register("collections", "Collections by state", self.collections.clone());
         r.register(
             "collections_by_medium",

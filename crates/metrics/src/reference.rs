@@ -58,10 +58,11 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 18] = [
+const REFUSALS: [&str; 19] = [
     "backup_queue",
     "connections_max",
     "descriptors",
+    "image_removals_max",
     "images_bulk_max",
     "images_queue_max",
     "ingest_queue_max",
@@ -247,6 +248,7 @@ fn fill_images(images: &ImageMetrics) {
         drop(images.search_seconds.get_or_create(&KindLabels { kind }));
     }
     kinds(&images.waiting, &["interactive", "bulk"]);
+    kinds(&images.removals, &["waiting", "checked", "failed"]);
     kinds(&images.collections, &["opening", "ready", "broken"]);
     model_kinds(
         &images.collection,

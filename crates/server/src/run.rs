@@ -53,6 +53,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         .enable_all()
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
+    server.images.resume_removals(runtime.handle());
     let threads = ConnectionThreads::start(config.listeners.threads)?;
     let follow = Following { watch, manager, tls, copies: links.copies };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));

@@ -48,7 +48,8 @@ fn a_removed_version_takes_the_originals_that_only_it_names() {
     put(3);
     assert_eq!(originals(&world), 3);
     assert_eq!(status(&world, Method::DELETE, "/v1/images/c.v1"), StatusCode::OK);
-    assert_eq!(originals(&world), 2);
+    world.wait_for_removals();
+    assert_eq!((originals(&world), world.removals("checked")), (2, 3));
     let paths = shared.map(|id| format!("/v1/images/c.v2/{id}"));
     for path in &paths {
         assert_eq!(status(&world, Method::GET, path), StatusCode::OK);
@@ -56,7 +57,35 @@ fn a_removed_version_takes_the_originals_that_only_it_names() {
     assert_eq!(status(&world, Method::DELETE, &paths[0]), StatusCode::OK);
     assert_eq!(originals(&world), 1);
     assert_eq!(status(&world, Method::DELETE, "/v1/images/c.v2"), StatusCode::OK);
+    world.wait_for_removals();
     assert_eq!(originals(&world), 0);
+}
+
+#[test]
+fn a_removal_of_originals_continues_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    // A collection that cannot be opened may need the originals of any other one.
+    let broken = collections.join("broken");
+    std::fs::create_dir_all(&broken).unwrap();
+    let world = World::start_in(directory);
+    for seed in 1..4 {
+        world.put("/v1/images/c", &picture(seed));
+    }
+    assert_eq!(status(&world, Method::DELETE, "/v1/images/c"), StatusCode::OK);
+    assert_eq!(status(&world, Method::GET, "/v1/images/c"), StatusCode::NOT_FOUND);
+    assert_eq!((originals(&world), world.removals("waiting")), (3, 1));
+    // A new collection of the same name has an image of the old one.
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    let directory = world.stop();
+    std::fs::remove_dir(&broken).unwrap();
+    let world = World::start_in(directory);
+    world.wait_for_removals();
+    assert_eq!(originals(&world), 1);
+    let path = format!("/v1/images/c/{id}");
+    assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
+    let records = std::fs::read_dir(collections.join(".removed-collections")).unwrap();
+    assert_eq!(records.count(), 0);
 }
 
 #[test]

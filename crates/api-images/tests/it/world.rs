@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api_images::{
     ExtractedQuery, ImageKind, ImageSettings, ImagesConfig, ImagesState, LoggedPoint,
@@ -24,7 +24,7 @@ use lifecycle::{
     WarmupSource,
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
-use metrics::Metrics;
+use metrics::{KindLabels, Metrics};
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig};
 use search::collection::PointParts;
@@ -73,6 +73,7 @@ pub(crate) struct World {
     pub(crate) registry: Arc<Registry>,
     pub(crate) images: Arc<ImagesState>,
     pub(crate) directory: tempfile::TempDir,
+    metrics: Arc<Metrics>,
     router: Router,
     runtime: tokio::runtime::Runtime,
     _lifecycle: Arc<Lifecycle>,
@@ -103,7 +104,11 @@ fn start_lifecycle(directory: &Path) -> Arc<Lifecycle> {
 
 impl World {
     pub(crate) fn start() -> World {
-        let directory = tempfile::tempdir().unwrap();
+        World::start_in(tempfile::tempdir().unwrap())
+    }
+
+    /// Starts a server with the collections in `directory`.
+    pub(crate) fn start_in(directory: tempfile::TempDir) -> World {
         let lifecycle = start_lifecycle(directory.path());
         let metrics = Arc::new(Metrics::default());
         let config =
@@ -130,7 +135,7 @@ impl World {
             allow_remote_admin: false,
             keys: None,
             cors: CorsPolicy::default(),
-            metrics,
+            metrics: metrics.clone(),
         });
         let registry = open(&directory.path().join("collections"));
         let config = ImagesConfig {
@@ -145,7 +150,28 @@ impl World {
             .enable_all()
             .build()
             .unwrap();
-        World { registry, images, directory, router, runtime, _lifecycle: lifecycle }
+        images.resume_removals(runtime.handle());
+        World { registry, images, directory, metrics, router, runtime, _lifecycle: lifecycle }
+    }
+
+    /// Ends the server. Returns its directory.
+    pub(crate) fn stop(self) -> tempfile::TempDir {
+        self.directory
+    }
+
+    /// Returns the figure `kind` of the removal of originals in the background.
+    pub(crate) fn removals(&self, kind: &'static str) -> i64 {
+        self.metrics.images.removals.get_or_create(&KindLabels { kind }).get()
+    }
+
+    /// Waits until all originals of removed collections are checked.
+    #[track_caller]
+    pub(crate) fn wait_for_removals(&self) {
+        let deadline = Instant::now() + WAIT_MAX;
+        while self.removals("waiting") > 0 {
+            assert!(Instant::now() < deadline, "originals are still being removed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits for the result of `work`.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
+use metrics::KindLabels;
 use serde_json::{Value, json};
 use vision::{Image, thumbnail};
 
@@ -115,6 +116,17 @@ impl Served {
 
     pub(super) fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", b"")
+    }
+
+    /// Waits until all originals of removed collections are checked.
+    #[track_caller]
+    pub(super) fn wait_for_removals(&self) {
+        let removals = &self.server.core.metrics.images.removals;
+        let deadline = Instant::now() + WAIT_MAX;
+        while removals.get_or_create(&KindLabels { kind: "waiting" }).get() > 0 {
+            assert!(Instant::now() < deadline, "originals are still being removed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(super) fn count(&self, collection: &str) -> u64 {
@@ -268,6 +280,7 @@ fn images_are_put_in_found_read_and_removed() {
     }
     served.ask("DELETE", "/v1/images/photos", "", b"").good();
     served.get("/v1/images/photos").bad(404, "there is no collection");
+    served.wait_for_removals();
     assert!(files_below(&dir.path().join("collections/.originals")).is_empty(), "originals stayed");
 }
 

@@ -177,11 +177,13 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     served.ask("DELETE", &format!("/v1/images/photos/{new}"), "", b"").good();
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
     served.ask("DELETE", "/v1/images/photos", "", b"").good();
+    served.wait_for_removals();
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
     // Deleting the last version deletes the originals, in either API.
     let originals = dir.path().join("collections/.originals");
     assert!(!files_below(&originals).is_empty());
     served.ask("DELETE", "/collections/photos.v1", "", b"").good();
+    served.wait_for_removals();
     assert_eq!(
         (files_below(&originals).len(), served.get("/v1/images/photos.v1").status),
         (0, 404)

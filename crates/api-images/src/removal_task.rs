@@ -1,0 +1,97 @@
+//! Removal of collections, and of their originals by a task in the background.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, Result};
+use search::registry::Registry;
+use tokio::runtime::Handle;
+
+use super::collection::ImageCollection;
+use super::removal::remove_unnamed;
+use super::removed_collections::RemovalRecord;
+use super::services::ImageServices;
+
+/// Longest wait of a removal for the time of the store.
+const STORE_TIME_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Removes a collection. Its originals that no other version names are removed in the background,
+/// also after a restart.
+///
+/// # Errors
+/// `ResourceExhausted` if too many removals wait or the threads for images are busy; the errors of
+/// [`Registry::remove`].
+pub(crate) async fn remove_collection(
+    services: &Arc<ImageServices>,
+    registry: Arc<Registry>,
+    target: ImageCollection,
+) -> Result<()> {
+    let refused = |_: &Error| services.count_refusal("image_removals_max");
+    services.removed.check_room().inspect_err(refused)?;
+    let record = RemovalRecord {
+        until: store_time(services, &target.space).await,
+        space: target.space.clone(),
+    };
+    let own = services.clone();
+    let work = move || own.removed.remove(&registry, &target, record);
+    let outcome = services.pool.run(work).await;
+    start(services);
+    outcome
+}
+
+/// Continues the removals that the last process has not ended, on `runtime`, as all later ones.
+pub(crate) fn resume(services: &Arc<ImageServices>, runtime: &Handle) {
+    // Called once, so the runtime is not set yet.
+    let _ = services.removal_runtime.set(runtime.clone());
+    services.removed.read();
+    start(services);
+}
+
+/// Returns the time of the store's clock, or `None` if the store does not answer in time: a
+/// collection can be removed without its store of originals.
+async fn store_time(services: &ImageServices, space: &str) -> Option<SystemTime> {
+    let time = tokio::time::timeout(STORE_TIME_WAIT_MAX, services.originals.now(space)).await;
+    let time = time.unwrap_or_else(|_| Err(Error::unavailable("the store does not answer")));
+    time.inspect_err(|error| {
+        tracing::warn!(space, %error, "the store gives no time: originals that are written until it answers are removed too");
+    })
+    .ok()
+}
+
+/// Starts the task that removes originals, unless it runs.
+fn start(services: &Arc<ImageServices>) {
+    if !services.removed.begin() {
+        return;
+    }
+    let runtime = services.removal_runtime.get().cloned().unwrap_or_else(Handle::current);
+    let own = services.clone();
+    runtime.spawn(async move { run(&own).await });
+}
+
+/// Removes the originals of all removed collections.
+async fn run(services: &Arc<ImageServices>) {
+    while let Some(removal) = services.removed.first_due() {
+        let wait = removal.due.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            // Ends early for a new removal, which is due at once.
+            services.removed.wait_for_removal(wait).await;
+            continue;
+        }
+        match run_removal(services, &removal.record).await {
+            Ok(()) => services.removed.end(&removal),
+            Err(error) => services.removed.delay(removal, &error),
+        }
+    }
+}
+
+/// Removes the originals of a removed collection.
+///
+/// # Errors
+/// As [`remove_unnamed`].
+async fn run_removal(services: &Arc<ImageServices>, record: &RemovalRecord) -> Result<()> {
+    let until = match record.until {
+        Some(until) => until,
+        None => services.originals.now(&record.space).await?,
+    };
+    remove_unnamed(services, &record.space, until).await
+}

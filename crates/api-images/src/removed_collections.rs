@@ -1,0 +1,369 @@
+//! Removed collections whose originals are still to be removed, and their records on disk.
+//!
+//! Before a collection is removed, a file in the directory of the collections records the removal.
+//! This record is removed once all originals are checked, so a restarted server continues. A record
+//! has the time of the removal by the clock of the store. Originals that are written later stay: an
+//! administrator copies originals back before the restored points are there.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind as IoErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, ErrorKind, Result};
+use metrics::{KindLabels, Metrics};
+use search::registry::Registry;
+use tokio::sync::Notify;
+
+use super::collection::ImageCollection;
+use super::progress::held;
+
+/// Directory of the records, beside the collections. No collection has a name that starts with a
+/// dot.
+const DIRECTORY: &str = ".removed-collections";
+/// Start of the name of a record.
+const RECORD_PREFIX: &str = "removal-";
+/// Maximum bytes of a record, which has one name of at most 255 bytes.
+const RECORD_BYTES_MAX: u64 = 4096;
+/// Maximum removed collections whose originals are not all checked. A further removal is refused.
+const PENDING_MAX: usize = 1000;
+/// Retry advice to a client whose removal is refused.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Time after the first failed attempt to remove originals. It doubles with each attempt.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Maximum time between two attempts.
+const RETRY_MAX: Duration = Duration::from_secs(3600);
+/// Maximum attempts until the server restarts. The last one comes after about a day.
+const ATTEMPTS_MAX: u32 = 36;
+
+/// Record of a removed collection.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct RemovalRecord {
+    /// Directory of its originals.
+    pub(crate) space: String,
+    /// Time of the removal by the clock of the store; `None` if the store did not tell it.
+    pub(crate) until: Option<SystemTime>,
+}
+
+/// Removed collection whose originals are not all checked.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingRemoval {
+    number: u64,
+    pub(crate) record: RemovalRecord,
+    /// File of the record, if there is one.
+    file: Option<PathBuf>,
+    attempts: u32,
+    /// Time of the next attempt.
+    pub(crate) due: Instant,
+}
+
+#[derive(Default)]
+struct PendingRemovals {
+    by_number: BTreeMap<u64, PendingRemoval>,
+    last_number: u64,
+    /// True while a task removes originals.
+    is_running: bool,
+}
+
+/// Removed collections whose originals are not all checked.
+pub(crate) struct RemovedCollections {
+    /// Directory of the records; `None` keeps none.
+    directory: Option<PathBuf>,
+    metrics: Arc<Metrics>,
+    pending: Mutex<PendingRemovals>,
+    /// Notified of each removal.
+    added: Notify,
+}
+
+impl RemovedCollections {
+    /// Creates the state. `collections` is the directory of the collections.
+    pub(crate) fn new(collections: Option<&Path>, metrics: Arc<Metrics>) -> RemovedCollections {
+        RemovedCollections {
+            directory: collections.map(|directory| directory.join(DIRECTORY)),
+            metrics,
+            pending: Mutex::default(),
+            added: Notify::new(),
+        }
+    }
+
+    /// Counts originals that were checked.
+    pub(crate) fn count_checked(&self, count: usize) {
+        let checked = self.metrics.images.removals.get_or_create(&KindLabels { kind: "checked" });
+        checked.inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Records that the originals of a collection are to be removed, then removes the collection.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Registry::remove`].
+    pub(crate) fn remove(
+        &self,
+        registry: &Registry,
+        target: &ImageCollection,
+        record: RemovalRecord,
+    ) -> Result<()> {
+        let written = self.write(&record);
+        let outcome = registry.remove(target.named.name()).map(drop);
+        if outcome.is_err() && !target.named.removed() {
+            if let Ok(Some(file)) = written {
+                forget(&file);
+            }
+            return outcome;
+        }
+        let space = record.space.as_str();
+        let written = written.or_else(|error| {
+            tracing::warn!(space, %error, "the removal of originals is recorded late");
+            // A full disk has room after the removal.
+            self.write(&record)
+        });
+        let file = written.unwrap_or_else(|error| {
+            tracing::error!(
+                space,
+                %error,
+                "the removal of originals is not recorded: some stay if the server ends before all are removed"
+            );
+            None
+        });
+        self.add(record, file);
+        outcome
+    }
+
+    /// Writes a record, which is durable when this returns. Returns its file.
+    ///
+    /// # Errors
+    /// Returns the errors of the file system.
+    fn write(&self, record: &RemovalRecord) -> Result<Option<PathBuf>> {
+        let Some(directory) = &self.directory else { return Ok(None) };
+        let failed = |error: std::io::Error| Error::io(directory, &error);
+        let text = serde_json::to_vec(record)
+            .map_err(|error| Error::internal(format!("the record of a removal: {error}")))?;
+        os::private::create_dir_all(directory).map_err(failed)?;
+        if let Some(collections) = directory.parent() {
+            os::sync_directory(collections)?;
+        }
+        let mut file = tempfile::Builder::new()
+            .prefix(RECORD_PREFIX)
+            .tempfile_in(directory)
+            .map_err(failed)?;
+        file.write_all(&text).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        os::sync_directory(directory)?;
+        let (_, path) = file.keep().map_err(|error| failed(error.error))?;
+        Ok(Some(path))
+    }
+
+    /// Reads the records that the last process has left, at most [`PENDING_MAX`]. The next start
+    /// reads the others.
+    pub(crate) fn read(&self) {
+        let Some(directory) = &self.directory else { return };
+        let entries = std::fs::read_dir(directory)
+            .and_then(|entries| entries.take(PENDING_MAX).collect::<std::io::Result<Vec<_>>>());
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == IoErrorKind::NotFound => return,
+            Err(error) => {
+                let path = directory.display();
+                tracing::warn!(%error, %path, "originals of removed collections stay until the next start");
+                return;
+            }
+        };
+        for entry in entries {
+            let file = entry.path();
+            match read_record(&file) {
+                Ok(record) => self.add(record, Some(file)),
+                // A crash came before the removal of the collection.
+                Err(error) if error.kind() == ErrorKind::DataLoss => {
+                    tracing::warn!(%error, "an incomplete record of a removal is dropped");
+                    forget(&file);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "originals of a removed collection stay until the next start");
+                }
+            }
+        }
+    }
+
+    fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
+        let mut pending = held(&self.pending);
+        pending.last_number += 1;
+        let number = pending.last_number;
+        let removal = PendingRemoval { number, record, file, attempts: 0, due: Instant::now() };
+        pending.by_number.insert(number, removal);
+        self.show(&pending);
+    }
+
+    /// Returns true if the caller has to start the task that removes originals.
+    pub(crate) fn begin(&self) -> bool {
+        let mut pending = held(&self.pending);
+        let begins = !pending.is_running && !pending.by_number.is_empty();
+        pending.is_running |= begins;
+        self.added.notify_one();
+        begins
+    }
+
+    /// Returns the removal whose attempt is due first. After the last removal the task ends.
+    pub(crate) fn first_due(&self) -> Option<PendingRemoval> {
+        let mut pending = held(&self.pending);
+        let first = pending.by_number.values().min_by_key(|removal| removal.due).cloned();
+        pending.is_running = first.is_some();
+        first
+    }
+
+    /// Waits until a collection is removed, at most `wait_max`.
+    pub(crate) async fn wait_for_removal(&self, wait_max: Duration) {
+        // The caller continues in both cases.
+        let _ = tokio::time::timeout(wait_max, self.added.notified()).await;
+    }
+
+    /// Ends a removal: all originals are checked.
+    pub(crate) fn end(&self, removal: &PendingRemoval) {
+        if let Some(file) = &removal.file {
+            forget(file);
+        }
+        let mut pending = held(&self.pending);
+        pending.by_number.remove(&removal.number);
+        self.show(&pending);
+    }
+
+    /// Delays a removal after an attempt that failed, or leaves it to the next start.
+    pub(crate) fn delay(&self, removal: PendingRemoval, error: &Error) {
+        let space = removal.record.space.as_str();
+        self.metrics.images.removals.get_or_create(&KindLabels { kind: "failed" }).inc();
+        let attempts = removal.attempts + 1;
+        let mut pending = held(&self.pending);
+        if attempts >= ATTEMPTS_MAX {
+            tracing::error!(space, %error, "originals of a removed collection stay until the next start");
+            pending.by_number.remove(&removal.number);
+        } else {
+            tracing::warn!(space, %error, "originals of a removed collection are removed later");
+            let due = Instant::now() + retry_delay(attempts);
+            pending.by_number.insert(removal.number, PendingRemoval { attempts, due, ..removal });
+        }
+        self.show(&pending);
+    }
+
+    /// Checks that a further collection can be removed.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        if held(&self.pending).by_number.len() < PENDING_MAX {
+            return Ok(());
+        }
+        Err(Error::exhausted(format!(
+            "the originals of {PENDING_MAX} removed collections are still being removed; check the store of \
+             original images, and try again later"
+        ))
+        .with_retry_after(RETRY_AFTER))
+    }
+
+    fn show(&self, pending: &PendingRemovals) {
+        let waiting = self.metrics.images.removals.get_or_create(&KindLabels { kind: "waiting" });
+        waiting.set(i64::try_from(pending.by_number.len()).unwrap_or(i64::MAX));
+    }
+}
+
+/// Returns the time between two attempts after so many failed ones.
+fn retry_delay(attempts: u32) -> Duration {
+    let doubled = 2_u32.saturating_pow(attempts.saturating_sub(1));
+    RETRY_FIRST.saturating_mul(doubled).min(RETRY_MAX)
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// `DataLoss` for an incomplete one; the errors of the file system.
+fn read_record(file: &Path) -> Result<RemovalRecord> {
+    let mut text = Vec::new();
+    let opened = File::open(file).map_err(|error| Error::io(file, &error))?;
+    let read = opened.take(RECORD_BYTES_MAX).read_to_end(&mut text);
+    read.map_err(|error| Error::io(file, &error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::data_loss(format!("{}: {error}", file.display())))
+}
+
+/// Removes a record. If it stays, the next start checks the originals again.
+fn forget(file: &Path) {
+    if let Err(error) = std::fs::remove_file(file)
+        && error.kind() != IoErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %file.display(), "the record of a removal stays");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> RemovalRecord {
+        let until = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
+        RemovalRecord { space: "photos".to_owned(), until: Some(until) }
+    }
+
+    fn removed(directory: &Path) -> RemovedCollections {
+        RemovedCollections::new(Some(directory), Arc::default())
+    }
+
+    fn waiting(removed: &RemovedCollections) -> i64 {
+        removed.metrics.images.removals.get_or_create(&KindLabels { kind: "waiting" }).get()
+    }
+
+    #[test]
+    fn records_are_read_by_the_next_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = removed(dir.path());
+        let file = first.write(&record()).unwrap().unwrap();
+        std::fs::write(file.with_file_name("removal-cut"), r#"{"space":"pho"#).unwrap();
+        let second = removed(dir.path());
+        second.read();
+        assert_eq!(waiting(&second), 1);
+        assert!(second.begin() && !second.begin());
+        let removal = second.first_due().unwrap();
+        assert_eq!((&removal.record, &removal.file), (&record(), &Some(file)));
+        second.end(&removal);
+        assert_eq!((waiting(&second), second.first_due().is_none()), (0, true));
+        assert_eq!(std::fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count(), 0);
+        assert!(!second.begin(), "none is left");
+    }
+
+    #[test]
+    fn a_failed_removal_waits_behind_others_and_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let removed = removed(dir.path());
+        let file = removed.write(&record()).unwrap().unwrap();
+        removed.add(record(), Some(file.clone()));
+        removed.add(record(), None);
+        let error = Error::unavailable("no store");
+        let failed = removed.first_due().unwrap();
+        removed.delay(failed.clone(), &error);
+        let other = removed.first_due().unwrap();
+        assert_ne!(other.number, failed.number);
+        removed.end(&other);
+        for _ in 1..ATTEMPTS_MAX {
+            assert_eq!(waiting(&removed), 1);
+            removed.delay(removed.first_due().unwrap(), &error);
+        }
+        assert_eq!(waiting(&removed), 0);
+        assert!(file.exists(), "the next start continues");
+    }
+
+    #[test]
+    fn attempts_become_rare() {
+        assert_eq!(retry_delay(1), RETRY_FIRST);
+        assert_eq!(retry_delay(3), RETRY_FIRST * 4);
+        assert_eq!(retry_delay(ATTEMPTS_MAX), RETRY_MAX);
+    }
+
+    #[test]
+    fn a_removal_is_refused_while_too_many_wait() {
+        let removed = RemovedCollections::new(None, Arc::default());
+        (1..PENDING_MAX).for_each(|_| removed.add(record(), None));
+        assert!(removed.check_room().is_ok());
+        removed.add(record(), None);
+        let error = removed.check_room().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
+        assert_eq!(error.retry_after(), Some(RETRY_AFTER));
+    }
+}
