@@ -16,6 +16,9 @@
 //! Threads inherit the priority of the thread that starts them. [`at_ordinary_priority`] is for a
 //! library that starts threads for requests while an idle thread loads a model.
 
+mod pair;
+mod work_thread;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -24,8 +27,11 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
+use self::work_thread::WorkThread;
 use crate::sched_stat::{SchedStat, SchedTimes};
 use crate::thread;
+
+pub use self::pair::spawn_pair;
 
 /// A thread starves if it has waited for a core longer than its limit, and longer than this
 /// multiple of the time that it ran.
@@ -157,35 +163,6 @@ fn leave_idle_priority() {
         && let Err(error) = thread::set_batch_scheduling(false)
     {
         tracing::warn!(%error, "threads of a model run at idle priority");
-    }
-}
-
-/// Thread that does the work of a runner.
-struct WorkThread {
-    tasks: Sender<Task>,
-    /// Times of a thread of idle priority, if the kernel counts them.
-    stat: Option<SchedStat>,
-}
-
-impl WorkThread {
-    fn start_ordinary(name: &str) -> Result<WorkThread> {
-        let (tasks, queue) = bounded::<Task>(1);
-        spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
-        Ok(WorkThread { tasks, stat: None })
-    }
-
-    fn start_idle(name: &str, doing: &'static str) -> Result<WorkThread> {
-        start_starter()?;
-        let (tasks, queue) = bounded::<Task>(1);
-        let (send_stat, stat) = bounded(1);
-        let body = move || {
-            // Still at ordinary priority, because the caller waits for this.
-            let _ = send_stat.send(SchedStat::of_this_thread());
-            thread::enter_background(doing);
-            queue.iter().for_each(|task| task());
-        };
-        spawn(format!("{name}-idle"), body)?;
-        Ok(WorkThread { tasks, stat: stat.recv().unwrap_or_default() })
     }
 }
 
@@ -457,28 +434,6 @@ impl BackgroundRunner {
 /// Returns the outcome of work that has ended after `request`: the request, if the work stopped.
 fn stopped_outcome<T>(outcome: Result<T>, request: Error) -> Result<T> {
     outcome.map_err(|error| if error.kind() == ErrorKind::Cancelled { request } else { error })
-}
-
-/// Starts the two threads of repeated work: `name` at low priority, and `name`-hi at ordinary
-/// priority. `body` runs on both until it returns. `doing` names the work in the log, such as
-/// "flushing".
-///
-/// # Errors
-/// `ResourceExhausted` if a thread cannot be started.
-pub fn spawn_pair(
-    name: &str,
-    doing: &'static str,
-    body: impl Fn(Priority) + Send + Sync + 'static,
-) -> Result<[JoinHandle<()>; 2]> {
-    let escalated = Arc::new(body);
-    let background = escalated.clone();
-    Ok([
-        spawn(name.to_owned(), move || {
-            thread::enter_low_priority(doing);
-            background(Priority::Background);
-        })?,
-        spawn(format!("{name}-hi"), move || escalated(Priority::Escalated))?,
-    ])
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
@@ -754,23 +709,5 @@ mod tests {
             _ => Ok(()),
         };
         assert_eq!(runner.run("test", &Arc::default(), work), Ok(()));
-    }
-
-    #[test]
-    fn a_pair_has_both_priorities() {
-        let (send, priorities) = bounded(2);
-        let body = move |priority| {
-            // SAFETY: takes numbers only; 0 names the calling thread.
-            let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-            let name = std::thread::current().name().map(str::to_owned);
-            send.send((priority == Priority::Background, nice >= 15, name)).unwrap();
-        };
-        for thread in spawn_pair("p", "testing", body).unwrap() {
-            thread.join().unwrap();
-        }
-        let mut seen: Vec<_> = priorities.iter().collect();
-        seen.sort();
-        let name = |name: &str| Some(name.to_owned());
-        assert_eq!(seen, [(false, false, name("p-hi")), (true, true, name("p"))]);
     }
 }

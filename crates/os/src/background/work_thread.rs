@@ -1,0 +1,37 @@
+//! Threads of a [`BackgroundRunner`](super::BackgroundRunner).
+
+use base::Result;
+use crossbeam_channel::{Sender, bounded};
+
+use super::{Task, spawn, start_starter};
+use crate::sched_stat::SchedStat;
+use crate::thread;
+
+/// Thread that does the work of a runner.
+pub(super) struct WorkThread {
+    pub(super) tasks: Sender<Task>,
+    /// Times of a thread of idle priority, if the kernel counts them.
+    pub(super) stat: Option<SchedStat>,
+}
+
+impl WorkThread {
+    pub(super) fn start_ordinary(name: &str) -> Result<WorkThread> {
+        let (tasks, queue) = bounded::<Task>(1);
+        spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
+        Ok(WorkThread { tasks, stat: None })
+    }
+
+    pub(super) fn start_idle(name: &str, doing: &'static str) -> Result<WorkThread> {
+        start_starter()?;
+        let (tasks, queue) = bounded::<Task>(1);
+        let (send_stat, stat) = bounded(1);
+        let body = move || {
+            // Still at ordinary priority, because the caller waits for this.
+            let _ = send_stat.send(SchedStat::of_this_thread());
+            thread::enter_background(doing);
+            queue.iter().for_each(|task| task());
+        };
+        spawn(format!("{name}-idle"), body)?;
+        Ok(WorkThread { tasks, stat: stat.recv().unwrap_or_default() })
+    }
+}
