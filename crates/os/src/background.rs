@@ -477,6 +477,32 @@ mod tests {
         BackgroundRunner::new("test", "testing", Duration::from_millis(300))
     }
 
+    /// Work that ignores its stop flag, as a call into an engine does, until a test ends it.
+    #[derive(Clone, Default)]
+    struct EngineCall(Arc<AtomicBool>);
+
+    impl EngineCall {
+        /// Runs at full load, so that its thread starves beside hogs.
+        fn spin(&self) {
+            while !self.0.load(Ordering::Relaxed) {}
+        }
+
+        /// Runs without load, so that its thread does not starve.
+        fn sleep(&self) {
+            while !self.0.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+
+        /// Ends the call, and waits until `has_ended` returns true.
+        fn end(&self, has_ended: impl Fn() -> bool) {
+            self.0.store(true, Ordering::Relaxed);
+            while !has_ended() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
     /// Works until `stop`, or for `so_long` of processor time.
     fn busy(attempt: &Attempt, so_long: Duration) -> Result<()> {
         let began = thread::cpu_time();
@@ -520,7 +546,8 @@ mod tests {
 
     #[test]
     fn starving_work_escalates() {
-        let (mut runner, hogs) = (runner(), Hogs::start());
+        let mut runner = runner();
+        let hogs = Hogs::start();
         let work = move |attempt: &Attempt| match attempt.priority {
             Priority::Background => busy(attempt, Duration::from_secs(3600)).map(|()| false),
             _ => Ok(std::thread::current().name() == Some("test-hi")),
@@ -537,12 +564,16 @@ mod tests {
 
     #[test]
     fn an_engine_that_ignores_stop_is_left_alone() {
-        let (mut runner, hogs) = (runner(), Hogs::start());
-        let (held, ended) = (Arc::new(()), Arc::new(AtomicBool::new(false)));
-        let (has, end) = (held.clone(), ended.clone());
+        let mut runner = runner();
+        let hogs = Hogs::start();
+        let held = Arc::new(());
+        let has = held.clone();
+        let call = EngineCall::default();
+        let begun = call.clone();
         let work = move |attempt: &Attempt| {
-            // Ignores the stop flag, as an engine does.
-            while attempt.priority == Priority::Background && !end.load(Ordering::Relaxed) {}
+            if attempt.priority == Priority::Background {
+                begun.spin();
+            }
             Ok((attempt.priority, has.clone()))
         };
         let outcome = runner.run("test", &Arc::default(), work).unwrap();
@@ -553,15 +584,13 @@ mod tests {
             "another thread takes its place"
         );
         drop((hogs, outcome));
-        ended.store(true, Ordering::Relaxed);
-        while Arc::strong_count(&held) > 1 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        call.end(|| Arc::strong_count(&held) == 1);
     }
 
     #[test]
     fn the_stop_flag_ends_the_work() {
-        let (mut runner, stop) = (runner(), Arc::new(AtomicBool::new(false)));
+        let mut runner = runner();
+        let stop = Arc::new(AtomicBool::new(false));
         let set = stop.clone();
         let work = move |attempt: &Attempt| {
             set.store(true, Ordering::Relaxed);
@@ -572,15 +601,15 @@ mod tests {
 
     #[test]
     fn stopping_starving_work_takes_no_longer() {
-        let (mut runner, hogs) = (runner(), Hogs::start());
+        let mut runner = runner();
+        let hogs = Hogs::start();
         // From the start: on a busy machine the work could starve before it sets this.
         let stop = Arc::new(AtomicBool::new(true));
-        let end = Arc::new(AtomicBool::new(false));
-        let ended = end.clone();
+        let call = EngineCall::default();
+        let begun = call.clone();
         let work = move |attempt: &Attempt| {
             assert_eq!(attempt.priority, Priority::Background, "stopped work does not escalate");
-            // Ignores the stop flag, as an engine does.
-            while !ended.load(Ordering::Relaxed) {}
+            begun.spin();
             Ok(())
         };
         assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
@@ -588,10 +617,7 @@ mod tests {
         let left = runner.take_left().unwrap();
         assert!(!left.ended() && runner.take_left().is_none());
         drop(hogs);
-        end.store(true, Ordering::Relaxed);
-        while !left.ended() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        call.end(|| left.ended());
     }
 
     #[test]
@@ -599,26 +625,22 @@ mod tests {
         let mut runner = runner();
         let hogs = Hogs::start();
         let stop = Arc::new(AtomicBool::new(false));
-        let end = Arc::new(AtomicBool::new(false));
         let set = stop.clone();
-        let ended = end.clone();
+        let call = EngineCall::default();
+        let begun = call.clone();
         let work = move |attempt: &Attempt| -> Result<()> {
             if attempt.priority == Priority::Escalated {
                 set.store(true, Ordering::Relaxed);
                 return Err(Error::cancelled("stopped"));
             }
-            // Ignores the stop flag, as an engine does.
-            while !ended.load(Ordering::Relaxed) {}
+            begun.spin();
             Ok(())
         };
         assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
         let left = runner.take_left().unwrap();
         assert!(!left.ended());
         drop(hogs);
-        end.store(true, Ordering::Relaxed);
-        while !left.ended() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        call.end(|| left.ended());
     }
 
     #[test]
@@ -626,23 +648,17 @@ mod tests {
         let mut runner = BackgroundRunner::new("test", "testing", NEVER);
         runner.stop_wait_max = Duration::ZERO;
         let stop = Arc::new(AtomicBool::new(true));
-        let end = Arc::new(AtomicBool::new(false));
-        let ended = end.clone();
+        let call = EngineCall::default();
+        let begun = call.clone();
         let work = move |_: &Attempt| {
-            // Ignores the stop flag, and does not starve.
-            while !ended.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            begun.sleep();
             Ok(())
         };
         assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
         let left = runner.take_left().unwrap();
         assert!(!left.ended());
         assert_eq!(runner.run("test", &Arc::default(), |_| Ok(7)), Ok(7), "on another thread");
-        end.store(true, Ordering::Relaxed);
-        while !left.ended() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        call.end(|| left.ended());
     }
 
     #[test]
@@ -650,13 +666,10 @@ mod tests {
         let limit = WorkTimeLimit { max: Duration::ZERO, remedy: "do this" };
         for priority in [Priority::Background, Priority::Ordinary] {
             let mut runner = BackgroundRunner::new("test", "testing", NEVER).with_limit(limit);
-            let end = Arc::new(AtomicBool::new(false));
-            let ended = end.clone();
+            let call = EngineCall::default();
+            let begun = call.clone();
             let work = move |_: &Attempt| {
-                // Ignores the stop flag, and does not starve.
-                while !ended.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                begun.sleep();
                 Ok(())
             };
             let stop = Arc::default();
@@ -672,10 +685,7 @@ mod tests {
             runner.limit = None;
             let next = |attempt: &Attempt| Ok(attempt.priority);
             assert_eq!(runner.run_ordinary("test", &stop, next), Ok(Priority::Ordinary));
-            end.store(true, Ordering::Relaxed);
-            while !left.ended() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            call.end(|| left.ended());
         }
     }
 
