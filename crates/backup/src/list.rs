@@ -223,6 +223,20 @@ impl BackupList {
         }
         Ok(list)
     }
+
+    /// Returns the list of a backup of the collection "c" that has no points and no files.
+    #[cfg(test)]
+    pub(crate) fn empty(id: &BackupId) -> BackupList {
+        BackupList {
+            id: id.clone(),
+            collection: "c".to_owned(),
+            source: "points-1".to_owned(),
+            points: 0,
+            settings: CollectionSettings::new(3, search::coarse::Metric::Dot),
+            state: "{}".to_owned(),
+            files: Vec::new(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -252,24 +252,10 @@ mod tests {
     use base::ErrorKind;
     use model_store::block_on;
     use os::{Pacer, Rate};
-    use search::coarse::Metric;
-    use search::registry::CollectionSettings;
 
     use super::*;
     use crate::prune::remove_marked;
     use crate::transfer::BackupContext;
-
-    fn list(id: &BackupId) -> BackupList {
-        BackupList {
-            id: id.clone(),
-            collection: "c".to_owned(),
-            source: "points-1".to_owned(),
-            points: 0,
-            settings: CollectionSettings::new(3, Metric::Dot),
-            state: "{}".to_owned(),
-            files: Vec::new(),
-        }
-    }
 
     #[test]
     fn a_backup_that_slept_is_not_listed() {
@@ -278,19 +264,19 @@ mod tests {
         let work = async {
             let id = BackupId::now();
             let mark = Mark::put(&store, "c", MarkKind::Backup, &id).await?;
-            mark.put_list(&list(&id)).await?;
+            mark.put_list(&BackupList::empty(&id)).await?;
             assert_eq!(store.ids("c").await?, std::slice::from_ref(&id));
 
             // A removal has found the mark stale.
             let other = BackupId::after(Some(&id));
             let mark = Mark::put(&store, "c", MarkKind::Backup, &other).await?;
             store.remove(&mark.key).await?;
-            let error = mark.put_list(&list(&other)).await.unwrap_err();
+            let error = mark.put_list(&BackupList::empty(&other)).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert_eq!(store.ids("c").await?, [id]);
 
             // The same, while the list was written. All of its objects are there.
-            let mut listed = list(&other);
+            let mut listed = BackupList::empty(&other);
             store.put_list(&listed).await?;
             mark.keep_if_whole(&listed, mark.lost()).await?;
             assert_eq!(store.ids("c").await?.len(), 2);
@@ -323,8 +309,9 @@ mod tests {
             // It stays so.
             mark.renew().await.unwrap_err();
             let id = BackupId::now();
-            store.put_list(&list(&id)).await?;
-            let (pacer, progress) = (Pacer::new(Rate::unlimited()), BackupProgress::default());
+            store.put_list(&BackupList::empty(&id)).await?;
+            let pacer = Pacer::new(Rate::unlimited());
+            let progress = BackupProgress::default();
             let context = BackupContext { store: &store, pacer: &pacer, progress: &progress };
             let all = |lists: &BTreeMap<BackupId, DateTime<Utc>>,
                        _: DateTime<Utc>|

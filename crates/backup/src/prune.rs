@@ -191,8 +191,6 @@ fn age_of(written: DateTime<Utc>, now: DateTime<Utc>) -> Duration {
 mod tests {
     use model_store::block_on;
     use os::{Pacer, Rate};
-    use search::coarse::Metric;
-    use search::registry::CollectionSettings;
 
     use super::*;
     use crate::list::BackupList;
@@ -200,18 +198,6 @@ mod tests {
     use crate::transfer::BackupProgress;
 
     const HOUR: Duration = Duration::from_secs(3600);
-
-    fn list(id: &BackupId) -> BackupList {
-        BackupList {
-            id: id.clone(),
-            collection: "c".to_owned(),
-            source: "points-1".to_owned(),
-            points: 0,
-            settings: CollectionSettings::new(3, Metric::Dot),
-            state: "{}".to_owned(),
-            files: Vec::new(),
-        }
-    }
 
     #[test]
     fn a_late_clock_makes_no_new_backup_old() {
@@ -230,7 +216,7 @@ mod tests {
         let policy = RetentionPolicy { newest: Some(1), age_max: Some(HOUR) };
         let work = async {
             for id in &ids {
-                store.put_list(&list(id)).await?;
+                store.put_list(&BackupList::empty(id)).await?;
             }
             let within = prune_among(&context, "c", &policy, &among, HOUR).await?;
             let after = prune_among(&context, "c", &policy, &among, Duration::ZERO).await?;
