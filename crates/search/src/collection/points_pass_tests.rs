@@ -1,5 +1,7 @@
 //! Passes that pause give the answers of passes that do not.
 
+use std::fmt::Debug;
+
 use os::Rate;
 use serde_json::json;
 use storage::UringMedium;
@@ -68,17 +70,31 @@ fn in_slices<T>(progress: &Arc<SliceProgress>, mut work: impl FnMut() -> Result<
     }
 }
 
+/// Runs `work` in slices and at once. Returns its pauses in slices and its result.
+///
+/// # Panics
+/// If the two results differ.
+#[track_caller]
+fn exact_in_slices<T: PartialEq + Debug>(work: impl Fn() -> Result<T>) -> (u32, T) {
+    let (pauses, result) = in_slices(&Arc::default(), &work);
+    assert_eq!(result, work().unwrap());
+    (pauses, result)
+}
+
+/// Returns a filter of the points whose field `key` is less than `bound`.
+fn below(key: &str, bound: f64) -> Filter {
+    let range = Range { lt: Some(bound), ..Range::default() };
+    let must = vec![Condition::Range { key: key.into(), range }];
+    Filter { must, ..Filter::default() }
+}
+
 #[test]
 fn a_facet_without_an_index_pauses_and_is_exact() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
-    let range = Range { lt: Some(5.0), ..Range::default() };
-    let must = vec![Condition::Range { key: "late".into(), range }];
-    let filter = Filter { must, ..Filter::default() };
+    let filter = below("late", 5.0);
     for clause in [None, Some(&filter)] {
-        let progress = Arc::default();
-        let (pauses, facet) = in_slices(&progress, || collection.facet("late", clause, 20));
-        assert_eq!(facet, collection.facet("late", clause, 20).unwrap());
+        let (pauses, facet) = exact_in_slices(|| collection.facet("late", clause, 20));
         assert_eq!(facet.hits.len(), if clause.is_none() { 13 } else { 5 });
         assert!(pauses >= 3, "{pauses}");
     }
@@ -92,9 +108,7 @@ fn a_facet_of_an_index_pauses_and_is_exact() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
     collection.flush().unwrap();
-    let range = Range { lt: Some(300.0), ..Range::default() };
-    let must = vec![Condition::Range { key: "f2".into(), range }];
-    let filter = Filter { must, ..Filter::default() };
+    let filter = below("f2", 300.0);
     // A part is at least a block of rare values, as of f2, or a frequent value, as of f3. Without a
     // filter and a deleted row, as in the third segment, the counts of frequent values are in
     // memory.
@@ -104,8 +118,7 @@ fn a_facet_of_an_index_pauses_and_is_exact() {
         ("f3", None, 3, 3),
         ("f3", Some(&filter), 5, 3),
     ] {
-        let (paused, facet) = in_slices(&Arc::default(), || collection.facet(key, clause, 1000));
-        assert_eq!(facet, collection.facet(key, clause, 1000).unwrap());
+        let (paused, facet) = exact_in_slices(|| collection.facet(key, clause, 1000));
         assert_eq!(facet.hits.len(), values, "{key}");
         assert!(paused >= least, "{key}: {paused} pauses");
     }
@@ -157,24 +170,19 @@ fn an_order_of_an_index_pauses_and_is_exact() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
     collection.flush().unwrap();
-    let range = Range { lt: Some(300.0), ..Range::default() };
-    let must = vec![Condition::Range { key: "f2".into(), range }];
-    let filter = Filter { must, ..Filter::default() };
+    let filter = below("f2", 300.0);
     // A part is at most 64 rare values, as of f2, or a frequent value, as each of the three of f3.
     // There are at least two segments, because small ones may be merged.
     for (key, parts) in [("f2", 2 * 600 / 64), ("f3", 6)] {
         for clause in [None, Some(&filter)] {
             for descending in [false, true] {
                 let order = PointOrder { key, descending, from: None };
-                let all = || collection.ordered(&order, clause, 3000);
-                let (pauses_of_all, points) = in_slices(&Arc::default(), all);
-                assert_eq!(points, all().unwrap());
+                let (pauses_of_all, points) =
+                    exact_in_slices(|| collection.ordered(&order, clause, 3000));
                 assert_eq!(points.points.len() == 2797, clause.is_none(), "{key}");
                 assert!(pauses_of_all >= parts - 1, "{key}: {pauses_of_all} pauses");
                 // The visit ends after the first points of each segment.
-                let few = || collection.ordered(&order, clause, 1);
-                let (pauses, points) = in_slices(&Arc::default(), few);
-                assert_eq!(points, few().unwrap());
+                let (pauses, points) = exact_in_slices(|| collection.ordered(&order, clause, 1));
                 assert_eq!(points.points.len(), 1);
                 assert!(pauses < pauses_of_all, "{key}: {pauses} of {pauses_of_all} pauses");
             }
