@@ -358,7 +358,8 @@ mod tests {
         let registry = Registry::open(RegistryOptions::for_tests(dir.path())).unwrap();
         let named = registry.create("c", CollectionSettings::new(2, Metric::L2)).unwrap();
         let payload = Map::from_iter([("n".to_owned(), json!([1]))]);
-        let (id, embedding) = (PointId::Number(1), &[1.0, 0.0]);
+        let id = PointId::Number(1);
+        let embedding = &[1.0, 0.0];
         named.upsert(&[NewPoint { id, embedding, record: &[], payload: &payload }]).unwrap();
         named.collection().flush().unwrap();
         // Numbers of values have no index.

@@ -134,7 +134,8 @@ fn a_refused_payload_leaves_no_original() {
 fn a_vector_alone_has_no_keypoints_to_compare() {
     let world = World::start();
     world.put("/v1/images/c", &picture(1));
-    let (id, payload) = (PointId::Number(7), Map::new());
+    let id = PointId::Number(7);
+    let payload = Map::new();
     let point = NewPoint { id, embedding: &[0.5; DIMS], record: &[], payload: &payload };
     world.registry.get("c").unwrap().upsert(&[point]).unwrap();
     let words = "point 7 has no keypoints";

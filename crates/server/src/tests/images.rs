@@ -237,7 +237,8 @@ fn images_are_put_in_found_read_and_removed() {
         (&entry["name"], &entry["kind"], &entry["count"]),
         (&json!("photos"), &json!("photo"), &json!(7))
     );
-    let (mut seen, mut next) = (Vec::new(), String::new());
+    let mut seen = Vec::new();
+    let mut next = String::new();
     loop {
         let page = served.get(&format!("/v1/images/photos?limit=2{next}")).good();
         seen.extend(

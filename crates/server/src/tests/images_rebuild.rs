@@ -41,7 +41,8 @@ fn a_rebuild_lacks_lost_originals_only_within_max_failed() {
     let put =
         |seed| served.put("/v1/images/photos?model=colour", &picture(seed)).good()["id"].clone();
     let originals = || files_below(&dir.path().join("collections/.originals"));
-    let (kept, before) = (put(0), originals());
+    let kept = put(0);
+    let before = originals();
     let lost = put(1);
     originals()
         .iter()
