@@ -1,23 +1,32 @@
 //! Tests of a shard that a node holds.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use api_images::{ImageKind, ImageSettings};
 use axum::Router;
 use backup::BackupStore;
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster::{EntryBody, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId};
-use cluster_log::CreateOutcome;
+use cluster::{
+    EntryBody, EntryNumber, Epoch, HolderReading, LogEntry, REPLACEMENT_DELAY, WriterId,
+};
+use cluster_log::{CreateOutcome, FollowPosition, LogFloor};
 use http_client::HttpClient;
 use metrics::ClusterMetrics;
 use os::{Pacer, Rate};
 use search::points::{NewPoint, PointId};
-use search::registry::Registry;
+use search::registry::{NamedCollection, Registry};
 use serde_json::{Map, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
+use super::follower::FollowProgress;
+use super::pauses::{LOSS_PAUSE_MAX, ReopenPauses};
 use super::*;
-use crate::node::local::LocalCollections;
+use crate::node::copy_damage::CertainHolders;
+use crate::node::local::{self, LocalCollections};
+use crate::node::snapshot;
 use crate::testing::{TestRegistry, open_registry};
 use crate::types::ViewUpdater;
 

@@ -1,0 +1,276 @@
+//! Task that follows the log of a shard.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use cluster::EntryNumber;
+use metrics::KindLabels;
+use search::registry::NamedCollection;
+use tokio::task::JoinSet;
+
+use super::pauses::ReopenPauses;
+use super::state::HolderState;
+use super::{PAUSE_MAX, PAUSE_MIN, POLL_INTERVAL};
+use crate::node::apply::{AppliedBatch, ApplyPriority, apply};
+use crate::node::copy_loader::OpenedShard;
+use crate::node::local::{self, blocking};
+use crate::node::services::NodeServices;
+use crate::node::snapshot::{self, SnapshotState};
+use crate::types::{CollectionRecord, ShardKey};
+use cluster_log::{FollowPosition, FollowStep, LogFollower, ShardLog};
+
+/// Time between two checks of a collection whose segments are being opened.
+const OPENING_CHECK: Duration = Duration::from_millis(20);
+/// Time between two records of the applied position.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Task of a shard.
+pub(super) struct ShardFollower {
+    pub(super) services: Arc<NodeServices>,
+    pub(super) record: CollectionRecord,
+    pub(super) key: ShardKey,
+    pub(super) log: ShardLog,
+    pub(super) state: Arc<HolderState>,
+    pub(super) snapshots: SnapshotState,
+    /// Task that replaces a damaged local collection; at most one. Dropping the follower ends it.
+    pub(super) replacement: JoinSet<Result<()>>,
+    /// End of the last try to replace a damaged local collection.
+    pub(super) replaced: Option<Instant>,
+}
+
+/// A step of the follower.
+struct NextStep {
+    step: FollowStep,
+    /// True if its entry was passed on by the writer.
+    passed: bool,
+}
+
+/// Progress of a follower since it opened the local collection.
+pub(super) struct FollowProgress {
+    pub(super) named: Arc<NamedCollection>,
+    pub(super) position: FollowPosition,
+    /// Time of the opening.
+    pub(super) opened_at: Instant,
+    /// Position that is recorded with the local collection.
+    pub(super) recorded: FollowPosition,
+    pub(super) recorded_at: Instant,
+}
+
+impl ShardFollower {
+    pub(super) async fn run(mut self) {
+        let mut pauses = ReopenPauses::new();
+        loop {
+            let began = Instant::now();
+            if let Err(error) = self.follow().await {
+                let is_opened = self.state.followed.lock().is_some();
+                let followed = if is_opened { began.elapsed() } else { Duration::ZERO };
+                if pauses.record(&error, followed) {
+                    tracing::warn!(shard = %self.key, %error, "a shard is opened again");
+                } else {
+                    tracing::debug!(shard = %self.key, %error, "a shard is opened again");
+                }
+            }
+            self.state.reopen();
+            self.services.serving_changed();
+            tokio::time::sleep(pauses.take()).await;
+        }
+    }
+
+    /// Opens the local collection and applies the log, until the collection has to be opened again.
+    async fn follow(&mut self) -> Result<()> {
+        let OpenedShard { named, floor } = self.open().await?;
+        let position = local::position(&named).unwrap_or_default();
+        self.snapshots.begin_count(FollowPosition { next: floor.entry, epoch: floor.epoch });
+        let opened_at = Instant::now();
+        let mut progress = FollowProgress {
+            named,
+            position,
+            opened_at,
+            recorded: position,
+            recorded_at: opened_at,
+        };
+        let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
+        self.state.follow(&progress.named, position.next);
+        let mut pause = PAUSE_MIN;
+        loop {
+            self.attend_to_damage(&progress.named);
+            if progress.named.removed() {
+                return Err(Error::unavailable("the local collection was replaced"));
+            }
+            let end_read = self.state.end_reads_wanted.load(Ordering::Acquire);
+            let NextStep { step, passed } = match self.next_step(&mut follower).await {
+                Ok(step) => step,
+                // The store may be down or refuse a key, or an entry is damaged. Applied entries
+                // are still served.
+                Err(error) => {
+                    if pause == PAUSE_MIN {
+                        tracing::warn!(shard = %self.key, %error, "the log cannot be read and is tried again");
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    continue;
+                }
+            };
+            pause = PAUSE_MIN;
+            match step {
+                FollowStep::Entry { number, batch } => {
+                    if let Some(batch) = batch {
+                        self.apply(&progress, &batch).await?;
+                    }
+                    progress.position = follower.position();
+                    self.state.applied.send_replace(number.plus(1));
+                    self.work_between(&mut progress).await?;
+                    // After an entry that the writer passed on, the log's end need not be read.
+                    if passed && self.state.is_caught_up() && !self.state.wants_end_read() {
+                        self.rest(number.plus(1)).await;
+                    }
+                }
+                // Answers would lack points. The log may grow meanwhile, so its end is read again.
+                FollowStep::End if progress.named.collection().opening() => {
+                    wait_open(&progress.named).await;
+                }
+                FollowStep::End => {
+                    self.reached_end(end_read, &progress.named);
+                    self.work_between(&mut progress).await?;
+                    self.rest(follower.position().next).await;
+                }
+                FollowStep::Removed(floor) => {
+                    return Err(Error::unavailable(format!(
+                        "entry {} was removed from the log, which begins at {}; a snapshot is restored",
+                        progress.position.next, floor.entry
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Returns the next step: an entry that was passed on, or the next step of the log.
+    async fn next_step(&self, follower: &mut LogFollower) -> Result<NextStep> {
+        let next = follower.position().next;
+        let mut passed = false;
+        loop {
+            if let Some(entry) = self.state.offered.take(next) {
+                passed |= follower.offer(next, entry);
+            }
+            // A read that is dropped costs one request to the store. The position stays.
+            tokio::select! {
+                biased;
+                step = follower.next() => {
+                    self.services.metrics.passed_entries.inc_by(u64::from(passed));
+                    return step.map(|step| NextStep { step, passed });
+                }
+                () = self.state.offered.has(next) => {}
+            }
+        }
+    }
+
+    /// Waits for a wake, the entry `next`, or the time of the next poll.
+    async fn rest(&self, next: EntryNumber) {
+        let woken = async {
+            tokio::select! {
+                () = self.state.wake.notified() => {}
+                () = self.state.offered.has(next) => {}
+            }
+        };
+        let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
+    }
+
+    /// Applies an entry. A shard that is behind takes turns with others. If damage of the local
+    /// collection stops the entry, the collection is served as it is until it is replaced. The
+    /// entry is tried again after each try to replace it.
+    pub(super) async fn apply(
+        &mut self,
+        progress: &FollowProgress,
+        batch: &cluster_log::Batch,
+    ) -> Result<()> {
+        let named = &progress.named;
+        let applied = loop {
+            match self.try_to_apply(progress, batch).await {
+                Err(error) if error.kind() == ErrorKind::DataLoss && !named.removed() => {
+                    self.mark_damaged(error.message());
+                    self.wait_for_replacement(named).await;
+                    if named.removed() {
+                        return Err(error);
+                    }
+                }
+                applied => break applied?,
+            }
+        };
+        let metrics = &self.services.metrics;
+        metrics.entries.inc();
+        for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {
+            metrics.operations.get_or_create(&KindLabels { kind }).inc_by(count);
+        }
+        Ok(())
+    }
+
+    /// Applies an entry once, at the priority of the shard.
+    async fn try_to_apply(
+        &self,
+        progress: &FollowProgress,
+        batch: &cluster_log::Batch,
+    ) -> Result<AppliedBatch> {
+        let is_behind = !self.state.is_caught_up();
+        let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
+        let turns = is_behind.then_some(&self.services.catch_ups);
+        apply(&progress.named, batch, priority, turns).await
+    }
+
+    pub(super) fn reached_end(&self, end_read: u64, named: &NamedCollection) {
+        self.state.end_reads_done.send_if_modified(|done| {
+            let newer = *done < end_read;
+            *done = end_read.max(*done);
+            newer
+        });
+        let is_first = !self.state.caught_up.swap(true, Ordering::AcqRel);
+        let is_whole = named.collection().loss().is_none() && !named.removed();
+        let is_repaired = is_whole && self.state.damage.clear();
+        if is_repaired {
+            tracing::info!(shard = %self.key, "the local copy is whole again");
+        }
+        if is_first || is_repaired {
+            self.services.serving_changed();
+        }
+    }
+
+    /// Records the position if it is due, and starts a snapshot if one is due.
+    async fn work_between(&mut self, progress: &mut FollowProgress) -> Result<()> {
+        let moved = progress.position != progress.recorded;
+        if moved && progress.recorded_at.elapsed() >= RECORD_INTERVAL {
+            let named = progress.named.clone();
+            let position = progress.position;
+            blocking(move || local::store_position(&named, position)).await?;
+            progress.recorded = progress.position;
+            progress.recorded_at = Instant::now();
+        }
+        if self.is_first_holder() {
+            let services = &self.services;
+            let key = &self.key;
+            self.snapshots.begin_if_due(services, key, &self.record, &self.log, progress.into());
+        }
+        Ok(())
+    }
+
+    /// Returns true if this node is the one that takes snapshots of the shard.
+    fn is_first_holder(&self) -> bool {
+        let view = self.services.view.current();
+        let holders = view.serving_holders(&self.key, self.record.copies);
+        holders.first().is_some_and(|first| first.name == self.services.name)
+    }
+}
+
+/// Waits until the segments of a collection are open, for at most [`POLL_INTERVAL`].
+async fn wait_open(named: &NamedCollection) {
+    let until = Instant::now() + POLL_INTERVAL;
+    while named.collection().opening() && Instant::now() < until {
+        tokio::time::sleep(OPENING_CHECK).await;
+    }
+}
+
+impl From<&mut FollowProgress> for snapshot::SnapshotSource {
+    fn from(progress: &mut FollowProgress) -> snapshot::SnapshotSource {
+        snapshot::SnapshotSource { named: progress.named.clone(), recorded: progress.recorded }
+    }
+}

@@ -1,0 +1,168 @@
+//! State of a shard that requests and the follower share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use cluster::EntryNumber;
+use parking_lot::Mutex;
+use search::registry::NamedCollection;
+use tokio::sync::{Notify, watch};
+
+use super::PAUSE_MIN;
+use crate::node::copy_damage::{CertainHolders, CopyDamage};
+use crate::node::offered::OfferedEntries;
+use crate::types::ShardKey;
+
+/// Time that a read waits for the entry that it needs before it has the log read. A writer passes
+/// an entry on a moment after it acknowledges the entry.
+const PASSED_WAIT: Duration = Duration::from_millis(10);
+
+/// State of a shard that requests and the follower share.
+pub(in crate::node) struct HolderState {
+    /// Next entry to apply.
+    pub(super) applied: watch::Sender<EntryNumber>,
+    /// Number of the newest read of the log's end that a request waits for.
+    pub(super) end_reads_wanted: AtomicU64,
+    /// Number of the newest read that reached the log's end and applied all entries before it.
+    pub(super) end_reads_done: watch::Sender<u64>,
+    /// Wakes the follower before its next poll.
+    pub(super) wake: Notify,
+    /// Entries that their writer passed on.
+    pub(in crate::node) offered: OfferedEntries,
+    /// True once the end of the log was reached, until the local collection is replaced.
+    pub(super) caught_up: AtomicBool,
+    /// Grows when the local collection is opened again.
+    generation: AtomicU64,
+    /// Local collection that is followed and read.
+    pub(super) followed: Mutex<Option<Arc<NamedCollection>>>,
+    /// Damage of the local copy.
+    pub(in crate::node) damage: CopyDamage,
+}
+
+impl HolderState {
+    pub(super) fn new() -> HolderState {
+        HolderState {
+            applied: watch::Sender::new(EntryNumber::default()),
+            end_reads_wanted: AtomicU64::new(0),
+            end_reads_done: watch::Sender::new(0),
+            wake: Notify::new(),
+            offered: OfferedEntries::default(),
+            caught_up: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            followed: Mutex::new(None),
+            damage: CopyDamage::default(),
+        }
+    }
+
+    /// Returns true if the shard has reached the end of its log once.
+    pub(in crate::node) fn is_caught_up(&self) -> bool {
+        self.caught_up.load(Ordering::Acquire)
+    }
+
+    /// Returns a number that grows when the local collection is opened again. An answer counts only
+    /// if it is the same before and after.
+    pub(in crate::node) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Checks that the local collection was neither replaced nor opened again since the generation
+    /// was read.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice if it was.
+    pub(in crate::node) fn check_generation(&self, key: &ShardKey, generation: u64) -> Result<()> {
+        // A copy is replaced before the follower notices it, and the new copy is behind. Without a
+        // copy, the holder has ended, but its task may run for another moment.
+        let is_replaced = self.followed.lock().as_ref().is_none_or(|named| named.removed());
+        if self.generation() == generation && !is_replaced {
+            return Ok(());
+        }
+        let message = format!("the shard {key} was opened again meanwhile");
+        Err(Error::unavailable(message).with_retry_after(PAUSE_MIN))
+    }
+
+    /// Serves no more reads until the end of the log is reached again.
+    pub(super) fn reopen(&self) {
+        self.caught_up.store(false, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.applied.send_replace(EntryNumber::default());
+        *self.followed.lock() = None;
+    }
+
+    /// Begins to follow the log with a local collection that has applied the entries before `next`.
+    pub(super) fn follow(&self, named: &Arc<NamedCollection>, next: EntryNumber) {
+        *self.followed.lock() = Some(named.clone());
+        self.applied.send_replace(next);
+    }
+
+    /// Decides on the use of a damaged copy.
+    pub(in crate::node) fn decide_damaged(&self, view: &CertainHolders<'_>) {
+        if self.damage.decide(view, Instant::now()) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Returns the next entry to apply.
+    pub(in crate::node) fn applied(&self) -> EntryNumber {
+        *self.applied.borrow()
+    }
+
+    /// Reads the log soon: a writer has appended `entry`.
+    pub(in crate::node) fn announce(&self, entry: EntryNumber) {
+        if self.applied() <= entry {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits until the entry `entry` is applied.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay at `deadline`.
+    pub(in crate::node) async fn wait_applied(
+        &self,
+        entry: EntryNumber,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut applied = self.applied.subscribe();
+        let reached = tokio::time::timeout(PASSED_WAIT, applied.wait_for(|next| *next > entry));
+        if reached.await.is_ok() {
+            return Ok(());
+        }
+        self.announce(entry);
+        let reached = applied.wait_for(|next| *next > entry);
+        check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+
+    /// Returns true if requests wait for a read of the log's end.
+    pub(super) fn wants_end_read(&self) -> bool {
+        self.end_reads_wanted.load(Ordering::Acquire) > *self.end_reads_done.borrow()
+    }
+
+    /// Has the log read to its end, and waits until all changes that were acknowledged before this
+    /// call are applied.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay at `deadline`.
+    pub(in crate::node) async fn wait_end(&self, deadline: Instant) -> Result<()> {
+        let end_read = self.end_reads_wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wake.notify_one();
+        let mut done = self.end_reads_done.subscribe();
+        let reached = done.wait_for(|newest| *newest >= end_read);
+        check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+}
+
+/// Turns the end of a wait for the log into its outcome.
+///
+/// # Errors
+/// `Unavailable` with a retry delay if the shard did not reach the awaited entry.
+fn check_reached(reached: bool) -> Result<()> {
+    if reached {
+        Ok(())
+    } else {
+        Err(Error::unavailable("the shard did not reach the end of its log in time")
+            .with_retry_after(PAUSE_MIN))
+    }
+}
