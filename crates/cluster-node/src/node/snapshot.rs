@@ -50,6 +50,48 @@ struct SnapshotProgress {
     newest: FollowPosition,
     /// Time of the last try.
     tried: Option<Instant>,
+    failures: SnapshotFailures,
+}
+
+/// Failures since the last snapshot. A damaged local copy fails each minute until it is replaced,
+/// and only the first of such failures belongs into the log.
+#[derive(Debug, Default)]
+struct SnapshotFailures {
+    /// Kind of the last failure; `None` after a success.
+    last: Option<ErrorKind>,
+}
+
+impl SnapshotFailures {
+    /// Records a failure. Returns true if the try before did not fail in the same way.
+    fn begin(&mut self, kind: ErrorKind) -> bool {
+        self.last.replace(kind) != Some(kind)
+    }
+
+    /// Records a success. Returns true if the try before has failed.
+    fn end(&mut self) -> bool {
+        self.last.take().is_some()
+    }
+}
+
+impl SnapshotProgress {
+    /// Records the end of a try, and logs it if failures begin or end.
+    fn record(&mut self, key: &ShardKey, taken: Result<FollowPosition>) {
+        self.running = false;
+        match taken {
+            Ok(newest) => {
+                self.newest = newest;
+                if self.failures.end() {
+                    tracing::info!(shard = %key, next = newest.next.0, "snapshots of the shard succeed again");
+                }
+            }
+            Err(error) if self.failures.begin(error.kind()) => {
+                tracing::warn!(shard = %key, %error, "no snapshot was taken; it is tried again each minute");
+            }
+            Err(error) => {
+                tracing::debug!(shard = %key, %error, "no snapshot was taken; it is tried again");
+            }
+        }
+    }
 }
 
 impl SnapshotState {
@@ -86,18 +128,8 @@ impl SnapshotState {
         let progress = self.progress.clone();
         tokio::spawn(async move {
             let taken = take(&services, &key, &id, &log, source.named).await;
-            let mut progress = progress.lock();
-            progress.running = false;
-            match taken {
-                Ok(newest) => {
-                    progress.newest = newest;
-                    count(&services, "taken");
-                }
-                Err(error) => {
-                    tracing::warn!(shard = %key, %error, "no snapshot was taken; it is tried again");
-                    count(&services, "failed");
-                }
-            }
+            count(&services, if taken.is_ok() { "taken" } else { "failed" });
+            progress.lock().record(&key, taken);
         });
     }
 }
@@ -289,6 +321,32 @@ mod tests {
 
     fn position(next: u64) -> FollowPosition {
         FollowPosition { next: EntryNumber(next), epoch: Epoch(1) }
+    }
+
+    #[test]
+    fn repeated_failures_of_snapshots_are_logged_once() {
+        let mut failures = SnapshotFailures::default();
+        assert!(!failures.end(), "nothing has failed");
+        assert!(failures.begin(ErrorKind::FailedPrecondition));
+        assert!(!failures.begin(ErrorKind::FailedPrecondition));
+        assert!(failures.begin(ErrorKind::Unavailable), "another reason");
+        assert!(failures.end());
+        assert!(!failures.end());
+        assert!(failures.begin(ErrorKind::Unavailable));
+    }
+
+    #[test]
+    fn a_failed_try_keeps_the_newest_snapshot() {
+        let mut progress =
+            SnapshotProgress { running: true, newest: position(3), ..SnapshotProgress::default() };
+        progress.record(&ShardKey::new("1", 0), Err(Error::unavailable("the store is down")));
+        assert!(!progress.running);
+        assert_eq!(
+            (progress.newest, progress.failures.last),
+            (position(3), Some(ErrorKind::Unavailable))
+        );
+        progress.record(&ShardKey::new("1", 0), Ok(position(5)));
+        assert_eq!((progress.newest, progress.failures.last), (position(5), None));
     }
 
     #[test]
