@@ -7,8 +7,11 @@
 //! and then checks that there is no description. A backup writes its description, and then checks
 //! that it is not abandoned. At least one of both sees the other, and no description stays without
 //! copies.
+//!
+//! The age of a note is by the store's clock, because the clocks of nodes may be wrong. The note of
+//! a new backup shows the time of that clock.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use backup::BackupId;
 use base::{Error, Result};
@@ -34,7 +37,7 @@ impl ClusterBackups {
     }
 
     /// Checks that a backup still has its note and is not abandoned. Otherwise another node removes
-    /// its copies as those of a stopped one: this node was stopped for a day, or a clock is wrong.
+    /// its copies as those of a stopped one, because this node was stopped for about a day.
     ///
     /// # Errors
     /// `Unavailable` if another node removes the copies; the store's error.
@@ -47,8 +50,7 @@ impl ClusterBackups {
             return Ok(());
         }
         Err(Error::unavailable(
-            "another node removed the copies of this backup, because it began more than a day ago by that node's \
-             clock; compare the clocks of the nodes, and try again",
+            "another node removed the copies of this backup, because it began more than a day ago; try again",
         ))
     }
 
@@ -92,21 +94,27 @@ impl ClusterBackups {
         }
     }
 
-    /// Removes the copies of backups of a collection that were begun more than `grace` ago and have
-    /// no description. Returns the number of these backups. A damaged note is logged and stays.
+    /// Removes the copies of backups of a collection whose notes were written `grace` or more
+    /// before the note of the backup `own`, and that have no description. Returns the number of
+    /// these backups. A damaged note is logged and stays.
     ///
     /// # Errors
-    /// The store's error.
+    /// `Unavailable` if the store does not list the note of `own`; the store's error.
     pub(super) async fn remove_abandoned(
         &self,
         collection: &str,
+        own: &BackupId,
         grace: Duration,
     ) -> Result<usize> {
         let described = self.ids(&format!("sets/{collection}")).await?;
+        let notes = self.written_times(&format!("begun/{collection}")).await?;
+        let now = *notes.get(own).ok_or_else(|| {
+            Error::unavailable(format!("the store does not list the note of backup {own}"))
+        })?;
         let mut abandoned = 0;
-        for id in self.ids(&format!("begun/{collection}")).await? {
-            let age = SystemTime::now().duration_since(id.created().into()).unwrap_or_default();
-            if age < grace {
+        for (id, written) in notes {
+            let age = now.duration_since(written).unwrap_or_default();
+            if id == *own || age < grace {
                 continue;
             }
             let note =

@@ -16,7 +16,7 @@ use crate::types::{CollectionRecord, ShardKey};
 
 /// Logs whose ends are read at the same time.
 const ENDS_AT_ONCE_MAX: usize = 16;
-/// Longest time of a backup. Its copies stay for longer.
+/// Longest time of a backup since its note was written. Its copies stay for longer.
 const BACKUP_TIME_MAX: Duration = Duration::from_secs(20 * 3600);
 
 /// Copy of a snapshot of a shard.
@@ -41,12 +41,15 @@ impl ClusterBackups {
 
     async fn make(&self, record: &CollectionRecord) -> Result<BackupSet> {
         let _turn = self.turn().await?;
-        if let Err(error) = self.remove_abandoned(&record.name, GRACE).await {
-            tracing::warn!(collection = record.name, %error, "the files of stopped backups are removed later");
-        }
         let id = BackupId::now();
         self.begin(record, &id).await?;
-        let copied = tokio::time::timeout(BACKUP_TIME_MAX, self.copy_all(record, &id)).await;
+        let copied = Box::pin(async {
+            if let Err(error) = self.remove_abandoned(&record.name, &id, GRACE).await {
+                tracing::warn!(collection = record.name, %error, "the files of stopped backups are removed later");
+            }
+            self.copy_all(record, &id).await
+        });
+        let copied = tokio::time::timeout(BACKUP_TIME_MAX, copied).await;
         let set = match copied.unwrap_or_else(|_| Err(too_long())) {
             Ok(set) => set,
             Err(error) => {

@@ -34,6 +34,7 @@ mod staged;
 mod tests;
 mod turns;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, SystemTime};
@@ -63,7 +64,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Maximum backups of one collection that are listed.
 const SETS_MAX: usize = 10_000;
 /// Time for which an object of a failed backup is kept after it was written, so that the next
-/// backup continues, and the copies of a backup without a description after it was begun.
+/// backup continues, and the copies of a backup without a description after its note was written.
+/// Both ages are by the store's clock.
 const GRACE: Duration = Duration::from_secs(24 * 3600);
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -164,21 +166,28 @@ impl ClusterBackups {
 
     /// Returns the ids of the backups that have an object in `directory`, oldest first.
     async fn ids(&self, directory: &str) -> Result<Vec<BackupId>> {
+        Ok(self.written_times(directory).await?.into_keys().collect())
+    }
+
+    /// Returns the backups that have an object in `directory`, each with the time at which the
+    /// store wrote the object.
+    async fn written_times(&self, directory: &str) -> Result<BTreeMap<BackupId, SystemTime>> {
         let prefix = self.objects.key(directory);
         let place = self.objects.place();
         let mut listing = place.objects().list(Some(&prefix));
-        let mut ids: Vec<BackupId> = Vec::new();
+        let mut times: BTreeMap<BackupId, SystemTime> = BTreeMap::new();
         while let Some(object) = self.objects.within(listing.next()).await? {
-            let key = object.map_err(|error| place.failed(&error))?.location;
-            ids.extend(key.filename().and_then(|name| name.parse().ok()));
-            if ids.len() > SETS_MAX {
+            let object = object.map_err(|error| place.failed(&error))?;
+            let id: Option<BackupId> =
+                object.location.filename().and_then(|name| name.parse().ok());
+            times.extend(id.map(|id| (id, SystemTime::from(object.last_modified))));
+            if times.len() > SETS_MAX {
                 return Err(Error::exhausted(format!(
                     "{prefix} has more than {SETS_MAX} backups; remove some of them in the store"
                 )));
             }
         }
-        ids.sort();
-        Ok(ids)
+        Ok(times)
     }
 
     /// Returns a backup of a collection.

@@ -4,6 +4,15 @@ use object_store::{ObjectStoreExt, PutPayload};
 
 use super::*;
 
+/// Removes the copies of stopped backups, as a backup does that begins now.
+async fn remove_abandoned(cluster: &TestCluster, grace: Duration) -> usize {
+    let own = BackupId::now();
+    cluster.backups.begin(&record("1"), &own).await.unwrap();
+    let removed = cluster.backups.remove_abandoned("docs", &own, grace).await.unwrap();
+    cluster.backups.end("docs", &own).await.unwrap();
+    removed
+}
+
 #[tokio::test]
 async fn what_a_stopped_backup_left_is_removed() {
     let cluster = TestCluster::new();
@@ -26,9 +35,9 @@ async fn what_a_stopped_backup_left_is_removed() {
     cluster.backups.begin(&record, &stopped.id).await.unwrap();
     cluster.backups.objects.remove(&cluster.backups.set_key("docs", &stopped.id)).await.unwrap();
     let hour = Duration::from_secs(3600);
-    assert_eq!(cluster.backups.remove_abandoned("docs", hour).await.unwrap(), 0, "it may go on");
+    assert_eq!(remove_abandoned(&cluster, hour).await, 0, "it may go on");
     assert_ne!(all().await, before);
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 1);
     assert_eq!(all().await, before);
     assert_eq!(cluster.backups.list("docs").await.unwrap(), std::slice::from_ref(&kept));
 
@@ -36,12 +45,12 @@ async fn what_a_stopped_backup_left_is_removed() {
     cluster.backups.begin(&record, &BackupId::now()).await.unwrap();
     let copied = cluster.store.place().key("backups/cluster/originals/1/0a/objects/0a02/y.png");
     objects.put(&copied, PutPayload::from_static(b"two")).await.unwrap();
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 1);
     assert_eq!(all().await, before);
 
     // The node is killed after that.
     cluster.backups.begin(&record, &kept.id).await.unwrap();
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 0);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 0);
     assert_eq!(all().await, before);
 }
 
@@ -54,13 +63,13 @@ async fn a_backup_without_its_copies_is_not_listed() {
     cluster.backups.begin(&record, &id).await.unwrap();
     cluster.backups.copy_all(&record, &id).await.unwrap();
     // Another node takes it for a stopped one.
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 1);
     let error = cluster.backups.copy_all(&record, &id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     // The same, between the last check of the backup and its description.
     cluster.backups.begin(&record, &id).await.unwrap();
     let set = cluster.backups.copy_all(&record, &id).await.unwrap();
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 1);
     let error = cluster.backups.describe(&set).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(cluster.backups.list("docs").await.unwrap().is_empty());
@@ -123,5 +132,32 @@ async fn a_stopped_removal_is_finished_later() {
     std::fs::write(&originals, b"").unwrap();
     cluster.backups.delete("docs", &set.id).await.unwrap_err();
     std::fs::remove_file(&originals).unwrap();
-    assert_eq!(cluster.backups.remove_abandoned("docs", Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(remove_abandoned(&cluster, Duration::ZERO).await, 1);
+}
+
+#[tokio::test]
+async fn the_age_of_a_backup_is_by_the_clock_of_the_store() {
+    let cluster = TestCluster::new();
+    let hour = Duration::from_secs(3600);
+    // The clock of its node is years late.
+    let late: BackupId = "20200101T000000000Z-00000000".parse().unwrap();
+    cluster.backups.begin(&record("1"), &late).await.unwrap();
+    assert_eq!(remove_abandoned(&cluster, hour).await, 0);
+    cluster.backups.check_begun("docs", &late).await.unwrap();
+    // The store wrote the note two hours ago, by its clock.
+    let path = format!("backups/cluster/begun/docs/{late}");
+    let note = std::fs::File::options().write(true).open(cluster.directory.path().join(path));
+    note.unwrap().set_modified(SystemTime::now() - 2 * hour).unwrap();
+    assert_eq!(remove_abandoned(&cluster, hour).await, 1);
+    let error = cluster.backups.check_begun("docs", &late).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_backup_without_its_note_removes_no_other() {
+    let cluster = TestCluster::new();
+    cluster.backups.begin(&record("1"), &BackupId::now()).await.unwrap();
+    let own = BackupId::now();
+    let removed = cluster.backups.remove_abandoned("docs", &own, Duration::ZERO).await;
+    assert_eq!(removed.unwrap_err().kind(), ErrorKind::Unavailable);
 }
