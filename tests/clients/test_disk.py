@@ -4,13 +4,14 @@ import contextlib
 import os
 import pathlib
 import stat
-import subprocess
 import time
 
+import disks
 import numpy as np
 import pytest
 import requests
 from collections_server import start
+from disks import fill
 from onnx import TensorProto, helper
 
 from millpond import Server, drop_in
@@ -22,32 +23,10 @@ WAIT_S = 60
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk():
     """Mounts file systems of a few MiB: `small_disk(path, size)`."""
-    mounted = []
-
-    def mount(path: pathlib.Path, size: str) -> pathlib.Path:
-        path.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=20000", "tmpfs", str(path)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("there is no mount command here")
-        if done.returncode != 0:
-            pytest.skip(f"this system does not let the test mount a tmpfs: {done.stderr.strip()}")
-        mounted.append(path)
-        return path
-
-    yield mount
-    for path in reversed(mounted):
-        subprocess.run(["umount", str(path)], check=True)
-
-
-def fill(path: pathlib.Path) -> None:
-    """Fills a disk by writing to a file."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+    with contextlib.ExitStack() as mounted:
+        yield lambda path, size: mounted.enter_context(disks.small_disk(path, size))
 
 
 def points(first: int, count: int, seed: int = 0) -> dict:

@@ -20,6 +20,14 @@ impl RegistrySource for TestRegistry {
     }
 }
 
+/// Opens the collections of a directory on a disk that counts as full.
+pub(crate) fn open_registry_without_room(directory: &Path) -> Arc<Registry> {
+    // More bytes are kept free than a disk has.
+    let disk_reserve = Some(1 << 60);
+    let options = RegistryOptions { disk_reserve, ..RegistryOptions::for_tests(directory) };
+    Registry::open(options).unwrap()
+}
+
 /// Opens the collections of a directory, which is created if it is absent.
 pub(crate) fn open_registry(directory: &Path) -> Arc<Registry> {
     std::fs::create_dir_all(directory).unwrap();

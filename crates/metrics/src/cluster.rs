@@ -28,6 +28,8 @@ pub struct ClusterMetrics {
     pub snapshots: Family<KindLabels, Counter>,
     /// Shards whose copy on this node is damaged or being replaced.
     pub damaged_shards: LevelGauge,
+    /// Shards whose copy on this node lacks changes of its log, because the disk is full.
+    pub stalled_shards: LevelGauge,
 }
 
 impl ClusterMetrics {
@@ -68,6 +70,11 @@ impl ClusterMetrics {
             "cluster_damaged_shards",
             "Shards whose copy on this node is damaged or being replaced",
             self.damaged_shards.clone(),
+        );
+        r.register(
+            "cluster_stalled_shards",
+            "Shards whose copy on this node lacks changes of its log, because the disk is full",
+            self.stalled_shards.clone(),
         );
     }
 }

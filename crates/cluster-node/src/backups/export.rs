@@ -171,7 +171,7 @@ impl ClusterBackups {
             let bytes = self.read_part(&self.part_key(shard, number), part).await?;
             for entry in log_parts::entries(part, &bytes)? {
                 if let EntryBody::Writes(batch) = &entry.body {
-                    apply(from, batch, ApplyPriority::Low, None).await?;
+                    apply(from, batch, ApplyPriority::Low).await?;
                 }
             }
         }

@@ -59,24 +59,42 @@ pub(crate) struct AppliedBatch {
     pub(super) skipped: u64,
 }
 
-/// Makes the operations of an entry, in order. Durable when this returns. Each try takes one of
-/// `turns`, which it does not hold between two tries: an operation that fails again and again must
-/// not stop other shards.
+/// Makes the operations of an entry, in order. Durable when this returns.
 ///
 /// # Errors
-/// `DataLoss` if the local collection is damaged; an error without further tries if the collection
-/// was replaced; otherwise the error of the last try.
+/// As [`apply_rest`].
 pub(crate) async fn apply(
     named: &Arc<NamedCollection>,
     batch: &Batch,
     priority: ApplyPriority,
-    turns: Option<&Semaphore>,
 ) -> Result<AppliedBatch> {
-    let mut at = 0;
     let mut applied = AppliedBatch::default();
+    apply_rest(named, batch, priority, None, &mut applied).await?;
+    Ok(applied)
+}
+
+/// Makes the operations of an entry behind those of `applied`, in order, and adds them to
+/// `applied`, also before an error. Durable when this returns. Each try takes one of `turns`, which
+/// it does not hold between two tries: an operation that fails again and again must not stop other
+/// shards.
+///
+/// # Errors
+/// `DataLoss` if the local collection is damaged and `StorageFull` if its disk is full; an error
+/// without further tries if the collection was replaced; otherwise the error of the last try.
+pub(super) async fn apply_rest(
+    named: &Arc<NamedCollection>,
+    batch: &Batch,
+    priority: ApplyPriority,
+    turns: Option<&Semaphore>,
+    applied: &mut AppliedBatch,
+) -> Result<()> {
     let mut pause = PAUSE_MIN;
     let mut tries = 0;
-    while at < batch.0.len() {
+    loop {
+        let at = (applied.made + applied.skipped) as usize;
+        if at >= batch.0.len() {
+            return Ok(());
+        }
         let target = named.clone();
         let rest = batch.clone();
         let work = move || Ok(apply_from(&target, &rest, at));
@@ -92,21 +110,24 @@ pub(crate) async fn apply(
         drop(turn);
         applied.made += step.made;
         applied.skipped += step.skipped;
-        at += (step.made + step.skipped) as usize;
         let Some(error) = step.failure else { continue };
         if step.made + step.skipped > 0 {
             (tries, pause) = (0, PAUSE_MIN);
         }
         tries += 1;
-        let is_final = error.kind() == ErrorKind::DataLoss || named.removed();
+        let is_final =
+            matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::StorageFull) || named.removed();
         if is_final || tries >= TRIES_MAX {
             return Err(error);
         }
-        tracing::warn!(collection = named.name(), %error, "an operation of the log is tried again");
+        if tries == 1 {
+            tracing::warn!(collection = named.name(), %error, "an operation of the log is tried again");
+        } else {
+            tracing::debug!(collection = named.name(), tries, %error, "an operation of the log is tried again");
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
-    Ok(applied)
 }
 
 /// Outcome of some operations, until the first that failed.

@@ -308,7 +308,8 @@ async fn answer_drain(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
     Ok(Reply::json(json!({ "node": request.node, "draining": true }).to_string()))
 }
 
-/// Describes this node: the shards that it holds, their next entries, and damage of its copies.
+/// Describes this node: the shards that it holds, their next entries, damage of its copies, and the
+/// reason if a copy does not follow its log.
 async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
     let shards: Vec<Value> = node
         .held
@@ -320,6 +321,7 @@ async fn status(State(node): State<Arc<ClusterNode>>) -> Reply {
                 "next": shard.next.0,
                 "caught_up": shard.caught_up,
                 "damage": shard.damage,
+                "stalled": shard.stalled,
             })
         })
         .collect();

@@ -125,8 +125,8 @@ impl LocalCollections {
     /// Creates the empty collection of a shard.
     ///
     /// # Errors
-    /// `InvalidArgument` with the message of the refusal; `Internal` for a record that this build
-    /// cannot read.
+    /// `StorageFull` if the disk is full; `InvalidArgument` with the message of another refusal;
+    /// `Internal` for a record that this build cannot read.
     pub async fn create(
         &self,
         key: &ShardKey,
@@ -145,7 +145,12 @@ impl LocalCollections {
         let answer = self.call(Method::PUT, key, "", body).await?;
         if !answer.status.is_success() {
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            return Err(Error::invalid(format!("the shard {key} cannot be created: {text}")));
+            let message = format!("the shard {key} cannot be created: {text}");
+            return Err(if answer.status == StatusCode::INSUFFICIENT_STORAGE {
+                Error::storage_full(message)
+            } else {
+                Error::invalid(message)
+            });
         }
         let missing = || Error::internal(format!("the shard {key} was created and is not there"));
         self.find(key)?.ok_or_else(missing)
@@ -260,6 +265,7 @@ pub(crate) async fn at_low_priority<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{TestRegistry, open_registry};
 
     #[tokio::test]
     async fn work_at_low_priority_returns_its_outcome() {
@@ -268,6 +274,29 @@ mod tests {
         assert_eq!(failed.unwrap_err().message(), "why");
         let panicked = at_low_priority("counting", || -> Result<()> { panic!("a test") }).await;
         assert!(panicked.unwrap_err().message().contains("counting"));
+    }
+
+    #[tokio::test]
+    async fn a_shard_that_cannot_be_created_names_a_full_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = open_registry(directory.path());
+        let record = CollectionRecord {
+            name: "docs".to_owned(),
+            id: "1".to_owned(),
+            shards: 1,
+            copies: 1,
+            create: json!({}),
+            images: None,
+        };
+        for (status, kind) in [
+            (StatusCode::INSUFFICIENT_STORAGE, ErrorKind::StorageFull),
+            (StatusCode::BAD_REQUEST, ErrorKind::InvalidArgument),
+        ] {
+            let router = Router::new().fallback(move || async move { (status, "why") });
+            let local = LocalCollections::new(router, Arc::new(TestRegistry(registry.clone())));
+            let error = local.create(&ShardKey::new("1", 0), &record).await.map(drop).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod ownership;
 mod placement;
 mod services;
 pub(crate) mod snapshot;
+mod stall;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,6 +13,7 @@ use super::catalog::StoreCatalog;
 use super::copy_damage::CertainHolders;
 use super::holder::{Holder, HolderState};
 use super::services::NodeServices;
+use super::stall::StalledServiceChange;
 use crate::collection_catalog::CollectionCatalog;
 use crate::membership::Membership;
 use crate::types::{ClusterView, CollectionRecord, ShardKey, ViewSource};
@@ -88,6 +89,7 @@ impl HeldShards {
             caught_up: shard.1.holder.state.is_caught_up(),
             damage: shard.1.holder.state.damage.reason(),
             damaged_use: shard.1.holder.state.damage.used(),
+            stalled: shard.1.holder.state.stall.reason(),
         };
         held.iter().map(progress).collect()
     }
@@ -115,6 +117,7 @@ impl HeldShards {
             }
             if let Some(asked) = certain_since.filter(|_| is_member) {
                 self.decide_damaged(&current, asked);
+                self.decide_stalled(&current, asked);
             }
             announced = self.announce(&announced);
             tokio::select! {
@@ -162,15 +165,37 @@ impl HeldShards {
         }
     }
 
-    /// Announces the shards that this node serves, and the marks of damaged copies. Returns the
-    /// announced shards. `announced` are those of the last call.
+    /// Decides on the service of the stalled copies of this node. `view` is certain, and was asked
+    /// for at `asked` or later.
+    fn decide_stalled(&self, view: &ClusterView, asked: Instant) {
+        for (key, shard) in self.held.lock().iter() {
+            let state = &shard.holder.state;
+            if state.stall.reason().is_none() {
+                continue;
+            }
+            let holders = view.holder_readings(key);
+            let own = &self.services.name;
+            let view = CertainHolders { own, holders: &holders, asked };
+            match state.decide_stalled(&view, Instant::now()) {
+                Some(StalledServiceChange::Withdraw) => {
+                    tracing::warn!(shard = %key, "other holders serve the shard until the local disk has space");
+                }
+                Some(StalledServiceChange::Serve) => {
+                    tracing::warn!(shard = %key, "the copy is served without its last changes, because no other node serves it");
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Announces the shards that this node serves, and the marks of damaged and stalled copies.
+    /// Returns the announced shards. `announced` are those of the last call.
     fn announce(&self, announced: &ShardNumbers) -> ShardNumbers {
         let progress = self.progress();
-        let damaged: Vec<&ShardProgress> =
-            progress.iter().filter(|shard| shard.damage.is_some()).collect();
-        let count = i64::try_from(damaged.len()).unwrap_or(i64::MAX);
-        self.services.metrics.damaged_shards.set(count);
-        self.membership.set_damaged(numbers(damaged));
+        let metrics = &self.services.metrics;
+        metrics.damaged_shards.set(count(&progress, |shard| shard.damage.is_some()));
+        metrics.stalled_shards.set(count(&progress, |shard| shard.stalled.is_some()));
+        self.membership.set_damaged(numbers(progress.iter().filter(|shard| shard.is_marked())));
         let serving = numbers(progress.iter().filter(|shard| shard.is_served(announced)));
         self.membership.set_serving(serving.clone());
         serving
@@ -320,9 +345,16 @@ pub(super) struct ShardProgress {
     pub(super) damage: Option<String>,
     /// Use of a damaged copy.
     damaged_use: Option<DamagedCopyUse>,
+    /// Reason why the local copy lacks changes of its log: the disk is full.
+    pub(super) stalled: Option<String>,
 }
 
 impl ShardProgress {
+    /// Returns true if the copy is marked: it is damaged, or lacks changes.
+    fn is_marked(&self) -> bool {
+        self.damage.is_some() || self.stalled.is_some()
+    }
+
     /// Returns true if the shard is to be announced. `announced` are the shards that are announced
     /// now.
     fn is_served(&self, announced: &ShardNumbers) -> bool {
@@ -330,6 +362,12 @@ impl ShardProgress {
         let is_announced = shards.is_some_and(|shards| shards.contains(&self.shard.shard.0));
         self.caught_up && self.damaged_use.is_none_or(|used| used.announces(is_announced))
     }
+}
+
+/// Returns the number of shards that `is_counted` selects, for a metric.
+fn count(progress: &[ShardProgress], is_counted: impl Fn(&ShardProgress) -> bool) -> i64 {
+    let counted = progress.iter().filter(|shard| is_counted(shard)).count();
+    i64::try_from(counted).unwrap_or(i64::MAX)
 }
 
 /// Returns the numbers of shards by their collection.
@@ -371,6 +409,7 @@ mod tests {
             caught_up: true,
             damage: damaged_use.map(|_| "a page".to_owned()),
             damaged_use,
+            stalled: None,
         };
         let is_served = |shard, used| progress(shard, used).is_served(&announced);
         assert!(is_served(1, None));
@@ -381,6 +420,11 @@ mod tests {
         let behind = ShardProgress { caught_up: false, ..progress(0, None) };
         assert!(!behind.is_served(&announced));
         assert_eq!(numbers([&progress(0, None)]), announced);
+        let stalled =
+            ShardProgress { stalled: Some("the disk is full".to_owned()), ..progress(0, None) };
+        assert!(stalled.is_marked() && stalled.is_served(&announced));
+        assert!(!progress(0, None).is_marked());
+        assert_eq!(count(&[stalled, progress(1, None)], |shard| shard.stalled.is_some()), 1);
     }
 
     #[test]

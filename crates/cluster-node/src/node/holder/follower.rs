@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::pauses::ReopenPauses;
 use super::state::HolderState;
 use super::{PAUSE_MAX, PAUSE_MIN, POLL_INTERVAL};
-use crate::node::apply::{AppliedBatch, ApplyPriority, apply};
+use crate::node::apply::{AppliedBatch, ApplyPriority, apply_rest};
 use crate::node::copy_loader::OpenedShard;
 use crate::node::local::{self, blocking};
 use crate::node::services::NodeServices;
@@ -25,6 +25,8 @@ use cluster_log::{FollowPosition, FollowStep, LogFollower, ShardLog};
 const OPENING_CHECK: Duration = Duration::from_millis(20);
 /// Time between two records of the applied position.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two tries of an entry on a full disk.
+const FULL_DISK_PAUSE: Duration = Duration::from_secs(2);
 
 /// Task of a shard.
 pub(super) struct ShardFollower {
@@ -55,7 +57,10 @@ pub(super) struct FollowProgress {
     pub(super) opened_at: Instant,
     /// Position that is recorded with the local collection.
     pub(super) recorded: FollowPosition,
+    /// Time of the last try to record it.
     pub(super) recorded_at: Instant,
+    /// True if that try found no space on the disk.
+    pub(super) is_record_late: bool,
 }
 
 impl ShardFollower {
@@ -70,6 +75,9 @@ impl ShardFollower {
                     tracing::warn!(shard = %self.key, %error, "a shard is opened again");
                 } else {
                     tracing::debug!(shard = %self.key, %error, "a shard is opened again");
+                }
+                if error.kind() == ErrorKind::StorageFull {
+                    self.mark_stalled(&error);
                 }
             }
             self.state.reopen();
@@ -90,6 +98,7 @@ impl ShardFollower {
             opened_at,
             recorded: position,
             recorded_at: opened_at,
+            is_record_late: false,
         };
         let mut follower = LogFollower::new(self.log.clone(), position.next, position.epoch);
         self.state.follow(&progress.named, position.next);
@@ -179,15 +188,17 @@ impl ShardFollower {
 
     /// Applies an entry. A shard that is behind takes turns with others. If damage of the local
     /// collection stops the entry, the collection is served as it is until it is replaced. The
-    /// entry is tried again after each try to replace it.
+    /// entry is tried again after each try to replace it. On a full disk, the entry is tried until
+    /// there is space.
     pub(super) async fn apply(
         &mut self,
         progress: &FollowProgress,
         batch: &cluster_log::Batch,
     ) -> Result<()> {
         let named = &progress.named;
-        let applied = loop {
-            match self.try_to_apply(progress, batch).await {
+        let mut applied = AppliedBatch::default();
+        loop {
+            match self.try_to_apply(progress, batch, &mut applied).await {
                 Err(error) if error.kind() == ErrorKind::DataLoss && !named.removed() => {
                     self.mark_damaged(error.message());
                     self.wait_for_replacement(named).await;
@@ -195,9 +206,16 @@ impl ShardFollower {
                         return Err(error);
                     }
                 }
-                applied => break applied?,
+                Err(error) if error.kind() == ErrorKind::StorageFull && !named.removed() => {
+                    self.mark_stalled(&error);
+                    tokio::time::sleep(FULL_DISK_PAUSE).await;
+                }
+                tried => {
+                    tried?;
+                    break;
+                }
             }
-        };
+        }
         let metrics = &self.services.metrics;
         metrics.entries.inc();
         for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {
@@ -206,16 +224,28 @@ impl ShardFollower {
         Ok(())
     }
 
-    /// Applies an entry once, at the priority of the shard.
+    /// Applies the rest of an entry once, at the priority of the shard.
     async fn try_to_apply(
         &self,
         progress: &FollowProgress,
         batch: &cluster_log::Batch,
-    ) -> Result<AppliedBatch> {
+        applied: &mut AppliedBatch,
+    ) -> Result<()> {
         let is_behind = !self.state.is_caught_up();
         let priority = ApplyPriority::of(is_behind, progress.opened_at.elapsed());
         let turns = is_behind.then_some(&self.services.catch_ups);
-        apply(&progress.named, batch, priority, turns).await
+        apply_rest(&progress.named, batch, priority, turns, applied).await
+    }
+
+    /// Marks the local collection as stalled, so that the node announces the mark.
+    fn mark_stalled(&self, error: &Error) {
+        if self.state.stall.begin(error.message(), Instant::now()) {
+            tracing::error!(
+                shard = %self.key, %error,
+                "the local disk is full, and the shard follows its log once there is space"
+            );
+            self.services.serving_changed();
+        }
     }
 
     pub(super) fn reached_end(&self, end_read: u64, named: &NamedCollection) {
@@ -230,7 +260,11 @@ impl ShardFollower {
         if is_repaired {
             tracing::info!(shard = %self.key, "the local copy is whole again");
         }
-        if is_first || is_repaired {
+        let is_resumed = self.state.stall.end();
+        if is_resumed {
+            tracing::info!(shard = %self.key, "the local copy has all changes again");
+        }
+        if is_first || is_repaired || is_resumed {
             self.services.serving_changed();
         }
     }
@@ -241,9 +275,25 @@ impl ShardFollower {
         if moved && progress.recorded_at.elapsed() >= RECORD_INTERVAL {
             let named = progress.named.clone();
             let position = progress.position;
-            blocking(move || local::store_position(&named, position)).await?;
-            progress.recorded = progress.position;
+            let stored = blocking(move || local::store_position(&named, position)).await;
             progress.recorded_at = Instant::now();
+            match stored {
+                Ok(()) => {
+                    progress.recorded = progress.position;
+                    progress.is_record_late = false;
+                }
+                // The copy has the changes. After a restart it applies them a second time.
+                Err(error) if error.kind() == ErrorKind::StorageFull => {
+                    if !progress.is_record_late {
+                        tracing::warn!(
+                            shard = %self.key, %error,
+                            "the position in the log is recorded once the disk has space"
+                        );
+                    }
+                    progress.is_record_late = true;
+                }
+                Err(error) => return Err(error),
+            }
         }
         if self.is_first_holder() {
             let services = &self.services;

@@ -6,9 +6,9 @@ use base::{Error, ErrorKind};
 
 use super::{PAUSE_MAX, PAUSE_MIN};
 
-/// Longest pause while the store does not have all data of the shard, which does not change soon.
-/// Each try may transfer a snapshot.
-pub(super) const LOSS_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Longest pause while the store does not have all data of the shard, or while the local disk is
+/// full, which does not change soon. Each try may transfer a snapshot.
+pub(super) const LASTING_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Pauses before a shard is opened again.
 pub(super) struct ReopenPauses {
@@ -35,8 +35,10 @@ impl ReopenPauses {
 
     /// Returns the next pause.
     pub(super) fn take(&mut self) -> Duration {
-        let is_loss = self.last.as_ref().is_some_and(|error| error.kind() == ErrorKind::DataLoss);
-        let longest = if is_loss { LOSS_PAUSE_MAX } else { PAUSE_MAX };
+        let lasts =
+            |error: &Error| matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::StorageFull);
+        let is_lasting = self.last.as_ref().is_some_and(lasts);
+        let longest = if is_lasting { LASTING_PAUSE_MAX } else { PAUSE_MAX };
         let pause = self.next.min(longest);
         self.next = pause * 2;
         pause

@@ -10,9 +10,10 @@ use parking_lot::Mutex;
 use search::registry::NamedCollection;
 use tokio::sync::{Notify, watch};
 
-use super::PAUSE_MIN;
+use super::{PAUSE_MAX, PAUSE_MIN};
 use crate::node::copy_damage::{CertainHolders, CopyDamage};
 use crate::node::offered::OfferedEntries;
+use crate::node::stall::{CopyStall, StalledServiceChange};
 use crate::types::ShardKey;
 
 /// Time that a read waits for the entry that it needs before it has the log read. A writer passes
@@ -31,7 +32,8 @@ pub(in crate::node) struct HolderState {
     pub(super) wake: Notify,
     /// Entries that their writer passed on.
     pub(in crate::node) offered: OfferedEntries,
-    /// True once the end of the log was reached, until the local collection is replaced.
+    /// True once the end of the log was reached, until the local collection is replaced. A stalled
+    /// copy changes it too: it stays behind the end, and only its service begins or ends.
     pub(super) caught_up: AtomicBool,
     /// Grows when the local collection is opened again.
     generation: AtomicU64,
@@ -39,6 +41,8 @@ pub(in crate::node) struct HolderState {
     pub(super) followed: Mutex<Option<Arc<NamedCollection>>>,
     /// Damage of the local copy.
     pub(in crate::node) damage: CopyDamage,
+    /// Stall of the local copy on a full disk.
+    pub(in crate::node) stall: CopyStall,
 }
 
 impl HolderState {
@@ -53,6 +57,7 @@ impl HolderState {
             generation: AtomicU64::new(0),
             followed: Mutex::new(None),
             damage: CopyDamage::default(),
+            stall: CopyStall::default(),
         }
     }
 
@@ -85,10 +90,12 @@ impl HolderState {
 
     /// Serves no more reads until the end of the log is reached again.
     pub(super) fn reopen(&self) {
+        // Under this lock, because `decide_stalled` serves a copy only while it is followed.
+        let mut followed = self.followed.lock();
         self.caught_up.store(false, Ordering::Release);
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.applied.send_replace(EntryNumber::default());
-        *self.followed.lock() = None;
+        *followed = None;
     }
 
     /// Begins to follow the log with a local collection that has applied the entries before `next`.
@@ -102,6 +109,23 @@ impl HolderState {
         if self.damage.decide(view, Instant::now()) {
             self.wake.notify_one();
         }
+    }
+
+    /// Decides at `now` on the service of a stalled copy. Returns the change, or `None` if it
+    /// stays in service, or out of it.
+    pub(in crate::node) fn decide_stalled(
+        &self,
+        view: &CertainHolders<'_>,
+        now: Instant,
+    ) -> Option<StalledServiceChange> {
+        let followed = self.followed.lock();
+        // Until all segments are open, answers would lack points.
+        let is_open =
+            |named: &Arc<NamedCollection>| !named.removed() && !named.collection().opening();
+        followed.as_ref().filter(|named| is_open(named))?;
+        let change = self.stall.decide(view, self.is_caught_up(), now)?;
+        self.caught_up.store(change == StalledServiceChange::Serve, Ordering::Release);
+        Some(change)
     }
 
     /// Returns the next entry to apply.
@@ -119,7 +143,8 @@ impl HolderState {
     /// Waits until the entry `entry` is applied.
     ///
     /// # Errors
-    /// `Unavailable` with a retry delay at `deadline`.
+    /// `Unavailable` with a retry delay at `deadline`, and at once if the copy is stalled: another
+    /// holder may have the entry.
     pub(in crate::node) async fn wait_applied(
         &self,
         entry: EntryNumber,
@@ -130,9 +155,24 @@ impl HolderState {
         if reached.await.is_ok() {
             return Ok(());
         }
+        self.check_stall()?;
         self.announce(entry);
         let reached = applied.wait_for(|next| *next > entry);
         check_reached(tokio::time::timeout_at(deadline.into(), reached).await.is_ok())
+    }
+
+    /// Checks that the copy is not stalled.
+    ///
+    /// # Errors
+    /// `Unavailable` with a retry delay if it is.
+    fn check_stall(&self) -> Result<()> {
+        match self.stall.reason() {
+            None => Ok(()),
+            Some(reason) => {
+                let message = format!("the shard lacks changes of its log: {reason}");
+                Err(Error::unavailable(message).with_retry_after(PAUSE_MAX))
+            }
+        }
     }
 
     /// Returns true if requests wait for a read of the log's end.
@@ -144,8 +184,9 @@ impl HolderState {
     /// call are applied.
     ///
     /// # Errors
-    /// `Unavailable` with a retry delay at `deadline`.
+    /// As [`HolderState::wait_applied`].
     pub(in crate::node) async fn wait_end(&self, deadline: Instant) -> Result<()> {
+        self.check_stall()?;
         let end_read = self.end_reads_wanted.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake.notify_one();
         let mut done = self.end_reads_done.subscribe();

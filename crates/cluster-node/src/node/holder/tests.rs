@@ -22,12 +22,14 @@ use serde_json::{Map, json};
 use tokio::sync::{Notify, Semaphore};
 
 use super::follower::FollowProgress;
-use super::pauses::{LOSS_PAUSE_MAX, ReopenPauses};
+use super::pauses::{LASTING_PAUSE_MAX, ReopenPauses};
 use super::*;
+use crate::node::apply::{AppliedBatch, ApplyPriority, apply_rest};
 use crate::node::copy_damage::CertainHolders;
 use crate::node::local::{self, LocalCollections};
 use crate::node::snapshot;
-use crate::testing::{TestRegistry, open_registry};
+use crate::node::stall::{DECISION_DELAY, StalledServiceChange};
+use crate::testing::{TestRegistry, open_registry, open_registry_without_room};
 use crate::types::ViewUpdater;
 
 const DIMS: usize = 64;
@@ -424,6 +426,23 @@ impl EmptyShard {
     async fn start() -> EmptyShard {
         let directory = tempfile::tempdir().unwrap();
         let registry = open_registry(&collections(directory.path()));
+        EmptyShard::open(directory, registry).await
+    }
+
+    /// Starts a shard whose disk got full after its local collection was created.
+    async fn start_without_room() -> EmptyShard {
+        let directory = tempfile::tempdir().unwrap();
+        let node = collections(directory.path());
+        {
+            let registry = open_registry(&node);
+            follower(directory.path(), &registry).open().await.unwrap();
+        }
+        let registry = open_registry_without_room(&node);
+        assert!(registry.wait_open(OPEN_MAX));
+        EmptyShard::open(directory, registry).await
+    }
+
+    async fn open(directory: tempfile::TempDir, registry: Arc<Registry>) -> EmptyShard {
         let mut follower = follower(directory.path(), &registry);
         let named = follower.open().await.unwrap().named;
         let opened_at = Instant::now();
@@ -434,15 +453,108 @@ impl EmptyShard {
             opened_at,
             recorded: position,
             recorded_at: opened_at,
+            is_record_late: false,
         };
         EmptyShard { follower, progress, _registry: registry, _directory: directory }
     }
 
     /// Applies an entry with one operation.
     async fn apply(&mut self, operation: &'static str) -> Result<()> {
-        let batch = cluster_log::Batch::from(vec![Bytes::from_static(operation.as_bytes())]);
+        self.apply_all(vec![Bytes::from_static(operation.as_bytes())]).await
+    }
+
+    /// Applies an entry.
+    async fn apply_all(&mut self, operations: Vec<Bytes>) -> Result<()> {
+        let batch = cluster_log::Batch::from(operations);
         self.follower.apply(&self.progress, &batch).await
     }
+}
+
+/// Returns an operation that adds a point.
+fn upsert() -> Bytes {
+    let point = json!({ "id": 1, "vector": vec![0.5; DIMS], "payload": {} });
+    Bytes::from(json!({ "upsert": { "points": [point] } }).to_string())
+}
+
+/// Waits until a copy is marked as stalled.
+async fn stalled(state: &HolderState) {
+    while state.stall.reason().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_stalls_the_log_and_not_the_reads() {
+    let mut full = EmptyShard::start_without_room().await;
+    let state = full.follower.state.clone();
+    let named = full.progress.named.clone();
+    state.follow(&named, EntryNumber(1));
+    full.follower.reached_end(0, &named);
+    let generation = state.generation();
+    let applied = full.apply_all(vec![upsert()]);
+    tokio::pin!(applied);
+    tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        marked = tokio::time::timeout(OPEN_MAX, stalled(&state)) => marked.unwrap(),
+    }
+    assert!(state.stall.reason().unwrap().contains("--search-disk-reserve"));
+    assert!(state.is_caught_up(), "the copy stays in service");
+    state.check_generation(&shard(), generation).unwrap();
+    // Reads that need the entry are refused at once, so that another holder answers them.
+    let deadline = Instant::now() + OPEN_MAX;
+    let refused =
+        [state.wait_applied(EntryNumber(1), deadline).await, state.wait_end(deadline).await];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains("lacks changes"), "{error}");
+    }
+    state.wait_applied(EntryNumber(0), deadline).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_entry_continues_behind_the_operations_that_are_made() {
+    let full = EmptyShard::start_without_room().await;
+    let skipped = Bytes::from_static(SKIPPED.as_bytes());
+    let batch = cluster_log::Batch::from(vec![skipped, upsert()]);
+    let mut applied = AppliedBatch::default();
+    let EmptyShard { progress, .. } = &full;
+    for _ in 0..2 {
+        let priority = ApplyPriority::Ordinary;
+        let tried = apply_rest(&progress.named, &batch, priority, None, &mut applied).await;
+        assert_eq!(tried.unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!((applied.made, applied.skipped), (0, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_copy_leaves_service_and_returns() {
+    let empty = EmptyShard::start().await;
+    let state = empty.follower.state.clone();
+    let named = empty.progress.named.clone();
+    state.follow(&named, EntryNumber(1));
+    empty.follower.reached_end(0, &named);
+    let marked = Instant::now();
+    assert!(state.stall.begin("the disk is full", marked));
+    let own = HolderReading { node: "a", serves: true, is_damaged: true };
+    let whole = HolderReading { node: "b", serves: true, is_damaged: false };
+    let decide = |holders: &[HolderReading<'_>], now: Instant| {
+        state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
+    };
+    let withdrawn = marked + DECISION_DELAY;
+    assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
+    assert!(!state.is_caught_up());
+    let served = withdrawn + DECISION_DELAY;
+    assert_eq!(decide(&[own], served), Some(StalledServiceChange::Serve));
+    assert!(state.is_caught_up());
+    state.reopen();
+    assert_eq!(decide(&[own], served + DECISION_DELAY), None, "no copy is open");
+    assert!(!state.is_caught_up());
+    // There is space, and the log is applied to its end.
+    state.follow(&named, EntryNumber(1));
+    empty.follower.reached_end(0, &named);
+    assert_eq!(state.stall.reason(), None);
+    assert!(state.is_caught_up());
 }
 
 #[tokio::test]
@@ -505,10 +617,21 @@ fn an_error_that_stays_is_logged_once() {
         assert!(!pauses.record(&loss, Duration::ZERO));
         pause = pauses.take();
     }
-    assert_eq!(pause, LOSS_PAUSE_MAX);
+    assert_eq!(pause, LASTING_PAUSE_MAX);
     assert!(pauses.record(&Error::unavailable("the store is down"), Duration::ZERO));
     assert_eq!(pauses.take(), PAUSE_MAX);
     // The shard was followed for a while.
-    assert!(pauses.record(&Error::unavailable("the store is down"), LOSS_PAUSE_MAX));
+    assert!(pauses.record(&Error::unavailable("the store is down"), LASTING_PAUSE_MAX));
     assert_eq!(pauses.take(), PAUSE_MIN);
+}
+
+#[test]
+fn a_full_disk_is_tried_again_after_longer_pauses() {
+    let mut pauses = ReopenPauses::new();
+    assert!(pauses.record(&Error::storage_full("the disk is full"), Duration::ZERO));
+    let mut pause = PAUSE_MIN;
+    for _ in 0..10 {
+        pause = pauses.take();
+    }
+    assert_eq!(pause, LASTING_PAUSE_MAX);
 }
