@@ -145,9 +145,20 @@ impl WriterDriver {
                     self.batches.insert(ticket, taken);
                     self.handle(Event::Submitted(ticket, batch));
                 }
+                QueueStep::Refuse(refused) => self.refuse(refused),
             }
         }
         None
+    }
+
+    /// Answers refused writes once all entries before them are acknowledged. The answer names the
+    /// last of these, so that a lookup which has seen it has seen the cause of the refusal.
+    fn refuse(&mut self, refused: TakenBatch) {
+        let last = EntryNumber(self.next.0.saturating_sub(1));
+        match self.batches.last_entry() {
+            Some(mut batch) => batch.get_mut().join(refused),
+            None => self.shared.queue.answer(refused, &Ok(last)),
+        }
     }
 
     fn answered(&mut self, joined: Result<StoreAnswer, JoinError>) {
@@ -328,6 +339,7 @@ impl WriterDriver {
     fn create(&mut self, request: RequestId, number: EntryNumber, entry: LogEntry<Batch>) {
         if matches!(entry.body, EntryBody::Fence) {
             self.next = number.plus(1);
+            self.shared.queue.begin_behind(number);
         }
         let log = self.log.clone();
         let health = self.shared.health.clone();

@@ -21,6 +21,7 @@
 //! A write is acknowledged only once it is in the log in the store and no later owner can have
 //! missed it.
 
+mod append;
 pub mod codec;
 mod driver;
 mod follower;
@@ -32,6 +33,7 @@ mod shared;
 mod store;
 mod writer;
 
+pub use append::{AppendOutcome, LogWrite};
 pub use codec::{Batch, ENTRY_BYTES_MAX, decode_entry, encode_entry};
 pub use follower::{FollowPosition, FollowStep, LogFollower};
 pub use options::{GATHER_MAX, WriterOptions};

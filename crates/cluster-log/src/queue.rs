@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster::{EntryNumber, PIPELINE_MAX};
+use cluster::{EntryNumber, PIPELINE_MAX, RECENT_WRITES_MAX, RecentWrites};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use super::append::{AppendOutcome, LogWrite};
 use super::codec::{Batch, ENTRY_OPERATIONS_MAX};
 use super::options::WriterOptions;
 use super::retry::StoreHealth;
@@ -23,7 +24,7 @@ const OPERATION_BYTES: usize = 64;
 /// Advice to a client whose write was not made.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-/// Returns true if an error of [`ShardWriter::write`](super::ShardWriter::write) says that the
+/// Returns true if an error of [`ShardWriter::append`](super::ShardWriter::append) says that the
 /// write was not made and never will be. Otherwise its outcome is unknown: the write may be in the
 /// log already, or arrive there later. Such an error has no advice to retry.
 pub fn was_not_made(error: &Error) -> bool {
@@ -42,11 +43,11 @@ pub(super) enum QueueSignal {
 }
 
 /// Answer to a write.
-type WriteAnswer = oneshot::Sender<Result<EntryNumber>>;
+type WriteAnswer = oneshot::Sender<Result<AppendOutcome>>;
 
 /// A write without an entry.
 struct WaitingWrite {
-    operations: Vec<Bytes>,
+    write: LogWrite,
     bytes: usize,
     arrived: Instant,
     answer: WriteAnswer,
@@ -63,8 +64,14 @@ struct WriteAmount {
 impl WriteAmount {
     fn add(&mut self, write: &WaitingWrite) {
         self.writes += 1;
-        self.operations += write.operations.len();
+        self.operations += write.write.operations.len();
         self.bytes += write.bytes;
+    }
+
+    fn join(&mut self, other: WriteAmount) {
+        self.writes += other.writes;
+        self.operations += other.operations;
+        self.bytes += other.bytes;
     }
 
     fn subtract(&mut self, other: WriteAmount) {
@@ -80,16 +87,32 @@ impl WriteAmount {
     }
 }
 
-/// Writes that share an entry.
+/// Writes that share an entry, and refused ones that are answered with them.
+#[derive(Default)]
 pub(super) struct TakenBatch {
     answers: Vec<WriteAnswer>,
+    /// Answers to writes that their conditions refuse. The entry does not have their operations.
+    refused: Vec<WriteAnswer>,
     amount: WriteAmount,
+    /// Order behind the ids of these writes, as [`RecentWrites::next_order`] returns it.
+    order: u64,
+}
+
+impl TakenBatch {
+    /// Adds writes of which all were refused.
+    pub(super) fn join(&mut self, refused: TakenBatch) {
+        self.refused.extend(refused.refused);
+        self.amount.join(refused.amount);
+    }
 }
 
 /// Next step of the writer with the queue.
 pub(super) enum QueueStep {
     /// Writes for an entry.
     Take(Batch, TakenBatch),
+    /// Writes that were all refused. They need no entry, and are answered once all entries before
+    /// them are acknowledged.
+    Refuse(TakenBatch),
     /// Nothing to do before this time, if there is one, or before the queue or the store wakes the
     /// task.
     Wait(Option<Instant>),
@@ -104,6 +127,8 @@ struct QueueState {
     waiting_amount: WriteAmount,
     /// Writes whose entries are in flight.
     taken_amount: WriteAmount,
+    /// Ids of taken writes, by which conditions are decided.
+    recent: RecentWrites,
 }
 
 /// Bounded queue of writes.
@@ -126,6 +151,7 @@ impl WriteQueue {
                 waiting: BTreeMap::new(),
                 waiting_amount: WriteAmount::default(),
                 taken_amount: WriteAmount::default(),
+                recent: RecentWrites::new(RECENT_WRITES_MAX),
             }),
             woken: Notify::new(),
         }
@@ -136,10 +162,10 @@ impl WriteQueue {
     /// # Errors
     /// `InvalidArgument` without operations; `TooLarge` for a write that no entry can have;
     /// `ResourceExhausted` if the queue is full; `Unavailable` if it is closed.
-    pub(super) fn add(self: &Arc<WriteQueue>, operations: Vec<Bytes>) -> Result<QueuedWrite> {
-        let bytes = self.check_size(&operations)?;
+    pub(super) fn add(self: &Arc<WriteQueue>, write: LogWrite) -> Result<QueuedWrite> {
+        let bytes = self.check_size(&write.operations)?;
         let (sender, receiver) = oneshot::channel();
-        let write = WaitingWrite { operations, bytes, arrived: Instant::now(), answer: sender };
+        let write = WaitingWrite { write, bytes, arrived: Instant::now(), answer: sender };
         let mut state = self.state.lock();
         if state.signal != QueueSignal::Open {
             return Err(self.closed());
@@ -193,12 +219,27 @@ impl WriteQueue {
         QueueStep::Wait((on_way == 0).then_some(due))
     }
 
+    /// Sets the entry of the fence, before the first write is taken.
+    pub(super) fn begin_behind(&self, fence: EntryNumber) {
+        self.state.lock().recent.begin_behind(fence);
+    }
+
     /// Answers writes of an entry and frees their place.
     pub(super) fn answer(&self, batch: TakenBatch, answer: &Result<EntryNumber>) {
-        self.state.lock().taken_amount.subtract(batch.amount);
+        let mut state = self.state.lock();
+        state.taken_amount.subtract(batch.amount);
+        if let Ok(entry) = answer {
+            state.recent.acknowledge(batch.order, *entry);
+        }
+        drop(state);
         for sender in batch.answers {
             // The caller may have gone.
-            let _ = sender.send(answer.clone());
+            let _ = sender.send(answer.clone().map(AppendOutcome::Appended));
+        }
+        for sender in batch.refused {
+            // These were not made, even if the outcome of the entry is unknown.
+            let refusal = answer.as_ref().map(|entry| AppendOutcome::Refused(*entry));
+            let _ = sender.send(refusal.map_err(|_| self.closed()));
         }
     }
 
@@ -260,27 +301,35 @@ impl WriteQueue {
 }
 
 impl QueueState {
-    /// Takes the first write, and the writes behind it that fit into the same entry.
+    /// Takes the first write, and the writes behind it that fit into the same entry. Decides on
+    /// their conditions: from here on, their order is that of the log.
     fn take(&mut self, bytes_max: usize) -> QueueStep {
         let mut operations = Vec::new();
-        let mut batch = TakenBatch { answers: Vec::new(), amount: WriteAmount::default() };
+        let mut batch = TakenBatch::default();
         while let Some(first) = self.waiting.first_entry() {
             let bytes = first.get().bytes;
-            let count = first.get().operations.len();
+            let count = first.get().write.operations.len();
             let fits = batch.amount.bytes + bytes <= bytes_max
                 && batch.amount.operations + count <= ENTRY_OPERATIONS_MAX;
             if batch.amount.writes > 0 && !fits {
                 break;
             }
-            let write = first.remove();
-            batch.amount.add(&write);
-            operations.extend(write.operations);
-            batch.answers.push(write.answer);
+            let waiting = first.remove();
+            batch.amount.add(&waiting);
+            let WaitingWrite { write, answer, .. } = waiting;
+            if self.recent.take(&write.ids, write.unless_after) {
+                operations.extend(write.operations);
+                batch.answers.push(answer);
+            } else {
+                batch.refused.push(answer);
+            }
         }
+        batch.order = self.recent.next_order();
         self.waiting_amount.subtract(batch.amount);
-        self.taken_amount.writes += batch.amount.writes;
-        self.taken_amount.operations += batch.amount.operations;
-        self.taken_amount.bytes += batch.amount.bytes;
+        self.taken_amount.join(batch.amount);
+        if batch.answers.is_empty() {
+            return QueueStep::Refuse(batch);
+        }
         QueueStep::Take(Batch::from(operations), batch)
     }
 }
@@ -289,7 +338,7 @@ impl QueueState {
 pub(super) struct QueuedWrite {
     queue: Arc<WriteQueue>,
     number: u64,
-    answer: oneshot::Receiver<Result<EntryNumber>>,
+    answer: oneshot::Receiver<Result<AppendOutcome>>,
 }
 
 impl QueuedWrite {
@@ -301,7 +350,7 @@ impl QueuedWrite {
         mut self,
         deadline: Instant,
         health: &StoreHealth,
-    ) -> Result<EntryNumber> {
+    ) -> Result<AppendOutcome> {
         match tokio::time::timeout_at(deadline.into(), &mut self.answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(self.queue.unknown("the writer ended")),

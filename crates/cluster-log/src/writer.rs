@@ -4,10 +4,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use base::Result;
+use base::{Error, Result};
 use bytes::Bytes;
 use cluster::{EntryNumber, Epoch, LogEntry, WriterId};
 
+use super::append::{AppendOutcome, LogWrite};
 use super::codec::Batch;
 use super::driver::WriterDriver;
 use super::options::WriterOptions;
@@ -59,17 +60,36 @@ impl ShardWriter {
         ShardWriter { handle: Arc::new(WriterHandle { shared }) }
     }
 
+    /// Appends operations to the log without a condition, as [`ShardWriter::append`] does. Returns
+    /// the number of their entry.
+    ///
+    /// # Errors
+    /// As [`ShardWriter::append`].
+    pub async fn write(&self, operations: Vec<Bytes>, deadline: Instant) -> Result<EntryNumber> {
+        let write = LogWrite { operations, ..LogWrite::default() };
+        match self.append(write, deadline).await? {
+            AppendOutcome::Appended(entry) => Ok(entry),
+            AppendOutcome::Refused(entry) => Err(Error::internal(format!(
+                "a write without a condition was refused, behind entry {entry}"
+            ))),
+        }
+    }
+
     /// Appends operations to the log, in one entry with the operations of other calls. Returns the
     /// number of the entry once it is durable and counts. If the future is dropped before the
     /// operations have an entry, they are not written.
+    ///
+    /// A condition is checked when the operations get their place in the log. So of two conditional
+    /// writes of one id, the later one is refused. A refusal is returned once the entries that may
+    /// be its cause are acknowledged.
     ///
     /// # Errors
     /// `InvalidArgument` without operations; `TooLarge` if no entry can have them;
     /// `ResourceExhausted` if too many writes wait; `Unavailable` if the ownership is lost or at
     /// `deadline`. [`was_not_made`](super::was_not_made) says whether the outcome is unknown.
-    pub async fn write(&self, operations: Vec<Bytes>, deadline: Instant) -> Result<EntryNumber> {
+    pub async fn append(&self, write: LogWrite, deadline: Instant) -> Result<AppendOutcome> {
         let shared = &self.handle.shared;
-        shared.queue.add(operations)?.wait(deadline, &shared.health).await
+        shared.queue.add(write)?.wait(deadline, &shared.health).await
     }
 
     /// Ends the ownership, or assumes that it has ended. Entries in flight may still be

@@ -17,6 +17,7 @@ mod hedge;
 mod latency;
 mod ownership;
 mod placement;
+mod recent_writes;
 mod shard;
 mod snapshots;
 mod writer;
@@ -34,6 +35,7 @@ pub use ownership::{
     KnownOwnership, OwnerReading, OwnershipStep, SeenOwner, keeps_ownership, ownership_step,
 };
 pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
+pub use recent_writes::{RECENT_WRITES_MAX, RecentWrites};
 pub use shard::{SHARDS_MAX, ShardId, ShardKey, shard_of};
 pub use snapshots::{SNAPSHOTS_KEPT, SnapshotRead, replaced_snapshots};
 pub use writer::{

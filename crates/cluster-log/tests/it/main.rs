@@ -5,6 +5,7 @@
 extern crate millpond_cluster_log as cluster_log;
 
 mod codec;
+mod conditions;
 mod faults;
 mod follower;
 mod objects;

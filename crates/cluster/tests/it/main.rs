@@ -9,6 +9,7 @@ mod hedge;
 mod log;
 mod ownership;
 mod placement;
+mod recent_writes;
 mod simulation;
 mod snapshots;
 #[path = "../worlds/mod.rs"]

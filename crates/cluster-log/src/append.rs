@@ -1,0 +1,25 @@
+//! Writes that are appended to a log, also on a condition.
+
+use bytes::Bytes;
+use cluster::EntryNumber;
+
+/// Operations for one entry of a log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogWrite {
+    /// Operations, in order.
+    pub operations: Vec<Bytes>,
+    /// Ids that the operations write. Only those that conditions of other writes name must be here.
+    pub ids: Vec<[u8; 16]>,
+    /// Refuses the write if an entry behind this one may have written one of `ids`.
+    pub unless_after: Option<EntryNumber>,
+}
+
+/// Outcome of a [`LogWrite`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppendOutcome {
+    /// The entry has the operations. It is durable and counts.
+    Appended(EntryNumber),
+    /// The condition refused the write: no entry has the operations, and none ever will. Entries up
+    /// to this one may have written the ids.
+    Refused(EntryNumber),
+}
