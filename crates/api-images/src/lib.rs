@@ -100,7 +100,7 @@ pub use sharded::{
     NeighboursRequest, PrintShare, RankAnswer, RankRequest, RankedImage, RecordsAnswer,
     RecordsRequest, StoredRecord, VerifyAnswer, VerifyRequest, apply_image_operation,
     check_image_operation, features_operation, image_id, images_operation, is_image_operation,
-    moved_image, present_answer, read_features, shard_routes, without_original,
+    moved_image, present_answer, read_features, shard_routes, without_original, written_images,
 };
 pub use state::ImagesState;
 pub use uploads::UploadClaim;

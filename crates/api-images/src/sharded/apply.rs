@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::logged::{LoggedImage, LoggedPoint, text_of};
 use crate::checked_features::{ExpectedFeatures, of_point};
 use crate::collection::image_settings;
-use crate::features::BLOCK;
+use crate::features::{BLOCK, uuid};
 use crate::point_checks::{
     PAYLOAD_BYTES_MAX, check_embedding, check_payload_depth, check_payload_size,
     check_reserved_keys, graph,
@@ -23,8 +23,10 @@ use crate::point_features::{PointFeatures, PointList, parse_json};
 use crate::settings::ImageSettings;
 use crate::transfer::{payloads, upsert};
 
-/// Names of the operations of images.
-const NAMES: [&[u8]; 2] = [b"\"put_features\"", b"\"put_images\""];
+/// Name of the operation that writes features.
+const PUT_FEATURES: &[u8] = b"\"put_features\"";
+/// Name of the operation that writes images.
+const PUT_IMAGES: &[u8] = b"\"put_images\"";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,9 +39,33 @@ enum ImageOperation {
 
 /// Returns true for an operation of images; all others are Qdrant's.
 pub fn is_image_operation(operation: &[u8]) -> bool {
-    let Some(members) = operation.trim_ascii_start().strip_prefix(b"{") else { return false };
-    let members = members.trim_ascii_start();
-    NAMES.iter().any(|name| members.starts_with(name))
+    has_name(operation, PUT_FEATURES) || has_name(operation, PUT_IMAGES)
+}
+
+fn has_name(operation: &[u8], name: &[u8]) -> bool {
+    let members = operation.trim_ascii_start().strip_prefix(b"{");
+    members.is_some_and(|members| members.trim_ascii_start().starts_with(name))
+}
+
+/// Returns the ids of the images that an operation writes as they are, with their originals. Empty
+/// for every other operation: features keep the original that a point has, or has not. Points with
+/// numbers have no originals and are left out.
+pub fn written_images(operation: &[u8]) -> Vec<[u8; 16]> {
+    #[derive(Deserialize)]
+    struct WrittenImages {
+        put_images: PointList<WrittenImage>,
+    }
+    #[derive(Deserialize)]
+    struct WrittenImage {
+        id: PointId,
+    }
+    if !has_name(operation, PUT_IMAGES) {
+        return Vec::new();
+    }
+    let parsed: Result<WrittenImages> = parse_json(operation);
+    // Holders skip an operation that has another form.
+    let images = parsed.and_then(|it| it.put_images.checked()).unwrap_or_default();
+    images.iter().filter_map(|image| uuid(&image.id)).collect()
 }
 
 /// Makes an operation of images. Durable when this returns. Only one thread at a time may change

@@ -3,7 +3,7 @@
 use api_images::{
     CheckedPoints, ImageSettings, LoggedPoint, WantedImages, apply_image_operation,
     features_operation, images_operation, is_image_operation, original_key, page_entry,
-    present_answer, read_features,
+    present_answer, read_features, written_images,
 };
 use base::{ErrorKind, Result};
 use search::collection::PointParts;
@@ -95,6 +95,21 @@ fn operations_are_told_apart() {
     }
     assert_eq!(features_operation(&["1", "2"]), r#"{"put_features":{"points":[1,2]}}"#);
     assert_eq!(images_operation(&["{}"]), r#"{"put_images":{"points":[{}]}}"#);
+}
+
+#[test]
+fn only_images_name_written_ids() {
+    let id: PointId = UUID.parse().unwrap();
+    let PointId::Uuid(bytes) = id else { panic!("{UUID} is a UUID") };
+    let point = |id: &Value| image(id, 1, &with_original("a.png"));
+    let put = json!({ "put_images": { "points": [point(&json!(7)), point(&json!(UUID))] } });
+    assert_eq!(written_images(put.to_string().as_bytes()), [bytes]);
+    let features = json!({ "put_features": { "points": [element(&json!(UUID), 1, &json!({}))] } });
+    let delete = json!({ "delete": { "points": [UUID] } });
+    let other = json!({ "put_images": [UUID] });
+    for operation in [features, delete, other] {
+        assert!(written_images(operation.to_string().as_bytes()).is_empty(), "{operation}");
+    }
 }
 
 #[test]

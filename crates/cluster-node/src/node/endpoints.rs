@@ -13,6 +13,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use cluster::EntryNumber;
 use http::{HeaderMap, StatusCode};
+use search::points::PointId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use super::local::LocalAnswer;
 use super::ownership::OwnerWriteOutcome;
 use super::{ClusterNode, image_endpoints};
 use crate::types::ShardKey;
-use cluster_log::was_not_made;
+use cluster_log::{LogWrite, was_not_made};
 
 /// Longest time of a request of another node.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
@@ -100,6 +101,37 @@ struct WriteRequest {
     shard: u32,
     operations: Vec<Box<RawValue>>,
     timeout_ms: u64,
+    /// Condition of the operations, which write one image.
+    #[serde(default)]
+    unless_written: Option<UnlessWritten>,
+}
+
+/// Refuses the write of an image if an entry behind `after` may have written the image.
+#[derive(Debug, Deserialize)]
+struct UnlessWritten {
+    id: PointId,
+    after: u64,
+}
+
+impl WriteRequest {
+    /// Returns the write to append to the log.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a condition on a point that is not an image.
+    fn log_write(&self) -> Result<LogWrite> {
+        let operations = self.operations.iter();
+        let operations: Vec<Bytes> =
+            operations.map(|operation| Bytes::from(operation.get().to_owned())).collect();
+        let Some(UnlessWritten { id, after }) = &self.unless_written else {
+            let ids = operations.iter().flat_map(|operation| api_images::written_images(operation));
+            let ids = ids.collect();
+            return Ok(LogWrite { operations, ids, unless_after: None });
+        };
+        let PointId::Uuid(id) = id else {
+            return Err(Error::invalid(format!("unless_written: {id} is not the id of an image")));
+        };
+        Ok(LogWrite { operations, ids: vec![*id], unless_after: Some(EntryNumber(*after)) })
+    }
 }
 
 /// Returns the routes between nodes.
@@ -252,9 +284,7 @@ async fn write(State(node): State<Arc<ClusterNode>>, headers: HeaderMap, body: B
 async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let request: WriteRequest = parsed(node, headers, body).await?;
     let key = ShardKey::new(&request.collection, request.shard);
-    let operations = request.operations.iter();
-    let operations = operations.map(|operation| Bytes::from(operation.get().to_owned())).collect();
-    let outcome = node.owned.write(&key, operations, deadline(request.timeout_ms)).await;
+    let outcome = node.owned.write(&key, request.log_write()?, deadline(request.timeout_ms)).await;
     let outcome = match outcome {
         // The root sends it again, to the owner that it then knows.
         Err(error) if error.is_retryable() && was_not_made(&error) => {
@@ -265,6 +295,10 @@ async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Re
     };
     Ok(match outcome {
         OwnerWriteOutcome::Appended(entry) => Reply::json(json!({ "entry": entry.0 }).to_string()),
+        OwnerWriteOutcome::Refused(entry) => {
+            Reply::json(json!({ "conflict": entry.0 }).to_string())
+                .with_status(StatusCode::PRECONDITION_FAILED)
+        }
         OwnerWriteOutcome::Elsewhere(owner) => {
             Reply::json(json!({ "owner": owner }).to_string()).with_status(StatusCode::CONFLICT)
         }
@@ -348,6 +382,36 @@ mod tests {
         assert_eq!(text, format!(r#"{{"shards":{{{first},{second}}}}}"#).as_bytes());
         let bodies: usize = answers.values().map(|answer| answer.body.len()).sum();
         assert!(text.len() <= bodies + 2 * FRAME_BYTES_MAX + br#"{"shards":{}}"#.len());
+    }
+
+    #[test]
+    fn writes_name_the_images_that_they_write() {
+        let id = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
+        let point = id.parse::<PointId>().unwrap();
+        let PointId::Uuid(bytes) = point else { panic!("{id} is a UUID") };
+        let put = json!({ "put_images": { "points": [{ "id": id, "embedding": [1.0] }] } });
+        let delete = json!({ "delete": { "points": [id] } });
+        let write = |members: Value| {
+            let mut request = json!({ "collection": "c", "shard": 1, "timeout_ms": 1 });
+            let members = members.as_object().unwrap().clone();
+            request.as_object_mut().unwrap().extend(members);
+            serde_json::from_str::<WriteRequest>(&request.to_string()).unwrap().log_write()
+        };
+        let conditional = json!({
+            "operations": [put], "unless_written": { "id": id, "after": 7 }, "member of a later node": 1,
+        });
+        let conditional = write(conditional).unwrap();
+        assert_eq!(
+            (conditional.ids, conditional.unless_after),
+            (vec![bytes], Some(EntryNumber(7)))
+        );
+        assert_eq!(conditional.operations, [put.to_string()]);
+        // A root of an earlier version sends no condition.
+        let without = write(json!({ "operations": [delete, put] })).unwrap();
+        assert_eq!((without.ids, without.unless_after), (vec![bytes], None));
+        assert!(write(json!({ "operations": [delete] })).unwrap().ids.is_empty());
+        let number = json!({ "operations": [put], "unless_written": { "id": 7, "after": 7 } });
+        assert_eq!(write(number).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::Result;
-use bytes::Bytes;
 use cluster::{EntryNumber, Epoch, OwnershipStep, SeenOwner, keeps_ownership, ownership_step};
 use parking_lot::Mutex;
 
@@ -18,7 +17,7 @@ use super::hints::EntryHints;
 use super::services::NodeServices;
 use crate::membership::Membership;
 use crate::types::{ClusterView, ShardKey, ViewSource};
-use cluster_log::{ShardLog, ShardWriter, WriterOptions};
+use cluster_log::{AppendOutcome, LogWrite, ShardLog, ShardWriter, WriterOptions};
 
 /// Time between two checks of the ownership. A change of the view causes further checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -46,6 +45,8 @@ impl Drop for OwnedShard {
 pub(super) enum OwnerWriteOutcome {
     /// The entry is in the log.
     Appended(EntryNumber),
+    /// The condition of the write refused it. Entries up to this one may have written the image.
+    Refused(EntryNumber),
     /// Another node owns the shard, or none, as far as is known.
     Elsewhere(Option<String>),
 }
@@ -84,11 +85,11 @@ impl OwnedShards {
     /// Appends operations to a shard's log.
     ///
     /// # Errors
-    /// As [`ShardWriter::write`].
+    /// As [`ShardWriter::append`].
     pub(super) async fn write(
         &self,
         key: &ShardKey,
-        operations: Vec<Bytes>,
+        write: LogWrite,
         deadline: Instant,
     ) -> Result<OwnerWriteOutcome> {
         let writer = self.owned.lock().get(key).map(|owned| owned.writer.clone());
@@ -99,7 +100,10 @@ impl OwnedShards {
                 owner.filter(|name| *name != self.services.name),
             ));
         };
-        Ok(OwnerWriteOutcome::Appended(writer.write(operations, deadline).await?))
+        Ok(match writer.append(write, deadline).await? {
+            AppendOutcome::Appended(entry) => OwnerWriteOutcome::Appended(entry),
+            AppendOutcome::Refused(entry) => OwnerWriteOutcome::Refused(entry),
+        })
     }
 
     /// Takes and gives up shards until the task is dropped.
