@@ -18,7 +18,7 @@ const PLACED_MAX: usize = 4;
 /// Bytes of the checksum at the end of an entry.
 const CHECKSUM_BYTES: usize = 4;
 /// Statuses of answers.
-const STATUSES: [u16; 10] = [200, 400, 401, 403, 404, 409, 413, 429, 500, 503];
+const STATUSES: [u16; 11] = [200, 400, 401, 403, 404, 409, 412, 413, 429, 500, 503];
 
 /// Fuzzes entries of a shard's log, also with a corrected checksum, and names of floors.
 ///

@@ -177,6 +177,9 @@ pub(super) fn message_of(body: &str) -> String {
 pub(super) enum OwnerReply {
     /// The entry that has the operations.
     Made(u64),
+    /// The owner refused the operations because of their condition. They are in no entry and never
+    /// will be. Entries up to this one may have written the image.
+    Conflict(u64),
     /// The operations are in no entry and never will be.
     NotMade {
         /// Name of the owner, if the node knows another one.
@@ -186,9 +189,10 @@ pub(super) enum OwnerReply {
     },
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct WriteAnswerText {
     entry: Option<u64>,
+    conflict: Option<u64>,
     owner: Option<String>,
     /// False if it is certain that the operations were not written.
     made: Option<bool>,
@@ -220,7 +224,10 @@ pub(super) async fn write_node(
 /// As [`write_node`].
 pub(super) fn owner_reply(address: &str, answer: &HttpAnswer) -> Result<OwnerReply> {
     let parsed = serde_json::from_slice::<WriteAnswerText>(&answer.body);
-    let parsed = parsed.unwrap_or(WriteAnswerText { entry: None, owner: None, made: None });
+    let parsed = parsed.unwrap_or_default();
+    if let (412, Some(entry)) = (answer.status, parsed.conflict) {
+        return Ok(OwnerReply::Conflict(entry));
+    }
     let message = || format!("{address}: {}", message_of(&String::from_utf8_lossy(&answer.body)));
     match (answer.status, parsed.entry, parsed.made) {
         (200, Some(entry), _) => Ok(OwnerReply::Made(entry)),
@@ -312,6 +319,20 @@ mod tests {
         let refused = whole.replacen("200", "503", 1);
         assert!(results_in_one_pass(refused.as_bytes()).is_none());
         assert!(parse_read(refused.as_bytes()).unwrap()[&0].is_err());
+    }
+
+    #[test]
+    fn a_conflict_is_certainly_not_written() {
+        let reply = |status, body: &'static str| {
+            let headers = http::HeaderMap::new();
+            owner_reply("a:1", &HttpAnswer { status, headers, body: body.into() })
+        };
+        assert!(matches!(reply(412, r#"{"conflict":7}"#), Ok(OwnerReply::Conflict(7))));
+        for (status, body) in [(412, "{}"), (500, r#"{"conflict":7}"#), (200, r#"{"conflict":7}"#)]
+        {
+            let unknown = reply(status, body).err().unwrap();
+            assert!(unknown.message().contains("may have been made"), "{status} {body}: {unknown}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::{CollectionRecord, Owner, ShardKey};
+use search::points::PointId;
 use search::registry::CollectionSettings;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -276,12 +277,36 @@ impl fmt::Display for NotWritten {
 
 impl std::error::Error for NotWritten {}
 
+/// Returns an error of a write that is in no entry and never will be.
+pub(super) fn not_written(error: Error) -> Error {
+    error.with_source(NotWritten)
+}
+
 /// Returns true if the error of a write of one operation says that the operation is in no entry and
 /// never will be.
 pub(super) fn was_not_written(error: &Error) -> bool {
     use ErrorKind::{InvalidArgument, NotFound, TooLarge};
     matches!(error.kind(), InvalidArgument | NotFound | TooLarge)
         || std::error::Error::source(error).is_some_and(|source| source.is::<NotWritten>())
+}
+
+/// Condition of the write of an image: no entry behind `after` has written the image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteCondition {
+    /// Id of the image, a UUID.
+    pub(super) id: PointId,
+    /// Entry that a lookup which did not find the image has certainly seen.
+    pub(super) after: u64,
+}
+
+/// Decision of an owner on a write.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OwnerDecision {
+    /// The entry that has the operations.
+    Made(u64),
+    /// The condition is not met: the operations are in no entry and never will be. Entries up to
+    /// this one may have written the image.
+    Conflict(u64),
 }
 
 /// Destination of writes: a shard, until a deadline.
@@ -302,7 +327,13 @@ impl ShardWrite {
         let chunks: Vec<&[String]> =
             chunks.flat_map(|chunk| chunk.chunks(WRITE_OPERATIONS_MAX)).collect();
         for chunk in chunks {
-            let written = self.write(&chunk.join(",")).await;
+            let written = self.write(&chunk.join(","), None).await;
+            let written = written.and_then(|decision| match decision {
+                OwnerDecision::Made(entry) => Ok(entry),
+                OwnerDecision::Conflict(_) => {
+                    Err(Error::internal("the owner refused a write without a condition"))
+                }
+            });
             entry = written.map_err(|error| {
                 let error = match entry {
                     0 => error,
@@ -315,13 +346,35 @@ impl ShardWrite {
         Ok(entry)
     }
 
-    /// Sends operations to the owner until one has written them or the deadline has passed. They
+    /// Writes one operation on a condition.
+    ///
+    /// # Errors
+    /// As [`ShardWrite::write`].
+    pub(super) async fn run_on_condition(
+        &self,
+        condition: WriteCondition,
+        operation: &str,
+    ) -> Result<OwnerDecision> {
+        let decision = self.write(operation, Some(condition)).await;
+        let decision =
+            decision.map_err(|error| error.context(format_args!("shard {}", self.key)))?;
+        // After a conflict, a lookup must see what the owner has seen.
+        let (OwnerDecision::Made(entry) | OwnerDecision::Conflict(entry)) = decision;
+        self.state.written.record(&self.key, entry, &self.state.view.current());
+        Ok(decision)
+    }
+
+    /// Sends operations to the owner until one has decided on them or the deadline has passed. They
     /// are sent again only if no owner wrote them.
     ///
     /// # Errors
     /// `NotFound` if the collection was removed; the last refusal, with the source [`NotWritten`],
     /// if no owner wrote them in time; the errors of [`write_node`].
-    async fn write(&self, operations: &str) -> Result<u64> {
+    async fn write(
+        &self,
+        operations: &str,
+        condition: Option<WriteCondition>,
+    ) -> Result<OwnerDecision> {
         // Owner that the node of the last request named. The next request goes to it at once,
         // unless that node had been named in the same way.
         let mut hint: Option<String> = None;
@@ -337,8 +390,9 @@ impl ShardWrite {
             let node = owner.as_ref().and_then(|name| view.nodes.get(name));
             refusal = match node {
                 None => Error::unavailable("the shard has no owner; start an ingest node"),
-                Some(node) => match self.send(&node.address, operations).await? {
-                    OwnerReply::Made(entry) => return Ok(entry),
+                Some(node) => match self.send(&node.address, operations, condition).await? {
+                    OwnerReply::Made(entry) => return Ok(OwnerDecision::Made(entry)),
+                    OwnerReply::Conflict(entry) => return Ok(OwnerDecision::Conflict(entry)),
                     OwnerReply::NotMade { owner: named, error } => {
                         let other = named.filter(|named| *named != node.name && !is_hinted);
                         hint = other.filter(|named| view.nodes.contains_key(named));
@@ -351,16 +405,26 @@ impl ShardWrite {
             }
         }
         let refusal = refusal.context("the write was not made").with_retry_after(RETRY_AFTER);
-        Err(refusal.with_source(NotWritten))
+        Err(not_written(refusal))
     }
 
-    async fn send(&self, address: &str, operations: &str) -> Result<OwnerReply> {
+    async fn send(
+        &self,
+        address: &str,
+        operations: &str,
+        condition: Option<WriteCondition>,
+    ) -> Result<OwnerReply> {
         let collection = &self.key.collection;
         let shard = self.key.shard.0;
         let timeout_ms = timeout_ms(self.deadline);
+        // Owners of earlier versions ignore the member.
+        let condition = condition.map(|WriteCondition { id, after }| {
+            format!("\"unless_written\":{},", json!({ "id": id, "after": after }))
+        });
+        let condition = condition.unwrap_or_default();
         let body = format!(
             "{{\"collection\":\"{collection}\",\"shard\":{shard},\"timeout_ms\":{timeout_ms},\
-             \"operations\":[{operations}]}}"
+             {condition}\"operations\":[{operations}]}}"
         );
         let left = self.deadline.saturating_duration_since(Instant::now());
         write_node(&self.state.client, address, body.into(), left).await

@@ -1,17 +1,18 @@
-//! Last entry that this root wrote to each shard.
+//! Last entry of each shard that this root wrote, or whose writes contradict its own.
 
 use std::collections::HashMap;
 
 use cluster_node::{ClusterView, ShardKey};
 use parking_lot::Mutex;
 
-/// Last entry that this root wrote to each shard. Reads wait until their holder has applied it.
+/// Last entry of each shard that this root wrote, or that an owner named when it refused a write of
+/// this root. Reads wait until their holder has applied it.
 #[derive(Debug, Default)]
 pub(super) struct WrittenEntries(Mutex<HashMap<ShardKey, u64>>);
 
 impl WrittenEntries {
-    /// Takes the number of an entry that holds a write. Forgets collections that are not in `view`
-    /// when a shard is new.
+    /// Takes the number of an entry that later reads must see. Forgets collections that are not in
+    /// `view` when a shard is new.
     pub(super) fn record(&self, key: &ShardKey, entry: u64, view: &ClusterView) {
         let mut entries = self.0.lock();
         if let Some(last) = entries.get_mut(key) {
@@ -22,7 +23,7 @@ impl WrittenEntries {
         entries.insert(key.clone(), entry);
     }
 
-    /// Returns the number of the last entry; 0 if this root wrote none.
+    /// Returns the number of the last entry; 0 if this root knows none.
     pub(super) fn last(&self, key: &ShardKey) -> u64 {
         self.0.lock().get(key).copied().unwrap_or(0)
     }

@@ -24,6 +24,9 @@ pub struct ClusterMetrics {
     pub start_waits: Counter,
     /// Requests that waited for another reading of the collections, because theirs was not known.
     pub name_waits: Counter,
+    /// Writes of images that the owner of a shard refused, because an entry that this node had not
+    /// seen may have added the image.
+    pub write_conflicts: Counter,
     /// Snapshots of shards: "taken", "failed", "restored".
     pub snapshots: Family<KindLabels, Counter>,
     /// Shards whose copy on this node is damaged or being replaced.
@@ -64,6 +67,11 @@ impl ClusterMetrics {
             "cluster_name_waits",
             "Requests that waited for another reading of the collections, because theirs was not known",
             self.name_waits.clone(),
+        );
+        r.register(
+            "cluster_write_conflicts",
+            "Writes of images that the owner of a shard refused, because another node may have added the image",
+            self.write_conflicts.clone(),
         );
         r.register("cluster_snapshots", "Snapshots of shards, by outcome", self.snapshots.clone());
         r.register(

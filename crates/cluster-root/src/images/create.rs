@@ -19,8 +19,8 @@ const RECORD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Retry advice if that record does not appear.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Creates the collection of a request and waits for its holders, or returns the one that another
-/// request has created meanwhile.
+/// Creates the collection of a request, or returns the one that another request has created
+/// meanwhile. Waits for its holders.
 ///
 /// # Errors
 /// `InvalidArgument` for a name or a length of embeddings that no collection has;
@@ -33,7 +33,8 @@ pub(super) async fn create(
     new: NewShards,
 ) -> Result<ImageTarget> {
     let record = new_record(&context.collection, settings, dims, new)?;
-    if context.state.catalog.create(&record).await? {
+    let is_created = context.state.catalog.create(&record).await?;
+    if is_created {
         wait_for_holders(context, &record).await?;
     } else {
         let until = context.deadline.min(Instant::now() + RECORD_WAIT_MAX);
@@ -49,6 +50,10 @@ pub(super) async fn create(
     }
     let target = ImageTarget::open(context)?;
     target.check_features(settings, dims)?;
+    if !is_created {
+        // If the owner of a shard refuses the write of an image, a lookup needs a holder.
+        wait_for_holders(context, &target.record).await?;
+    }
     Ok(target)
 }
 

@@ -1,6 +1,9 @@
 //! Puts one image in: its original into the store, and then its point into the log.
+//!
+//! Other nodes may add the same image at the same moment. The owner of the shard sees all of these
+//! writes in their order. So the point is written on the condition that no entry behind the last
+//! lookup has written the image. After a conflict the image is looked up again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +13,10 @@ use api_images::{
 };
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::new_id;
+use cluster_node::{ShardKey, new_id};
 use http::Method;
 use metrics::KindLabels;
+use search::points::PointId;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{timeout, timeout_at};
@@ -23,7 +27,9 @@ use super::super::new_shards::NewShards;
 use super::super::removed_originals::delete_original;
 use super::super::split::shard_of_id;
 use super::super::state::RootState;
-use super::super::write::{deliver, was_not_written};
+use super::super::write::{
+    OwnerDecision, ShardWrite, WriteCondition, not_written, was_not_written,
+};
 use super::call::ImageCall;
 use super::create::create;
 use super::pass_on;
@@ -35,6 +41,12 @@ pub(super) const BACKGROUND_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// Longest wait of an upload for another one of the same image.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Maximum writes of an image that the owner of its shard refuses. A lookup follows each.
+const CONFLICTS_MAX: u32 = 3;
+
+/// Retry advice after [`CONFLICTS_MAX`] conflicts.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Parameters of a request with one image, or with many.
 #[derive(Default, Deserialize)]
@@ -156,10 +168,34 @@ pub(super) struct PutAnswer {
 }
 
 impl PutAnswer {
+    /// Returns the outcome of an image that was there before.
+    fn present(json: Value) -> PutAnswer {
+        PutAnswer { json, status: "present", entry: None }
+    }
+
     /// Returns true if the collection did not have the image before.
     pub(super) fn is_added(&self) -> bool {
         self.entry.is_some()
     }
+}
+
+/// An image whose original is in the store, and whose point is not in the log.
+struct StoredUpload {
+    target: ImageTarget,
+    id: PointId,
+    shard: u32,
+    /// Operation that writes the point.
+    operation: String,
+    /// Key of the original.
+    original: String,
+}
+
+/// Outcome of the write of a point.
+enum PointWriteOutcome {
+    /// Number of the entry that has the point.
+    Added(u64),
+    /// Answer for the image, which another upload has added.
+    Present(Value),
 }
 
 /// An image that is being added to the collection of a request, on a node that extracts.
@@ -184,15 +220,18 @@ impl ImagePut<'_> {
     }
 
     async fn put(&self, input: ImageInput, bytes: Bytes) -> Result<PutAnswer> {
-        let claim = self.images.claim_upload(image_id(&bytes));
-        // A spare original is better than an image that waits for one at idle priority.
+        let id = image_id(&bytes);
+        let claim = self.images.claim_upload(id);
+        // An image waits no longer for one at idle priority. The owner of the shard decides then.
         let claim = timeout(CLAIM_WAIT_MAX, claim).await.ok();
         let has_waited = claim.as_ref().is_none_or(|claim| claim.has_waited);
         let existing = ImageTarget::existing(self.context, &self.wanted)?;
-        if let Some(target) = &existing
-            && let Some(json) = self.present(target, &bytes, has_waited).await?
-        {
-            return Ok(PutAnswer { json, status: "present", entry: None });
+        let mut seen = 0;
+        if let Some(target) = &existing {
+            seen = self.seen_by_lookups(target, &id)?;
+            if let Some(json) = self.present(target, id, has_waited).await? {
+                return Ok(PutAnswer::present(json));
+            }
         }
         let was_there = existing.is_some();
         let properties = existing.as_ref().map(ImageTarget::properties);
@@ -208,12 +247,23 @@ impl ImagePut<'_> {
         };
         target.check_features(settings, dims)?;
         // The extraction takes most of the time, and another node may have added the image in this
-        // time. If the lookup fails, both uploads are logged.
-        if was_there && let Ok(Some(json)) = self.present(&target, &bytes, false).await {
-            return Ok(PutAnswer { json, status: "present", entry: None });
+        // time. If this lookup fails, the first one counts.
+        if was_there {
+            let seen_now = self.seen_by_lookups(&target, &id)?;
+            match self.present(&target, id, false).await {
+                Ok(Some(json)) => return Ok(PutAnswer::present(json)),
+                Ok(None) => seen = seen_now,
+                Err(error) => tracing::debug!(%id, %error, "an image is not looked up again"),
+            }
         }
-        let entry = self.write(target, &extracted, bytes).await?;
-        Ok(PutAnswer { json: extracted.added(), status: "added", entry: Some(entry) })
+        let upload = self.store_original(target, &extracted, bytes).await?;
+        Box::pin(self.write(upload, seen, extracted.added())).await
+    }
+
+    /// Returns the number of an entry that each lookup of the image from now on sees.
+    fn seen_by_lookups(&self, target: &ImageTarget, id: &PointId) -> Result<u64> {
+        let shard = shard_of_id(id, target.record.shards)?;
+        Ok(self.context.state.written.last(&ShardKey::new(&target.record.id, shard)))
     }
 
     /// Returns the answer for an image that the collection has with its original, or `None`. A
@@ -222,10 +272,9 @@ impl ImagePut<'_> {
     async fn present(
         &self,
         target: &ImageTarget,
-        bytes: &Bytes,
+        id: PointId,
         is_strong: bool,
     ) -> Result<Option<Value>> {
-        let id = image_id(bytes);
         let is_strong = is_strong || self.context.params.strong;
         let first = LookupConsistency::Default.or_strong(is_strong);
         let mut present = None;
@@ -240,31 +289,80 @@ impl ImagePut<'_> {
         Ok(present)
     }
 
-    /// Writes the original, and then the point. The original has a key of its own, so that a
-    /// removal of the same image at this moment does not remove it.
-    async fn write(
+    /// Writes the original. It has a key of its own, so that a removal of the same image at this
+    /// moment, or the end of another upload, does not remove it.
+    async fn store_original(
         &self,
         target: ImageTarget,
         extracted: &ExtractedImage,
         bytes: Bytes,
-    ) -> Result<ImageEntry> {
+    ) -> Result<StoredUpload> {
         let space = target.record.originals_space();
         let original = extracted.original_key(&space, &new_id());
         // A payload that is too large leaves no original.
         let point = extracted.logged(&original)?;
-        self.images.put_original(&original, bytes).await?;
         let shard = shard_of_id(&point.id, target.record.shards)?;
+        self.images.put_original(&original, bytes).await?;
         let operation = images_operation(&[&point.text]);
-        let operations = BTreeMap::from([(shard, vec![operation])]);
-        match deliver(self.context, &target.record, operations).await {
-            Ok(entry) => Ok(ImageEntry { target, shard, entry }),
-            Err(error) => {
-                if was_not_written(&error) {
-                    delete_original(&self.images, &original).await;
-                }
-                Err(error)
+        Ok(StoredUpload { target, id: point.id, shard, operation, original })
+    }
+
+    /// Writes the point of an image that a lookup did not find, which has seen the entry `seen`.
+    /// Removes the upload's own original if the point is in no entry and never will be.
+    async fn write(&self, upload: StoredUpload, seen: u64, added: Value) -> Result<PutAnswer> {
+        let outcome = self.write_unless_present(&upload, seen).await;
+        let may_be_written = match &outcome {
+            Ok(PointWriteOutcome::Added(_)) => true,
+            Ok(PointWriteOutcome::Present(_)) => false,
+            Err(error) => !was_not_written(error),
+        };
+        if !may_be_written {
+            delete_original(&self.images, &upload.original).await;
+        }
+        Ok(match outcome? {
+            PointWriteOutcome::Added(entry) => {
+                let StoredUpload { target, shard, .. } = upload;
+                let entry = Some(ImageEntry { target, shard, entry });
+                PutAnswer { json: added, status: "added", entry }
+            }
+            PointWriteOutcome::Present(json) => PutAnswer::present(json),
+        })
+    }
+
+    /// Writes the point. If another upload may have added the image behind the entry `seen`, looks
+    /// the image up and tries again.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice after [`CONFLICTS_MAX`] conflicts; errors of the lookup and
+    /// of the write. [`was_not_written`] is true unless the outcome of a write is unknown.
+    async fn write_unless_present(
+        &self,
+        upload: &StoredUpload,
+        mut seen: u64,
+    ) -> Result<PointWriteOutcome> {
+        let write = ShardWrite {
+            state: self.context.state.clone(),
+            key: ShardKey::new(&upload.target.record.id, upload.shard),
+            deadline: self.context.deadline,
+        };
+        for _ in 0..CONFLICTS_MAX {
+            let condition = WriteCondition { id: upload.id, after: seen };
+            match Box::pin(write.run_on_condition(condition, &upload.operation)).await? {
+                OwnerDecision::Made(entry) => return Ok(PointWriteOutcome::Added(entry)),
+                OwnerDecision::Conflict(entry) => seen = entry,
+            }
+            self.context.state.requests.metrics.cluster.write_conflicts.inc();
+            let present = self.present(&upload.target, upload.id, true).await;
+            if let Some(json) = present.map_err(not_written)? {
+                return Ok(PointWriteOutcome::Present(json));
             }
         }
+        let shard = &write.key;
+        let error = Error::unavailable(format!(
+            "shard {shard}: other requests add and remove the image {} at this moment; send it again",
+            upload.id
+        ));
+        Err(not_written(error.with_retry_after(RETRY_AFTER)))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Collections of images of a cluster beside one of this server alone, with the same images: both
 //! give the same answers. One node holds all shards, and makes the operations of the log at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use api_qdrant::BoxFuture;
 use axum::Router;
@@ -20,7 +20,7 @@ use cluster_node::{
     ShardKey, ViewUpdater,
 };
 use cluster_root::{RootState, image_routes};
-use http::Method;
+use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use http_client::HttpClient;
 use metrics::KindLabels;
@@ -46,6 +46,24 @@ struct OneNode {
     entry: Arc<AtomicU64>,
     /// Held for reading by the answer to a removal of points.
     removals: Arc<RwLock<()>>,
+    conditions: Arc<Mutex<Conditions>>,
+}
+
+/// Conditional writes of images.
+#[derive(Default)]
+struct Conditions {
+    /// Conflicts of the next writes: true if another upload has just added the image.
+    conflicts: VecDeque<bool>,
+    /// Entries that the roots had seen, of all writes so far.
+    seen: Vec<u64>,
+}
+
+impl Conditions {
+    /// Takes a write. Returns its conflict, if there is one.
+    fn take(&mut self, condition: &Value) -> Option<bool> {
+        self.seen.push(condition["after"].as_u64().unwrap());
+        self.conflicts.pop_front()
+    }
 }
 
 impl CollectionCatalog for OneNode {
@@ -112,6 +130,7 @@ struct NodeRequest {
     shard: u32,
     #[serde(default)]
     operations: Vec<Box<RawValue>>,
+    unless_written: Option<Value>,
 }
 
 async fn read(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> String {
@@ -126,12 +145,27 @@ async fn read(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> 
     format!("{{\"shards\":{{{}}}}}", answers.join(","))
 }
 
-async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) -> String {
+async fn write(
+    State(node): State<OneNode>,
+    Json(request): Json<NodeRequest>,
+) -> (StatusCode, String) {
     let key = ShardKey::new(&request.collection, request.shard);
     let named = node.local.find(&key).unwrap().unwrap();
-    let removes = request.operations.iter().any(|text| text.get().starts_with("{\"delete\""));
-    for operation in request.operations {
-        let (named, text) = (named.clone(), operation.get().to_owned());
+    let texts = request.operations.iter().map(|operation| operation.get().to_owned());
+    let mut texts: Vec<String> = texts.collect();
+    let removes = texts.iter().any(|text| text.starts_with("{\"delete\""));
+    let condition = request.unless_written;
+    let conflict = condition.and_then(|it| node.conditions.lock().unwrap().take(&it));
+    match conflict {
+        // The other upload has a name of its own.
+        Some(true) => {
+            texts.iter_mut().for_each(|text| *text = text.replace("own.jpg", "other.jpg"));
+        }
+        Some(false) => texts.clear(),
+        None => {}
+    }
+    for text in texts {
+        let named = named.clone();
         let apply = move || {
             if api_images::is_image_operation(text.as_bytes()) {
                 api_images::apply_image_operation(&named, text.as_bytes())
@@ -146,7 +180,11 @@ async fn write(State(node): State<OneNode>, Json(request): Json<NodeRequest>) ->
     if removes {
         drop(node.removals.read().await);
     }
-    json!({ "entry": node.entry.fetch_add(1, Ordering::Relaxed) }).to_string()
+    let entry = node.entry.fetch_add(1, Ordering::Relaxed);
+    if conflict.is_some() {
+        return (StatusCode::PRECONDITION_FAILED, json!({ "conflict": entry }).to_string());
+    }
+    (StatusCode::OK, json!({ "entry": entry }).to_string())
 }
 
 async fn stored(
@@ -197,6 +235,7 @@ impl Spread {
             view: ViewUpdater::new(),
             entry: Arc::new(AtomicU64::new(1)),
             removals: Arc::default(),
+            conditions: Arc::default(),
         };
         let removals = node.removals.clone();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -464,6 +503,35 @@ fn a_removal_leaves_the_original_of_a_later_upload() {
     assert_eq!(response.status(), 200);
     assert_eq!(spread.send("GET", &path, Sent::Nothing).1, picture(1));
     assert_eq!(originals_below(dir.path()).len(), 1);
+}
+
+/// The owner of the shard refuses a write if another node may have added the image.
+#[test]
+fn an_upload_that_loses_a_race_finds_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let put = |seed: u64, conflicts: &[bool]| {
+        spread.node.conditions.lock().unwrap().conflicts.extend(conflicts);
+        let path = "?shard_number=1&replication_factor=1&name=own.jpg";
+        let (status, body) = spread.send("PUT", path, Sent::Image(&picture(seed)));
+        let answer: Value = serde_json::from_slice(&body).unwrap();
+        (status, answer["status"].clone(), answer["name"].clone())
+    };
+    let originals = || originals_below(dir.path()).len();
+    let conflicts = || spread.served.server.core.metrics.cluster.write_conflicts.get();
+    let added = (200, json!("added"), json!("own.jpg"));
+    assert_eq!(put(1, &[]), added);
+    assert_eq!(put(2, &[true]), (200, json!("present"), json!("other.jpg")));
+    assert_eq!((originals(), conflicts()), (1, 1), "the upload removes its own original");
+    assert_eq!(put(3, &[false]), added);
+    assert_eq!((originals(), conflicts()), (2, 2));
+    assert_eq!(put(4, &[false, false, false]).0, 503);
+    assert_eq!((originals(), conflicts()), (2, 5));
+    assert_eq!(put(4, &[]), added);
+    // The entry of a refusal is that of the next condition.
+    assert_eq!(spread.node.conditions.lock().unwrap().seen, (0..8).collect::<Vec<u64>>());
+    assert_eq!((spread.puts("added"), spread.puts("present")), (3, 1));
+    assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 4);
 }
 
 /// Groups of a collection: the ids of the images of each, the pairs, and the summary.
