@@ -149,8 +149,8 @@ pub struct NodeInfo {
     /// Shards that it holds and that follow the end of the log, by the id of the collection.
     #[serde(default)]
     pub serving: BTreeMap<String, BTreeSet<u32>>,
-    /// Shards whose copy on this node is damaged or being replaced, or lacks changes because the disk
-    /// is full, by the id of the collection.
+    /// Shards whose copy on this node is damaged or being replaced, or lacks changes because the
+    /// disk is full, by the id of the collection.
     /// Some of them are in `serving` too. Nodes of earlier versions do not read this.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, BTreeSet<u32>>,

@@ -28,9 +28,10 @@ use super::envelope::RootAnswer;
 use super::snapshot_call::{RecoverPriority, SnapshotCall, TransferParams, check_checksum};
 use super::state::RootState;
 
-/// Longest wait for a snapshot or a recovery. The work continues after that. A second recovery under
-/// the same name may begin then: each writes a collection with an id of its own, the record of the
-/// name is created only if it is absent, and the data of the later one is removed after an hour.
+/// Longest wait for a snapshot or a recovery. The work continues after that. A second recovery
+/// under the same name may begin then: each writes a collection with an id of its own, the record
+/// of the name is created only if it is absent, and the data of the later one is removed after an
+/// hour.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Body of a recovery.

@@ -130,9 +130,9 @@ impl Membership {
         self.state.change_info(|info| info.serving = serving);
     }
 
-    /// Sets the shards whose copy on this node is damaged or being replaced, or lacks changes because
-    /// the disk is full. A caller that changes both calls this before [`Membership::set_serving`]: a damaged copy is then never announced
-    /// without its mark.
+    /// Sets the shards whose copy on this node is damaged or being replaced, or lacks changes
+    /// because the disk is full. A caller that changes both calls this before
+    /// [`Membership::set_serving`]: a damaged copy is then never announced without its mark.
     pub fn set_damaged(&self, damaged: BTreeMap<String, BTreeSet<u32>>) {
         self.state.change_info(|info| info.damaged = damaged);
     }

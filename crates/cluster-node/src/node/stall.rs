@@ -12,7 +12,8 @@ use super::copy_damage::CertainHolders;
 
 /// Time from the mark of a stalled copy, or from the last change of its service, to the next
 /// change. Other nodes have seen the mark by then: of two holders that stall at the same moment,
-/// neither takes the other one for whole, and both stay in service.
+/// neither takes the other one for whole, and both stay in service. A copy that is out of service
+/// is served only if no entry was applied for this time.
 pub(super) const DECISION_DELAY: Duration = Duration::from_secs(50);
 
 /// Mark of a local copy that is stalled, or was and has not reached the end of the log since.
@@ -23,6 +24,9 @@ struct StallMark {
     reason: String,
     /// Time of the mark, or of the last change of the service.
     changed: Instant,
+    /// Time since which the next entry waits for space. `None` if the copy applies its log, or if
+    /// none is open.
+    stopped: Option<Instant>,
 }
 
 /// Change of the service of a stalled copy.
@@ -40,9 +44,23 @@ impl CopyStall {
         let mut mark = self.0.lock();
         let is_new = mark.is_none();
         if is_new {
-            *mark = Some(StallMark { reason: reason.to_owned(), changed: now });
+            *mark = Some(StallMark { reason: reason.to_owned(), changed: now, stopped: None });
         }
         is_new
+    }
+
+    /// Records at `now` that the next entry of a marked copy waits for space.
+    pub(super) fn stop(&self, now: Instant) {
+        if let Some(mark) = self.0.lock().as_mut() {
+            mark.stopped.get_or_insert(now);
+        }
+    }
+
+    /// Records that no entry waits for space. The mark stays until the end of the log.
+    pub(super) fn resume(&self) {
+        if let Some(mark) = self.0.lock().as_mut() {
+            mark.stopped = None;
+        }
     }
 
     /// Removes the mark. Returns false if there is none.
@@ -56,7 +74,8 @@ impl CopyStall {
     }
 
     /// Decides on the service of the copy at `now`. `is_served` is true if it is served. Returns
-    /// `None` if that stays.
+    /// `None` if that stays, also if `view` does not show the mark yet. A copy that applies its log
+    /// is not served before the end of the log.
     pub(super) fn decide(
         &self,
         view: &CertainHolders<'_>,
@@ -65,7 +84,9 @@ impl CopyStall {
     ) -> Option<StalledServiceChange> {
         let mut mark = self.0.lock();
         let mark = mark.as_mut()?;
-        if now.saturating_duration_since(mark.changed) < DECISION_DELAY {
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= DECISION_DELAY;
+        let is_seen = view.holders.iter().any(|holder| holder.is_mark_of(view.own));
+        if !is_over(mark.changed) || !is_seen {
             return None;
         }
         let mut others =
@@ -73,7 +94,8 @@ impl CopyStall {
         let change = if is_served {
             others.any(|other| !other.is_damaged).then_some(StalledServiceChange::Withdraw)
         } else {
-            others.next().is_none().then_some(StalledServiceChange::Serve)
+            let is_stopped = mark.stopped.is_some_and(is_over);
+            (is_stopped && others.next().is_none()).then_some(StalledServiceChange::Serve)
         };
         if change.is_some() {
             mark.changed = now;
@@ -109,6 +131,7 @@ mod tests {
         let now = marked + since;
         let stall = CopyStall::default();
         stall.begin("the disk is full", marked);
+        stall.stop(marked);
         let holders: Vec<HolderReading<'_>> = [OWN].iter().chain(others).copied().collect();
         stall.decide(&CertainHolders { own: "a", holders: &holders, asked: now }, is_served, now)
     }
@@ -142,16 +165,40 @@ mod tests {
         assert!(stall.begin("first", marked));
         assert!(!stall.begin("second", marked + DECISION_DELAY));
         assert_eq!(stall.reason().as_deref(), Some("first"));
+        stall.stop(marked);
         let decide = |holders: &[HolderReading<'_>], is_served, now| {
             stall.decide(&CertainHolders { own: "a", holders, asked: now }, is_served, now)
         };
         let withdrawn = marked + DECISION_DELAY;
-        assert_eq!(decide(&[WHOLE], true, withdrawn), Some(StalledServiceChange::Withdraw));
+        assert_eq!(decide(&[WHOLE], true, withdrawn), None, "the view does not show the mark");
+        let withdraw = Some(StalledServiceChange::Withdraw);
+        assert_eq!(decide(&[OWN, WHOLE], true, withdrawn), withdraw);
         assert_eq!(decide(&[OWN], false, withdrawn + DECISION_DELAY / 2), None);
         let served = withdrawn + DECISION_DELAY;
         assert_eq!(decide(&[OWN], false, served), Some(StalledServiceChange::Serve));
         assert!(stall.end());
         assert!(!stall.end());
-        assert_eq!(decide(&[WHOLE], true, served + DECISION_DELAY), None, "there is no mark");
+        assert_eq!(decide(&[OWN, WHOLE], true, served + DECISION_DELAY), None, "it has no mark");
+    }
+
+    #[test]
+    fn a_copy_that_applies_its_log_is_not_served_before_its_end() {
+        let marked = Instant::now();
+        let stall = CopyStall::default();
+        stall.stop(marked);
+        assert!(stall.begin("a restored copy has no space", marked));
+        let decide = |now| {
+            stall.decide(&CertainHolders { own: "a", holders: &[OWN], asked: now }, false, now)
+        };
+        let opened = marked + DECISION_DELAY;
+        assert_eq!(decide(opened), None, "no entry waits");
+        stall.stop(opened);
+        stall.stop(opened + DECISION_DELAY / 2);
+        assert_eq!(decide(opened + DECISION_DELAY / 2), None);
+        stall.resume();
+        assert_eq!(decide(opened + DECISION_DELAY), None, "an entry was applied");
+        let stopped = opened + DECISION_DELAY;
+        stall.stop(stopped);
+        assert_eq!(decide(stopped + DECISION_DELAY), Some(StalledServiceChange::Serve));
     }
 }

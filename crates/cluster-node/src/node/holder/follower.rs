@@ -208,6 +208,9 @@ impl ShardFollower {
                 }
                 Err(error) if error.kind() == ErrorKind::StorageFull && !named.removed() => {
                     self.mark_stalled(&error);
+                    self.state.stall.stop(Instant::now());
+                    // The copy may be damaged too, or be replaced meanwhile.
+                    self.attend_to_damage(named);
                     tokio::time::sleep(FULL_DISK_PAUSE).await;
                 }
                 tried => {
@@ -216,6 +219,7 @@ impl ShardFollower {
                 }
             }
         }
+        self.state.stall.resume();
         let metrics = &self.services.metrics;
         metrics.entries.inc();
         for (kind, count) in [("applied", applied.made), ("skipped", applied.skipped)] {

@@ -95,6 +95,7 @@ impl HolderState {
         self.caught_up.store(false, Ordering::Release);
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.applied.send_replace(EntryNumber::default());
+        self.stall.resume();
         *followed = None;
     }
 

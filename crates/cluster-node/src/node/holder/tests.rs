@@ -134,6 +134,11 @@ struct DamagedNode {
 
 impl DamagedNode {
     async fn start() -> DamagedNode {
+        DamagedNode::start_with(open_registry).await
+    }
+
+    /// Starts a node whose collections `open` opens after the damage.
+    async fn start_with(open: fn(&Path) -> Arc<Registry>) -> DamagedNode {
         let directory = tempfile::tempdir().unwrap();
         let node = collections(directory.path());
         let name = shard().local_name();
@@ -151,7 +156,7 @@ impl DamagedNode {
             local::store_position(&opened.named, position).unwrap();
         }
         damage_log(&node.join(&name));
-        let registry = open_registry(&node);
+        let registry = open(&node);
         assert!(registry.wait_open(OPEN_MAX));
         let damaged = registry.get(&name).unwrap();
         assert!(damaged.collection().loss().is_some());
@@ -445,16 +450,7 @@ impl EmptyShard {
     async fn open(directory: tempfile::TempDir, registry: Arc<Registry>) -> EmptyShard {
         let mut follower = follower(directory.path(), &registry);
         let named = follower.open().await.unwrap().named;
-        let opened_at = Instant::now();
-        let position = FollowPosition::default();
-        let progress = FollowProgress {
-            named,
-            position,
-            opened_at,
-            recorded: position,
-            recorded_at: opened_at,
-            is_record_late: false,
-        };
+        let progress = progress(named, FollowPosition::default());
         EmptyShard { follower, progress, _registry: registry, _directory: directory }
     }
 
@@ -467,6 +463,19 @@ impl EmptyShard {
     async fn apply_all(&mut self, operations: Vec<Bytes>) -> Result<()> {
         let batch = cluster_log::Batch::from(operations);
         self.follower.apply(&self.progress, &batch).await
+    }
+}
+
+/// Returns the progress of a follower that has just opened a collection at `position`.
+fn progress(named: Arc<NamedCollection>, position: FollowPosition) -> FollowProgress {
+    let opened_at = Instant::now();
+    FollowProgress {
+        named,
+        position,
+        opened_at,
+        recorded: position,
+        recorded_at: opened_at,
+        is_record_late: false,
     }
 }
 
@@ -513,6 +522,28 @@ async fn a_full_disk_stalls_the_log_and_not_the_reads() {
 }
 
 #[tokio::test]
+async fn damage_is_marked_while_the_disk_is_full() {
+    let mut node = DamagedNode::start_with(open_registry_without_room).await;
+    let state = node.follower.state.clone();
+    let position = FollowPosition { next: APPLIED, epoch: Epoch(1) };
+    let progress = progress(node.damaged.clone(), position);
+    let batch = cluster_log::Batch::from(vec![upsert()]);
+    let applied = node.follower.apply(&progress, &batch);
+    tokio::pin!(applied);
+    let marked = async {
+        stalled(&state).await;
+        while state.damage.reason().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = &mut applied => panic!("{ended:?}"),
+        marked = tokio::time::timeout(OPEN_MAX, marked) => marked.unwrap(),
+    }
+}
+
+#[tokio::test]
 async fn an_entry_continues_behind_the_operations_that_are_made() {
     let full = EmptyShard::start_without_room().await;
     let skipped = Bytes::from_static(SKIPPED.as_bytes());
@@ -536,6 +567,7 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     empty.follower.reached_end(0, &named);
     let marked = Instant::now();
     assert!(state.stall.begin("the disk is full", marked));
+    state.stall.stop(marked);
     let own = HolderReading { node: "a", serves: true, is_damaged: true };
     let whole = HolderReading { node: "b", serves: true, is_damaged: false };
     let decide = |holders: &[HolderReading<'_>], now: Instant| {
@@ -550,8 +582,9 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     state.reopen();
     assert_eq!(decide(&[own], served + DECISION_DELAY), None, "no copy is open");
     assert!(!state.is_caught_up());
-    // There is space, and the log is applied to its end.
     state.follow(&named, EntryNumber(1));
+    assert_eq!(decide(&[own], served + DECISION_DELAY), None, "it applies its log");
+    // There is space, and the log is applied to its end.
     empty.follower.reached_end(0, &named);
     assert_eq!(state.stall.reason(), None);
     assert!(state.is_caught_up());
