@@ -13,6 +13,7 @@ use http_client::HttpClient;
 use metrics::KindLabels;
 use model_store::StorePlace;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
@@ -29,6 +30,9 @@ const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOAD_CHECK: Duration = Duration::from_millis(20);
 /// Longest wait of a request for a reading of the collections, if it names an unknown one.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Maximum requests that wait for such a reading at the same time. Further ones do not wait, so
+/// that requests of unknown names cannot hold all connections if the store is slow.
+const NAME_WAITS_AT_ONCE_MAX: usize = 256;
 
 /// Images of this node.
 pub(super) struct NodeImages {
@@ -69,6 +73,8 @@ pub struct RootState {
     pub(super) bulk: Option<Arc<BulkResources>>,
     pub(super) extraction_slots: Arc<ExtractionSlots>,
     query_number: AtomicU64,
+    /// Permits of requests that wait for a reading of the collections.
+    name_waits: Semaphore,
     /// End of the time in which requests wait for the collections.
     start_wait_end: Instant,
 }
@@ -100,6 +106,7 @@ impl RootState {
             bulk: None,
             extraction_slots: Arc::default(),
             query_number: AtomicU64::new(0),
+            name_waits: Semaphore::new(NAME_WAITS_AT_ONCE_MAX),
             start_wait_end: Instant::now() + LOAD_WAIT_MAX,
         }
     }
@@ -183,11 +190,12 @@ impl RootState {
 
     /// Reads the collections once more if `name` is not known, at most until `deadline`: another
     /// root may have created the collection or alias a moment ago. Ends without it after
-    /// [`NAME_WAIT_MAX`].
+    /// [`NAME_WAIT_MAX`], and at once if [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
     pub(super) async fn wait_known(&self, name: &str, deadline: Instant) {
         if !self.catalog.is_loaded() || self.view.current().collection(name).is_some() {
             return;
         }
+        let Ok(_permit) = self.name_waits.try_acquire() else { return };
         self.requests.metrics.cluster.name_waits.inc();
         let deadline = deadline.min(Instant::now() + NAME_WAIT_MAX);
         // An error is the end of the wait: the view stays as it is.

@@ -105,6 +105,28 @@ async fn an_unknown_name_reads_the_collections_again() {
 }
 
 #[tokio::test]
+async fn requests_that_wait_for_a_name_are_limited() {
+    const WAITS_AT_ONCE_MAX: u64 = 256;
+    let root = Arc::new(TestRoot::new());
+    root.hangs.store(true, Ordering::Relaxed);
+    let mut answers = tokio::task::JoinSet::new();
+    for _ in 0..WAITS_AT_ONCE_MAX + 9 {
+        let root = root.clone();
+        answers.spawn(async move {
+            let path = "/collections/c/exists?timeout=1";
+            root.send(Method::GET, path, &Value::Null).await;
+        });
+    }
+    while let Some(answered) = answers.join_next().await {
+        answered.unwrap();
+    }
+    assert_eq!(root.metrics.cluster.name_waits.get(), WAITS_AT_ONCE_MAX);
+    root.hangs.store(false, Ordering::Relaxed);
+    root.post("points/query", &json!({"query": [1, 2]})).await;
+    assert_eq!(root.metrics.cluster.name_waits.get(), WAITS_AT_ONCE_MAX + 1);
+}
+
+#[tokio::test]
 async fn one_request_a_node_reads_all_shards() {
     let (root, nodes) = two_nodes().await;
     for _ in 0..4 {

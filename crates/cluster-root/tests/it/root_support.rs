@@ -221,6 +221,7 @@ pub(crate) struct MemoryCatalog {
     view: ViewUpdater,
     loaded: Arc<AtomicBool>,
     unread: Arc<Mutex<Vec<CollectionRecord>>>,
+    hangs: Arc<AtomicBool>,
 }
 
 impl CollectionCatalog for MemoryCatalog {
@@ -266,6 +267,9 @@ impl CollectionCatalog for MemoryCatalog {
     }
 
     fn read_again(&self) -> BoxFuture<'_, ()> {
+        if self.hangs.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
         let read = std::mem::take(&mut *self.unread.lock());
         self.view.update(|view| {
             view.collections.extend(read.into_iter().map(|record| (record.name.clone(), record)));
@@ -294,6 +298,8 @@ pub(crate) struct TestRoot {
     pub(crate) loaded: Arc<AtomicBool>,
     /// Collections of other roots, which the next reading of the store finds.
     pub(crate) unread: Arc<Mutex<Vec<CollectionRecord>>>,
+    /// True if readings of the store do not end.
+    pub(crate) hangs: Arc<AtomicBool>,
     router: Router,
 }
 
@@ -332,10 +338,12 @@ impl TestRoot {
         let view = ViewUpdater::new();
         let loaded = Arc::new(AtomicBool::new(true));
         let unread = Arc::<Mutex<Vec<CollectionRecord>>>::default();
+        let hangs = Arc::<AtomicBool>::default();
         let catalog = Arc::new(MemoryCatalog {
             view: view.clone(),
             loaded: loaded.clone(),
             unread: unread.clone(),
+            hangs: hangs.clone(),
         });
         let access = AccessPolicy {
             host: [127, 0, 0, 1].into(),
@@ -350,7 +358,7 @@ impl TestRoot {
         let state = RootState::new("this-root", requests, client, view.source(), catalog);
         let state = state.with_bulk(Arc::new(bulk));
         let router = routes().merge(image_routes()).with_state(Arc::new(state));
-        TestRoot { view, metrics, loaded, unread, router }
+        TestRoot { view, metrics, loaded, unread, hangs, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
