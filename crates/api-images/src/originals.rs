@@ -252,8 +252,8 @@ impl Originals {
         self.time_of_new(&format!("{space}/{CLOCK}")).await
     }
 
-    /// Returns the time of the store's clock. Only this server uses the directory `space`, so the
-    /// object that shows the time is removed again.
+    /// Returns the time of the store's clock, rounded up if the store tells whole seconds. Only
+    /// this server uses the directory `space`, so the object that shows the time is removed again.
     ///
     /// # Errors
     /// Returns the errors of the store.
@@ -264,7 +264,7 @@ impl Originals {
         if let Err(error) = self.delete(&key).await {
             tracing::warn!(%error, key, "an empty object stays in the store of originals");
         }
-        time
+        time.map(end_of_whole_second)
     }
 
     /// Writes an empty object and returns the time at which the store wrote it.
@@ -282,6 +282,18 @@ impl Originals {
         // After a failure the next caller tries again.
         let store = open(&self.config)?;
         Ok(self.store.get_or_init(|| store))
+    }
+}
+
+/// Returns the end of the second of `time` if `time` has no fraction. Some stores tell the time of
+/// one object in whole seconds, and list objects with fractions. An original that was written just
+/// before would then look newer.
+fn end_of_whole_second(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    if since.is_ok_and(|since| since.subsec_nanos() == 0) {
+        time + Duration::from_nanos(999_999_999)
+    } else {
+        time
     }
 }
 
@@ -447,6 +459,16 @@ mod tests {
         let store = originals.store().unwrap();
         let left = store.objects().list(Some(&store.key("a"))).collect::<Vec<_>>().await;
         assert_eq!(left.len(), 2, "the object of the time is removed");
+    }
+
+    #[test]
+    fn a_time_without_a_fraction_covers_its_second() {
+        let second = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        // A list shows the original with a fraction.
+        let written = second + Duration::from_millis(300);
+        assert!(written <= end_of_whole_second(second));
+        assert!(end_of_whole_second(second) < second + Duration::from_secs(1));
+        assert_eq!(end_of_whole_second(written), written);
     }
 
     #[tokio::test]

@@ -70,28 +70,36 @@ fn start(services: &Arc<ImageServices>) {
 
 /// Removes the originals of all removed collections.
 async fn run(services: &Arc<ImageServices>) {
-    while let Some(removal) = services.removed.first_due() {
+    while let Some(mut removal) = services.removed.first_due() {
         let wait = removal.due.saturating_duration_since(Instant::now());
         if !wait.is_zero() {
             // Ends early for a new removal, which is due at once.
             services.removed.wait_for_removal(wait).await;
             continue;
         }
-        match run_removal(services, &removal.record).await {
+        match run_removal(services, &mut removal.record).await {
             Ok(()) => services.removed.end(&removal),
             Err(error) => services.removed.delay(removal, &error),
         }
     }
 }
 
-/// Removes the originals of a removed collection.
+/// Removes the originals of a removed collection. Sets the time of a record that has none, so that
+/// a later attempt does not remove originals that were copied back meanwhile.
 ///
 /// # Errors
 /// As [`remove_unnamed`].
-async fn run_removal(services: &Arc<ImageServices>, record: &RemovalRecord) -> Result<()> {
+async fn run_removal(services: &Arc<ImageServices>, record: &mut RemovalRecord) -> Result<()> {
     let until = match record.until {
         Some(until) => until,
         None => services.originals.now(&record.space).await?,
     };
-    remove_unnamed(services, &record.space, until).await
+    record.until = Some(until);
+    let own = services.clone();
+    let space = record.space.clone();
+    // A task of its own, because a panic must not end the removals of other collections.
+    let removal = tokio::spawn(async move { remove_unnamed(&own, &space, until).await });
+    removal.await.map_err(|error| {
+        Error::internal(format!("the removal of originals ended early: {error}"))
+    })?
 }

@@ -1,6 +1,7 @@
 //! Original images on one server, and points that have none.
 
 use std::path::Path;
+use std::time::Duration;
 
 use axum::body::Body;
 use http::{Method, StatusCode};
@@ -86,6 +87,29 @@ fn a_removal_of_originals_continues_after_a_restart() {
     assert_eq!(status(&world, Method::GET, &path), StatusCode::OK);
     let records = std::fs::read_dir(collections.join(".removed-collections")).unwrap();
     assert_eq!(records.count(), 0);
+}
+
+#[test]
+fn an_original_that_is_copied_back_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    std::fs::create_dir_all(collections.join("broken")).unwrap();
+    let world = World::start_in(directory);
+    let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
+    let space = collections.join(".originals/c");
+    // The store cannot write the first object that shows its time.
+    std::fs::create_dir(space.join("clock-0")).unwrap();
+    assert_eq!(status(&world, Method::DELETE, "/v1/images/c"), StatusCode::OK);
+    world.wait_until(|| world.removals("failed") > 0);
+    // The times of the file system differ after this.
+    std::thread::sleep(Duration::from_millis(20));
+    let start = space.join(&id[..2]);
+    let entry = std::fs::read_dir(start).unwrap().next().unwrap().unwrap();
+    let original = std::fs::read(entry.path()).unwrap();
+    std::fs::write(entry.path(), original).unwrap();
+    assert!(world.registry.remove("broken").unwrap());
+    world.wait_for_removals();
+    assert_eq!(originals(&world), 1);
 }
 
 #[test]

@@ -167,9 +167,15 @@ impl World {
     /// Waits until all originals of removed collections are checked.
     #[track_caller]
     pub(crate) fn wait_for_removals(&self) {
+        self.wait_until(|| self.removals("waiting") == 0);
+    }
+
+    /// Waits until `is_done` returns true.
+    #[track_caller]
+    pub(crate) fn wait_until(&self, is_done: impl Fn() -> bool) {
         let deadline = Instant::now() + WAIT_MAX;
-        while self.removals("waiting") > 0 {
-            assert!(Instant::now() < deadline, "originals are still being removed");
+        while !is_done() {
+            assert!(Instant::now() < deadline, "the removals stay as they are");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
