@@ -91,7 +91,7 @@ impl RemovedCollections {
     /// Counts originals that were checked.
     pub(crate) fn count_checked(&self, count: usize) {
         let checked = self.metrics.images.removals.get_or_create(&KindLabels { kind: "checked" });
-        checked.inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+        checked.inc_by(count as u64);
     }
 
     /// Records that the originals of a collection are to be removed, then removes the collection.
@@ -260,8 +260,8 @@ impl RemovedCollections {
     }
 
     fn show(&self, pending: &PendingRemovals) {
-        let waiting = self.metrics.images.removals.get_or_create(&KindLabels { kind: "waiting" });
-        waiting.set(i64::try_from(pending.by_number.len()).unwrap_or(i64::MAX));
+        let waiting = i64::try_from(pending.by_number.len()).unwrap_or(i64::MAX);
+        self.metrics.images.removals_waiting.set(waiting);
     }
 }
 
@@ -307,7 +307,7 @@ mod tests {
     }
 
     fn waiting(removed: &RemovedCollections) -> i64 {
-        removed.metrics.images.removals.get_or_create(&KindLabels { kind: "waiting" }).get()
+        removed.metrics.images.removals_waiting.get()
     }
 
     #[test]

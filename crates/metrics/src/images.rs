@@ -20,9 +20,11 @@ pub struct ImageMetrics {
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
-    /// Removal of the originals of removed collections: collections whose originals are not all
-    /// checked ("waiting"), originals "checked", and attempts that "failed".
-    pub removals: Family<KindLabels, LevelGauge>,
+    /// Removed collections whose originals are not all checked.
+    pub removals_waiting: LevelGauge,
+    /// Removal of the originals of removed collections: originals "checked", and attempts that
+    /// "failed".
+    pub removals: Family<KindLabels, Counter>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
     /// Collections by the medium that serves them: "nvme", "dram", "mmap", "dax".
@@ -58,6 +60,7 @@ impl Default for ImageMetrics {
             put: Family::default(),
             search_seconds: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
             waiting: Family::default(),
+            removals_waiting: LevelGauge::default(),
             removals: Family::default(),
             collections: Family::default(),
             media: Family::default(),
@@ -88,8 +91,13 @@ impl ImageMetrics {
         );
         r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
         r.register(
+            "image_removals_waiting",
+            "Removed collections whose originals are not all checked",
+            self.removals_waiting.clone(),
+        );
+        r.register(
             "image_removals",
-            "Removed collections whose originals are not all checked (waiting); originals checked, and attempts that failed",
+            "Originals of removed collections that were checked, and attempts that failed",
             self.removals.clone(),
         );
         r.register("collections", "Collections by state", self.collections.clone());

@@ -15,8 +15,8 @@ mod rounds;
 mod routes;
 
 pub use apply::{
-    apply_image_operation, check_image_operation, is_image_operation, moved_image, without_original,
-    written_images,
+    apply_image_operation, check_image_operation, is_image_operation, moved_image,
+    without_original, written_images,
 };
 pub use duplicates::{
     AcceptedNeighbour, EmbeddingsPage, EmbeddingsRequest, GroupImage, GroupImagesRequest,

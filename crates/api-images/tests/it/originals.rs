@@ -75,7 +75,7 @@ fn a_removal_of_originals_continues_after_a_restart() {
     }
     assert_eq!(status(&world, Method::DELETE, "/v1/images/c"), StatusCode::OK);
     assert_eq!(status(&world, Method::GET, "/v1/images/c"), StatusCode::NOT_FOUND);
-    assert_eq!((originals(&world), world.removals("waiting")), (3, 1));
+    assert_eq!((originals(&world), world.waiting_removals()), (3, 1));
     // A new collection of the same name has an image of the old one.
     let id = world.put("/v1/images/c", &picture(1))["id"].as_str().unwrap().to_owned();
     let directory = world.stop();

@@ -159,15 +159,20 @@ impl World {
         self.directory
     }
 
-    /// Returns the figure `kind` of the removal of originals in the background.
-    pub(crate) fn removals(&self, kind: &'static str) -> i64 {
+    /// Returns the count `kind` of the removal of originals in the background.
+    pub(crate) fn removals(&self, kind: &'static str) -> u64 {
         self.metrics.images.removals.get_or_create(&KindLabels { kind }).get()
+    }
+
+    /// Returns the number of removed collections whose originals are not all checked.
+    pub(crate) fn waiting_removals(&self) -> i64 {
+        self.metrics.images.removals_waiting.get()
     }
 
     /// Waits until all originals of removed collections are checked.
     #[track_caller]
     pub(crate) fn wait_for_removals(&self) {
-        self.wait_until(|| self.removals("waiting") == 0);
+        self.wait_until(|| self.waiting_removals() == 0);
     }
 
     /// Waits until `is_done` returns true.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
-use metrics::KindLabels;
 use serde_json::{Value, json};
 use vision::{Image, thumbnail};
 
@@ -121,9 +120,9 @@ impl Served {
     /// Waits until all originals of removed collections are checked.
     #[track_caller]
     pub(super) fn wait_for_removals(&self) {
-        let removals = &self.server.core.metrics.images.removals;
+        let waiting = &self.server.core.metrics.images.removals_waiting;
         let deadline = Instant::now() + WAIT_MAX;
-        while removals.get_or_create(&KindLabels { kind: "waiting" }).get() > 0 {
+        while waiting.get() > 0 {
             assert!(Instant::now() < deadline, "originals are still being removed");
             std::thread::sleep(Duration::from_millis(5));
         }
