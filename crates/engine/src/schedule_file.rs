@@ -37,6 +37,9 @@ pub struct ScheduleFile {
     /// Batch sizes that do not linger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_batch_sizes: Option<Vec<usize>>,
+    /// Batch sizes that the model runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_batch_sizes: Option<Vec<usize>>,
     /// True to merge even without a measured gain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub always_merge: Option<bool>,
@@ -167,6 +170,10 @@ impl ScheduleFile {
                 .preferred_batch_sizes
                 .clone()
                 .unwrap_or(base.preferred_batch_sizes),
+            allowed_batch_sizes: self
+                .allowed_batch_sizes
+                .clone()
+                .unwrap_or(base.allowed_batch_sizes),
             always_merge: self.always_merge.unwrap_or(base.always_merge),
             queue_max: self.queue.or(base.queue_max),
             timeout: self.timeout.or(base.timeout),
@@ -211,6 +218,10 @@ impl ScheduleFile {
             preferred_batch_sizes: changed(
                 &options.preferred_batch_sizes,
                 &default.preferred_batch_sizes,
+            ),
+            allowed_batch_sizes: changed(
+                &options.allowed_batch_sizes,
+                &default.allowed_batch_sizes,
             ),
             always_merge: changed(&options.always_merge, &default.always_merge),
             queue: options.queue_max,

@@ -12,7 +12,7 @@ pub const BATCH_MAX: usize = 4096;
 pub const PRIORITY_LEVELS_MAX: usize = 16;
 /// Maximum linger. Users do not wait longer for a response.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);
-/// Maximum bucket sizes of an input.
+/// Maximum bucket sizes of an input, and allowed batch sizes of a model.
 pub const BUCKETS_MAX: usize = 256;
 
 /// Batching mode.
@@ -52,6 +52,10 @@ pub struct ScheduleOptions {
     pub max_queue_delay: Duration,
     /// Batch sizes that do not linger. If empty, only a full batch does not linger.
     pub preferred_batch_sizes: Vec<usize>,
+    /// Batch sizes that the model runs, ascending, up to [`BATCH_MAX`]. A smaller batch is rounded
+    /// up to the next of them by copies of an item, whose outputs are dropped. If empty, the model
+    /// runs any size.
+    pub allowed_batch_sizes: Vec<usize>,
     /// True to merge even without a measured gain. For measurements; see the cost model of
     /// `schedule`.
     pub always_merge: bool,
@@ -146,6 +150,7 @@ impl Default for ScheduleOptions {
             max_batch: 32,
             max_queue_delay: Duration::ZERO,
             preferred_batch_sizes: Vec::new(),
+            allowed_batch_sizes: Vec::new(),
             always_merge: false,
             queue_max: None,
             timeout: None,
@@ -191,6 +196,7 @@ impl ScheduleOptions {
                 self.max_batch
             ));
         }
+        self.check_allowed_sizes()?;
         if self.priorities.len() > PRIORITY_LEVELS_MAX {
             return wrong(format!("at most {PRIORITY_LEVELS_MAX} priorities"));
         }
@@ -202,6 +208,27 @@ impl ScheduleOptions {
         }
         self.inputs.iter().try_for_each(|(name, input)| input.check(name))?;
         self.outputs.iter().try_for_each(|(name, cuts)| self.check_cuts(name, cuts))
+    }
+
+    /// Checks that every batch has an allowed size to be rounded up to.
+    fn check_allowed_sizes(&self) -> Result<()> {
+        let sizes = &self.allowed_batch_sizes;
+        let Some(&last) = sizes.last() else { return Ok(()) };
+        let why = if sizes.len() > BUCKETS_MAX {
+            format!("at most {BUCKETS_MAX} sizes")
+        } else if sizes.first() == Some(&0) || !sizes.is_sorted_by(|a, b| a < b) {
+            "sizes must be positive and ascending".to_owned()
+        } else if last > BATCH_MAX {
+            format!("{last} is more than {BATCH_MAX}")
+        } else if last < self.max_batch {
+            format!(
+                "the last is {last}; it must be at least max-batch, which is {}",
+                self.max_batch
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!("allowed-batch-sizes: {why}")))
     }
 
     /// Returns the number of priority levels; at least one.
@@ -291,6 +318,10 @@ mod tests {
         let level = PriorityOptions { timeout: Some(Duration::ZERO), queue_max: None };
         assert!(error(|o| o.priorities = vec![level]).contains("timeout"));
         assert!(error(|o| o.preferred_batch_sizes = vec![64]).contains("64"));
+        let allowed = |sizes: &[usize]| error(|o| o.allowed_batch_sizes = sizes.to_vec());
+        assert!(allowed(&[8, 16]).contains("the last is 16; it must be at least max-batch"));
+        assert!(allowed(&[32, 8]).contains("ascending") && allowed(&[0, 32]).contains("positive"));
+        assert!(allowed(&[32, BATCH_MAX + 1]).contains("4097 is more than 4096"));
         assert!(error(|o| o.default_priority = 2).contains("1 to 1"));
         assert!(error(|o| o.priorities = vec![PriorityOptions::default(); 17]).contains("16"));
         let input = |change: fn(&mut PadOptions)| {

@@ -474,6 +474,7 @@ mod tests {
             max_batch,
             max_queue_delay,
             preferred_batch_sizes,
+            allowed_batch_sizes,
             always_merge,
             queue,
             timeout,
@@ -487,6 +488,7 @@ mod tests {
         assert!(
             max_queue_delay.is_some() && preferred_batch_sizes.is_some() && always_merge.is_some()
         );
+        assert!(allowed_batch_sizes.is_some());
         assert!(
             queue.is_some() && timeout.is_some() && default_priority.is_some() && merge.is_some()
         );

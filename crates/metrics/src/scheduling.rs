@@ -36,6 +36,8 @@ pub struct PriorityLabels {
 pub struct SchedulingMetrics {
     /// Items of runs: the count is the number of runs, the sum that of their items.
     pub batch_size: Family<ModelLabels, Counted>,
+    /// Copies of items that were added up to an allowed batch size.
+    pub added_items: Family<ModelLabels, Counter>,
     /// Elements of padded inputs: "real" and "padding".
     pub input_elements: Family<ModelKindLabels, Counter>,
     /// Requests by outcome: "run", "refused", "expired", "cancelled".
@@ -54,6 +56,11 @@ impl SchedulingMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
         r.register("batch_size", "Items per run (the batch size)", self.batch_size.clone());
+        r.register(
+            "added_items",
+            "Copies of items that filled runs up to an allowed batch size",
+            self.added_items.clone(),
+        );
         r.register(
             "input_elements",
             "Elements of padded inputs: real and padding",
@@ -81,6 +88,7 @@ impl SchedulingMetrics {
     /// Removes all models, so that released models leave no series behind.
     pub fn clear(&self) {
         self.batch_size.clear();
+        self.added_items.clear();
         self.input_elements.clear();
         self.requests.clear();
         self.reruns.clear();

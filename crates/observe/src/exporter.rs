@@ -265,6 +265,7 @@ fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
         let bounds = BATCH_SIZE_BOUNDS.iter().map(|&bound| bound as f64).chain([f64::INFINITY]);
         let sizes = bounds.zip(model.batch_sizes).collect();
         metrics.batch_size.get_or_create(&labels).set(model.items as f64, sizes);
+        SchedulingMetrics::count(&metrics.added_items.get_or_create(&labels), model.added_items);
         SchedulingMetrics::count(&metrics.reruns.get_or_create(&labels), model.reruns);
         metrics.running.get_or_create(&labels).set(model.running as i64);
         let count = |family: &Family<ModelKindLabels, Counter>, kind: &'static str, value: u64| {
@@ -394,6 +395,7 @@ mod tests {
             requests: 9,
             batches: 3,
             items: 10,
+            added_items: 2,
             batch_sizes: sizes,
             real_elements: 30,
             padding_elements: 6,
@@ -410,6 +412,7 @@ mod tests {
             "millpond_batch_size_sum{model=\"m\"} 10.0",
             "millpond_batch_size_bucket{le=\"4.0\",model=\"m\"} 2",
             "millpond_batch_size_bucket{le=\"8.0\",model=\"m\"} 3",
+            "millpond_added_items_total{model=\"m\"} 2",
             "millpond_input_elements_total{model=\"m\",kind=\"padding\"} 6",
             "millpond_scheduled_requests_total{model=\"m\",kind=\"refused\"} 1",
             "millpond_queued_requests{model=\"m\",priority=\"2\"} 5",

@@ -27,7 +27,8 @@ pub(crate) fn fits(plan: &BatchPlan, batch_key: &BatchKey, inputs: &[NamedTensor
     })
 }
 
-/// Builds the inputs of one run over all `parts`, in order, each padded to `batch_key`.
+/// Builds the inputs of one run over all `parts`, in order, each padded to `batch_key`. Adds copies
+/// of the last part's first item until there are `rows` items: that item is valid for the model.
 ///
 /// # Errors
 /// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` if padding makes
@@ -36,8 +37,8 @@ pub(crate) fn join(
     plan: &BatchPlan,
     batch_key: &BatchKey,
     parts: &[Part<'_>],
+    rows: usize,
 ) -> Result<Vec<NamedTensor>> {
-    let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
         if !batch_key::has_items(plan, input) {
@@ -59,7 +60,7 @@ pub(crate) fn join(
                 input.name
             )));
         }
-        let tensor = join_input(input, sizes, items, &tensors)?;
+        let tensor = join_input(input, sizes, rows, &tensors)?;
         joined.push(NamedTensor { name: Arc::clone(&input.name), tensor });
     }
     Ok(joined)
@@ -68,13 +69,16 @@ pub(crate) fn join(
 fn join_input(
     input: &InputPlan,
     sizes: &[usize],
-    items: usize,
+    rows: usize,
     tensors: &[Tensor],
 ) -> Result<Tensor> {
-    let shape: Shape = std::iter::once(items).chain(sizes.iter().copied()).collect();
+    let shape: Shape = std::iter::once(rows).chain(sizes.iter().copied()).collect();
+    let items = |tensor: &Tensor| tensor.shape().first().copied().unwrap_or(0);
+    let last = tensors.last().map_or(0, items);
     if input.dtype == DType::String {
-        let strings: Vec<Bytes> =
+        let mut strings: Vec<Bytes> =
             tensors.iter().filter_map(Tensor::strings).flatten().cloned().collect();
+        add_copies(&mut strings, last, rows, sizes.iter().product());
         return Tensor::from_strings(shape, strings);
     }
     let width = match input.dtype.bits() {
@@ -83,9 +87,13 @@ fn join_input(
     };
     let received = tensors.iter().map(Tensor::byte_len).sum();
     let count = bounds::made(&input.name, input.dtype, &shape, received)?;
-    let item = count / items.max(1);
+    let item = count / rows.max(1);
     let padded = tensors.iter().any(|tensor| tensor.shape().get(1..) != Some(sizes));
-    let mut bytes = if padded { padding(input, count, width)? } else { Vec::with_capacity(count) };
+    let mut bytes = if padded {
+        padding(input, tensors.iter().map(items).sum::<usize>() * item, width)?
+    } else {
+        Vec::with_capacity(count)
+    };
     let mut at = 0;
     for tensor in tensors {
         let source =
@@ -99,7 +107,18 @@ fn join_input(
         block::embed(&mut bytes[at..end], &large, source, tensor.shape(), width);
         at = end;
     }
+    add_copies(&mut bytes, last, rows, item);
     Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
+}
+
+/// Adds copies of the first of the `last` items at the end of `all`, until there are `rows` items
+/// of `size` elements each.
+fn add_copies<T: Clone>(all: &mut Vec<T>, last: usize, rows: usize, size: usize) {
+    let first = all.len().saturating_sub(last * size);
+    // Without elements, or if the first item is not whole, there is nothing to copy.
+    while size > 0 && first + size <= all.len() && all.len() < rows * size {
+        all.extend_from_within(first..first + size);
+    }
 }
 
 /// Returns `count` bytes of the input's padding value.
@@ -116,7 +135,8 @@ fn padding(input: &InputPlan, count: usize, width: usize) -> Result<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit(pub(crate) String);
 
-/// Splits the outputs of the run over `batch_key` into the outputs of each part.
+/// Splits the outputs of the run of `rows` items over `batch_key` into the outputs of each part.
+/// Drops the outputs of the items that [`join`] added.
 ///
 /// # Errors
 /// [`Misfit`] if an output does not have the run's items on axis 0, or not the size that its rule
@@ -125,16 +145,16 @@ pub(crate) fn split(
     plan: &BatchPlan,
     batch_key: &BatchKey,
     parts: &[Part<'_>],
+    rows: usize,
     outputs: Vec<NamedTensor>,
 ) -> Result<Vec<Vec<NamedTensor>>, Misfit> {
-    let items: usize = parts.iter().map(|part| part.items).sum();
     let mut answers: Vec<Vec<NamedTensor>> =
         parts.iter().map(|_| Vec::with_capacity(outputs.len())).collect();
     for output in outputs {
         let shape = output.tensor.shape();
-        if shape.first() != Some(&items) {
+        if shape.first() != Some(&rows) {
             return Err(Misfit(format!(
-                "output \"{}\" of a run over {items} items has shape {shape:?}: its axis 0 is not the items",
+                "output \"{}\" of a run over {rows} items has shape {shape:?}: its axis 0 is not the items",
                 output.name
             )));
         }
@@ -266,4 +286,19 @@ pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>>
         Ok(NamedTensor { name: Arc::clone(&output.name), tensor })
     };
     first.iter().enumerate().map(join).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_item_of_the_last_part_is_copied() {
+        let mut all = vec!["a", "b", "c", "d", "e", "f"];
+        add_copies(&mut all, 2, 5, 2);
+        assert_eq!(all, ["a", "b", "c", "d", "e", "f", "c", "d", "c", "d"]);
+        let mut none: Vec<u8> = Vec::new();
+        add_copies(&mut none, 2, 5, 0);
+        assert!(none.is_empty(), "items without elements");
+    }
 }

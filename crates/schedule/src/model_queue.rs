@@ -30,6 +30,8 @@ pub(crate) struct Ran {
     /// Requests that count for this run. A request in parts counts for the run of its first part.
     pub(crate) counted: usize,
     pub(crate) items: usize,
+    /// Items that were added up to an allowed batch size.
+    pub(crate) added_items: usize,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
     /// Processor time of the run, or wall time if other threads take part.
@@ -51,7 +53,7 @@ pub(crate) struct Ran {
 pub(crate) struct Lesson {
     /// Hash of the batch key; `None` if different keys were padded together.
     pub(crate) shape: Option<u64>,
-    /// Elements per item, including padding.
+    /// Elements of the run, including padding.
     pub(crate) elements: f64,
 }
 
@@ -222,10 +224,9 @@ impl ModelQueue {
         self.used += (used - ran.charge) / f64::from(ran.weight.max(1));
         self.charge = used;
         if let Some(lesson) = &ran.lesson {
-            let elements = lesson.elements * ran.items as f64;
             match &lesson.shape {
-                Some(key) => self.cost.add(*key, ran.items, elements, us),
-                None => self.cost.add_padded(elements, us),
+                Some(key) => self.cost.add(*key, ran.items, lesson.elements, us),
+                None => self.cost.add_padded(lesson.elements, us),
             }
         }
         if ran.misfit && !self.misfit.contains(&ran.instance) {
@@ -238,6 +239,7 @@ impl ModelQueue {
         counts.requests += ran.counted as u64;
         counts.batches += 1;
         counts.items += ran.items as u64;
+        counts.added_items += ran.added_items as u64;
         counts.batch_sizes[BATCH_SIZE_BOUNDS.partition_point(|&bound| bound < ran.items)] += 1;
         counts.real_elements += ran.elements.0;
         counts.padding_elements += ran.elements.1;

@@ -12,6 +12,7 @@ use crate::batch::{self, Misfit, Part};
 use crate::batch_key::BatchKey;
 use crate::choose::RequestBatch;
 use crate::entry::{Entry, ExpiredEntry, Finish};
+use crate::merge;
 use crate::model_queue::{Lesson, Ran};
 use crate::{Completion, CompletionCallback};
 
@@ -180,21 +181,34 @@ fn mixes_items(servable: &Servable, entries: &[Entry], answers: &[Vec<NamedTenso
     servable.plan().batchable && !outputs.iter().all(has_items)
 }
 
-/// Runs all entries at once, each padded to `batch_key`. A single entry of the right sizes runs as
-/// it is.
+/// Returns the number of items that a run over `items` items has: the next allowed size, if the
+/// model has allowed sizes and its items can be joined.
+fn rows_of(servable: &Servable, items: usize) -> usize {
+    if servable.plan().batchable {
+        merge::round_up(items, &servable.schedule().allowed_batch_sizes)
+    } else {
+        items
+    }
+}
+
+/// Runs all entries at once, each padded to `batch_key`, with items added up to an allowed size. A
+/// single entry of the right sizes runs as it is.
 fn together(
     servable: &Servable,
     entries: &[Entry],
     batch_key: Option<&BatchKey>,
 ) -> std::result::Result<Vec<Vec<NamedTensor>>, RunFailure> {
     let plan = servable.plan();
+    let rows = rows_of(servable, entries.iter().map(|entry| entry.items).sum());
     let (batch_key, outputs) = match (entries, batch_key) {
         ([only], None) => {
             let outputs =
                 call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
             return Ok(vec![outputs]);
         }
-        ([only], Some(batch_key)) if batch::fits(plan, batch_key, &only.inputs) => {
+        ([only], Some(batch_key))
+            if rows == only.items && batch::fits(plan, batch_key, &only.inputs) =>
+        {
             let outputs =
                 call(servable, &only.inputs, &only.outputs).map_err(RunFailure::Engine)?;
             return Ok(vec![outputs]);
@@ -208,11 +222,11 @@ fn together(
     };
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
-    let joined = guarded(servable, "joining", || batch::join(plan, batch_key, &parts));
+    let joined = guarded(servable, "joining", || batch::join(plan, batch_key, &parts, rows));
     let inputs = joined.map_err(RunFailure::Engine)?;
     let outputs = call(servable, &inputs, outputs).map_err(RunFailure::Engine)?;
     let answers =
-        guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, outputs)));
+        guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, rows, outputs)));
     answers.map_err(RunFailure::Engine)?.map_err(RunFailure::Misfit)
 }
 
@@ -223,13 +237,17 @@ pub(crate) fn run_alone(
     outputs: &[Arc<str>],
 ) -> Result<Vec<NamedTensor>> {
     let plan = servable.plan();
-    let key = if plan.pads() { BatchKey::of(plan, inputs) } else { None };
-    let unfit = key.filter(|(batch_key, _)| !batch::fits(plan, batch_key, inputs));
+    let sized = plan.batchable && !servable.schedule().allowed_batch_sizes.is_empty();
+    let key = if plan.pads() || sized { BatchKey::of(plan, inputs) } else { None };
+    let unfit = key.filter(|(batch_key, items)| {
+        rows_of(servable, *items) != *items || !batch::fits(plan, batch_key, inputs)
+    });
     let Some((batch_key, items)) = unfit else { return servable.run(inputs, outputs) };
+    let rows = rows_of(servable, items);
     let parts = [Part { inputs, items }];
-    let padded = batch::join(plan, &batch_key, &parts)?;
+    let padded = batch::join(plan, &batch_key, &parts, rows)?;
     let answered = servable.run(&padded, outputs)?;
-    match batch::split(plan, &batch_key, &parts, answered) {
+    match batch::split(plan, &batch_key, &parts, rows, answered) {
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
         // A rule for its outputs is wrong, so a worker does not pad it either.
         Err(Misfit(_)) => servable.run(inputs, outputs),
@@ -255,15 +273,16 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
 /// Records the measurement of a successful run.
 fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) {
     let (plan, Some(batch_key)) = (servable.plan(), batch_key) else { return };
-    let elements = batch_key.elements(plan);
+    let rows = rows_of(servable, ran.items);
+    ran.added_items = rows.saturating_sub(ran.items);
+    let all = batch_key.elements(plan) * rows as f64;
     if plan.pads() {
         let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();
-        let all = elements * ran.items as f64;
         ran.elements = (real as u64, (all - real).max(0.0) as u64);
     }
     let same = entries.iter().all(|entry| entry.batch_key.as_ref() == Some(batch_key));
     let shape = entries.first().filter(|_| same).map(|entry| entry.key);
-    ran.lesson = Some(Lesson { shape, elements });
+    ran.lesson = Some(Lesson { shape, elements: all });
 }
 
 /// Returns the elements per item of the padded inputs, without padding.

@@ -41,8 +41,10 @@ pub struct ModelSnapshot {
     pub requests: u64,
     /// Number of runs.
     pub batches: u64,
-    /// Items of all runs.
+    /// Items of all runs, without added ones.
     pub items: u64,
+    /// Copies of items that were added up to an allowed batch size.
+    pub added_items: u64,
     /// Runs by batch size: up to and including each of [`BATCH_SIZE_BOUNDS`], then all larger.
     pub batch_sizes: [u64; BATCH_SIZE_BOUNDS.len() + 1],
     /// Real elements of padded inputs.

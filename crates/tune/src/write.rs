@@ -25,6 +25,7 @@ const DIFF_LINES_MAX: usize = 2000;
 const SECTION: &str = "schedule";
 const INTRA_OP: &str = "intra-op-threads";
 const PREFERRED: &str = "preferred-batch-sizes";
+const ALLOWED: &str = "allowed-batch-sizes";
 
 /// Returns the text of the model's file; empty if there is none.
 ///
@@ -85,16 +86,27 @@ pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
 fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     let internal = |e: &dyn std::fmt::Display| Error::internal(format!("settings: {e}"));
     let mut settings = Table::try_from(point.schedule()).map_err(|e| internal(&e))?;
+    let sizes_of = |key: &str| {
+        let section = before.get(SECTION).filter(|_| point.merged);
+        section.and_then(|section| section.get(key)).and_then(Value::as_array)
+    };
     // The server refuses preferred sizes above the batch's own.
-    let preferred =
-        before.get(SECTION).and_then(|section| section.get(PREFERRED)).and_then(Value::as_array);
-    if let Some(sizes) = preferred.filter(|_| point.merged) {
+    if let Some(sizes) = sizes_of(PREFERRED) {
         let fits =
             |size: &&Value| size.as_integer().is_some_and(|size| size <= point.max_batch as i64);
         let kept: Vec<Value> = sizes.iter().filter(fits).cloned().collect();
         if kept.len() < sizes.len() {
             settings.insert(PREFERRED.into(), Value::Array(kept));
         }
+    }
+    // It also refuses batches above the last allowed size.
+    if let Some(sizes) = sizes_of(ALLOWED)
+        && let Some(last) = sizes.last().and_then(Value::as_integer)
+        && last < point.max_batch as i64
+    {
+        let mut sizes = sizes.clone();
+        sizes.push(Value::Integer(point.max_batch as i64));
+        settings.insert(ALLOWED.into(), Value::Array(sizes));
     }
     Ok(settings)
 }
@@ -304,6 +316,15 @@ mod tests {
         assert!(with_point(text, &point()).unwrap().contains("preferred-batch-sizes = [8, 16]\n"));
         let small = TunePoint { max_batch: 128, ..point() };
         assert!(with_point(text, &small).unwrap().contains("[8, 16, 64]"));
+    }
+
+    #[test]
+    fn the_largest_batch_is_an_allowed_size() {
+        let text = "[schedule]\nallowed-batch-sizes = [1, 8]\n";
+        let after = with_point(text, &point()).unwrap();
+        assert!(after.contains("allowed-batch-sizes = [1, 8, 16]\n"), "{after}");
+        let text = "[schedule]\nallowed-batch-sizes = [1, 64]\n";
+        assert!(with_point(text, &point()).unwrap().contains("allowed-batch-sizes = [1, 64]\n"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ const FULL: &str = r#"
     max-batch = 32
     max-queue-delay = "2ms"
     preferred-batch-sizes = [8, 16]
+    allowed-batch-sizes = [4, 32]
     always-merge = true
     queue = 256
     timeout = "500ms"
@@ -78,6 +79,7 @@ fn every_setting_is_applied() {
         max_batch: 32,
         max_queue_delay: ms(2),
         preferred_batch_sizes: vec![8, 16],
+        allowed_batch_sizes: vec![4, 32],
         always_merge: true,
         queue_max: Some(256),
         timeout: Some(ms(500)),

@@ -94,6 +94,21 @@ proptest! {
         check(options, MASKED, 2, &requests);
     }
 
+    /// Every run has an allowed size, also if requests were merged, split or padded.
+    #[test]
+    fn added_items_do_not_change_an_answer(
+        requests in requests(),
+        sizes in prop::collection::btree_set(1usize..8, 0..4),
+        workers in 1usize..4,
+    ) {
+        let allowed_batch_sizes: Vec<usize> = sizes.into_iter().chain([8]).collect();
+        let options =
+            ScheduleOptions { allowed_batch_sizes: allowed_batch_sizes.clone(), ..padding() };
+        let runs = check(options, MASKED, workers, &requests);
+        let allowed = |run: &(usize, usize)| allowed_batch_sizes.contains(&run.0);
+        prop_assert!(runs.iter().all(allowed), "{runs:?} with {allowed_batch_sizes:?}");
+    }
+
     /// Equal shapes only, with the cost model deciding.
     #[test]
     fn the_cost_model_does_not_change_an_answer(requests in requests()) {
@@ -179,6 +194,48 @@ fn a_bucket_is_the_same_alone_and_merged() {
     let requests: Vec<_> = [3, 4, 7, 9].iter().map(|&columns| x(1, columns, 1.0)).collect();
     let runs = check(options, MASKED, 1, &requests);
     assert_eq!(runs, [(1, 4), (2, 4), (1, 8), (1, 9)], "the plug of 2 columns is rounded as well");
+}
+
+fn allowed(sizes: &[usize]) -> ScheduleOptions {
+    ScheduleOptions { allowed_batch_sizes: sizes.to_vec(), ..merging() }
+}
+
+#[test]
+fn items_are_added_up_to_an_allowed_size() {
+    let requests: Vec<_> = [1.0, 5.0, 9.0].iter().map(|&seed| x(1, 4, seed)).collect();
+    let runs = check(allowed(&[2, 4, 8]), PLAIN, 1, &requests);
+    assert_eq!(runs, [(2, 2), (4, 4)]);
+    let runs = check(allowed(&[8]), SCALED, 1, &[scaled(x(10, 4, 1.0), 3.0)]);
+    assert_eq!(runs, [(8, 2), (8, 4), (8, 4)], "a scalar is not repeated");
+}
+
+#[test]
+fn added_items_are_counted() {
+    let bench = Bench::new(1, 100);
+    let (rows, servable) = model("m", allowed(&[4, 8]), PLAIN);
+    rows.gate.open();
+    bench.ask(0, &servable, x(3, 4, 1.0));
+    assert_eq!(bench.answers(1)[0].1.batch, 3, "items of requests");
+    bench.scheduler.shutdown();
+    let model = &bench.scheduler.snapshot().models[0];
+    assert_eq!((model.batches, model.items, model.added_items), (1, 3, 1));
+}
+
+#[test]
+fn a_request_without_a_scheduler_has_an_allowed_size_too() {
+    let (rows, servable) = model("m", allowed(&[4, 8]), PLAIN);
+    rows.gate.open();
+    let outputs = millpond_schedule::run_alone(&servable, &x(3, 4, 1.0), &[]).unwrap();
+    assert_eq!(outputs[0].tensor.shape(), [3]);
+    assert_eq!(rows.runs(), [(4, 4)]);
+}
+
+/// One sum instead of two shows that the model mixes its items.
+#[test]
+fn no_item_is_added_if_a_model_mixes_its_items() {
+    let mixes = Kind { mixes: true, ..Kind::default() };
+    let runs = check(allowed(&[2, 8]), mixes, 1, &[x(1, 4, 1.0), x(2, 4, 1.0)]);
+    assert_eq!(runs, [(2, 2), (1, 2), (1, 4), (2, 4)]);
 }
 
 /// A scalar has no items, which matters only if requests are joined.
