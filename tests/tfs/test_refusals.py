@@ -51,7 +51,7 @@ def test_an_unknown_operation(start, base):
         assert b"VariableV2" in whole
         (path / "saved_model.pb").write_bytes(whole.replace(b"VariableV2", b"VariableZ2"))
 
-    refused_version(start, base, damage, "VariableZ2")
+    refused_version(start, base, damage, "VariableZ2", "custom operators are not loaded")
 
 
 def test_a_missing_shard(start, base):

@@ -5,6 +5,10 @@ use base::{Error, ErrorKind};
 /// Longest message that is kept, in bytes. TensorFlow appends a trace of operators.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
+/// Explanation of TensorFlow's message about an operator that its library does not have.
+const UNKNOWN_OPERATOR: &str =
+    "custom operators are not loaded; export the model with TensorFlow's own operators";
+
 const CANCELLED: i32 = 1;
 const INVALID_ARGUMENT: i32 = 3;
 const DEADLINE_EXCEEDED: i32 = 4;
@@ -42,13 +46,17 @@ pub(crate) fn of_load(code: i32, message: &str) -> Error {
     let message = one_line(message);
     // A file of the checkpoint is missing, ends early, or contradicts its index. An unknown
     // operator is "not found" too.
-    let damaged = code == NOT_FOUND && !message.contains("not registered");
+    let unknown_operator = message.contains("not registered");
+    let damaged = code == NOT_FOUND && !unknown_operator;
     let kind = match code {
         DATA_LOSS | OUT_OF_RANGE => ErrorKind::DataLoss,
         _ if damaged => ErrorKind::DataLoss,
         RESOURCE_EXHAUSTED => ErrorKind::ResourceExhausted,
         _ => ErrorKind::InvalidArgument,
     };
+    if unknown_operator {
+        return Error::new(kind, format!("{UNKNOWN_OPERATOR}: {message}"));
+    }
     Error::new(kind, message)
 }
 
@@ -82,6 +90,10 @@ mod tests {
     fn an_unknown_operator_is_no_damage() {
         let unknown = of_load(NOT_FOUND, "Op type not registered 'X' in binary");
         assert_eq!(unknown.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(
+            unknown.message(),
+            format!("{UNKNOWN_OPERATOR}: Op type not registered 'X' in binary")
+        );
         let missing =
             of_load(NOT_FOUND, "variables.data-00000-of-00001; No such file or directory");
         assert_eq!(missing.kind(), ErrorKind::DataLoss);

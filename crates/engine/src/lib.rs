@@ -151,11 +151,12 @@ impl Capabilities {
     /// Checks that this engine, called `engine`, supports `device`.
     ///
     /// # Errors
-    /// `InvalidArgument` that lists the devices of the engine.
+    /// `InvalidArgument` that lists the devices of the engine, with the remedy.
     pub fn check_device(&self, engine: &str, device: Device) -> Result<()> {
         match device {
             Device::Cuda(_) if !self.cuda => Err(Error::invalid(format!(
-                "device = \"{device}\" in the model's settings: engine {engine} has the device \"cpu\" only"
+                "device = \"{device}\" in the model's settings: engine {engine} has the device \"cpu\" only; \
+                 set device = \"cpu\", or export the model as TorchScript to run it on a GPU"
             ))),
             Device::Cpu | Device::Cuda(_) => Ok(()),
         }

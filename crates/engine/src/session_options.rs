@@ -52,7 +52,9 @@ impl FromStr for Device {
             _ => text.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
         };
         number.map(Device::Cuda).ok_or_else(|| {
-            Error::invalid(format!("device \"{text}\": it must be \"cpu\" or \"cuda:N\""))
+            Error::invalid(format!(
+                "device \"{text}\": it must be \"cpu\", or \"cuda:N\" for GPU number N"
+            ))
         })
     }
 }

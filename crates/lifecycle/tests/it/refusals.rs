@@ -125,7 +125,8 @@ fn a_device_that_the_engine_does_not_have() {
     world.publish("m", 2);
     refused(
         &world,
-        "device = \"cuda:1\" in the model's settings: engine fake has the device \"cpu\" only",
+        "device = \"cuda:1\" in the model's settings: engine fake has the device \"cpu\" only; \
+         set device = \"cpu\", or export the model as TorchScript to run it on a GPU",
     );
 }
 
