@@ -8,6 +8,7 @@
 
 mod generated;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -157,7 +158,8 @@ pub(crate) fn warm(
         notes.push("not warmed up: a generated request would change the model's state".to_owned());
         return Ok(joined(notes));
     }
-    let outcome = generate(signature, config).and_then(|requests| warmup.run_generated(&requests));
+    let sizes = with_allowed_sizes(servable, config);
+    let outcome = generate(signature, &sizes).and_then(|requests| warmup.run_generated(&requests));
     if let Err(error) = outcome {
         if ends_warmup(&error) {
             return Err(error.context(
@@ -170,6 +172,18 @@ pub(crate) fn warm(
         notes.push(format!("not warmed up: a generated request was refused: {error}"));
     }
     Ok(joined(notes))
+}
+
+/// Returns `config` with the batch sizes that the model runs, if it states them and `config` has the
+/// default sizes. Each of them may be compiled at its first run.
+fn with_allowed_sizes<'a>(servable: &Servable, config: &'a WarmupConfig) -> Cow<'a, WarmupConfig> {
+    let allowed = &servable.schedule().allowed_batch_sizes;
+    let is_default = config.batch_sizes == WarmupConfig::default().batch_sizes;
+    if is_default && servable.plan().batchable && !allowed.is_empty() {
+        Cow::Owned(WarmupConfig { batch_sizes: allowed.clone(), ..config.clone() })
+    } else {
+        Cow::Borrowed(config)
+    }
 }
 
 /// Returns true for an error that ends every warm-up: the engine aborted or hung in its worker

@@ -75,6 +75,21 @@ fn settings_say_how_often() {
 }
 
 #[test]
+fn generated_requests_have_the_allowed_batch_sizes() {
+    let runs = |sizes: &str| {
+        let settings = format!(
+            "[schedule]\nmode = \"async\"\nmax-batch = 4\nallowed-batch-sizes = [1, 2, 4]\n\
+             [warmup]\n{sizes}iterations = 2"
+        );
+        let world = serve("", GRAPH, &settings);
+        world.until_ready("m", 1);
+        world.fake.counters().runs()
+    };
+    assert_eq!(runs(""), 6, "three sizes instead of the default's two");
+    assert_eq!(runs("batch-sizes = [4]\n"), 2);
+}
+
+#[test]
 fn recorded_requests_are_preferred() {
     let world = serve("1\n2\n3\n", GRAPH, "[warmup]\niterations = 1");
     world.until_ready("m", 1);
