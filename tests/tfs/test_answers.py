@@ -255,6 +255,16 @@ def test_basic_pitch(start, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     expected = dict(np.load(tmp_path / "outputs.npz"))
     assert_equal(server.predict("pitch", {done.stdout.split()[-1]: audio}), expected)
+    for body in ({"inputs": audio.tolist()}, {"instances": audio.tolist()}):
+        answer = server.post("pitch:predict", body)
+        assert answer.status_code == 200, answer.text[:1000]
+        found = answer.json()
+        if "instances" in body:
+            rows = found["predictions"]
+            actual = {name: np.array([row[name] for row in rows], np.float32) for name in expected}
+        else:
+            actual = {name: np.array(value, np.float32) for name, value in found["outputs"].items()}
+        assert_equal(actual, expected)
 
 
 def test_a_large_model(start, tmp_path):

@@ -160,6 +160,34 @@ def test_per_model_batching_parameters(start, saved, tmp_path):
     np.testing.assert_array_equal(server.predict("m", {"x": x})["y"], x / 2 + 2)
 
 
+def four_rows(path: pathlib.Path) -> None:
+    """y = x / 2 + 2 for batches of four rows only, as a graph that is compiled for one size. Its signature takes any."""
+
+    def run(x):
+        fixed = tf.reshape(x, [4, 1])
+        return {"y": x / 2 + 2 + tf.minimum(tf.reduce_sum(tf.abs(fixed)), 0.0)}
+
+    module = tf.Module()
+    module.run = tf.function(run, input_signature=[tf.TensorSpec([None, 1], tf.float32, name="x")])
+    tf.saved_model.save(module, str(path), signatures=module.run)
+
+
+def test_batches_have_allowed_sizes(start, tmp_path):
+    four_rows(tmp_path / "m" / "1")
+    path = tmp_path / "batching.txt"
+    path.write_text("max_batch_size { value: 4 }\nallowed_batch_sizes: 4\npad_variable_length_inputs: true\n")
+    flags = ("--model_name=m", f"--model_base_path={tmp_path / 'm'}")
+    server = start(*flags, "--enable_batching", f"--batching_parameters_file={path}").wait_available("m")
+    for rows in (1, 4, 6):
+        x = np.arange(rows, dtype=np.float32).reshape(-1, 1)
+        np.testing.assert_array_equal(server.predict("m", {"x": x})["y"], x / 2 + 2)
+    log = server.log_text()
+    assert f"{path}: pad_variable_length_inputs has no effect" in log
+    assert "allowed_batch_sizes" not in log
+    plain = start(*flags).wait_available("m")
+    refused(lambda: plain.predict("m", X), INVALID, "shape")
+
+
 def test_bad_batching_parameters(start, saved, tmp_path):
     import subprocess
 

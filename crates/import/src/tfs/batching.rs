@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base::{Error, Result};
-use engine::{BATCH_MAX, QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions};
+use engine::{BATCH_MAX, BUCKETS_MAX, QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions};
 use protocol::tensorflow::serving::BatchingParameters;
 
 /// TensorFlow Serving's default of `max_batch_size`.
@@ -34,9 +34,12 @@ pub(crate) fn convert(
         _ => 0,
     };
     let wanted = if execution > 0 { size.min(execution as usize) } else { size };
-    let max_batch = wanted.min(BATCH_MAX);
+    let allowed = allowed(parameters, size)?;
+    // The largest size that a batch can have, or can be rounded up to.
+    let most = allowed.last().copied().unwrap_or(BATCH_MAX);
+    let max_batch = wanted.min(most);
     if max_batch < wanted {
-        notes.push(format!("max_batch_size is {wanted}; batches have at most {BATCH_MAX} items"));
+        notes.push(format!("max_batch_size is {wanted}; batches have at most {most} items"));
     }
     let micros = parameters.batch_timeout_micros.unwrap_or(0).max(0) as u64;
     let delay = Duration::from_micros(micros);
@@ -48,22 +51,18 @@ pub(crate) fn convert(
     }
     let batches =
         positive("max_enqueued_batches", parameters.max_enqueued_batches, ENQUEUED_DEFAULT)?;
-    let allowed = allowed(parameters, size)?;
-    if !allowed.is_empty() {
-        notes.push(
-            "allowed_batch_sizes: batches of these sizes start at once; batches are not padded to them"
-                .to_owned(),
-        );
-    }
     if parameters.pad_variable_length_inputs {
         notes.push(
-            "pad_variable_length_inputs: name the inputs that may be padded in [schedule.inputs] of a \
-             millpond.toml beside the versions"
+            "pad_variable_length_inputs has no effect: requests of different shapes run apart and none fails, \
+             and an answer must not depend on the padding for other requests; to merge them, name their inputs \
+             in [schedule.inputs] of a millpond.toml beside the versions"
                 .to_owned(),
         );
     }
     if parameters.thread_pool_name.as_ref().is_some_and(|name| !name.is_empty()) {
-        notes.push("thread_pool_name: all models share the inference threads".to_owned());
+        notes.push(
+            "thread_pool_name has no effect: all models share the inference threads".to_owned(),
+        );
     }
     Ok(ConvertedBatching {
         schedule: ScheduleOptions {
@@ -71,7 +70,8 @@ pub(crate) fn convert(
             threads: runs(parameters, threads)?,
             max_batch,
             max_queue_delay: delay.min(QUEUE_DELAY_MAX),
-            preferred_batch_sizes: allowed.into_iter().filter(|it| *it <= max_batch).collect(),
+            preferred_batch_sizes: allowed.iter().copied().filter(|it| *it <= max_batch).collect(),
+            allowed_batch_sizes: allowed,
             queue_max: Some(size.saturating_mul(batches).min(QUEUE_MAX)),
             ..ScheduleOptions::default()
         },
@@ -86,7 +86,8 @@ fn runs(parameters: &BatchingParameters, threads: usize) -> Result<Option<usize>
     Ok((wanted < threads).then_some(wanted))
 }
 
-/// Returns `allowed_batch_sizes`, which must ascend and end with the largest batch.
+/// Returns `allowed_batch_sizes` up to [`BATCH_MAX`]. They must ascend and end with the largest
+/// batch.
 fn allowed(parameters: &BatchingParameters, size: usize) -> Result<Vec<usize>> {
     let sizes = &parameters.allowed_batch_sizes;
     let number = |number: &i64| usize::try_from(*number).ok().filter(|number| *number > 0);
@@ -94,12 +95,20 @@ fn allowed(parameters: &BatchingParameters, size: usize) -> Result<Vec<usize>> {
     let sizes = sizes.filter(|sizes| sizes.is_sorted_by(|a, b| a < b)).ok_or_else(|| {
         Error::invalid("allowed_batch_sizes entries must be monotonically increasing")
     })?;
-    match sizes.last() {
-        Some(last) if *last != size => Err(Error::invalid(format!(
-            "Last entry in allowed_batch_sizes must match max_batch_size; last was {last}; expected {size}"
-        ))),
-        _ => Ok(sizes),
+    let Some(&last) = sizes.last() else { return Ok(sizes) };
+    if last != size {
+        return Err(Error::invalid(format!(
+            "Last entry in allowed_batch_sizes must match max_batch_size; last entry was {last}; expected {size}"
+        )));
     }
+    let usable: Vec<usize> = sizes.into_iter().filter(|size| *size <= BATCH_MAX).collect();
+    if usable.is_empty() || usable.len() > BUCKETS_MAX {
+        return Err(Error::invalid(format!(
+            "allowed_batch_sizes has {} entries up to {BATCH_MAX}; 1 to {BUCKETS_MAX} can be used",
+            usable.len()
+        )));
+    }
+    Ok(usable)
 }
 
 fn positive(name: &str, value: Option<i64>, default: i64) -> Result<usize> {
@@ -132,9 +141,14 @@ mod tests {
                     allowed_batch_sizes: [2, 8] pad_variable_length_inputs: true";
         let ConvertedBatching { schedule, notes } = of(text).unwrap();
         assert_eq!(schedule.max_queue_delay, Duration::from_millis(2));
-        assert_eq!((schedule.threads, schedule.preferred_batch_sizes), (Some(2), vec![2, 8]));
-        assert_eq!(schedule.queue_max, Some(80));
-        assert_eq!(notes.len(), 2, "{notes:?}");
+        schedule.check().unwrap();
+        assert_eq!((schedule.threads, schedule.queue_max), (Some(2), Some(80)));
+        assert_eq!(schedule.allowed_batch_sizes, [2, 8]);
+        assert_eq!(schedule.preferred_batch_sizes, [2, 8]);
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("pad_variable_length_inputs has no effect: "),
+            "{notes:?}"
+        );
         let large = of("max_batch_size { value: 100000 } batch_timeout_micros { value: 60000000 }");
         let ConvertedBatching { schedule, notes } = large.unwrap();
         schedule.check().unwrap();
@@ -142,7 +156,14 @@ mod tests {
         let split = "max_batch_size { value: 64 } enable_large_batch_splitting { value: true } \
                      max_execution_batch_size { value: 16 } allowed_batch_sizes: [16, 64]";
         let split = of(split).unwrap().schedule;
+        split.check().unwrap();
         assert_eq!((split.max_batch, split.preferred_batch_sizes), (16, vec![16]));
+        assert_eq!(split.allowed_batch_sizes, [16, 64]);
+        let large = of("max_batch_size { value: 8192 } allowed_batch_sizes: [64, 1024, 8192]");
+        let ConvertedBatching { schedule, notes } = large.unwrap();
+        schedule.check().unwrap();
+        assert_eq!(schedule.allowed_batch_sizes, [64, 1024]);
+        assert!(notes[0].contains("at most 1024 items"), "{notes:?}");
     }
 
     #[test]
@@ -152,6 +173,7 @@ mod tests {
             "max_batch_size { value: 8 } allowed_batch_sizes: [2, 4]",
             "max_batch_size { value: 8 } allowed_batch_sizes: [4, 2, 8]",
             "num_batch_threads { value: -1 }",
+            "max_batch_size { value: 8192 } allowed_batch_sizes: [8192]",
         ] {
             assert!(of(text).is_err(), "{text}");
         }

@@ -19,6 +19,8 @@ const WARMUP_THREADS_MAX: usize = 256;
 #[derive(Default)]
 pub struct SessionSettings {
     batching: Option<pb::BatchingParameters>,
+    /// File of `batching`; empty without one.
+    batching_file: String,
     /// Read batching parameters beside the files of versions.
     pub per_model: bool,
     threads: SessionThreads,
@@ -58,6 +60,7 @@ impl SessionSettings {
         if flags.bool("enable_batching") == Some(true) {
             let read = |path| text::read(Path::new(path));
             settings.batching = Some(file.map(read).transpose()?.unwrap_or_default());
+            settings.batching_file = file.unwrap_or_default().to_owned();
             settings.per_model =
                 flags.bool("enable_per_model_batching_parameters").unwrap_or(false);
         } else if file.is_some() {
@@ -105,17 +108,21 @@ impl SessionSettings {
 
     fn of_platform(path: &Path) -> Result<SessionSettings, ImportError> {
         let bundle = platform::read(path)?;
+        let mut notes = platform::without_effect(&bundle);
         let (threads, note) = SessionThreads::of(&bundle.session_config.unwrap_or_default());
+        notes.extend(note);
         let warmup = bundle.model_warmup_options.unwrap_or_default();
         Ok(SessionSettings {
+            per_model: bundle.enable_per_model_batching_params
+                && bundle.batching_parameters.is_some(),
             batching: bundle.batching_parameters,
-            per_model: bundle.enable_per_model_batching_params,
+            batching_file: path.display().to_string(),
             threads,
             warmup: bundle.enable_model_warmup,
             iterations: positive(warmup.num_request_iterations.unwrap_or(0).into()),
             warmup_threads: positive(warmup.num_model_warmup_threads.unwrap_or(0).into()),
             tags: bundle.saved_model_tags,
-            notes: note.into_iter().map(|note| format!("{}: {note}", path.display())).collect(),
+            notes: notes.iter().map(|note| format!("{}: {note}", path.display())).collect(),
         })
     }
 
@@ -130,9 +137,11 @@ impl SessionSettings {
         warnings: &mut Vec<String>,
     ) -> Result<(), ImportError> {
         if let Some(parameters) = &self.batching {
-            let ConvertedBatching { schedule, notes } = batching::convert(parameters, threads)?;
+            let file = &self.batching_file;
+            let ConvertedBatching { schedule, notes } =
+                batching::convert(parameters, threads).map_err(|error| error.context(file))?;
             template.schedule = ScheduleOptions { weight: template.schedule.weight, ..schedule };
-            self.notes.extend(notes);
+            self.notes.extend(notes.iter().map(|note| format!("{file}: {note}")));
         }
         template.warmup.enabled = self.warmup;
         template.warmup.iterations = self.iterations;
