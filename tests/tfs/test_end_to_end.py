@@ -193,9 +193,12 @@ def test_prometheus_metrics(start, saved, tmp_path):
         "--model_name=default", f"--model_base_path={saved['half_plus_two']}", f"--monitoring_config_file={config}"
     ).wait_available()
     server.predict("default", X)
+    server.classify("default", [{"x": 2.0}, {"x": 3.0}], "classify_x_to_y")
     text = requests.get(f"http://127.0.0.1:{server.rest_port}/monitoring/prometheus/metrics", timeout=60).text
     assert "# TYPE :tensorflow:serving:request_count counter" in text
     assert any(line.startswith(":tensorflow:serving:request_count{") and 'model_name="default"' in line for line in text.splitlines())
+    assert ':tensorflow:serving:request_example_count_total{model="default"} 2' in text.splitlines()
+    assert ":tensorflow:serving:batching_session:processed_batch_size_count{} 0" in text.splitlines()
 
 
 def test_predict_over_a_unix_socket(start, saved, tmp_path):

@@ -159,6 +159,12 @@ impl InferenceService {
         self.count(ticket, &id.model, id.version, error.kind().name());
     }
 
+    /// Counts the examples of a request to TensorFlow Serving's API. The caller holds a version of
+    /// the model: series that are counted after its release would stay forever.
+    pub fn count_examples(&self, ticket: &RequestTicket, model: &Arc<str>, examples: usize) {
+        self.metrics.tfs.count_examples(model, ticket.protocol, examples);
+    }
+
     fn count(&self, ticket: &RequestTicket, model: &Arc<str>, version: u64, status: &'static str) {
         // A request of several tasks counts a run with outputs, although a later task fails.
         drop(ticket.counted().take());
@@ -243,6 +249,7 @@ impl InferenceService {
                 model: &id.model,
                 api: ticket.api,
                 runtime: servable.engine,
+                items,
                 queue: merges.then_some(queue),
                 compute,
                 total,

@@ -208,12 +208,14 @@ impl Loader {
         let started = Instant::now();
         self.stage(&job.id, LifecycleState::Warming, None);
         let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };
-        let note = warmup::warm(version, &*self.warmup, &job.warmup, &attempt.stop)?;
+        let warmed = warmup::warm(version, &*self.warmup, &job.warmup, &attempt.stop)?;
+        cost.warm_records = warmed.records;
         if let Some(golden) = &job.golden {
             golden::check(&servable, &*self.warmup, golden, &attempt.stop)?;
         }
         let ignored = self.ignored.of(job);
-        let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
+        let notes = warmed.note.into_iter().chain(ignored);
+        let note = notes.reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();
         check_stop(&attempt.stop)?;
         meter.count(&mut cost);

@@ -151,6 +151,8 @@ pub struct LoadCost {
     pub load_seconds: f64,
     /// Seconds of warm-up.
     pub warm_seconds: f64,
+    /// Recorded requests of the warm-up.
+    pub warm_records: u64,
     /// Bytes read from disk.
     pub bytes_read: u64,
     /// Bytes shared with versions already loaded.

@@ -9,6 +9,7 @@
 mod generated;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,8 +121,16 @@ pub(crate) struct WarmupVersion<'a> {
     pub(crate) dir: &'a Path,
 }
 
-/// Runs the recorded requests of the version, or generated requests if there are none. Returns a
-/// note for the version's status, if there is something to know.
+/// Outcome of a warm-up.
+#[derive(Debug, Default)]
+pub(crate) struct WarmupOutcome {
+    /// Note for the version's status, if there is something to know.
+    pub(crate) note: Option<String>,
+    /// Recorded requests that were used.
+    pub(crate) records: u64,
+}
+
+/// Runs the recorded requests of the version, or generated requests if there are none.
 ///
 /// # Errors
 /// The error of a recorded request if `config.fail_on_recorded_error` is set, or of a generated one
@@ -131,10 +140,10 @@ pub(crate) fn warm(
     source: &dyn WarmupSource,
     config: &WarmupConfig,
     stop: &AtomicBool,
-) -> Result<Option<String>> {
+) -> Result<WarmupOutcome> {
     let WarmupVersion { servable, signature, dir } = version;
     if !config.enabled {
-        return Ok(None);
+        return Ok(WarmupOutcome::default());
     }
     let mut notes = Vec::new();
     let warmup = Warmup { servable, source, config, stop };
@@ -142,8 +151,9 @@ pub(crate) fn warm(
         Ok(recorded) => {
             notes.extend(recorded.note);
             if !recorded.requests.is_empty() {
+                let records = records(&recorded.requests);
                 notes.extend(warmup.run_recorded(recorded.requests)?);
-                return Ok(joined(notes));
+                return Ok(WarmupOutcome { note: joined(notes), records });
             }
         }
         Err(error) => {
@@ -156,7 +166,7 @@ pub(crate) fn warm(
     }
     if servable.changes_state() {
         notes.push("not warmed up: a generated request would change the model's state".to_owned());
-        return Ok(joined(notes));
+        return Ok(WarmupOutcome { note: joined(notes), records: 0 });
     }
     let sizes = with_allowed_sizes(servable, config);
     let outcome = generate(signature, &sizes).and_then(|requests| warmup.run_generated(&requests));
@@ -171,7 +181,13 @@ pub(crate) fn warm(
         }
         notes.push(format!("not warmed up: a generated request was refused: {error}"));
     }
-    Ok(joined(notes))
+    Ok(WarmupOutcome { note: joined(notes), records: 0 })
+}
+
+/// Returns the number of records that are used. Several requests may stand for one record.
+fn records(requests: &[RecordedRequest]) -> u64 {
+    let used = requests.iter().take(WARMUP_REQUESTS_MAX);
+    used.map(|request| request.number).collect::<BTreeSet<_>>().len() as u64
 }
 
 /// Returns `config` with the batch sizes that the model runs, if it states them and `config` has the

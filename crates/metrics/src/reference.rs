@@ -19,7 +19,14 @@ const TFS_HEAD: &str = "
 ## TensorFlow Serving's names
 
 At `/monitoring/prometheus/metrics`, before all metrics above. Only requests to TensorFlow Serving's API count.
-`:tensorflow:serving:batching_session:wrapped_run_count` (counter) counts merged runs.
+Three more of `:tensorflow:serving:batching_session:` describe the runs of models that merge requests, by all protocols:
+`wrapped_run_count` (counter), `processed_batch_size` (histogram: items of a run with added ones) and `padding_size`
+(histogram: items added up to an allowed batch size; `execution_batch_size` is that size). `input_batch_size` has one
+value a request, and not one for each of its inputs.
+
+TensorFlow Serving has two kinds that are missing here: `:tensorflow:serving:mlmd_map`, because ids of ML Metadata are not
+read, and those of TensorFlow's own libraries (`:tensorflow:core:*`, `:tensorflow:cc:*`), because its C interface has no
+call that reads them.
 
 ";
 
@@ -288,10 +295,14 @@ fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
             let compute = Duration::ZERO;
             let total = Duration::ZERO;
             let runtime = "ENGINE";
-            tfs.record(protocol, &TfsRequest { model, api, runtime, queue, compute, total });
+            let items = 1;
+            tfs.record(protocol, &TfsRequest { model, api, runtime, items, queue, compute, total });
         }
     }
-    tfs.warmed("NAME", 1, 0.1);
+    tfs.count_examples(model, "tfs-http", 1);
+    tfs.count_logged(model, "tfs-http", false);
+    tfs.count_logged(model, "tfs-http", true);
+    tfs.warmed("NAME", 1, 0.1, 1);
 }
 
 /// A metric of an exposition.

@@ -11,19 +11,36 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::ModelLabels;
+
 /// Methods of the API that run models.
 pub(crate) const APIS: [&str; 4] = ["Predict", "Classify", "Regress", "MultiInference"];
 /// Entry points: the labels of [`entrypoint`].
 const ENTRYPOINTS: [&str; 2] = ["GRPC", "REST"];
+/// Counters. Their samples get the suffix `_total`, which the reference's do not have.
+const COUNTERS: [&str; 4] = [
+    ":tensorflow:serving:request_count",
+    ":tensorflow:serving:request_example_count_total",
+    ":tensorflow:serving:request_log_count",
+    ":tensorflow:serving:model_warmup_records_read",
+];
+/// Outcomes of a request that is logged.
+const LOG_STATUSES: [&str; 2] = ["ok", "resource_exhausted"];
 /// Name of the threads that run batches.
 const BATCH_THREADS: &str = "worker";
 
-type LatencyFamily<L> = Family<L, Histogram, fn() -> Histogram>;
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StatusLabels {
     model_name: Arc<str>,
     status: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LogLabels {
+    model_name: Arc<str>,
+    status_code: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,6 +77,8 @@ pub struct TfsRequest<'a> {
     pub api: &'static str,
     /// Name of the engine.
     pub runtime: &'static str,
+    /// Items of its inputs.
+    pub items: usize,
     /// Time in the queue, if the model merges requests.
     pub queue: Option<Duration>,
     /// Time of the run.
@@ -72,10 +91,15 @@ pub struct TfsRequest<'a> {
 pub struct TfsMetrics {
     registry: Registry,
     request_count: Family<StatusLabels, Counter>,
-    request_latency: LatencyFamily<EntrypointLabels>,
-    runtime_latency: LatencyFamily<RuntimeLabels>,
-    warmup_latency: LatencyFamily<WarmupLabels>,
-    queuing_latency: LatencyFamily<BatchThreadLabels>,
+    example_counts: HistogramFamily<ModelLabels>,
+    example_count: Family<ModelLabels, Counter>,
+    log_count: Family<LogLabels, Counter>,
+    request_latency: HistogramFamily<EntrypointLabels>,
+    runtime_latency: HistogramFamily<RuntimeLabels>,
+    warmup_latency: HistogramFamily<WarmupLabels>,
+    warmup_records: Family<WarmupLabels, Counter>,
+    queuing_latency: HistogramFamily<BatchThreadLabels>,
+    input_batch_size: Histogram,
 }
 
 /// Returns a histogram with the reference's buckets: from 10 us, each 1.8 times the one before.
@@ -83,7 +107,12 @@ fn latency() -> Histogram {
     Histogram::new(exponential_buckets(10.0, 1.8, 33))
 }
 
-fn family<L: Clone + std::hash::Hash + Eq>() -> LatencyFamily<L> {
+/// Returns a histogram of examples with the reference's buckets: powers of 2 up to 16,384.
+fn example_counts() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 2.0, 15))
+}
+
+fn family<L: Clone + std::hash::Hash + Eq>() -> HistogramFamily<L> {
     Family::new_with_constructor(latency as fn() -> Histogram)
 }
 
@@ -92,16 +121,37 @@ impl Default for TfsMetrics {
         let mut metrics = TfsMetrics {
             registry: Registry::default(),
             request_count: Family::default(),
+            example_counts: Family::new_with_constructor(example_counts as fn() -> Histogram),
+            example_count: Family::default(),
+            log_count: Family::default(),
             request_latency: family(),
             runtime_latency: family(),
             warmup_latency: family(),
+            warmup_records: Family::default(),
             queuing_latency: family(),
+            // The reference's buckets.
+            input_batch_size: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
         };
         let r = &mut metrics.registry;
         r.register(
             ":tensorflow:serving:request_count",
             "The total number of requests",
             metrics.request_count.clone(),
+        );
+        r.register(
+            ":tensorflow:serving:request_example_counts",
+            "Examples of a Classify, Regress or MultiInference request",
+            metrics.example_counts.clone(),
+        );
+        r.register(
+            ":tensorflow:serving:request_example_count_total",
+            "Examples of all requests",
+            metrics.example_count.clone(),
+        );
+        r.register(
+            ":tensorflow:serving:request_log_count",
+            "Requests passed to the request log (OK), or dropped because its queue was full",
+            metrics.log_count.clone(),
         );
         r.register(
             ":tensorflow:serving:request_latency",
@@ -117,6 +167,16 @@ impl Default for TfsMetrics {
             ":tensorflow:serving:model_warmup_latency",
             "Wall time of the warm-up of a version in microseconds",
             metrics.warmup_latency.clone(),
+        );
+        r.register(
+            ":tensorflow:serving:model_warmup_records_read",
+            "Recorded requests that warmed a version up",
+            metrics.warmup_records.clone(),
+        );
+        r.register(
+            ":tensorflow:serving:batching_session:input_batch_size",
+            "Items of the requests of models that merge them",
+            metrics.input_batch_size.clone(),
         );
         r.register(
             ":tensorflow:serving:batching_session:queuing_latency",
@@ -180,17 +240,43 @@ impl TfsMetrics {
         if let Some(queue) = request.queue {
             let labels = BatchThreadLabels { thread_pool_name: BATCH_THREADS };
             self.queuing_latency.get_or_create(&labels).observe(micros(queue));
+            self.input_batch_size.observe(request.items as f64);
         }
     }
 
-    /// Records the warm-up of a version.
-    pub fn warmed(&self, model: &str, version: u64, seconds: f64) {
-        self.warmup_latency.get_or_create(&warmup(model, version)).observe(seconds * 1e6);
+    /// Counts the examples of a request by `protocol`. Other protocols do not count.
+    pub fn count_examples(&self, model: &Arc<str>, protocol: &str, examples: usize) {
+        if entrypoint(protocol).is_some() {
+            let labels = ModelLabels { model: model.clone() };
+            self.example_counts.get_or_create(&labels).observe(examples as f64);
+            self.example_count.get_or_create(&labels).inc_by(examples as u64);
+        }
+    }
+
+    /// Counts a request by `protocol` that was passed to the request log, or dropped. Other
+    /// protocols do not count.
+    pub fn count_logged(&self, model: &Arc<str>, protocol: &str, is_dropped: bool) {
+        if entrypoint(protocol).is_some() {
+            let status_code = code(if is_dropped { "resource_exhausted" } else { "ok" });
+            let labels = LogLabels { model_name: model.clone(), status_code };
+            self.log_count.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Records the warm-up of a version with `records` recorded requests.
+    pub fn warmed(&self, model: &str, version: u64, seconds: f64, records: u64) {
+        let labels = warmup(model, version);
+        self.warmup_latency.get_or_create(&labels).observe(seconds * 1e6);
+        if records > 0 {
+            self.warmup_records.get_or_create(&labels).inc_by(records);
+        }
     }
 
     /// Removes the series of a version that is gone.
     pub fn forget_version(&self, model: &str, version: u64) {
-        self.warmup_latency.remove(&warmup(model, version));
+        let labels = warmup(model, version);
+        self.warmup_latency.remove(&labels);
+        self.warmup_records.remove(&labels);
     }
 
     /// Removes the series of a model that is gone. `runtimes` are the names of the engines.
@@ -198,6 +284,12 @@ impl TfsMetrics {
         for status in crate::STATUSES.map(code) {
             self.request_count.remove(&StatusLabels { model_name: model.clone(), status });
         }
+        for status_code in LOG_STATUSES.map(code) {
+            self.log_count.remove(&LogLabels { model_name: model.clone(), status_code });
+        }
+        let labels = ModelLabels { model: model.clone() };
+        self.example_counts.remove(&labels);
+        self.example_count.remove(&labels);
         for api in APIS {
             for entrypoint in ENTRYPOINTS {
                 let labels = EntrypointLabels { model_name: model.clone(), api, entrypoint };
@@ -220,8 +312,11 @@ impl TfsMetrics {
         let _ = encode(&mut text, &self.registry);
         let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
         text.truncate(end);
-        // A label cannot be called `API` in a struct, and a counter gets a suffix.
-        text.replace(",api=\"", ",API=\"").replace("_count_total{", "_count{")
+        for name in COUNTERS {
+            text = text.replace(&format!("{name}_total{{"), &format!("{name}{{"));
+        }
+        // A label cannot be called `API` in a struct.
+        text.replace(",api=\"", ",API=\"")
     }
 }
 
@@ -244,13 +339,18 @@ mod tests {
             model: &model,
             api: "Predict",
             runtime: "onnx",
+            items: 3,
             queue: Some(Duration::from_micros(7)),
             compute: Duration::from_micros(12),
             total: Duration::from_micros(25),
         };
         metrics.record("tfs-grpc", &request);
         metrics.record("oip-grpc", &request);
-        metrics.warmed("m", 3, 0.5);
+        metrics.warmed("m", 3, 0.5, 4);
+        metrics.count_examples(&model, "tfs-http", 5);
+        metrics.count_examples(&model, "oip-http", 5);
+        metrics.count_logged(&model, "tfs-grpc", false);
+        metrics.count_logged(&model, "tfs-grpc", true);
         let text = metrics.encode();
         for line in [
             "# TYPE :tensorflow:serving:request_count counter",
@@ -260,6 +360,14 @@ mod tests {
             ":tensorflow:serving:request_latency_bucket{le=\"18.0\",model_name=\"m\",API=\"Predict\",entrypoint=\"GRPC\"} 0",
             ":tensorflow:serving:runtime_latency_bucket{le=\"18.0\",model_name=\"m\",API=\"Predict\",runtime=\"onnx\"} 1",
             ":tensorflow:serving:model_warmup_latency_count{model_path=\"m/3\",status=\"OK\"} 1",
+            ":tensorflow:serving:model_warmup_records_read{model_path=\"m/3\",status=\"OK\"} 4",
+            "# TYPE :tensorflow:serving:request_example_count_total counter",
+            ":tensorflow:serving:request_example_count_total{model=\"m\"} 5",
+            ":tensorflow:serving:request_example_counts_bucket{le=\"8.0\",model=\"m\"} 1",
+            ":tensorflow:serving:request_log_count{model_name=\"m\",status_code=\"OK\"} 1",
+            ":tensorflow:serving:request_log_count{model_name=\"m\",status_code=\"RESOURCE_EXHAUSTED\"} 1",
+            ":tensorflow:serving:batching_session:input_batch_size_bucket{le=\"4.0\"} 1",
+            ":tensorflow:serving:batching_session:input_batch_size_sum 3.0",
             ":tensorflow:serving:batching_session:queuing_latency_count{thread_pool_name=\"worker\"} 1",
         ] {
             assert!(text.contains(line), "{line} not in\n{text}");

@@ -1,11 +1,13 @@
 //! Metrics under the names of Triton and TensorFlow Serving, beside Millpond's own and from the
 //! same counters. A figure that Millpond does not have exactly is left out.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use base::VersionId;
 use engine::ScheduleMode;
 use metrics::{Metrics, PROTOCOLS, RequestLabels, STATUSES};
+use schedule::{BATCH_SIZE_BOUNDS, FilledRuns, ModelSnapshot, SchedulerSnapshot};
 
 use crate::parts::ObservedParts;
 
@@ -51,12 +53,62 @@ pub(crate) fn append(openmetrics: &str, added: &str) -> String {
 /// Returns the metrics under TensorFlow Serving's names.
 pub(crate) fn tfs(parts: &ObservedParts) -> String {
     let mut text = parts.metrics.tfs.encode();
-    let merging = parts.scheduler.snapshot().models;
-    let merging = merging.iter().filter(|model| model.mode == ScheduleMode::Async);
-    let runs: u64 = merging.map(|model| model.batches).sum();
+    batching(&parts.scheduler.snapshot(), &mut text);
+    text
+}
+
+/// Counts of values by the bounds [`BATCH_SIZE_BOUNDS`].
+type SizeCounts = [u64; BATCH_SIZE_BOUNDS.len() + 1];
+
+/// Adds the metrics of merged runs under TensorFlow Serving's names.
+fn batching(snapshot: &SchedulerSnapshot, text: &mut String) {
+    let merges = |model: &&ModelSnapshot| model.mode == ScheduleMode::Async;
+    let merging: Vec<&ModelSnapshot> = snapshot.models.iter().filter(merges).collect();
+    let runs: u64 = merging.iter().map(|model| model.batches).sum();
     let name = ":tensorflow:serving:batching_session:wrapped_run_count";
     text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {runs}\n"));
-    text
+
+    let mut items = 0;
+    let mut sizes: SizeCounts = [0; BATCH_SIZE_BOUNDS.len() + 1];
+    let mut filled: BTreeMap<usize, FilledRuns> = BTreeMap::new();
+    for model in merging {
+        items += model.items + model.added_items;
+        add(&mut sizes, &model.run_sizes);
+        for (rows, runs) in &model.filled {
+            let sum = filled.entry(*rows).or_default();
+            sum.added_items += runs.added_items;
+            add(&mut sum.runs, &runs.runs);
+        }
+    }
+    let name = ":tensorflow:serving:batching_session:processed_batch_size";
+    text.push_str(&format!("# TYPE {name} histogram\n"));
+    histogram(text, name, "", items, &sizes);
+    let name = ":tensorflow:serving:batching_session:padding_size";
+    if !filled.is_empty() {
+        text.push_str(&format!("# TYPE {name} histogram\n"));
+    }
+    for (rows, runs) in &filled {
+        let labels = format!("execution_batch_size=\"{rows}\"");
+        histogram(text, name, &labels, runs.added_items, &runs.runs);
+    }
+}
+
+fn add(sums: &mut SizeCounts, counts: &SizeCounts) {
+    sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+}
+
+/// Adds the samples of a histogram with these `labels`, which may be empty.
+fn histogram(text: &mut String, name: &str, labels: &str, sum: u64, counts: &SizeCounts) {
+    let comma = if labels.is_empty() { "" } else { "," };
+    // OpenMetrics requires the form of a float.
+    let bounds = BATCH_SIZE_BOUNDS.iter().map(|bound| format!("{bound}.0"));
+    let bounds = bounds.chain(["+Inf".to_owned()]);
+    let mut total: u64 = 0;
+    for (bound, count) in bounds.zip(counts) {
+        total += count;
+        text.push_str(&format!("{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {total}\n"));
+    }
+    text.push_str(&format!("{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {total}\n"));
 }
 
 /// A metric of Triton, and its figure of one version.
@@ -215,6 +267,40 @@ mod tests {
         assert_eq!(failures(&metrics, &id), [0, 1, 1, 1]);
         let text = metrics.encode();
         assert!(!text.contains("deadline_exceeded"), "reading makes no series");
+    }
+
+    #[test]
+    fn merged_runs_have_the_names_of_the_reference() {
+        let mut model = ModelSnapshot {
+            mode: ScheduleMode::Async,
+            batches: 3,
+            items: 6,
+            added_items: 2,
+            ..ModelSnapshot::default()
+        };
+        (model.run_sizes[1], model.run_sizes[2]) = (2, 1);
+        let mut filled = FilledRuns { added_items: 2, ..FilledRuns::default() };
+        filled.runs[1] = 1;
+        model.filled.insert(4, filled);
+        let alone = ModelSnapshot { batches: 9, ..ModelSnapshot::default() };
+        let models = vec![model.clone(), model, alone];
+        let mut text = String::new();
+        batching(&SchedulerSnapshot { models, ..SchedulerSnapshot::default() }, &mut text);
+        let prefix = ":tensorflow:serving:batching_session:";
+        for line in [
+            "wrapped_run_count{} 6",
+            "processed_batch_size_bucket{le=\"2.0\"} 4",
+            "processed_batch_size_bucket{le=\"+Inf\"} 6",
+            "processed_batch_size_sum{} 16",
+            "processed_batch_size_count{} 6",
+            "padding_size_bucket{execution_batch_size=\"4\",le=\"1.0\"} 0",
+            "padding_size_bucket{execution_batch_size=\"4\",le=\"2.0\"} 2",
+            "padding_size_sum{execution_batch_size=\"4\"} 4",
+            "padding_size_count{execution_batch_size=\"4\"} 2",
+        ] {
+            let wanted = format!("{prefix}{line}");
+            assert!(text.lines().any(|line| line == wanted), "{wanted} not in\n{text}");
+        }
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Observer for MetricsObserver {
                 metrics.loads_escalated.get_or_create(&labels).inc_by(cost.escalated.into());
                 metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
-                metrics.tfs.warmed(model, *version, cost.warm_seconds);
+                metrics.tfs.warmed(model, *version, cost.warm_seconds, cost.warm_records);
             }
             LifecycleEvent::SettingsApplied { model, .. } => {
                 self.metrics

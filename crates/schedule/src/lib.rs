@@ -47,7 +47,8 @@ use dispatch::{Dispatch, DispatchedWork, Refusal, WhenFull};
 use entry::Entry;
 use parking_lot::Mutex;
 pub use snapshot::{
-    BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, SchedulerSnapshot,
+    BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, FilledRuns, ModelSnapshot,
+    SchedulerSnapshot,
 };
 pub use threads::{ThreadPlan, ThreadPolicy};
 

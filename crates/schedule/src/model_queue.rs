@@ -30,8 +30,9 @@ pub(crate) struct Ran {
     /// Requests that count for this run. A request in parts counts for the run of its first part.
     pub(crate) counted: usize,
     pub(crate) items: usize,
-    /// Items that were added up to an allowed batch size.
-    pub(crate) added_items: usize,
+    /// Items with those that were added up to an allowed batch size; `None` if the model has no
+    /// allowed sizes.
+    pub(crate) rows: Option<usize>,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
     /// Processor time of the run, or wall time if other threads take part.
@@ -239,8 +240,18 @@ impl ModelQueue {
         counts.requests += ran.counted as u64;
         counts.batches += 1;
         counts.items += ran.items as u64;
-        counts.added_items += ran.added_items as u64;
-        counts.batch_sizes[BATCH_SIZE_BOUNDS.partition_point(|&bound| bound < ran.items)] += 1;
+        let bucket = |size: usize| BATCH_SIZE_BOUNDS.partition_point(|&bound| bound < size);
+        let rows = ran.rows.unwrap_or(ran.items);
+        let added = rows.saturating_sub(ran.items);
+        counts.added_items += added as u64;
+        counts.batch_sizes[bucket(ran.items)] += 1;
+        counts.run_sizes[bucket(rows)] += 1;
+        if ran.rows.is_some() {
+            // As many sizes as the model had allowed ones.
+            let filled = counts.filled.entry(rows).or_default();
+            filled.added_items += added as u64;
+            filled.runs[bucket(added)] += 1;
+        }
         counts.real_elements += ran.elements.0;
         counts.padding_elements += ran.elements.1;
         counts.reruns += u64::from(ran.rerun);

@@ -274,7 +274,8 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
 fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) {
     let (plan, Some(batch_key)) = (servable.plan(), batch_key) else { return };
     let rows = rows_of(servable, ran.items);
-    ran.added_items = rows.saturating_sub(ran.items);
+    let sized = plan.batchable && !servable.schedule().allowed_batch_sizes.is_empty();
+    ran.rows = sized.then_some(rows);
     let all = batch_key.elements(plan) * rows as f64;
     if plan.pads() {
         let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();

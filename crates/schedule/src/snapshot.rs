@@ -1,5 +1,6 @@
 //! Figures of the scheduler, for metrics and the live page.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::ScheduleMode;
@@ -47,6 +48,10 @@ pub struct ModelSnapshot {
     pub added_items: u64,
     /// Runs by batch size: up to and including each of [`BATCH_SIZE_BOUNDS`], then all larger.
     pub batch_sizes: [u64; BATCH_SIZE_BOUNDS.len() + 1],
+    /// Runs by batch size with added items, in the buckets of `batch_sizes`.
+    pub run_sizes: [u64; BATCH_SIZE_BOUNDS.len() + 1],
+    /// Runs of a model with allowed batch sizes, by batch size with added items.
+    pub filled: BTreeMap<usize, FilledRuns>,
     /// Real elements of padded inputs.
     pub real_elements: u64,
     /// Padding elements of padded inputs.
@@ -61,6 +66,15 @@ pub struct ModelSnapshot {
     pub reruns: u64,
     /// Measurements of the most frequent shapes, at most [`CLASSES_SHOWN_MAX`].
     pub classes: Vec<ClassSnapshot>,
+}
+
+/// Runs that were filled up to one allowed batch size.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FilledRuns {
+    /// Items that were added to all these runs.
+    pub added_items: u64,
+    /// Runs by added items, in the buckets of [`ModelSnapshot::batch_sizes`].
+    pub runs: [u64; BATCH_SIZE_BOUNDS.len() + 1],
 }
 
 /// Measurements of requests of one shape.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{Error, NamedTensor, Result, Tensor};
 use engine::Servable;
-use lifecycle::{LifecycleState, WarmupSource};
+use lifecycle::{LifecycleEvent, LifecycleState, WarmupSource};
 
 use crate::world::{MIB, Setting, World, input};
 
@@ -94,6 +94,11 @@ fn recorded_requests_are_preferred() {
     let world = serve("1\n2\n3\n", GRAPH, "[warmup]\niterations = 1");
     world.until_ready("m", 1);
     assert_eq!(world.fake.counters().runs(), 3);
+    let records = world.events.all().into_iter().find_map(|event| match event {
+        LifecycleEvent::Loaded { cost, .. } => Some(cost.warm_records),
+        _ => None,
+    });
+    assert_eq!(records, Some(3));
 }
 
 #[test]

@@ -221,6 +221,7 @@ impl RequestObserver for RequestLog {
         let bytes = tensors.map(|named| named.tensor.byte_len() as u64).sum();
         let queued = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let ended = SystemTime::now();
+        let tfs = &self.state.metrics.tfs;
         let logged = LoggedRequest {
             id: servable.id.clone(),
             protocol,
@@ -233,9 +234,11 @@ impl RequestObserver for RequestLog {
             total,
             bytes,
         };
-        if queued + bytes > QUEUE_BYTES_MAX
-            || self.queue.try_send(LogMessage::Request(Box::new(logged))).is_err()
-        {
+        let is_dropped = queued + bytes > QUEUE_BYTES_MAX
+            || self.queue.try_send(LogMessage::Request(Box::new(logged))).is_err();
+        // Here and not once it is written, because the version is released only after this call.
+        tfs.count_logged(&servable.id.model, protocol, is_dropped);
+        if is_dropped {
             self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.state.count("dropped");
         }

@@ -214,11 +214,13 @@ fn added_items_are_counted() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", allowed(&[4, 8]), PLAIN);
     rows.gate.open();
-    bench.ask(0, &servable, x(3, 4, 1.0));
-    assert_eq!(bench.answers(1)[0].1.batch, 3, "items of requests");
+    bench.ask(0, &servable, x(2, 4, 1.0));
+    assert_eq!(bench.answers(1)[0].1.batch, 2, "items of requests");
     bench.scheduler.shutdown();
     let model = &bench.scheduler.snapshot().models[0];
-    assert_eq!((model.batches, model.items, model.added_items), (1, 3, 1));
+    assert_eq!((model.batches, model.items, model.added_items), (1, 2, 2));
+    assert_eq!((model.batch_sizes[1], model.run_sizes[2]), (1, 1), "up to 2, up to 4");
+    assert_eq!((model.filled[&4].added_items, model.filled[&4].runs[1]), (2, 1));
 }
 
 #[test]

@@ -45,6 +45,7 @@ fn found<'a>(
         timeout: request.timeout,
         large: request.large,
     };
+    state.inference.count_examples(ticket, &call.servable.id.model, call.examples.count());
     Ok((call, request.reservation))
 }
 

@@ -316,6 +316,7 @@ impl TfsCall<'_> {
         let rollout = self.rollout.clone();
         drop(self);
         let examples = Arc::new(examples);
+        state.inference.count_examples(ticket, &servable.id.model, examples.count());
         let call = ExampleCall { state, ticket, servable, rollout, examples, timeout, large };
         let (result, held) = call.run(plan, held).await?;
         drop(call);
