@@ -30,8 +30,8 @@ pub(crate) struct Ran {
     /// Requests that count for this run. A request in parts counts for the run of its first part.
     pub(crate) counted: usize,
     pub(crate) items: usize,
-    /// Items with those that were added up to an allowed batch size; `None` if the model has no
-    /// allowed sizes.
+    /// Items with the copies that fill the run up to an allowed batch size; `None` if the model has
+    /// no allowed sizes.
     pub(crate) rows: Option<usize>,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
