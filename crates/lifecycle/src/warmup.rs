@@ -190,8 +190,8 @@ fn records(requests: &[RecordedRequest]) -> u64 {
     used.map(|request| request.number).collect::<BTreeSet<_>>().len() as u64
 }
 
-/// Returns `config` with the model's allowed batch sizes, if it has some and `config` has the default
-/// sizes. Each of them may be compiled at its first run.
+/// Returns `config` with the model's allowed batch sizes, if it has some and `config` has the
+/// default sizes. Each of them may be compiled at its first run.
 fn with_allowed_sizes<'a>(servable: &Servable, config: &'a WarmupConfig) -> Cow<'a, WarmupConfig> {
     let allowed = &servable.schedule().allowed_batch_sizes;
     let is_default = config.batch_sizes == WarmupConfig::default().batch_sizes;
