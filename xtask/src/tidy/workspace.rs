@@ -34,9 +34,14 @@ pub(crate) fn read(root: &Path, paths: &[String]) -> Result<Vec<SourceFile>> {
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         files.push(parse(path, location, &text).with_context(|| path.clone())?);
     }
+    remove_test_modules(&mut files);
+    Ok(files)
+}
+
+/// Removes the files of modules that are compiled for tests only.
+fn remove_test_modules(files: &mut Vec<SourceFile>) {
     let tests: BTreeSet<String> = files.iter().flat_map(test_modules).collect();
     files.retain(|file| !is_below(&tests, file));
-    Ok(files)
 }
 
 struct ModuleLocation {
@@ -83,9 +88,27 @@ fn test_modules(file: &SourceFile) -> Vec<String> {
         }
         _ => None,
     });
-    modules
-        .map(|module| full_name(&file.krate, &file.module, Some(&module.ident.to_string())))
-        .collect()
+    modules.filter_map(|module| declared_name(file, module)).collect()
+}
+
+/// Returns the full name under which the file of a declared module is listed. `#[path]` names that
+/// file relative to the directory of the declaring file. Returns `None` for a path outside
+/// `crates/NAME/src`.
+fn declared_name(file: &SourceFile, declaration: &syn::ItemMod) -> Option<String> {
+    let Some(target) = declaration.attrs.iter().find_map(path_attribute) else {
+        return Some(full_name(&file.krate, &file.module, Some(&declaration.ident.to_string())));
+    };
+    let target = Path::new(&file.path).parent()?.join(target);
+    let location = ModuleLocation::of(target.to_str()?)?;
+    Some(full_name(&location.krate, &location.module, None))
+}
+
+/// Returns the value of `#[path = "..."]`.
+fn path_attribute(attribute: &syn::Attribute) -> Option<String> {
+    let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
+    let syn::Expr::Lit(literal) = &pair.value else { return None };
+    let syn::Lit::Str(path) = &literal.lit else { return None };
+    pair.path.is_ident("path").then(|| path.value())
 }
 
 fn is_below(tests: &BTreeSet<String>, file: &SourceFile) -> bool {
@@ -105,4 +128,35 @@ pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
             || (attribute.path().is_ident("cfg")
                 && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> SourceFile {
+        parse(path, ModuleLocation::of(path).unwrap(), text).unwrap()
+    }
+
+    #[test]
+    fn test_modules_with_a_path_are_no_product_code() {
+        let declaration =
+            |name: &str| format!("fn f() {{}}\n#[cfg(test)]\n#[path = \"{name}\"]\nmod tests;\n");
+        let mut files = vec![
+            file("crates/x/src/a.rs", &declaration("a_tests.rs")),
+            file("crates/x/src/a_tests.rs", "fn g() {}"),
+            file("crates/x/src/b/mod.rs", &declaration("merge_tests.rs")),
+            file("crates/x/src/b/merge_tests.rs", "fn g() {}"),
+            file("crates/x/src/c.rs", "#[path = \"d.rs\"]\nmod other;\n#[cfg(test)]\nmod tests;"),
+            file("crates/x/src/c/tests.rs", "fn g() {}"),
+            file("crates/x/src/d.rs", "fn g() {}"),
+            file("crates/y/src/a_tests.rs", "fn g() {}"),
+        ];
+        remove_test_modules(&mut files);
+        let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        let product =
+            ["x/src/a.rs", "x/src/b/mod.rs", "x/src/c.rs", "x/src/d.rs", "y/src/a_tests.rs"];
+        assert_eq!(paths, product.map(|path| format!("crates/{path}")));
+        assert_eq!(files[0].lines, 1);
+    }
 }
