@@ -10,11 +10,16 @@
 //! fails if an id has no point. Segments index payload fields by themselves, so an index that a
 //! client asks for is recorded and shown only.
 //!
+//! # Backups
+//! The routes of [`backups`] are no part of Qdrant's interface. They are here because they need the
+//! same collections, names and keys.
+//!
 //! # Threads
 //! Reads run on the search threads. Writes run on threads of their own that wait for the log. A
 //! read waits for a collection that is being opened, and is answered 503 if that takes too long. If
 //! damage may have left points out of a result, it has `"partial": true`.
 
+pub mod backups;
 mod by_examples;
 mod by_formula;
 mod call;

@@ -1,7 +1,6 @@
 //! The routes over HTTP/1.1: the Open Inference Protocol under `/v2`, TensorFlow Serving's API
 //! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
-mod backups;
 mod fallback;
 mod health;
 mod log;
@@ -139,7 +138,7 @@ pub(crate) fn collections(server: &Server) -> Router {
 
 pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let access = &server.access;
-    let backups = backups::routes(access.clone()).with_state(server.backups.clone());
+    let backups = api_qdrant::backups::routes(access.clone()).with_state(server.backups.clone());
     let collections = traced(server, images_and_points(server).merge(backups));
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = models()

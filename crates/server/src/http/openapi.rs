@@ -15,7 +15,7 @@ pub(crate) const DESCRIPTIONS: [&str; 7] = [
     api_audio::OPENAPI,
     api_images::OPENAPI,
     api_qdrant::OPENAPI,
-    include_str!("openapi/backups.json"),
+    api_qdrant::backups::OPENAPI,
     include_str!("openapi/server.json"),
 ];
 

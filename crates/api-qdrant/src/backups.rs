@@ -22,6 +22,9 @@ use serde_json::{Value, json};
 use transport::access::{AccessPolicy, AdminRequest, Caller, KeyGrant};
 use transport::{Peer, Reply, Shared};
 
+/// Description of the routes as OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("backups.json");
+
 /// Maximum bytes of a body.
 const BODY_BYTES_MAX: usize = 16 << 10;
 /// Seconds of a day.
@@ -61,7 +64,8 @@ struct CloneCollection {
     to: String,
 }
 
-pub(super) fn routes(access: Arc<AccessPolicy>) -> Router<Arc<BackupService>> {
+/// Returns the routes of backups. `access` checks the requests that change something.
+pub fn routes(access: Arc<AccessPolicy>) -> Router<Arc<BackupService>> {
     const COLLECTION: &str = "/v1/collections/{collection}";
     let at = |rest: &str| format!("{COLLECTION}/{rest}");
     Router::new()
