@@ -133,7 +133,7 @@ search() {
     "$millpond" bench duplicates --rows 3000 --dims 32 --planted 200 --json "$dir/duplicates.json"
     check "$dir/duplicates.json" "report['recall'] > 0.5 and report['precision'] > 0.9 and report['seconds'] > 0 and report['rss_mb'] > 0"
 
-    "$millpond" bench ingest --pictures 40 --rounds 1 --seconds 1 --kills 1 --life-ms 500 --json "$dir/ingest.json"
+    "$millpond" bench ingest --images 40 --rounds 1 --seconds 1 --kills 1 --life-ms 500 --json "$dir/ingest.json"
     check "$dir/ingest.json" "report['lost'] == 0 and all(report[arm]['p99_ms'] > 0 for arm in ('control', 'ingest'))"
 }
 

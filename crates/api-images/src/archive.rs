@@ -84,7 +84,7 @@ impl Archive {
             Ok(entry) => entry,
             Err(error) => return SourceEntry::Failed(format!("entry {at}"), unreadable(&error)),
         };
-        let name = entry.name().map_or_else(|_| "picture".to_owned(), |name| last_part(&name));
+        let name = entry.name().map_or_else(|_| "image".to_owned(), |name| last_part(&name));
         if entry.is_dir() {
             return SourceEntry::Nothing;
         }
@@ -208,7 +208,7 @@ fn broken_off(error: &io::Error) -> Error {
 
 /// Returns the last part of an entry's name, without directories and control characters.
 fn last_part(name: &str) -> String {
-    let last = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or("picture");
+    let last = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or("image");
     end_of_name(last.chars().filter(|c| !c.is_control()).take(255).collect())
 }
 
@@ -280,7 +280,7 @@ mod tests {
             ("/abs/b.png", "b.png"),
             ("c:\\windows\\d.bmp", "d.bmp"),
             ("..", ".."),
-            ("", "picture"),
+            ("", "image"),
             ("x\ny\0.png", "xy.png"),
         ] {
             assert_eq!(last_part(name), wanted, "{name:?}");

@@ -48,7 +48,7 @@ pub(crate) async fn extract(
 ) -> Result<EmbeddedFeatures> {
     if file.kind == ImageKind::Fingerprint && TemplateFormat::of(&file.bytes).is_some() {
         return Err(Error::invalid(
-            "a template has minutiae and no picture to embed; send the picture",
+            "a template has minutiae and no image to embed; send the image",
         ));
     }
     match priority {

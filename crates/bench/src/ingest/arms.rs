@@ -145,21 +145,21 @@ fn fill(
     subject: &mut IngestSubject,
     progress: &StepProgress,
 ) -> Result<InitialImages> {
-    progress.say(format!("drawing and putting in {} images", args.pictures));
-    let folder = subject.draw("start", args.pictures)?;
+    progress.say(format!("drawing and putting in {} images", args.images));
+    let folder = subject.draw("start", args.images)?;
     let began = Instant::now();
     let mut acknowledged = Acknowledged::new();
     let whole = subject.ingest(&folder)?.run(&AtomicBool::new(false), |id, file| {
         acknowledged.insert(id, file);
     })?;
-    if !whole || (acknowledged.len() as u64) < args.pictures {
+    if !whole || (acknowledged.len() as u64) < args.images {
         return Err(Error::internal(format!("only {} images were put in", acknowledged.len())));
     }
-    let images_per_s = args.pictures as f64 / began.elapsed().as_secs_f64();
+    let images_per_s = args.images as f64 / began.elapsed().as_secs_f64();
     let step = acknowledged.len().div_ceil(SEARCHES).max(1);
     let ids: Vec<String> = acknowledged.keys().step_by(step).cloned().collect();
     subject.acknowledged.append(&mut acknowledged);
-    progress.line(&format!("{} images put in, {images_per_s:.0} a second", args.pictures));
+    progress.line(&format!("{} images put in, {images_per_s:.0} a second", args.images));
     subject.wait_quiet()?;
     Ok(InitialImages { ids, images_per_s })
 }

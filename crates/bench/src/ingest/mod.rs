@@ -47,8 +47,8 @@ const SECONDS_MAX: u64 = 3600;
 #[derive(Args, Clone, Debug)]
 pub struct IngestArgs {
     /// Images in the collection at the start
-    #[arg(long, default_value_t = 600)]
-    pub pictures: u64,
+    #[arg(long, alias = "pictures", default_value_t = 600)]
+    pub images: u64,
     /// Rounds; each has both arms
     #[arg(long, default_value_t = 6)]
     pub rounds: u32,
@@ -85,7 +85,7 @@ impl IngestArgs {
                 Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}")))
             }
         };
-        within("pictures", self.pictures, 10, IMAGES_MAX)?;
+        within("images", self.images, 10, IMAGES_MAX)?;
         within("rounds", self.rounds.into(), 1, ROUNDS_MAX.into())?;
         within("seconds", self.seconds, 1, SECONDS_MAX)?;
         within("kills", self.kills.into(), 0, KILLS_MAX.into())?;
@@ -115,4 +115,18 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
         OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
     let report = report::IngestReport::new(measured, killed, memory, watch.context(version));
     report.finish(args.json.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches as _;
+
+    use super::*;
+
+    #[test]
+    fn the_old_name_of_images_is_an_alias() {
+        let command = IngestArgs::augment_args(clap::Command::new("ingest"));
+        let matches = command.try_get_matches_from(["ingest", "--pictures", "40"]).unwrap();
+        assert_eq!(IngestArgs::from_arg_matches(&matches).unwrap().images, 40);
+    }
 }

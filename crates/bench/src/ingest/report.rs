@@ -31,7 +31,7 @@ struct RoundReport {
     arm: String,
     #[serde(flatten)]
     latency: LatencySummary,
-    pictures: f64,
+    images: f64,
     seals: f64,
     merges: f64,
     /// True if there were images to put in at all times.
@@ -56,9 +56,9 @@ pub(super) struct IngestReport {
     start_ms_max: f64,
     searches_per_s: f64,
     search_alone_ms: f64,
-    pictures_per_s_alone: f64,
+    images_per_s_alone: f64,
     /// Ingest arm: images a second, flushes of memtables to segments, and merges.
-    pictures_per_s: f64,
+    images_per_s: f64,
     seals: f64,
     merges: f64,
     points: f64,
@@ -108,8 +108,8 @@ impl IngestReport {
             start_ms_max: killed.start_ms_max,
             searches_per_s: rate,
             search_alone_ms: alone_ms,
-            pictures_per_s_alone: fill_per_s,
-            pictures_per_s: ratio(sum(|round| round.images), seconds),
+            images_per_s_alone: fill_per_s,
+            images_per_s: ratio(sum(|round| round.images), seconds),
             seals: sum(|round| round.flushes),
             merges: sum(|round| round.merges),
             points,
@@ -121,7 +121,7 @@ impl IngestReport {
                 .map(|round| RoundReport {
                     arm: format!("{:?}", round.arm).to_lowercase(),
                     latency: round.counted.latencies.summary(),
-                    pictures: round.images,
+                    images: round.images,
                     seals: round.flushes,
                     merges: round.merges,
                     fed: round.fed,
@@ -151,8 +151,8 @@ impl BenchReport for IngestReport {
         println!(
             "meanwhile: {:.0} images a second ({:.0} without searches), {} flushes, {} merges; {} points in \
              {} segments at the end",
-            self.pictures_per_s,
-            self.pictures_per_s_alone,
+            self.images_per_s,
+            self.images_per_s_alone,
             self.seals,
             self.merges,
             self.points,

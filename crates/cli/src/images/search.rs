@@ -63,8 +63,8 @@ pub(super) struct SearchArgs {
     #[arg(long)]
     json: bool,
     /// Do not show images in the terminal
-    #[arg(long)]
-    no_pictures: bool,
+    #[arg(long, alias = "no-pictures")]
+    no_images: bool,
     #[command(flatten)]
     server: ImagesServerArgs,
 }
@@ -106,7 +106,7 @@ fn show_answer(args: &SearchArgs, client: &ServerClient, answer: &Value) -> Comm
     }
     print(&format!("{}\n", stages(answer)))?;
     match Terminal::detect() {
-        Some(terminal) if !args.no_pictures => {
+        Some(terminal) if !args.no_images => {
             show_images(client, &args.collection, results, terminal)
         }
         _ => Ok(()),
@@ -235,7 +235,17 @@ fn show_images(
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
+
+    #[test]
+    fn the_old_name_of_no_images_is_an_alias() {
+        let command = SearchArgs::augment_args(clap::Command::new("search"));
+        let words = ["search", "a.jpg", "--collection", "photos", "--no-pictures"];
+        let matches = command.try_get_matches_from(words).unwrap();
+        assert!(SearchArgs::from_arg_matches(&matches).unwrap().no_images);
+    }
 
     fn answer() -> Value {
         json!({

@@ -167,7 +167,7 @@ pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
     let kind = existing.as_ref().map(|target| target.settings.kind).or(wanted.kind);
     if kind == Some(ImageKind::Fingerprint) && TemplateFormat::of(&body).is_some() {
         return Err(Error::invalid(
-            "a template has minutiae and no picture to embed; send the picture",
+            "a template has minutiae and no image to embed; send the image",
         ));
     }
     let name = parameters.name.as_deref();

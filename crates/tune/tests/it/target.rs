@@ -73,9 +73,9 @@ async fn serve(
         let taken = taken.clone();
         async move {
             Ok::<_, Infallible>(if grpc {
-                grpc_door(request, manner, &taken).await
+                answer_grpc(request, manner, &taken).await
             } else {
-                http_door(request, manner, &taken).await
+                answer_http(request, manner, &taken).await
             })
         }
     });
@@ -99,7 +99,7 @@ async fn take(manner: Manner, taken: &AtomicU64) -> bool {
     }
 }
 
-async fn http_door(
+async fn answer_http(
     request: Request<Incoming>,
     manner: Manner,
     taken: &AtomicU64,
@@ -117,7 +117,7 @@ async fn http_door(
     }
 }
 
-async fn grpc_door(
+async fn answer_grpc(
     request: Request<Incoming>,
     manner: Manner,
     taken: &AtomicU64,
