@@ -99,9 +99,9 @@ pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
     .collect()
 }
 
-/// Finds public type names with more than one definition.
+/// Finds type names with more than one definition.
 pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
-    let types = items::public_types(files);
+    let types = items::type_names(files);
     let repeated =
         types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
     repeated

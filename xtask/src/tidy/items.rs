@@ -10,8 +10,9 @@ use super::workspace::{SourceFile, is_test_only};
 /// A place in the code, as `path:line`.
 pub(crate) type CodePlace = String;
 
-/// Public types (struct, enum, union, trait, alias) by name, with the places that define them.
-pub(crate) fn public_types(files: &[SourceFile]) -> BTreeMap<String, Vec<CodePlace>> {
+/// Returns the types (struct, enum, union, trait, alias) by name, with the places that define them.
+/// Types inside functions and types for tests are left out.
+pub(crate) fn type_names(files: &[SourceFile]) -> BTreeMap<String, Vec<CodePlace>> {
     let mut types = BTreeMap::new();
     for file in files {
         Types { file, types: &mut types }.visit_file(&file.syntax);
@@ -36,8 +37,8 @@ struct Types<'a> {
 }
 
 impl Types<'_> {
-    fn record(&mut self, visibility: &syn::Visibility, name: &syn::Ident) {
-        if matches!(visibility, syn::Visibility::Public(_)) {
+    fn record(&mut self, attributes: &[syn::Attribute], name: &syn::Ident) {
+        if !is_test_only(attributes) {
             self.types.entry(name.to_string()).or_default().push(place(self.file, name));
         }
     }
@@ -46,11 +47,11 @@ impl Types<'_> {
 impl<'ast> Visit<'ast> for Types<'_> {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         match item {
-            syn::Item::Struct(item) => self.record(&item.vis, &item.ident),
-            syn::Item::Enum(item) => self.record(&item.vis, &item.ident),
-            syn::Item::Union(item) => self.record(&item.vis, &item.ident),
-            syn::Item::Trait(item) => self.record(&item.vis, &item.ident),
-            syn::Item::Type(item) => self.record(&item.vis, &item.ident),
+            syn::Item::Struct(item) => self.record(&item.attrs, &item.ident),
+            syn::Item::Enum(item) => self.record(&item.attrs, &item.ident),
+            syn::Item::Union(item) => self.record(&item.attrs, &item.ident),
+            syn::Item::Trait(item) => self.record(&item.attrs, &item.ident),
+            syn::Item::Type(item) => self.record(&item.attrs, &item.ident),
             syn::Item::Mod(module) if !is_test_only(&module.attrs) => {
                 syn::visit::visit_item_mod(self, module);
             }
@@ -95,11 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn public_types_are_found_by_name() {
-        let found = public_types(&[file(
-            "pub struct Plan;\npub(crate) enum Plan2 {}\nstruct Own;\npub type Plan = u8;",
+    fn types_are_found_by_name() {
+        let found = type_names(&[file(
+            "pub struct Plan;\npub(crate) enum Plan2 {}\nstruct Own;\ntype Plan = u8;\n\
+             #[cfg(test)]\nstruct Fake;\nfn f() { struct Local; }",
         )]);
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["Plan"]);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["Own", "Plan", "Plan2"]);
         assert_eq!(found["Plan"], ["crates/x/src/a.rs:1", "crates/x/src/a.rs:4"]);
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct Report {
     tuple_parameters: usize,
     /// Comment lines wider than 100 columns, tests included.
     wide_comments: usize,
-    /// Public type names with more than one definition and no stated reason.
+    /// Type names with more than one definition and no stated reason.
     duplicate_type_names: usize,
     /// Functions longer than 70 lines.
     functions_over_70: usize,
@@ -59,7 +59,7 @@ pub(crate) fn of(files: &[SourceFile], comments: &CommentTotals) -> Report {
         figures.rings = modules::rings(&of_crate);
         figures.largest_module_ring = figures.rings.first().map_or(1, Vec::len);
     }
-    let duplicates = items::public_types(files);
+    let duplicates = items::type_names(files);
     let duplicates =
         duplicates.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
     Report {

@@ -344,10 +344,11 @@ pub(crate) const REFUSED_WORDS: &[&str] = &[
 pub(crate) const REFUSED_BEGINNINGS: &[&str] =
     &["What", "Whether", "Who", "Whose", "Where", "Which", "How", "Those", "Whoever", "Whatever"];
 
-/// Public type names that several crates may define: name and reason.
-pub(crate) const REPEATED_TYPES: &[(&str, &str)] = &[];
+/// Type names that may have several definitions: name and reason.
+pub(crate) const REPEATED_TYPES: &[(&str, &str)] =
+    &[("WorkThread", "private in `backup` and in `os`: a thread and the queue of its work")];
 
-/// Returns true if several crates may define a public type of this name.
+/// Returns true if a type of this name may have several definitions.
 pub(crate) fn may_repeat(name: &str) -> bool {
     REPEATED_TYPES.iter().any(|(repeated, _)| *repeated == name)
 }

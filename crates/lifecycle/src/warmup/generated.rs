@@ -103,7 +103,7 @@ fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     let (count, bytes) = count
         .and_then(|count| Some((count, bytes(count).filter(|&bytes| bytes <= INPUT_BYTES_MAX)?)))
         .ok_or_else(too_large)?;
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = XorShift(0x9e37_79b9_7f4a_7c15);
     match spec.dtype {
         DType::String => Tensor::from_strings(shape, vec![Default::default(); count]),
         DType::F32 => {
@@ -130,9 +130,9 @@ fn halves(
 }
 
 /// Generator of pseudo-random numbers, xorshift64*.
-struct Random(u64);
+struct XorShift(u64);
 
-impl Random {
+impl XorShift {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
