@@ -16,13 +16,16 @@ $(CACHE)/packaging/ready: requirements/packaging.txt | system
 
 # Linked by Zig against GLIBC 2.17, older than onnxruntime's wheels ask for.
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
+# Maximum size of the wheel: it is what a newcomer waits for.
+WHEEL_MB_MAX := 20
 .PHONY: wheel
-wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`: .cache/dist (a build of its own, 20 minutes the first time)
+wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`, at most 20 MB: .cache/dist (a build of its own, 20 minutes the first time)
 	$(call say,wheel)
 	@mkdir -p $(DIST)
 	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig --compression-level 9 \
 		--compatibility manylinux_2_17 --target $(WHEEL_TARGET) --out $(CURDIR)/$(DIST)
 	@ls -lh $(DIST)/millpond-*.whl
+	@scripts/size_limit.sh $(WHEEL_MB_MAX) $(DIST)/millpond-$(VERSION)-*.whl
 
 .PHONY: wheel-torch
 wheel-torch: .venv/torch-ready $(CACHE)/packaging/ready ## build the wheel of the LibTorch engine, millpond-torch: .cache/dist
@@ -165,5 +168,5 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
-dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist
+dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist (not the image of `make image-all`)
 	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*$(VERSION)*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS

@@ -15,6 +15,8 @@ import pytest
 from conftest import PACKAGING, PROGRAM, ROOT, UV, Installed
 
 RATE_HZ = 16_000
+# Our part of the time from `pip install` to a first right answer. 0.2 s were measured, so a busy machine fits.
+FIRST_ANSWER_S_MAX = 5
 
 
 class Environment(NamedTuple):
@@ -63,8 +65,7 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     server.stop()
     print(f"\nwheel {environment.wheel_bytes / 1e6:.1f} MB; pip {environment.installed_s:.1f} s; "
           f"to the first right answer {ours_s:.2f} s")  # fmt: skip
-    # The figure is for the reader of the log: a busy machine takes several times as long.
-    assert ours_s <= 60
+    assert ours_s <= FIRST_ANSWER_S_MAX
 
     module = Installed([str(environment.directory / "bin/python"), "-m", "millpond"], home)
     assert module.run("--version").startswith("millpond ")
@@ -73,6 +74,19 @@ def test_wheel_answers_and_runs_the_demo(environment, home):
     ports = ["--http-port", "0", "--grpc-port", "0"]
     text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--rate", "50", *ports)
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
+
+
+def test_a_file_above_the_size_limit_is_an_error(tmp_path):
+    """`make wheel` ends with this check."""
+    check = ROOT / "scripts/size_limit.sh"
+    file = tmp_path / "millpond-1.whl"
+    file.write_bytes(bytes(2_000_000))
+    assert subprocess.run([check, "2", file]).returncode == 0
+    file.write_bytes(bytes(2_000_001))
+    ended = subprocess.run([check, "2", file], text=True, capture_output=True)
+    assert ended.returncode == 1
+    assert "millpond-1.whl has 2000001 bytes, more than 2 MB" in ended.stderr
+    assert subprocess.run([check, "2", tmp_path / "none.whl"], capture_output=True).returncode != 0
 
 
 def install_command(tool: str, wheel: pathlib.Path, place: pathlib.Path) -> tuple[list, dict[str, str]]:
