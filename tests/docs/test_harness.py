@@ -1,7 +1,11 @@
 """The comparison finds wrong output, and every skipped block says why."""
 
+import re
+import tomllib
+
 import pytest
 from pages import RUN, Block, blocks, check
+from reader import REPOSITORY
 from test_pages import PAGES
 
 # A block may be skipped for these reasons only. CI has neither a network for large downloads nor a GPU, and tests the
@@ -38,6 +42,14 @@ def test_equal_output_passes(language, page, printed):
 def test_different_output_fails(language, page, printed):
     with pytest.raises(AssertionError):
         check(shown(language, page), printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_named_extras_are_extras_of_the_wheel(page):
+    """No block with `pip install` is run, so a wrong extra would stay unseen."""
+    project = tomllib.loads((REPOSITORY / "packaging/python/pyproject.toml").read_text())["project"]
+    for named in re.findall(r"millpond\[([\w,]+)\]", page.read_text()):
+        assert set(named.split(",")) <= project["optional-dependencies"].keys(), named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
