@@ -24,7 +24,7 @@ pub enum ExampleRule {
 /// Query that scores points by their similarities to several vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExampleQuery {
-    /// The rule.
+    /// Rule that makes a score of the similarities to the examples.
     pub rule: ExampleRule,
     /// The target of a discovery.
     pub target: Option<VectorInput>,

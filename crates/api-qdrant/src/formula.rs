@@ -24,7 +24,7 @@ pub struct Formula {
 /// An expression, whose value is a number.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expression {
-    /// A number.
+    /// A constant, the same for each point.
     Constant(f64),
     /// The score of the prefetch with this number.
     Score(usize),
@@ -41,17 +41,17 @@ pub enum Expression {
     },
     /// Seconds since 1970 of the date under this path of the payload.
     Date(String),
-    /// Product.
+    /// Product; 1 for an empty list. A factor of 0 ends it: the factors after it are not computed.
     Product(Vec<Expression>),
-    /// Sum.
+    /// Sum; 0 for an empty list.
     Sum(Vec<Expression>),
     /// Largest value.
     Max(Vec<Expression>),
     /// Smallest value.
     Min(Vec<Expression>),
-    /// Function of one value.
+    /// A function of one value. The query fails if it is not defined or not finite there.
     Function(Function, Box<Expression>),
-    /// Quotient.
+    /// `left / right`.
     Quotient {
         /// Dividend.
         left: Box<Expression>,
@@ -60,7 +60,7 @@ pub enum Expression {
         /// Value if the divisor is 0.
         by_zero_default: Option<f64>,
     },
-    /// Power.
+    /// `base` to the power of `exponent`.
     Power {
         /// Base.
         base: Box<Expression>,
@@ -74,20 +74,20 @@ pub enum Expression {
 /// A place on the earth, in degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeoPlace {
-    /// Longitude.
+    /// Longitude in degrees, east positive.
     pub lon: f64,
-    /// Latitude.
+    /// Latitude in degrees, north positive.
     pub lat: f64,
 }
 
-/// Function of one value.
+/// Functions of Qdrant's formulas with one argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// Opposite value.
     Negative,
-    /// Absolute value.
+    /// Distance from 0.
     Absolute,
-    /// Square root.
+    /// Square root; undefined below 0.
     SquareRoot,
     /// Power of e.
     Exponential,
@@ -102,7 +102,7 @@ pub enum Function {
 /// Value that is 1 at a target and `midpoint` at the distance `scale` from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decay {
-    /// Curve.
+    /// Shape between the target and the distance `scale`, and beyond it.
     pub curve: DecayCurve,
     /// Value that is compared with the target.
     pub x: Expression,
@@ -114,14 +114,14 @@ pub struct Decay {
     pub midpoint: f64,
 }
 
-/// Curve of a decay.
+/// Shapes of a [`Decay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecayCurve {
     /// A straight line down to 0.
     Linear,
-    /// Exponential.
+    /// `midpoint` to the power of `distance / scale`.
     Exponential,
-    /// Gaussian.
+    /// `midpoint` to the power of the square of `distance / scale`.
     Gauss,
 }
 

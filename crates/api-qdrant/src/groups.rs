@@ -46,11 +46,11 @@ struct PointGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum GroupValue {
-    /// A whole number.
+    /// A signed whole number of 64 bits.
     Whole(i64),
     /// A whole number above the largest signed one.
     Large(u64),
-    /// A text.
+    /// A string of the payload.
     Text(String),
 }
 

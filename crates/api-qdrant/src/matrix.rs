@@ -59,7 +59,7 @@ struct MatrixEntry {
 
 /// A point of the sample.
 pub struct SampledPoint {
-    /// Its id.
+    /// Id that the response lists.
     pub id: PointId,
     /// Its vector as the collection stores it.
     pub vector: Vec<f32>,

@@ -109,13 +109,13 @@ pub enum PipelineEvent {
 pub struct AudioSummary {
     /// Length in seconds.
     pub seconds: f64,
-    /// Number of labels.
+    /// Labels of the whole recording.
     pub labels: u64,
-    /// Number of faults.
+    /// Damaged parts and failed runs.
     pub faults: u64,
     /// True if anything is missing: a damaged part, an early end, a failed run.
     pub partial: bool,
-    /// Number of windows.
+    /// Windows of the whole recording.
     pub windows: u64,
 }
 

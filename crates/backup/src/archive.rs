@@ -59,9 +59,9 @@ pub async fn write_archive(
 /// Name and id that a collection has in an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchiveLabel<'a> {
-    /// Name of the collection.
+    /// Name of the collection that the list in the archive states.
     pub collection: &'a str,
-    /// Id of the backup.
+    /// Id that the list in the archive has.
     pub id: &'a BackupId,
 }
 

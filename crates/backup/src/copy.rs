@@ -15,13 +15,13 @@ use crate::upload_source::{StoredSource, UploadSource};
 pub struct BackupCopy<'a> {
     /// Name of the collection that was backed up.
     pub collection: &'a str,
-    /// Backup.
+    /// Backup in the store of the context that is copied.
     pub backup: &'a BackupId,
-    /// Store of the copy.
+    /// Store that receives the copy.
     pub to: &'a BackupStore,
     /// Name of the collection in that store.
     pub name: &'a str,
-    /// Id of the copy.
+    /// Id under which the other store lists the copy.
     pub id: &'a BackupId,
 }
 

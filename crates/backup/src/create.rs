@@ -14,7 +14,7 @@ use crate::store::StoredObject;
 use crate::transfer::BackupContext;
 use crate::upload_source::UploadSource;
 
-/// Extent of a backup.
+/// Files that a backup uploads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackupExtent {
     /// Files that the store lacks.
@@ -33,9 +33,9 @@ pub struct BackupReport {
     pub backup: BackupId,
     /// True if nothing has changed since the newest backup, so no other was made.
     pub unchanged: bool,
-    /// Points.
+    /// Live points when the backup was made.
     pub points: u64,
-    /// Files of the backup.
+    /// Number of files, with those that the store had already.
     pub files: usize,
     /// Bytes of all files.
     pub bytes: u64,

@@ -21,7 +21,7 @@ use crate::upload_source::{StoredSource, UploadSource};
 /// A directory of objects that never change.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectDirectory<'a> {
-    /// Store.
+    /// Store that the directory is in.
     pub store: &'a BackupStore,
     /// Name of the directory in the store.
     pub name: &'a str,

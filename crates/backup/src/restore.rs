@@ -12,7 +12,7 @@ use crate::transfer::BackupContext;
 /// The collection that a backup becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoreTarget {
-    /// Name.
+    /// Name of the new collection, which may be another name than that of the backup.
     pub name: String,
     /// Replace the collection of this name if there is one.
     pub replaces: bool,
@@ -25,7 +25,7 @@ pub struct RestoreReport {
     pub collection: String,
     /// Backup it was made from.
     pub backup: BackupId,
-    /// Points.
+    /// Live points of the restored collection.
     pub points: u64,
     /// Bytes of all files.
     pub bytes: u64,

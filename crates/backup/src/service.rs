@@ -168,7 +168,7 @@ impl BackupService {
         self.shared.check_originals(registry, settings, &target.name)
     }
 
-    /// Returns the metrics.
+    /// Returns the metrics of backups, which the exporter reads too.
     pub fn metrics(&self) -> &BackupMetrics {
         &self.shared.metrics.backups
     }

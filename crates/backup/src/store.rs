@@ -23,9 +23,9 @@ const OBJECTS: &str = "objects";
 /// Collection of which a store has objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredCollection {
-    /// Name.
+    /// Name of the collection; this server need not have it.
     pub collection: String,
-    /// Number of backups.
+    /// Number of complete backups.
     pub backups: usize,
     /// Id of the newest backup, or `None` without backups.
     pub newest: Option<BackupId>,

@@ -84,11 +84,11 @@ impl BackupProgress {
 /// The store, the rate and the progress of work.
 #[derive(Clone, Copy)]
 pub struct BackupContext<'a> {
-    /// Store.
+    /// Store that backups are written to and read from.
     pub store: &'a BackupStore,
     /// Limit of the bytes per second that are read, sent and received.
     pub pacer: &'a Pacer,
-    /// Progress.
+    /// Counts of bytes, which other threads may read during the work.
     pub progress: &'a BackupProgress,
 }
 

@@ -31,7 +31,7 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Damage, up to a maximum of 1000.
     pub problems: Vec<BackupProblem>,
-    /// Number of all problems.
+    /// Number of all problems, which may exceed the listed ones.
     pub problem_count: usize,
 }
 

@@ -9,7 +9,7 @@ struct Statuses {
 }
 
 impl ErrorKind {
-    /// All kinds.
+    /// Every kind once.
     pub const ALL: [ErrorKind; 15] = [
         ErrorKind::InvalidArgument,
         ErrorKind::TooLarge,

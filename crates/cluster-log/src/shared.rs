@@ -14,7 +14,7 @@ use super::retry::StoreHealth;
 pub enum WriterPhase {
     /// Reads the log to its end and creates its fence. Writes wait.
     Starting,
-    /// Writes.
+    /// Owns the shard: appends entries and acknowledges them.
     Owning,
     /// The ownership ended; waits for the entries in flight. New writes are refused.
     Draining,
@@ -25,7 +25,7 @@ pub enum WriterPhase {
 /// State of a [`ShardWriter`](super::ShardWriter).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterStatus {
-    /// Phase.
+    /// Phase of the ownership.
     pub phase: WriterPhase,
     /// Number behind the fence or the last acknowledged entry. Meaningful from
     /// [`WriterPhase::Owning`] on.

@@ -53,7 +53,7 @@ fn parse_number(digits: &str) -> Option<EntryNumber> {
     number.map(EntryNumber)
 }
 
-/// Outcome of a create.
+/// Outcome of a create that succeeds only if no entry has the number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateOutcome {
     /// The entry was created.

@@ -23,7 +23,7 @@ pub const DECISION_AGE_MAX: Duration = Duration::from_secs(5);
 /// A node that holds a shard, as a view shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderReading<'a> {
-    /// Name of the node.
+    /// Name under which the node is in the view.
     pub node: &'a str,
     /// True if the node has announced the shard.
     pub serves: bool,

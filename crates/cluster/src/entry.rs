@@ -45,7 +45,7 @@ pub enum EntryBody<B> {
 pub struct LogEntry<B> {
     /// Ownership under which it was written.
     pub epoch: Epoch,
-    /// The writer.
+    /// Process that wrote it.
     pub writer: WriterId,
     /// Content.
     pub body: EntryBody<B>,

@@ -34,7 +34,7 @@ pub struct CallId(u64);
 pub struct NodeCall {
     /// Number of the request.
     pub id: CallId,
-    /// Name of the node.
+    /// Name of the node that receives the request.
     pub node: String,
     /// Shards to read.
     pub shards: Vec<u32>,

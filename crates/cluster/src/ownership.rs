@@ -8,7 +8,7 @@ use crate::entry::Epoch;
 /// Owner of a shard in a node's view of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenOwner<'a> {
-    /// Name of the node.
+    /// Name of the node that owns the shard.
     pub node: &'a str,
     /// Number of the ownership.
     pub epoch: Epoch,
@@ -59,7 +59,7 @@ pub fn ownership_step(
 /// A node's own knowledge about a shard when it reads the key of the shard's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownOwnership<'a, L> {
-    /// Name of the node.
+    /// Name of this node.
     pub node: &'a str,
     /// Lease of the node.
     pub lease: L,

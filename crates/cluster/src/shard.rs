@@ -15,7 +15,7 @@ pub struct ShardId(pub u32);
 pub struct ShardKey {
     /// Id of the collection, which no other collection ever has.
     pub collection: Arc<str>,
-    /// Number of the shard.
+    /// Number in the collection, from 0.
     pub shard: ShardId,
 }
 

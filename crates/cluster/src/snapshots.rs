@@ -12,7 +12,7 @@ pub const SNAPSHOTS_KEPT: usize = 2;
 /// A snapshot that a holder has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotRead<'a, I> {
-    /// Id of the snapshot.
+    /// Id by which the store lists the snapshot.
     pub id: &'a I,
     /// Next entry of the log behind the snapshot.
     pub next: EntryNumber,

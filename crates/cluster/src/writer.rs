@@ -90,14 +90,14 @@ pub enum Action<B> {
     Lost,
 }
 
-/// State of a writer.
+/// Progress of an ownership from the first read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriterState {
     /// No ownership.
     Idle,
     /// Reads the log to its end.
     Reading,
-    /// Creates its fence.
+    /// Creates an entry that ends the ownership of older writers.
     Fencing,
     /// Reads the floor: the log may have been cut while it was read.
     Checking,
@@ -180,7 +180,7 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
-    /// Returns the state.
+    /// Returns the progress of the current ownership.
     pub fn state(&self) -> WriterState {
         self.state
     }

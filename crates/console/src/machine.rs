@@ -20,7 +20,7 @@ const APART_MAX: Duration = Duration::from_secs(5);
 pub struct ShownDirectory {
     /// Use of the directory, as the page shows it.
     pub name: &'static str,
-    /// Path of the directory.
+    /// Path in the server's file system.
     pub path: PathBuf,
 }
 

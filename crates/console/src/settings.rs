@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use crate::machine::ShownDirectory;
 
-/// Settings of one section.
+/// A section of the configuration with the values in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SettingsSection {
-    /// Name of the section.
+    /// Name of the section, as the page shows it.
     pub name: &'static str,
     /// Settings of the section, in order.
     pub settings: Vec<Setting>,
@@ -16,7 +16,7 @@ pub struct SettingsSection {
 /// A key of the settings file and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// The key.
+    /// Key in the settings file.
     pub key: &'static str,
     /// The value in force.
     pub value: String,

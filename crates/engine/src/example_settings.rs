@@ -43,7 +43,7 @@ pub struct RegressSettings {
     pub output: String,
 }
 
-/// The section `[examples]`.
+/// The section `[examples]`: features that examples may lack.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ExamplesSection {
@@ -59,7 +59,7 @@ pub enum DefaultValue {
     Whole(i64),
     /// For floats.
     Real(f64),
-    /// For strings.
+    /// For strings, as UTF-8.
     Text(String),
 }
 

@@ -34,7 +34,7 @@ pub struct LayoutManifest {
     pub engine: String,
     /// Program that wrote it, for display.
     pub created_by: String,
-    /// Graph file.
+    /// File of the graph, without the parameters of the weights file.
     pub graph: FileEntry,
     /// Weights file; absent if the graph needs none.
     pub weights: Option<FileEntry>,

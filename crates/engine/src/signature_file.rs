@@ -26,7 +26,7 @@ pub struct SignatureFile {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TensorText {
-    /// Name.
+    /// Name that requests use for the tensor.
     pub name: String,
     /// [`DType::name`] of the element type; "float32" by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -55,7 +55,7 @@ pub fn check_name(thing: &str, name: &str) -> Result<()> {
     )))
 }
 
-/// Number of a lease.
+/// Number that etcd gave a lease; 0 stands for no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseId(pub i64);
 
@@ -64,7 +64,7 @@ pub struct LeaseId(pub i64);
 pub struct EtcdEntry {
     /// Key. Bytes that are not UTF-8 are replaced.
     pub key: String,
-    /// Value.
+    /// Bytes of the value, which need not be text.
     pub value: Bytes,
     /// Revision in which the key was created. No other creation of the key has it.
     pub create_revision: i64,

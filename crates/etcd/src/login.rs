@@ -18,12 +18,12 @@ const LOGIN_PATH: &str = "/v3/auth/authenticate";
 /// slowly on purpose.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A user of etcd.
+/// A user of etcd, for a cluster with authentication enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdUser {
-    /// Name.
+    /// User name, as in `etcdctl user add`.
     pub name: String,
-    /// Password.
+    /// Password, which is sent in the body of a login.
     pub password: Secret,
 }
 

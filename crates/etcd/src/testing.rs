@@ -82,7 +82,7 @@ impl EtcdServer {
         format!("127.0.0.1:{}", self.ports[0])
     }
 
-    /// Returns a client.
+    /// Returns a client of this etcd, with its certificates if it uses TLS.
     pub fn client(&self) -> Etcd {
         Etcd::new(&[self.endpoint()], self.http_client()).unwrap()
     }

@@ -34,14 +34,14 @@ pub enum Codes<'a> {
 pub struct Rows<'a> {
     /// Values of a row.
     pub dims: usize,
-    /// Codes of the rows.
+    /// Codes of all rows, one row after the other.
     pub codes: Codes<'a>,
     /// Squared lengths, one a row, for costs that are squared distances without the query's part.
     /// `None`: costs are negated products.
     pub squares: Option<&'a [f32]>,
 }
 
-/// Queries, row by row.
+/// Queries of one search, row by row.
 #[derive(Clone, Copy, Debug)]
 pub enum Queries<'a> {
     /// For rows of bytes: `queries * dims` codes, and a scale for each query.

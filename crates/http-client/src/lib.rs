@@ -36,24 +36,24 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A response with any status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpAnswer {
-    /// HTTP status.
+    /// Status code, also of failures.
     pub status: u16,
-    /// Headers.
+    /// Headers of the response.
     pub headers: HeaderMap,
-    /// Body.
+    /// Whole body of the response.
     pub body: Bytes,
 }
 
 /// A request of any form.
 #[derive(Clone)]
 pub struct HttpRequest<'a> {
-    /// Method.
+    /// HTTP method, such as `GET`.
     pub method: Method,
     /// Path, with the query, if any.
     pub path: &'a str,
     /// Headers besides the key.
     pub headers: HeaderMap,
-    /// Body.
+    /// Body; empty for none.
     pub body: Bytes,
 }
 

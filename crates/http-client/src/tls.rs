@@ -23,7 +23,7 @@ use crate::tls_error::{CertificateProblem, certificate_problem};
 pub enum TlsPeer {
     /// Other nodes of the cluster.
     Nodes,
-    /// etcd.
+    /// Members of the etcd cluster.
     Etcd,
 }
 
@@ -72,7 +72,7 @@ impl ClientTls {
         Ok(Arc::new(ClientTls { files, current }))
     }
 
-    /// Returns the files.
+    /// Returns the files that were read, for log lines and errors.
     pub fn files(&self) -> &ClientTlsFiles {
         &self.files
     }

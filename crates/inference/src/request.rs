@@ -14,7 +14,7 @@ const SIZES_SHOWN_MAX: usize = 8;
 pub struct InferenceRequest {
     /// The version that runs it.
     pub servable: Arc<Servable>,
-    /// Inputs by name.
+    /// Inputs, in any order.
     pub inputs: Vec<NamedTensor>,
     /// Names of the wanted outputs; empty for all of them.
     pub outputs: Vec<Arc<str>>,
@@ -29,9 +29,9 @@ pub struct InferenceRequest {
 
 /// Outputs, and the version that made them.
 pub struct InferenceResponse {
-    /// The version.
+    /// Version that ran the request.
     pub id: VersionId,
-    /// Outputs by name.
+    /// The wanted outputs, by name.
     pub outputs: Vec<NamedTensor>,
 }
 

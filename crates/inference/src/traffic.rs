@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metrics::STATUSES;
 
-/// Number of latency buckets.
+/// Number of latency buckets, from 10 µs to 93 s and beyond.
 pub const LATENCY_BUCKETS: usize = 252;
 /// Buckets in a factor of 10: neighbouring bounds differ by 6.6 %.
 const BUCKETS_PER_DECADE: f64 = 36.0;

@@ -1,6 +1,6 @@
 //! Differing bits between the 256-bit binary descriptors of keypoints.
 
-/// Bytes of a descriptor.
+/// Bytes of a descriptor: 256 bits.
 pub const DESCRIPTOR_BYTES: usize = 32;
 
 /// Counts the differing bits of one descriptor and each of `others`, 0 to 256. Panics if `out` and

@@ -62,7 +62,7 @@ pub enum UpdateStatus {
 /// Public status of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionStatus {
-    /// Version number.
+    /// Number of the version: the name of its directory.
     pub version: u64,
     /// Current stage.
     pub state: LifecycleState,
@@ -127,19 +127,19 @@ impl ModelStatus {
 /// Change of a version's state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateChange {
-    /// Name of the model.
+    /// Model that the version belongs to.
     pub model: Arc<str>,
-    /// Version number.
+    /// Number of the version: the name of its directory.
     pub version: u64,
     /// Previous state; `None` for a version that was just discovered.
     pub from: Option<LifecycleState>,
-    /// New state.
+    /// State after the change.
     pub to: LifecycleState,
     /// Reason for the new state.
     pub reason: Option<String>,
     /// True for a version that has failed because it is withdrawn; its load did not fail.
     pub withdrawn: bool,
-    /// Time of the change.
+    /// Moment of the change, by the system's clock.
     pub at: SystemTime,
 }
 
@@ -168,7 +168,7 @@ pub struct LoadCost {
 /// Report of a swap: one version became ready in place of another, whose memory is released.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapReport {
-    /// Name of the model.
+    /// Model whose version was replaced.
     pub model: Arc<str>,
     /// Old version. Equal to `to` after a reload.
     pub from: u64,
@@ -192,7 +192,7 @@ pub struct SwapReport {
     pub loader_cpu_seconds: f64,
 }
 
-/// Events of the lifecycle.
+/// Events that an observer of the lifecycle receives.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LifecycleEvent {

@@ -45,7 +45,7 @@ pub enum TurnState {
     HeldBack(String),
 }
 
-/// End of an update.
+/// Outcome of an update on this server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateEnd {
     /// The version serves. A load that an administrator asked for (`by_hand`) shows that it is not

@@ -89,7 +89,7 @@ fn longest_gap(cores: usize, time: Duration) -> Duration {
 pub struct Stops {
     /// Number of stops of a core for more than 10 ms.
     pub count: u64,
-    /// Longest stop.
+    /// Longest of these stops.
     pub longest: Duration,
 }
 

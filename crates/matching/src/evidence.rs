@@ -41,11 +41,11 @@ pub struct Evidence {
     pub probe_covered: u32,
     /// Vertices of the record within the probe's outline.
     pub record_covered: u32,
-    /// Vertices of the probe.
+    /// Vertices of the probe, paired or not.
     pub probe_vertices: u32,
-    /// Vertices of the record.
+    /// Vertices of the record, paired or not.
     pub record_vertices: u32,
-    /// Error of descriptors.
+    /// Sum of the differing bits of paired descriptors, each as a part of the permitted maximum.
     pub descriptor_error: u32,
     /// True if descriptors were compared.
     pub described: bool,

@@ -8,7 +8,7 @@ use crate::overlap::Outline;
 use crate::star::{Coordinates, Star, stars};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
 
-/// Options of a match.
+/// Tolerance of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchOptions {
     /// Maximum number of bits, of 256, in which two descriptors of the same point differ.

@@ -52,7 +52,7 @@ pub struct Placement {
     pub region: Arc<Region>,
     /// Offset in the region, a multiple of 4096.
     pub offset: usize,
-    /// Number of bytes.
+    /// Length of the chunk in bytes.
     pub bytes: usize,
 }
 

@@ -19,7 +19,7 @@ pub struct ProcessMetrics {
     pub open_descriptors: LevelGauge,
     /// Limit of open file descriptors.
     pub descriptors_max: LevelGauge,
-    /// Threads.
+    /// Threads that exist now.
     pub threads: LevelGauge,
     /// Start of the process in seconds since the epoch.
     pub start_time: SecondsGauge,

@@ -172,7 +172,7 @@ impl StoreMirror {
         self.requests.clone()
     }
 
-    /// Returns the metrics.
+    /// Returns the counts of bytes, listings and failures by store.
     pub fn metrics(&self) -> &StoreMetrics {
         &self.metrics
     }

@@ -122,7 +122,7 @@ impl StorePlace {
         &self.shown
     }
 
-    /// Returns the store.
+    /// Returns the client of the store.
     pub fn objects(&self) -> &Arc<dyn ObjectStore> {
         &self.objects
     }

@@ -30,7 +30,7 @@ const PART_BYTES: u64 = 8 << 20;
 /// Most parts of one object: the limit of S3 is 10,000.
 const PARTS_MAX: u64 = 9_000;
 
-/// Progress of an upload.
+/// Bytes of an upload, sent and in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UploadProgress {
     /// Bytes sent.

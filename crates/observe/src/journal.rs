@@ -29,7 +29,7 @@ pub enum EventLevel {
 pub struct NewEvent {
     /// One of the kinds that docs/console.md lists.
     pub kind: &'static str,
-    /// Level of the event.
+    /// Information, a warning or an error.
     pub level: EventLevel,
     /// The model, or `None` for the whole server.
     pub model: Option<Arc<str>>,
@@ -39,7 +39,7 @@ pub struct NewEvent {
     pub text: String,
 }
 
-/// An event.
+/// An event of the journal, with its number and time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerEvent {
     /// Number, which rises.
@@ -50,7 +50,7 @@ pub struct ServerEvent {
     pub at: f64,
     /// One of the kinds of [`NewEvent`].
     pub kind: &'static str,
-    /// Level of the event.
+    /// Information, a warning or an error.
     pub level: EventLevel,
     /// The model, or `None` for the whole server.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub struct EventJournal {
 /// Events of a reader, oldest first.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct EventPage {
-    /// The events.
+    /// Events that match the choice.
     pub events: Vec<ServerEvent>,
     /// Events that are not kept any more.
     pub dropped: u64,
@@ -112,7 +112,7 @@ impl EventJournal {
         self.start
     }
 
-    /// Adds an event.
+    /// Adds an event. Replaces the oldest one if there are `EVENTS_MAX`.
     pub fn add(&self, new: NewEvent) {
         self.lock().push(new, self.now());
     }

@@ -21,7 +21,7 @@ pub struct ObservedParts {
     pub metrics: Arc<Metrics>,
     /// Latencies and outcomes of each version.
     pub stats: Arc<InferenceStats>,
-    /// Parameters.
+    /// Parameters of all loaded versions, with the slot pool.
     pub memory: Arc<ParameterStore>,
     /// Worker processes of isolated models.
     pub isolation: Arc<Isolation>,

@@ -13,7 +13,7 @@ const FIELDS: usize = 8;
 /// the cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreTimes {
-    /// Number of cores.
+    /// Cores that this process may run on.
     pub cores: usize,
     /// Time in which a thread of any process ran.
     pub busy: Duration,

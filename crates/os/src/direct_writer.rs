@@ -47,7 +47,7 @@ impl DirectWriter {
         Ok(DirectWriter { path: path.to_owned(), cached, direct, buffer })
     }
 
-    /// Returns the path.
+    /// Returns the path of the file that is written.
     pub fn path(&self) -> &Path {
         &self.path
     }

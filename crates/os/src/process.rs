@@ -73,11 +73,11 @@ pub struct ProcessUsage {
     pub cpu_seconds: f64,
     /// Start in seconds since the epoch.
     pub start_time: f64,
-    /// Threads.
+    /// Threads at the time of the reading.
     pub threads: u64,
-    /// Virtual memory.
+    /// Virtual memory in bytes.
     pub virtual_bytes: u64,
-    /// Resident memory.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
 }
 

@@ -39,9 +39,9 @@ impl TfsState {
 /// The state of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionState {
-    /// Number of the version.
+    /// Number of the version: the name of its directory.
     pub version: u64,
-    /// State of the version.
+    /// State in the words of TensorFlow Serving.
     pub state: TfsState,
     /// Reason of a failure.
     pub error: Option<String>,
@@ -72,7 +72,7 @@ pub struct Total {
 /// Counters of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatisticsEntry {
-    /// The version.
+    /// Version that the numbers are about.
     pub id: VersionId,
     /// Time of the last response in milliseconds since the epoch; 0 before the first.
     pub last_ms: u64,
@@ -118,7 +118,7 @@ pub struct Batching {
     pub default_level: u32,
 }
 
-/// Limits of a queue.
+/// Limits of the requests that wait in a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Maximum waiting requests; 0 for the server's limit.

@@ -41,7 +41,7 @@ pub(crate) trait FreeOnDemand: Send + Sync {
 /// Use of a budget, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetStats {
-    /// Limit.
+    /// Maximum of all reservations together.
     pub limit: u64,
     /// Bytes reserved now.
     pub used: u64,

@@ -41,7 +41,7 @@ pub struct Config {
     pub libtorch: engine::LibrarySearch,
     /// Search path of TensorFlow, which is opened when the first SavedModel is loaded.
     pub tensorflow: engine::LibrarySearch,
-    /// Audio.
+    /// Limits and directories of recordings.
     pub audio: AudioConfig,
     /// Collections and images.
     pub search: SearchConfig,

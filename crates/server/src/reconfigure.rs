@@ -29,7 +29,7 @@ pub trait ConfigSource: Send {
 
 /// A source and the time between two calls of it.
 pub struct ConfigWatch {
-    /// The source.
+    /// Source of the configuration, such as a settings file.
     pub source: Box<dyn ConfigSource>,
     /// Time between two calls; `None` waits for SIGHUP.
     pub poll: Option<Duration>,

@@ -18,7 +18,7 @@ pub enum Pad {
     Reflect,
 }
 
-/// Settings of a [`Spectrum`].
+/// Scale, frames and transform of a [`Spectrum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpectrumSettings {
     /// Factor of each sample, applied first.

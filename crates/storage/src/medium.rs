@@ -281,7 +281,7 @@ pub struct ReaderOptions {
     pub read_bytes_max: usize,
 }
 
-/// One read.
+/// One read of whole pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Read<'a> {
     /// The file, kept open until the read is done.

@@ -21,7 +21,7 @@ use base::{Error, Result};
 
 use crate::bytes::{u16_at, u32_at};
 
-/// Bytes of a page.
+/// Bytes of a page, header included.
 pub const PAGE_BYTES: usize = 4096;
 /// Maximum bytes of a record.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;

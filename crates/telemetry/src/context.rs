@@ -24,7 +24,7 @@ pub struct SpanId(pub(crate) [u8; 8]);
 pub struct TraceContext {
     /// Trace of the span.
     pub trace_id: TraceId,
-    /// The span.
+    /// Span of the client, which becomes the parent of this server's span.
     pub span_id: SpanId,
     /// True if the client records the trace.
     pub sampled: bool,

@@ -9,7 +9,7 @@ use crate::context::{SpanId, TraceId};
 /// A finished trace of one request or one load, as far as this server knows it.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Id of the trace.
+    /// Id of 16 bytes; that of the client's trace if the request has one.
     pub id: TraceId,
     /// The client's `tracestate`, which is passed on.
     pub state: Option<Box<str>>,
@@ -28,7 +28,7 @@ pub struct BatchSpan {
     pub span: usize,
 }
 
-/// Kinds of spans.
+/// Kinds of OpenTelemetry that this server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     /// Work inside this server.
@@ -37,46 +37,46 @@ pub enum SpanKind {
     Server,
 }
 
-/// One span.
+/// One timed operation of a trace.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Name of the span.
+    /// Operation in few values, such as the name of a method or a phase.
     pub name: Cow<'static, str>,
-    /// Id of the span.
+    /// Id of 8 bytes.
     pub id: SpanId,
     /// The span that contains it.
     pub parent: Option<SpanId>,
-    /// Kind of the span.
+    /// Work inside the server, or the answer to a client.
     pub kind: SpanKind,
-    /// Start of the span.
+    /// Moment at which the operation began.
     pub start: Instant,
-    /// End of the span.
+    /// Moment at which the operation ended.
     pub end: Instant,
-    /// Attributes of the span.
+    /// Facts about the operation, such as the model and its version.
     pub attributes: Vec<Attribute>,
     /// Message of a failure.
     pub error: Option<Cow<'static, str>>,
 }
 
-/// An attribute.
+/// A fact about a span: key and value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attribute {
-    /// Name of the attribute.
+    /// Key, such as `millpond.model.name`.
     pub key: &'static str,
-    /// Value of the attribute.
+    /// Text, number or truth value.
     pub value: AttributeValue,
 }
 
-/// Value of an attribute.
+/// Types of values that OTLP carries.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttributeValue {
     /// Constant text.
     Name(&'static str),
     /// Other text.
     Text(Arc<str>),
-    /// A whole number.
+    /// A signed number of 64 bits.
     Whole(i64),
-    /// A number.
+    /// A floating-point number of 64 bits.
     Number(f64),
     /// True or false.
     Flag(bool),
@@ -119,7 +119,7 @@ impl From<f64> for AttributeValue {
 }
 
 impl Attribute {
-    /// Returns an attribute.
+    /// Creates an attribute from a key and a value of any of its types.
     pub fn new(key: &'static str, value: impl Into<AttributeValue>) -> Attribute {
         Attribute { key, value: value.into() }
     }

@@ -39,7 +39,7 @@ impl std::fmt::Debug for Tracer {
 /// A request that is traced, perhaps depending on its model.
 #[derive(Debug)]
 pub struct RequestTrace {
-    /// Id of the trace.
+    /// Id of the client's trace, or a new one.
     pub id: TraceId,
     /// Span of the request, which contains all other spans of this server.
     pub span: SpanId,
@@ -183,7 +183,7 @@ impl Tracer {
 /// Ids of the trace of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadTraceIds {
-    /// The trace.
+    /// Trace of the spans of the load.
     pub trace: TraceId,
     /// First span of the trace.
     pub span: SpanId,

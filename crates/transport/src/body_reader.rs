@@ -16,7 +16,7 @@ use crate::byte_budget::Reservation;
 use crate::progress_timeout::ProgressTimeout;
 use crate::receive_permits::{ReceivePermits, UNPERMITTED_WAIT_MAX};
 
-/// Limits of one body.
+/// Limits of the size of one body and of the time for it.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyLimits {
     /// Largest body in bytes.

@@ -69,7 +69,7 @@ pub struct ConnectionLimits {
 pub struct Listener<S> {
     /// Name in logs and in the metric of connections.
     pub name: &'static str,
-    /// Version of HTTP.
+    /// Version of HTTP that all its connections speak.
     pub version: HttpVersion,
     /// The bound socket.
     pub socket: ListenSocket,
@@ -77,7 +77,7 @@ pub struct Listener<S> {
     pub service: S,
     /// Receives the counts of connections and refusals.
     pub metrics: Arc<Metrics>,
-    /// The limits.
+    /// Limits of the number of connections and of the time for each step.
     pub limits: ConnectionLimits,
     /// Threads that run the connections; `None` is the runtime that accepts them.
     pub threads: Option<Arc<ConnectionThreads>>,

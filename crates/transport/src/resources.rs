@@ -24,7 +24,7 @@ const JSON_VALUE_BYTES: u64 = 96;
 /// them.
 const JSON_OBJECT_BYTES: u64 = 704;
 
-/// Limits of requests.
+/// Limits of the size, number and duration of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
     /// Largest body in bytes, before and after decompression.

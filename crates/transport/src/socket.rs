@@ -70,7 +70,7 @@ fn bind_every_address(port: u16) -> std::io::Result<std::net::TcpListener> {
 pub enum ListenSocket {
     /// A TCP port.
     Tcp(TcpListener),
-    /// A Unix socket.
+    /// A socket in the file system.
     Unix(UnixSocket),
 }
 

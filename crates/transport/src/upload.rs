@@ -36,7 +36,7 @@ const FORM_FIELDS_MAX: usize = 16;
 /// Longest name of a file in bytes; a longer one is cut.
 const FILE_NAME_BYTES_MAX: usize = 255;
 
-/// Limits of one upload.
+/// Limits of the size of one upload and of the time for it.
 #[derive(Clone, Copy, Debug)]
 pub struct UploadLimits {
     /// The word for the uploaded file in errors, such as "recording".

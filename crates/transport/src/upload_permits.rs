@@ -25,7 +25,7 @@ pub struct UploadPermit {
 }
 
 impl UploadPermits {
-    /// Creates `count` permits.
+    /// Creates `count` permits, numbered from 0, all free.
     pub fn new(count: usize) -> Arc<UploadPermits> {
         Arc::new(UploadPermits {
             taken: Mutex::new(vec![false; count]),

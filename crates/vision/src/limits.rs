@@ -27,7 +27,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All formats.
+    /// All formats that can be decoded.
     pub const ALL: [Format; 7] = [
         Format::Jpeg,
         Format::Png,

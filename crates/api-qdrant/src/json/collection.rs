@@ -302,7 +302,7 @@ pub enum AliasAction {
         /// The alias.
         alias_name: String,
     },
-    /// Renames an alias.
+    /// Gives the collection of an alias another alias in its place.
     RenameAlias {
         /// The old name.
         old_alias_name: String,

@@ -16,9 +16,9 @@ use super::{AbsentField, out_of_limits, unsupported};
 /// A point to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsertPoint {
-    /// Its id.
+    /// Id that the point has or gets.
     pub id: PointId,
-    /// Its vector.
+    /// Values in the order of the dimensions.
     pub vector: Vec<f32>,
     /// Its payload; may be empty.
     pub payload: Map<String, Value>,

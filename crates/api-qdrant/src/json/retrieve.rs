@@ -96,7 +96,7 @@ impl FacetRequest {
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
-    /// The ids.
+    /// Points to read, at most `IDS_MAX`, in the order of the response. Absent ones are left out.
     pub ids: Vec<PointId>,
     /// The requested part of payloads; all by default.
     pub with_payload: Option<WithPayload>,

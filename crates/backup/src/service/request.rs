@@ -22,7 +22,7 @@ pub enum BackupRequest {
         /// Extent.
         extent: BackupExtent,
     },
-    /// Restores a backup.
+    /// Makes a collection of a backup.
     Restore {
         /// Name of the collection that was backed up.
         collection: String,
@@ -87,7 +87,7 @@ impl BackupRequest {
     }
 }
 
-/// State of a request.
+/// Progress of a queued request.
 #[derive(Clone, Debug)]
 pub enum BackupJobState {
     /// The job waits for the thread.

@@ -37,14 +37,14 @@ pub struct PublishOptions {
 pub struct PublishProgress {
     /// Bytes written, parameters and graph together.
     pub bytes_done: u64,
-    /// Total bytes.
+    /// Bytes to write, parameters and graph together.
     pub bytes_total: u64,
 }
 
 /// A version that a `publish` made.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// Number of the version.
+    /// Number of the version: the name of its directory.
     pub version: u64,
     /// Directory of the version.
     pub dir: PathBuf,

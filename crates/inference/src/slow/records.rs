@@ -22,7 +22,7 @@ pub struct SlowRequest {
     pub number: u64,
     /// Arrival.
     pub time: SystemTime,
-    /// The version.
+    /// Version that ran the request.
     pub id: VersionId,
     /// Protocol, as in the metrics.
     pub protocol: &'static str,

@@ -33,12 +33,12 @@ pub struct ModelEndpoint {
     pub model: String,
 }
 
-/// Encoded requests.
+/// Requests that are ready to send.
 #[derive(Clone, Debug)]
 pub struct EncodedRequests {
     /// Method, path and headers of all requests.
     pub template: Template,
-    /// One body a request.
+    /// Body of each request, in the order of the inputs.
     pub bodies: Vec<Bytes>,
 }
 

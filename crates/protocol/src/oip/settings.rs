@@ -114,9 +114,9 @@ fn every(values: &[String]) -> Result<Option<f64>> {
 pub enum LogSettingValue {
     /// True or false.
     Flag(bool),
-    /// A number.
+    /// A whole number, such as a level of detail.
     Number(u32),
-    /// Text.
+    /// A word, such as a format or a file name.
     Text(String),
 }
 

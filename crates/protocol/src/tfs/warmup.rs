@@ -59,7 +59,7 @@ pub enum WarmupRecord {
 /// One task of a request with examples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleTask {
-    /// Method of the task.
+    /// Method by TensorFlow Serving's name, such as `tensorflow/serving/classify`.
     pub method: String,
     /// The signature; empty for the model's default.
     pub signature: String,
@@ -91,7 +91,7 @@ pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
 pub struct AnsweredRecord {
     /// The signature; empty for the model's default.
     pub signature: String,
-    /// The inputs.
+    /// Inputs by the names of the signature.
     pub inputs: Vec<NamedTensor>,
     /// The requested outputs; empty for all.
     pub requested: Vec<Arc<str>>,

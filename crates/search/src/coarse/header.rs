@@ -102,7 +102,7 @@ pub struct CoarseHeader {
     pub metric: Metric,
     /// Values per vector.
     pub dims: usize,
-    /// Number of rows.
+    /// Rows when the index was built.
     pub rows: usize,
     /// Recall measured when it was built.
     pub recall: Option<Recall>,

@@ -109,7 +109,7 @@ pub struct CoarseBuild<'a> {
     pub dims: usize,
     /// Measure of similarity.
     pub metric: Metric,
-    /// Threads that build it.
+    /// Threads that build, and their cancellation.
     pub crew: BuildThreads<'a>,
     /// Seed. Equal vectors, settings and seed give equal indexes, with any number of threads.
     pub seed: u64,

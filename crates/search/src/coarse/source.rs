@@ -53,7 +53,7 @@ pub struct StreamedBuild<'a> {
     pub dims: usize,
     /// Measure of similarity.
     pub metric: Metric,
-    /// Threads that build it.
+    /// Threads that build, and their cancellation.
     pub crew: BuildThreads<'a>,
     /// Seed, as in [`super::CoarseBuild`].
     pub seed: u64,

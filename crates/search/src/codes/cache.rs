@@ -55,9 +55,9 @@ pub struct BlockReads {
 /// Counts of the cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeCacheStats {
-    /// Blocks of codes.
+    /// Reads of blocks with vector codes.
     pub codes: BlockReads,
-    /// Blocks of payload indexes.
+    /// Reads of blocks with payload indexes.
     pub index: BlockReads,
     /// Blocks evicted.
     pub evicted: u64,

@@ -33,9 +33,9 @@ const COUNTING: &str = "counting values";
 pub enum FacetValue {
     /// Truth value.
     Bool(bool),
-    /// Whole number.
+    /// Whole number of 64 bits with a sign.
     Whole(i64),
-    /// String.
+    /// Text, compared byte by byte.
     Text(String),
 }
 

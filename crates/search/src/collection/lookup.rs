@@ -41,7 +41,7 @@ impl PointParts {
 /// Ids in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdList {
-    /// Ids.
+    /// Internal ids of live points.
     pub ids: Vec<u64>,
     /// True if there may be more after the last one.
     pub more: bool,
@@ -53,10 +53,10 @@ pub struct IdList {
     pub unseen: Option<Error>,
 }
 
-/// Number of points.
+/// A count of live points, which may be partial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PointCount {
-    /// Points counted.
+    /// Live points that were seen.
     pub count: u64,
     /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,

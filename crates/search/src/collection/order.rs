@@ -59,9 +59,9 @@ pub struct PointOrder<'a> {
 /// Point and the value that it was ordered by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderedPoint {
-    /// Id.
+    /// Internal id of a live point.
     pub id: u64,
-    /// Value.
+    /// The value of the field. A point with several values is listed once for each.
     pub value: OrderValue,
 }
 

@@ -168,7 +168,7 @@ impl PinnedFiles<'_> {
         self.content.encode()
     }
 
-    /// Returns the files.
+    /// Returns the pinned files, which stay until this is dropped.
     pub fn files(&self) -> &[PinnedFile] {
         &self.files
     }

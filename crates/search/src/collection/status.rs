@@ -15,7 +15,7 @@ pub struct Status {
     pub points: u64,
     /// Live points that are not flushed.
     pub unflushed: u64,
-    /// Segments.
+    /// Open segments, and segments that are not open yet.
     pub segments: Vec<SegmentStatus>,
     /// Damaged items that are not served, by name.
     pub quarantined: Vec<Quarantined>,
@@ -46,7 +46,7 @@ pub struct Status {
     pub disk_refused: u64,
 }
 
-/// Status of one segment.
+/// Rows, bytes and codes of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentStatus {
     /// Name of its file.

@@ -15,7 +15,7 @@ use super::state::CollectionState;
 /// Maximum points of one step.
 pub const WALK_STEP_MAX: usize = 4096;
 
-/// Position of a walk.
+/// Place among segments and memtables from which the next step of a walk continues.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WalkPosition {
     /// Segments whose rows were all visited.
@@ -33,7 +33,7 @@ pub struct WalkPosition {
 pub struct WalkedPoint {
     /// Internal id.
     pub id: u64,
-    /// Embedding.
+    /// Values, one for each dimension.
     pub embedding: Vec<f32>,
 }
 

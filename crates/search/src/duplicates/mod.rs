@@ -54,7 +54,7 @@ pub struct DuplicateOptions {
     pub accept: Option<f32>,
     /// Maximum points per second; 0 means no limit.
     pub points_per_second: u64,
-    /// Threads.
+    /// Threads that scan, the calling one included.
     pub threads: usize,
 }
 

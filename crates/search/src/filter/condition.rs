@@ -38,13 +38,13 @@ pub struct Filter {
 /// Conditions of which a number must be met.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MinShould {
-    /// Conditions.
+    /// Conditions, each of which counts once.
     pub conditions: Vec<Condition>,
     /// Minimum conditions that a row meets.
     pub min_count: usize,
 }
 
-/// One condition.
+/// A condition that a row meets or not.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
     /// A value of the field matches.
@@ -146,7 +146,7 @@ pub struct ValueLimits<T> {
     pub lte: Option<T>,
 }
 
-/// Limits of a number.
+/// Limits of a number of the payload.
 pub type Range = ValueLimits<f64>;
 /// Limits of a date, in microseconds since 1970 in UTC, as [`super::parse_date`] returns it.
 pub type DateRange = ValueLimits<i64>;

@@ -19,7 +19,7 @@ pub struct PathStep<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Brackets<'a>(&'a str);
 
-/// Brackets.
+/// A step of a path into a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bracket {
     /// `[]`: each element.

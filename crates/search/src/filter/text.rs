@@ -10,7 +10,7 @@ pub const TEXT_QUERY_WORDS_MAX: usize = 256;
 /// Splits texts into words and changes the words to their compared form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {
-    /// The split.
+    /// Borders between words.
     pub split: WordSplit,
     /// True if words are compared in lower case.
     pub lowercase: bool,

@@ -14,9 +14,9 @@ const KIND_DELETE: u8 = 2;
 /// Borrowed point to be written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PointRef<'a> {
-    /// Id of the point.
+    /// Internal id.
     pub id: u64,
-    /// Embedding.
+    /// Values, one for each dimension of the collection.
     pub embedding: &'a [f32],
     /// Bytes that a scorer compares.
     pub record: &'a [u8],
@@ -63,10 +63,10 @@ pub enum LoggedOp {
     Delete(u64),
 }
 
-/// Stored point.
+/// A point as it is logged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoredPoint {
-    /// Id of the point.
+    /// Internal id.
     pub id: u64,
     /// Embedding, rounded to the encoding of the collection.
     pub embedding: Vec<f32>,

@@ -25,7 +25,7 @@ pub use upsert::{UpsertCondition, UpsertMode, VectorChange};
 /// A point to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPoint<'a> {
-    /// Id of the point.
+    /// Number or UUID that clients use.
     pub id: PointId,
     /// Embedding of the point, with as many values as the collection has dimensions.
     pub embedding: &'a [f32],
@@ -38,12 +38,12 @@ pub struct NewPoint<'a> {
 /// A point as it was read. Parts that were not requested are empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchedPoint {
-    /// Id of the point.
+    /// Number or UUID that clients use.
     pub id: PointId,
-    /// Embedding of the point.
+    /// Embedding, rounded to the encoding of the collection.
     pub embedding: Vec<f32>,
-    /// Record of the point.
+    /// Bytes that a scorer compares; empty if the point has none.
     pub record: Vec<u8>,
-    /// Payload of the point.
+    /// JSON object; empty if the point has none.
     pub payload: Map<String, Value>,
 }

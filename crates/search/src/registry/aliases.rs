@@ -11,7 +11,7 @@ use super::files;
 pub(crate) const ALIASES_MAX: usize = 10_000;
 const KIND: &str = "aliases";
 
-/// Change of an alias.
+/// One change of the aliases. Several are made in order, all or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AliasChange {
     /// Makes `alias` stand for `collection`, and for no other collection.
@@ -26,7 +26,7 @@ pub enum AliasChange {
         /// Alias.
         alias: String,
     },
-    /// Renames an alias.
+    /// Gives the collection of `from` the alias `to` in its place.
     Rename {
         /// Old alias.
         from: String,

@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 /// Suffix of a file that is being written.
 const ASIDE: &str = ".tmp";
 
-/// Settings of a collection.
+/// Settings of a collection, kept in its settings file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectionSettings {
     /// Values per embedding.

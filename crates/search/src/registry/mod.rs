@@ -53,16 +53,16 @@ pub use self::pool::{PoolTask, SlicedTask, TaskProgress};
 pub use self::restore::RestoringCollection;
 pub use self::write::MatchingPoints;
 
-/// Collection in a listing.
+/// A collection of a registry by name, open or not.
 #[derive(Clone, Debug)]
 pub struct ListedCollection {
-    /// Name.
+    /// Name of the collection, not an alias.
     pub name: String,
-    /// State.
+    /// Progress of its opening, or the reason why it is not served.
     pub state: ListedState,
 }
 
-/// State of a collection.
+/// Progress of a collection from the start to service.
 #[derive(Clone, Debug)]
 pub enum ListedState {
     /// The log of the collection is being read.
@@ -84,10 +84,10 @@ pub struct CollectionCounts {
     pub broken: usize,
 }
 
-/// Counts of a registry.
+/// Numbers of collections, and use of the search threads.
 #[derive(Clone, Copy, Debug)]
 pub struct RegistryStats {
-    /// Collections by state.
+    /// Collections by progress of their opening.
     pub collections: CollectionCounts,
     /// Tasks that wait for a search thread.
     pub queued: usize,

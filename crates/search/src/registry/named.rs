@@ -28,7 +28,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Points in the order of their internal ids: numbers, then UUIDs by their hash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScrollPage {
-    /// Points.
+    /// Live points of this page.
     pub points: Vec<FetchedPoint>,
     /// Id to continue with.
     pub next: Option<PointId>,
@@ -135,7 +135,7 @@ impl NamedCollection {
         &self.points
     }
 
-    /// Returns its settings.
+    /// Returns the current settings. Later changes make a new copy.
     pub fn settings(&self) -> Arc<CollectionSettings> {
         self.settings.lock().clone()
     }

@@ -13,7 +13,7 @@ use crate::points::uuid_hash;
 /// Default maximum of collections.
 pub(super) const COLLECTIONS_MAX: usize = 1000;
 
-/// Options of a registry.
+/// Directory, memory and threads that all collections of a server share.
 #[derive(Clone, Debug)]
 pub struct RegistryOptions {
     /// Directory of the collections.

@@ -16,7 +16,7 @@ pub const IN_FLIGHT_MAX: usize = 256;
 /// Maximum bytes of a read: the longest record and its header, in pages.
 pub(crate) const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
 
-/// Limits of one searcher.
+/// Limits of the queries and reads that one searcher has in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchLimits {
     /// Queries in progress, up to `QUERIES_MAX`. While the oldest waits for its first reads, the

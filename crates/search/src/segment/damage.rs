@@ -15,7 +15,7 @@ const DAMAGED_MAX: usize = 1024;
 /// File or page that is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantined {
-    /// Name of the file.
+    /// Name of the file in the directory of the collection.
     pub file: String,
     /// Damaged page; `None` for the whole file.
     pub page: Option<u64>,

@@ -26,7 +26,7 @@ type KeyMap = HashMap<[u8; 32], Arc<AccessKey>>;
 /// Sources of a server's keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeySources<'a> {
-    /// File of keys.
+    /// File of `--keys`.
     pub file: Option<&'a Path>,
     /// Text of `--api-key`.
     pub api_key: Option<&'a str>,

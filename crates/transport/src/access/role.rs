@@ -50,7 +50,7 @@ pub struct Operation {
     pub role: KeyRole,
     /// Name of the model or recogniser that the path names.
     pub model: Option<String>,
-    /// Collections.
+    /// Collections that the operation reads or changes.
     pub collections: CollectionScope,
 }
 

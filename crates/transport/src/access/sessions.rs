@@ -18,7 +18,7 @@ const SESSIONS_MAX: usize = 1024;
 const SESSIONS_OF_KEY_MAX: usize = 16;
 /// Random bytes of a session.
 const ID_BYTES: usize = 32;
-/// Lifetime of a session.
+/// Time after which a login ends, used or not.
 pub const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// Retry advice if there are too many sessions.
 const RETRY_AFTER: Duration = Duration::from_secs(60);

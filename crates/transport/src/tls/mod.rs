@@ -25,7 +25,7 @@ pub(crate) use stream::{SocketReader, SocketStream, SocketWriter};
 /// A certificate or key in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PemSource {
-    /// A file.
+    /// A file, which is read again if certificates are reloaded.
     File(PathBuf),
     /// The text itself, of the named setting.
     Text(&'static str, Secret),
@@ -148,7 +148,7 @@ impl TlsIdentity {
         Ok(Arc::new(TlsIdentity { files, current }))
     }
 
-    /// Returns the files.
+    /// Returns the files that were read, for log lines and errors.
     pub fn files(&self) -> &TlsFiles {
         &self.files
     }

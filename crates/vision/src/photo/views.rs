@@ -21,7 +21,7 @@ const COARSE_CANDIDATES: usize = 10;
 /// Shortest side of a part, in pixels.
 const PART_SIDE_MIN: u32 = 48;
 
-/// Kind of a view.
+/// Ways to change a photograph that was not found as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ViewKind {
     /// The whole photograph with keypoints of a smaller working image.
@@ -60,7 +60,7 @@ pub struct PixelRegion {
 /// A view of a photograph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhotoView {
-    /// Kind of the view.
+    /// Transformation by which the view differs from the photograph.
     pub kind: ViewKind,
     /// Pixels of the photograph that it shows.
     pub region: PixelRegion,

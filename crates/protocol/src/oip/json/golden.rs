@@ -9,7 +9,7 @@ use crate::json::JsonReader;
 /// A request, and the outputs that its response must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoldenInfer {
-    /// The request.
+    /// Request to send, without the model's name.
     pub request: RestInferRequest,
     /// Outputs that the response must have.
     pub outputs: Vec<NamedTensor>,

@@ -49,13 +49,13 @@ pub struct InferRecord<'a> {
 /// A request of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordedInfer {
-    /// Name of the model.
+    /// Model that the request named.
     pub model: String,
     /// The version that ran it.
     pub version: String,
     /// "ok" or the kind of its error.
     pub status: String,
-    /// The request.
+    /// Request as the client sent it, with its tensors.
     pub request: RestInferRequest,
     /// The outputs that the server answered with.
     pub response: Vec<NamedTensor>,

@@ -110,7 +110,7 @@ pub struct BlockStats {
     pub hits: u64,
     /// Blocks inserted.
     pub filled: u64,
-    /// Blocks evicted.
+    /// Blocks removed to make room for others.
     pub evicted: u64,
     /// Blocks cached now.
     pub blocks: u64,
