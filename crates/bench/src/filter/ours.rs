@@ -42,12 +42,12 @@ pub(super) struct OurCollection {
     named: Arc<NamedCollection>,
     registry: Arc<Registry>,
     pub(super) build_s: f64,
-    _folder: CollectionFolder,
+    _folder: FilterFolder,
 }
 
-struct CollectionFolder(PathBuf);
+struct FilterFolder(PathBuf);
 
-impl Drop for CollectionFolder {
+impl Drop for FilterFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -56,7 +56,7 @@ impl Drop for CollectionFolder {
 impl OurCollection {
     /// Writes all rows, and merges until there is nothing to merge.
     pub(super) fn build(data: &FilterData, folder: PathBuf) -> Result<OurCollection> {
-        let folder = CollectionFolder(folder);
+        let folder = FilterFolder(folder);
         let started = Instant::now();
         let row_bytes = data.dims as u64 * DIM_BYTES + 1024;
         let registry = Registry::open(RegistryOptions {
