@@ -8,7 +8,7 @@ use cluster::EntryNumber;
 pub struct LogWrite {
     /// Operations, in order.
     pub operations: Vec<Bytes>,
-    /// Ids that the operations write. Only those that conditions of other writes name must be here.
+    /// Ids that the operations write. An id is needed here only if conditions of other writes name it.
     pub ids: Vec<[u8; 16]>,
     /// Refuses the write if an entry behind this one may have written one of `ids`.
     pub unless_after: Option<EntryNumber>,
