@@ -35,7 +35,7 @@ pub struct BackupReport {
     pub unchanged: bool,
     /// Live points when the backup was made.
     pub points: u64,
-    /// Number of files, with those that the store had already.
+    /// Number of files, including files that the store had already.
     pub files: usize,
     /// Bytes of all files.
     pub bytes: u64,
