@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api_images::{
     ExtractedImage, ExtractionPriority, ImageInput, ImageKind, ImagesState, WantedImages,
-    check_bulk_params, image_id, images_operation, present_answer,
+    check_bulk_params, image_id, images_operation, original_key, present_answer,
 };
 use base::{Error, Result};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use http::Method;
 use metrics::KindLabels;
 use search::points::PointId;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::{timeout, timeout_at};
 use transport::{Reply, query_flag};
 
@@ -190,6 +190,23 @@ struct StoredUpload {
     original: String,
 }
 
+/// An image that the collection has with its original.
+struct PresentImage {
+    /// Answer to another upload of it.
+    json: Value,
+    /// Key of its original, as its payload names it.
+    original: String,
+}
+
+impl PresentImage {
+    /// Reads the payload of a point. Returns `None` for a point without an original.
+    fn of(id: &PointId, payload: &Map<String, Value>) -> Option<PresentImage> {
+        let json = present_answer(id, payload)?;
+        let original = original_key(payload)?.to_owned();
+        Some(PresentImage { json, original })
+    }
+}
+
 /// Outcome of the write of a point.
 enum PointWriteOutcome {
     /// Number of the entry that has the point.
@@ -229,8 +246,8 @@ impl ImagePut<'_> {
         let mut seen = 0;
         if let Some(target) = &existing {
             seen = self.seen_by_lookups(target, &id)?;
-            if let Some(json) = self.present(target, id, has_waited).await? {
-                return Ok(PutAnswer::present(json));
+            if let Some(image) = self.present(target, id, has_waited).await? {
+                return Ok(PutAnswer::present(image.json));
             }
         }
         let was_there = existing.is_some();
@@ -251,7 +268,7 @@ impl ImagePut<'_> {
         if was_there {
             let seen_now = self.seen_by_lookups(&target, &id)?;
             match self.present(&target, id, false).await {
-                Ok(Some(json)) => return Ok(PutAnswer::present(json)),
+                Ok(Some(image)) => return Ok(PutAnswer::present(image.json)),
                 Ok(None) => seen = seen_now,
                 Err(error) => tracing::debug!(%id, %error, "an image is not looked up again"),
             }
@@ -266,22 +283,22 @@ impl ImagePut<'_> {
         Ok(self.context.state.written.last(&ShardKey::new(&target.record.id, shard)))
     }
 
-    /// Returns the answer for an image that the collection has with its original, or `None`. A
-    /// holder that lags may still have an image whose removal was acknowledged. So a second, strong
-    /// lookup confirms the first one. If `is_strong` is true, the first lookup is strong, too.
+    /// Looks up an image. Returns `None` unless the collection has it with its original. A holder
+    /// that lags may still have an image whose removal was acknowledged. So a second, strong lookup
+    /// confirms the first one. If `is_strong` is true, the first lookup is strong, too.
     async fn present(
         &self,
         target: &ImageTarget,
         id: PointId,
         is_strong: bool,
-    ) -> Result<Option<Value>> {
+    ) -> Result<Option<PresentImage>> {
         let is_strong = is_strong || self.context.params.strong;
         let first = LookupConsistency::Default.or_strong(is_strong);
         let mut present = None;
         for consistency in [first, LookupConsistency::Strong] {
             let lookup = PointLookup { payload: true, consistency };
             let point = points::find(self.context, &target.record, id, lookup).await?;
-            present = point.and_then(|point| present_answer(&id, &point.payload));
+            present = point.and_then(|point| PresentImage::of(&id, &point.payload));
             if consistency == LookupConsistency::Strong || present.is_none() {
                 break;
             }
@@ -308,7 +325,8 @@ impl ImagePut<'_> {
     }
 
     /// Writes the point of an image that a lookup did not find, which has seen the entry `seen`.
-    /// Removes the upload's own original if the point is in no entry and never will be.
+    /// Removes the upload's own original if the point is in no entry and never will be. Keeps it if
+    /// the point of the image names it.
     async fn write(&self, upload: StoredUpload, seen: u64, added: Value) -> Result<PutAnswer> {
         let outcome = self.write_unless_present(&upload, seen).await;
         let may_be_written = match &outcome {
@@ -332,9 +350,13 @@ impl ImagePut<'_> {
     /// Writes the point. If another upload may have added the image behind the entry `seen`, looks
     /// the image up and tries again.
     ///
+    /// A proxy between the nodes may send a write twice. The owner then refuses the repetition, and
+    /// the image that the lookup finds is this upload's own.
+    ///
     /// # Errors
     /// `Unavailable` with retry advice after [`CONFLICTS_MAX`] conflicts; errors of the lookup and
-    /// of the write. [`was_not_written`] is true unless the outcome of a write is unknown.
+    /// of the write. [`was_not_written`] is false if the outcome of a write is unknown, or if the
+    /// lookup after a conflict fails: it did not show that no point names the original.
     async fn write_unless_present(
         &self,
         upload: &StoredUpload,
@@ -349,17 +371,23 @@ impl ImagePut<'_> {
             let condition = WriteCondition { id: upload.id, after: seen };
             match Box::pin(write.run_on_condition(condition, &upload.operation)).await? {
                 OwnerDecision::Made(entry) => return Ok(PointWriteOutcome::Added(entry)),
-                OwnerDecision::Conflict(entry) => seen = entry,
+                // Other writes of this node may have seen later entries meanwhile.
+                OwnerDecision::Conflict(entry) => {
+                    seen = entry.max(self.seen_by_lookups(&upload.target, &upload.id)?);
+                }
             }
             self.context.state.requests.metrics.cluster.write_conflicts.inc();
-            let present = self.present(&upload.target, upload.id, true).await;
-            if let Some(json) = present.map_err(not_written)? {
-                return Ok(PointWriteOutcome::Present(json));
+            if let Some(image) = self.present(&upload.target, upload.id, true).await? {
+                return Ok(if image.original == upload.original {
+                    PointWriteOutcome::Added(seen)
+                } else {
+                    PointWriteOutcome::Present(image.json)
+                });
             }
         }
         let shard = &write.key;
         let error = Error::unavailable(format!(
-            "shard {shard}: other requests add and remove the image {} at this moment; send it again",
+            "shard {shard}: other requests write so many images that {} was refused; send it again later",
             upload.id
         ));
         Err(not_written(error.with_retry_after(RETRY_AFTER)))

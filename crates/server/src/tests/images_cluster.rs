@@ -49,18 +49,29 @@ struct OneNode {
     conditions: Arc<Mutex<Conditions>>,
 }
 
+/// Reason for which the owner of a shard refuses the write of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConflictCause {
+    /// Another upload has just added the image.
+    OtherUpload,
+    /// The same write has arrived before.
+    Repetition,
+    /// The owner does not know the entries behind the lookup.
+    Forgotten,
+}
+
 /// Conditional writes of images.
 #[derive(Default)]
 struct Conditions {
-    /// Conflicts of the next writes: true if another upload has just added the image.
-    conflicts: VecDeque<bool>,
+    /// Conflicts of the next writes.
+    conflicts: VecDeque<ConflictCause>,
     /// Entries that the roots had seen, of all writes so far.
     seen: Vec<u64>,
 }
 
 impl Conditions {
     /// Takes a write. Returns its conflict, if there is one.
-    fn take(&mut self, condition: &Value) -> Option<bool> {
+    fn take(&mut self, condition: &Value) -> Option<ConflictCause> {
         self.seen.push(condition["after"].as_u64().unwrap());
         self.conflicts.pop_front()
     }
@@ -157,12 +168,14 @@ async fn write(
     let condition = request.unless_written;
     let conflict = condition.and_then(|it| node.conditions.lock().unwrap().take(&it));
     match conflict {
-        // The other upload has a name of its own.
-        Some(true) => {
-            texts.iter_mut().for_each(|text| *text = text.replace("own.jpg", "other.jpg"));
+        // The other upload has a name and an original of its own.
+        Some(ConflictCause::OtherUpload) => {
+            for text in &mut texts {
+                *text = text.replace("own.jpg", "other.jpg").replace("/originals/", "/originals/x");
+            }
         }
-        Some(false) => texts.clear(),
-        None => {}
+        Some(ConflictCause::Forgotten) => texts.clear(),
+        Some(ConflictCause::Repetition) | None => {}
     }
     for text in texts {
         let named = named.clone();
@@ -508,9 +521,10 @@ fn a_removal_leaves_the_original_of_a_later_upload() {
 /// The owner of the shard refuses a write if another node may have added the image.
 #[test]
 fn an_upload_that_loses_a_race_finds_the_image() {
+    use ConflictCause::{Forgotten, OtherUpload, Repetition};
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
-    let put = |seed: u64, conflicts: &[bool]| {
+    let put = |seed: u64, conflicts: &[ConflictCause]| {
         spread.node.conditions.lock().unwrap().conflicts.extend(conflicts);
         let path = "?shard_number=1&replication_factor=1&name=own.jpg";
         let (status, body) = spread.send("PUT", path, Sent::Image(&picture(seed)));
@@ -521,17 +535,19 @@ fn an_upload_that_loses_a_race_finds_the_image() {
     let conflicts = || spread.served.server.core.metrics.cluster.write_conflicts.get();
     let added = (200, json!("added"), json!("own.jpg"));
     assert_eq!(put(1, &[]), added);
-    assert_eq!(put(2, &[true]), (200, json!("present"), json!("other.jpg")));
+    assert_eq!(put(2, &[OtherUpload]), (200, json!("present"), json!("other.jpg")));
     assert_eq!((originals(), conflicts()), (1, 1), "the upload removes its own original");
-    assert_eq!(put(3, &[false]), added);
+    assert_eq!(put(3, &[Forgotten]), added);
     assert_eq!((originals(), conflicts()), (2, 2));
-    assert_eq!(put(4, &[false, false, false]).0, 503);
+    assert_eq!(put(4, &[Forgotten; 3]).0, 503);
     assert_eq!((originals(), conflicts()), (2, 5));
     assert_eq!(put(4, &[]), added);
+    assert_eq!(put(5, &[Repetition]), added);
+    assert_eq!((originals(), conflicts()), (4, 6), "the point names the original of this upload");
     // The entry of a refusal is that of the next condition.
-    assert_eq!(spread.node.conditions.lock().unwrap().seen, (0..8).collect::<Vec<u64>>());
-    assert_eq!((spread.puts("added"), spread.puts("present")), (3, 1));
-    assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 4);
+    assert_eq!(spread.node.conditions.lock().unwrap().seen, (0..9).collect::<Vec<u64>>());
+    assert_eq!((spread.puts("added"), spread.puts("present")), (4, 1));
+    assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 5);
 }
 
 /// Groups of a collection: the ids of the images of each, the pairs, and the summary.
