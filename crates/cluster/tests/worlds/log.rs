@@ -3,16 +3,20 @@
 //! Faults: requests take milliseconds to minutes, answers get lost while the request still arrives,
 //! processes stop for up to two minutes or restart without memory, some believe for too long that
 //! they own the shard, and some learn late that they do. Time is in milliseconds.
+//!
+//! Some clients add ids on a condition, as uploads of images do: they look an id up, some of them
+//! in an old reading of the log, and write it later. The owner refuses a write if an entry that the
+//! lookup may not have seen has added the id.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cluster::{
-    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RequestId,
-    Ticket, WriterId, WriterState,
+    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RecentWrites,
+    RequestId, Ticket, WriterId, WriterState,
 };
 
-use super::log_outcome::{AcknowledgedWrite, LogOutcome};
+use super::log_outcome::{AcknowledgedWrite, IdChange, LogOutcome};
 use super::numbers::Numbers;
 use super::schedule::Schedule;
 use super::{Planted, WorldOutcome};
@@ -30,11 +34,37 @@ const READ: u64 = 15_000;
 const PAUSE_OF_CLIENTS: u64 = 800;
 /// Time after which a node stops waiting for an answer.
 const TIMEOUT: u64 = 400;
+/// Ids that clients add and remove.
+const IDS: u64 = 4;
+/// Mean time between two clients that change an id.
+const PAUSE_OF_UPLOADS: u64 = 2_000;
+/// Maximum writes of a client that the owner refuses. A lookup of the log follows each.
+const REFUSALS_MAX: u32 = 3;
+/// Acknowledged writes of ids that an owner remembers: so few that it forgets some.
+const RECENT_MAX: usize = 8;
 
 /// Writes of a client.
 #[derive(Clone, Debug)]
 struct Batch {
     writes: Vec<u64>,
+    /// Change of an id by the only write.
+    change: Option<IdChange>,
+}
+
+/// A client that changes an id.
+#[derive(Clone, Copy, Debug)]
+struct IdUpload {
+    id: u64,
+    /// True if the client looks the id up in the log, and not in an old reading of the log.
+    is_strong: bool,
+    refusals: u32,
+}
+
+/// A batch without an answer.
+struct SentBatch {
+    time: u64,
+    writes: Vec<u64>,
+    upload: Option<IdUpload>,
 }
 
 /// A list of segments, which a reader publishes: all writes before an entry.
@@ -53,6 +83,18 @@ struct Node {
     owner_until: u64,
     /// Time by which it believes so for too long.
     overconfidence: u64,
+    /// Latest writes of ids in the present ownership.
+    recent: RecentWrites,
+    /// Order in `recent` behind each batch in flight that adds an id.
+    orders: BTreeMap<Ticket, u64>,
+}
+
+impl Node {
+    /// Forgets the writes of ids, at the start of an ownership.
+    fn forget_writes(&mut self) {
+        self.recent = RecentWrites::new(RECENT_MAX);
+        self.orders.clear();
+    }
 }
 
 #[derive(Default)]
@@ -77,6 +119,12 @@ enum Item {
     /// A node learns of its ownership.
     Granted(Epoch, Sender),
     Client,
+    /// Clients begin to change an id.
+    Uploads,
+    /// A client looks an id up.
+    Lookup(IdUpload),
+    /// A client writes a change after its lookup.
+    Change(IdUpload, IdChange),
     Reader,
     Tick(usize),
     RaiseFloor(EntryNumber, Epoch),
@@ -101,8 +149,10 @@ struct World {
     nodes: Vec<Node>,
     referee: Referee,
     store: Store,
-    /// Batches of clients by ticket: time sent, and writes.
-    sent: BTreeMap<Ticket, (u64, Vec<u64>)>,
+    /// Last reading of the log, in which clients look ids up.
+    replica: List,
+    /// Batches of clients by ticket.
+    sent: BTreeMap<Ticket, SentBatch>,
     numbers: u64,
     outcome: LogOutcome,
 }
@@ -116,6 +166,7 @@ impl World {
             nodes: Vec::new(),
             referee: Referee::default(),
             store: Store::default(),
+            replica: List::default(),
             sent: BTreeMap::new(),
             numbers: 0,
             outcome: LogOutcome::default(),
@@ -129,10 +180,13 @@ impl World {
                 stopped_until: 0,
                 owner_until: 0,
                 overconfidence,
+                recent: RecentWrites::new(RECENT_MAX),
+                orders: BTreeMap::new(),
             });
             world.at(node as u64, Item::Tick(node));
         }
         world.at(0, Item::Client);
+        world.at(0, Item::Uploads);
         world.at(READ, Item::Reader);
         world
     }
@@ -186,9 +240,12 @@ impl World {
     fn happens(&mut self, item: Item) {
         match item {
             Item::Client => self.client(),
+            Item::Uploads => self.uploads(),
+            Item::Lookup(upload) => self.look_up(upload),
+            Item::Change(upload, change) => self.write_change(upload, change),
             Item::Reader => {
-                let list = self.whole_log(self.counts_old_entries());
-                self.outcome.seen.extend(&list.writes);
+                self.replica = self.whole_log(self.counts_old_entries());
+                self.outcome.seen.extend(&self.replica.writes);
                 if self.schedule.now() < LENGTH {
                     self.at(READ, Item::Reader);
                 }
@@ -212,19 +269,66 @@ impl World {
 
     /// A client sends a batch to a node, mostly to the owner.
     fn client(&mut self) {
-        let any = self.random.below(NODES as u64) as usize;
-        let node = if self.random.percent(70) { self.referee.owner.unwrap_or(any) } else { any };
+        let node = self.node_of_client();
         let count = self.random.below(3) + 1;
-        let writes: Vec<u64> = (0..count).map(|_| self.number()).collect();
-        let ticket = Ticket(self.number());
-        self.sent.insert(ticket, (self.schedule.now(), writes.clone()));
-        let event = Event::Submitted(ticket, Batch { writes });
-        let sender = self.sender(node);
-        self.at(0, Item::Answer(event, sender));
+        let writes = (0..count).map(|_| self.number()).collect();
+        self.submit(node, Batch { writes, change: None }, None);
         let delay = self.random.below(2 * PAUSE_OF_CLIENTS);
         if self.schedule.now() + delay < LENGTH {
             self.at(delay, Item::Client);
         }
+    }
+
+    fn node_of_client(&mut self) -> usize {
+        let any = self.random.below(NODES as u64) as usize;
+        if self.random.percent(70) { self.referee.owner.unwrap_or(any) } else { any }
+    }
+
+    fn submit(&mut self, node: usize, batch: Batch, upload: Option<IdUpload>) {
+        let ticket = Ticket(self.number());
+        let time = self.schedule.now();
+        let writes = batch.writes.clone();
+        self.sent.insert(ticket, SentBatch { time, writes, upload });
+        let sender = self.sender(node);
+        self.at(0, Item::Answer(Event::Submitted(ticket, batch), sender));
+    }
+
+    /// A client changes an id, or two do at the same moment.
+    fn uploads(&mut self) {
+        let id = self.random.below(IDS);
+        let upload = IdUpload { id, is_strong: self.random.percent(30), refusals: 0 };
+        let clients = if self.random.percent(50) { 2 } else { 1 };
+        for _ in 0..clients {
+            self.look_up(upload);
+        }
+        let delay = self.random.below(2 * PAUSE_OF_UPLOADS);
+        if self.schedule.now() + delay < LENGTH {
+            self.at(delay, Item::Uploads);
+        }
+    }
+
+    /// A client looks an id up. It will add an absent id and remove one that is there. A client of
+    /// an earlier version adds without a condition.
+    fn look_up(&mut self, upload: IdUpload) {
+        let IdUpload { id, is_strong, .. } = upload;
+        let whole = is_strong.then(|| self.whole_log(self.counts_old_entries()));
+        let list = whole.as_ref().unwrap_or(&self.replica);
+        // Entry 0 is a fence, so each lookup has seen it.
+        let seen = EntryNumber(list.through.0.saturating_sub(1));
+        let adds = !self.outcome.has_id(&list.writes, id);
+        let is_conditional = adds && self.random.percent(90);
+        let change = IdChange { id, adds, unless_after: is_conditional.then_some(seen) };
+        let is_slow = self.random.percent(15);
+        let delay = self.random.below(if is_slow { 60_000 } else { 1_000 });
+        self.at(delay, Item::Change(upload, change));
+    }
+
+    fn write_change(&mut self, upload: IdUpload, change: IdChange) {
+        let node = self.node_of_client();
+        let write = self.number();
+        self.outcome.changes.insert(write, change);
+        let batch = Batch { writes: vec![write], change: Some(change) };
+        self.submit(node, batch, Some(upload));
     }
 
     fn sender(&self, node: usize) -> Sender {
@@ -293,6 +397,7 @@ impl World {
             let rest = node.stopped_until - self.schedule.now();
             return self.at(rest, Item::Granted(epoch, sender));
         }
+        node.forget_writes();
         let list = &self.referee.list;
         let event = Event::Granted { epoch, from: list.through, covered: list.epoch };
         self.handle(sender.node, event);
@@ -307,26 +412,79 @@ impl World {
             let rest = node.stopped_until - self.schedule.now();
             return self.at(rest, Item::Answer(event, sender));
         }
+        if let Event::Submitted(ticket, batch) = &event
+            && !self.is_taken(sender.node, *ticket, batch)
+        {
+            return self.refused(*ticket);
+        }
         self.handle(sender.node, event);
+    }
+
+    /// Returns true unless the owner refuses a batch because of its condition. The writer gives the
+    /// batches that it takes their entries in the same order.
+    fn is_taken(&mut self, at: usize, ticket: Ticket, batch: &Batch) -> bool {
+        let node = &mut self.nodes[at];
+        let Some(change) = batch.change else { return true };
+        // A writer that does not own the log fails the batch.
+        if node.writer.state() != WriterState::Owning {
+            return true;
+        }
+        let added = change.adds.then(|| u128::from(change.id).to_be_bytes());
+        let is_taken = node.recent.take(added.as_slice(), change.unless_after);
+        if is_taken {
+            node.orders.insert(ticket, node.recent.next_order());
+        }
+        is_taken
+    }
+
+    /// A client looks an id up in the log and writes again, or ends.
+    fn refused(&mut self, ticket: Ticket) {
+        self.outcome.refused += 1;
+        let upload = self.sent.remove(&ticket).and_then(|sent| sent.upload);
+        if let Some(IdUpload { id, refusals, .. }) = upload
+            && refusals + 1 < REFUSALS_MAX
+        {
+            let again = IdUpload { id, is_strong: true, refusals: refusals + 1 };
+            let delay = self.random.below(500);
+            self.at(delay, Item::Lookup(again));
+        }
     }
 
     fn handle(&mut self, at: usize, event: Event<Batch>) {
         let mut actions = Vec::new();
         self.nodes[at].writer.handle(event, &mut actions);
+        let mut applied = EntryNumber::default();
         for action in actions {
             match action {
-                // Readers apply the log.
-                Action::Apply(..) => {}
-                Action::Acknowledge(ticket) => self.acknowledged(ticket),
+                // Readers apply the log. The number belongs to the acknowledgement, which follows.
+                Action::Apply(number, _) => applied = number,
+                Action::Acknowledge(ticket) => self.acknowledged(at, ticket, applied),
                 Action::Fail(_) => self.outcome.failed += 1,
                 Action::Lost => self.nodes[at].owner_until = 0,
-                request => self.send(request, self.sender(at)),
+                request => {
+                    self.begin_memory(at, &request);
+                    self.send(request, self.sender(at));
+                }
             }
         }
     }
 
-    fn acknowledged(&mut self, ticket: Ticket) {
-        if let Some((sent, writes)) = self.sent.remove(&ticket) {
+    /// Begins the memory of an owner behind its fence.
+    fn begin_memory(&mut self, at: usize, request: &Action<Batch>) {
+        if let Action::Create(_, number, entry) = request
+            && matches!(entry.body, EntryBody::Fence)
+            && self.planted != Some(Planted::OldLookupsCount)
+        {
+            self.nodes[at].recent.begin_behind(*number);
+        }
+    }
+
+    fn acknowledged(&mut self, at: usize, ticket: Ticket, entry: EntryNumber) {
+        let node = &mut self.nodes[at];
+        if let Some(order) = node.orders.remove(&ticket) {
+            node.recent.acknowledge(order, entry);
+        }
+        if let Some(SentBatch { time: sent, writes, .. }) = self.sent.remove(&ticket) {
             let acknowledged = self.schedule.now();
             let done = |write| AcknowledgedWrite { write, sent, acknowledged };
             self.outcome.acknowledged.extend(writes.into_iter().map(done));

@@ -1,6 +1,8 @@
 //! Result of a world of the log, and its check.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use cluster::EntryNumber;
 
 use super::WorldOutcome;
 
@@ -12,6 +14,17 @@ pub(crate) struct AcknowledgedWrite {
     pub(crate) acknowledged: u64,
 }
 
+/// Change of an id by a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdChange {
+    pub(crate) id: u64,
+    /// True if the write adds the id. Otherwise it removes the id.
+    pub(crate) adds: bool,
+    /// Last entry that the client's lookup has seen. The lookup did not find the id. `None` for a
+    /// write without a condition.
+    pub(crate) unless_after: Option<EntryNumber>,
+}
+
 /// Result of a world.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogOutcome {
@@ -20,16 +33,36 @@ pub(crate) struct LogOutcome {
     pub(crate) acknowledged: Vec<AcknowledgedWrite>,
     /// Writes that a reader found before the end.
     pub(crate) seen: BTreeSet<u64>,
+    /// Changes of ids by the writes that clients sent.
+    pub(crate) changes: BTreeMap<u64, IdChange>,
+    /// Writes that the owner refused because of their condition.
+    pub(crate) refused: u64,
     pub(crate) failed: u64,
     pub(crate) owners: u64,
     pub(crate) lists: u64,
     pub(crate) removed: u64,
 }
 
+impl LogOutcome {
+    /// Returns true if the last of `writes` that changes the id adds it.
+    pub(crate) fn has_id(&self, writes: &[u64], id: u64) -> bool {
+        let mut changes = writes.iter().rev().filter_map(|write| self.changes.get(write));
+        changes.find(|change| change.id == id).is_some_and(|change| change.adds)
+    }
+
+    /// Returns the number of acknowledged writes with a condition.
+    fn conditional(&self) -> u64 {
+        let changes = self.acknowledged.iter().filter_map(|done| self.changes.get(&done.write));
+        changes.filter(|change| change.unless_after.is_some()).count() as u64
+    }
+}
+
 impl From<LogOutcome> for WorldOutcome {
     fn from(outcome: LogOutcome) -> WorldOutcome {
         let figures = [
             ("writes_acknowledged", outcome.acknowledged.len() as u64),
+            ("conditional_acknowledged", outcome.conditional()),
+            ("conditional_refused", outcome.refused),
             ("batches_failed", outcome.failed),
             ("owners", outcome.owners),
             ("lists", outcome.lists),
@@ -65,6 +98,22 @@ fn violation(outcome: &LogOutcome) -> Option<String> {
             return Some(format!("write {} comes after one that was sent later", write.write));
         }
         latest_sent = latest_sent.max(write.sent);
+    }
+    added_twice(outcome)
+}
+
+/// Checks that no write with a condition adds an id that is there. So of such writes of one id, at
+/// most one is in the log between two removals.
+fn added_twice(outcome: &LogOutcome) -> Option<String> {
+    let mut present = BTreeSet::new();
+    for write in &outcome.log {
+        let Some(IdChange { id, adds, unless_after }) = outcome.changes.get(write) else {
+            continue;
+        };
+        let was_present = if *adds { !present.insert(*id) } else { present.remove(id) };
+        if let (true, Some(after)) = (was_present, unless_after) {
+            return Some(format!("write {write} adds id {id} again, unless after entry {after}"));
+        }
     }
     None
 }

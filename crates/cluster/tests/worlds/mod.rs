@@ -24,6 +24,8 @@ pub(crate) enum Planted {
     NoFloor,
     /// Readers count entries of older owners behind a fence.
     OldEntriesCount,
+    /// The memory of an owner does not begin behind its fence: lookups before the fence count.
+    OldLookupsCount,
     /// Copies are dropped before the new holders have announced the shard.
     DropsUnannounced,
     /// Copies are dropped also if the view is old or shows nodes that may be dead.
@@ -68,8 +70,19 @@ pub(crate) const KINDS: &[WorldKind] = &[
     WorldKind {
         name: "log",
         run: log::run,
-        planted: &[Planted::NoFence, Planted::NoFloor, Planted::OldEntriesCount],
-        least: &[("writes_acknowledged", 10), ("owners", 2), ("entries_removed", 1)],
+        planted: &[
+            Planted::NoFence,
+            Planted::NoFloor,
+            Planted::OldEntriesCount,
+            Planted::OldLookupsCount,
+        ],
+        least: &[
+            ("writes_acknowledged", 10),
+            ("conditional_acknowledged", 2),
+            ("conditional_refused", 1),
+            ("owners", 2),
+            ("entries_removed", 1),
+        ],
     },
     WorldKind {
         name: "fleet",
