@@ -25,9 +25,14 @@ mod weight;
 
 pub use build::EdgeIndexBuilder;
 pub use format::EdgeIndex;
-pub use search::{EdgeHit, EdgeQuery, EdgeScratch};
+pub use search::{EdgeHit, EdgeLists, EdgeQuery, EdgeScratch};
 
-/// Rows that are counted together. Their counts take a megabyte, which fits the second-level cache.
+/// Rows that are counted together.
 pub const BLOCK_ROWS: usize = 1 << 14;
 /// Counts of a row: one for each range of rotations.
 pub(crate) const TURNS: usize = 32;
+/// Maximum bytes of the counts of one thread. They fit the second-level cache.
+pub const COUNTS_BYTES_MAX: usize = 1 << 20;
+
+const _: () =
+    assert!(BLOCK_ROWS * TURNS * size_of::<u16>() <= COUNTS_BYTES_MAX, "a block's counts");

@@ -1,5 +1,7 @@
 //! Queries.
 
+use std::cmp::Ordering;
+
 use kernels::TopK;
 
 use super::cell::{EdgeFinder, HeadedEdge, cell};
@@ -16,6 +18,14 @@ pub struct EdgeHit {
     /// Sum of the weights of its votes in natural logarithms, minus the expected weight of chance
     /// votes; higher is more similar.
     pub score: f32,
+}
+
+impl EdgeHit {
+    /// Orders by descending score, then by row, as [`EdgeIndex::search`] does.
+    #[must_use]
+    pub fn by_score(&self, other: &EdgeHit) -> Ordering {
+        other.score.total_cmp(&self.score).then(self.row.cmp(&other.row))
+    }
 }
 
 /// A query, prepared for searching many indexes. Immutable and shared by threads.
@@ -42,13 +52,32 @@ struct ListRead {
     heading: u8,
 }
 
+/// Lists of one index that a query reads. Immutable and shared by threads.
+#[derive(Clone, Debug)]
+pub struct EdgeLists {
+    /// In the order of the lists in memory.
+    reads: Vec<ListRead>,
+}
+
 /// Working memory of one thread, reused from query to query.
 #[derive(Debug, Default)]
 pub struct EdgeScratch {
-    reads: Vec<ListRead>,
     /// [`TURNS`] counts for each row of a block.
     counts: Vec<[u16; TURNS]>,
     best: TopK,
+}
+
+impl EdgeScratch {
+    /// Begins to collect the best `k` rows of one index.
+    pub fn begin(&mut self, k: usize) {
+        self.best.reset(k);
+    }
+
+    /// Appends the best rows of the blocks that were counted since [`EdgeScratch::begin`] to
+    /// `out`, best first, equal scores by row.
+    pub fn append_hits(&mut self, out: &mut Vec<EdgeHit>) {
+        out.extend(self.best.sorted().map(|(cost, row)| EdgeHit { row, score: -cost }));
+    }
 }
 
 impl EdgeIndex {
@@ -63,37 +92,59 @@ impl EdgeIndex {
         out: &mut Vec<EdgeHit>,
     ) {
         out.clear();
-        self.plan(query, &mut scratch.reads);
-        scratch.best.reset(k);
-        for (number, block) in self.blocks.iter().enumerate() {
-            let first = number * BLOCK_ROWS;
-            let rows = self.edges.get(first..).unwrap_or_default();
-            let rows = rows.get(..BLOCK_ROWS).unwrap_or(rows);
-            scratch.counts.clear();
-            scratch.counts.resize(rows.len(), [0; TURNS]);
-            for read in &scratch.reads {
-                vote(block, *read, &mut scratch.counts);
-            }
-            for ((row, counts), &edges) in (first as u32..).zip(&scratch.counts).zip(rows) {
-                let sum = i32::from(best_turn(counts));
-                let cost = (CHANCE * i32::from(edges) - sum) as f32 / PER_NAT as f32;
-                if sum > 0 && cost < scratch.best.threshold() && allowed(row) {
-                    scratch.best.push(cost, row);
-                }
-            }
+        let lists = self.lists(query);
+        scratch.begin(k);
+        for block in 0..self.block_count() {
+            self.count_block(&lists, block, &allowed, scratch);
         }
-        out.extend(scratch.best.sorted().map(|(cost, row)| EdgeHit { row, score: -cost }));
+        scratch.append_hits(out);
     }
 
-    /// Writes the lists whose votes have enough weight to `reads`.
-    fn plan(&self, query: &EdgeQuery, reads: &mut Vec<ListRead>) {
-        reads.clear();
+    /// Returns the number of blocks, which can be counted by different threads.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Returns the lists whose votes have enough weight.
+    #[must_use]
+    pub fn lists(&self, query: &EdgeQuery) -> EdgeLists {
+        let mut reads = Vec::new();
         for &edge in &query.edges {
-            self.plan_edge(edge, reads);
-            self.plan_edge(edge.reversed(), reads);
+            self.plan_edge(edge, &mut reads);
+            self.plan_edge(edge.reversed(), &mut reads);
         }
-        // In the order of the lists in memory.
         reads.sort_unstable_by_key(|read| read.cell);
+        EdgeLists { reads }
+    }
+
+    /// Counts the votes of one block and offers its rows that are `allowed` to the best of
+    /// `scratch`. A thread counts its blocks in ascending order. The best rows of several threads,
+    /// each with the same `k`, contain the best `k` rows of all.
+    pub fn count_block(
+        &self,
+        lists: &EdgeLists,
+        number: usize,
+        allowed: impl Fn(u32) -> bool,
+        scratch: &mut EdgeScratch,
+    ) {
+        let Some(block) = self.blocks.get(number) else { return };
+        let first = number * BLOCK_ROWS;
+        let rows = self.edges.get(first..).unwrap_or_default();
+        let rows = rows.get(..BLOCK_ROWS).unwrap_or(rows);
+        scratch.counts.clear();
+        scratch.counts.resize(rows.len(), [0; TURNS]);
+        for read in &lists.reads {
+            vote(block, *read, &mut scratch.counts);
+        }
+        for ((row, counts), &edges) in (first as u32..).zip(&scratch.counts).zip(rows) {
+            let sum = i32::from(best_turn(counts));
+            let cost = (CHANCE * i32::from(edges) - sum) as f32 / PER_NAT as f32;
+            // Rows ascend, so a later row of an equal cost is not among the best.
+            if sum > 0 && cost < scratch.best.threshold() && allowed(row) {
+                scratch.best.push(cost, row);
+            }
+        }
     }
 
     fn plan_edge(&self, edge: HeadedEdge, reads: &mut Vec<ListRead>) {
@@ -218,6 +269,52 @@ mod tests {
             if let Ok(index) = EdgeIndex::decode(&bytes) {
                 let query = EdgeQuery::new(&synthetic::impression(1));
                 index.search(&query, 3, |_| true, &mut EdgeScratch::default(), &mut Vec::new());
+            }
+        }
+    }
+
+    /// Counts the blocks of an index by `threads` threads in turn and joins their rows.
+    fn counted_apart(
+        index: &EdgeIndex,
+        query: &EdgeQuery,
+        k: usize,
+        allowed: impl Fn(u32) -> bool,
+        threads: usize,
+    ) -> Vec<EdgeHit> {
+        let lists = index.lists(query);
+        let mut hits = Vec::new();
+        for thread in 0..threads {
+            let mut scratch = EdgeScratch::default();
+            scratch.begin(k);
+            for block in (thread..index.block_count()).step_by(threads) {
+                index.count_block(&lists, block, &allowed, &mut scratch);
+            }
+            scratch.append_hits(&mut hits);
+        }
+        hits.sort_unstable_by(EdgeHit::by_score);
+        hits.truncate(k);
+        hits
+    }
+
+    #[test]
+    fn blocks_can_be_counted_by_several_threads() {
+        // Each print comes about 12 times, so that many scores are equal.
+        let prints: Vec<Vec<u8>> =
+            (0..40).map(|print| record(&synthetic::impression(print))).collect();
+        let mut builder = EdgeIndexBuilder::new();
+        for row in 0..3 * BLOCK_ROWS + 99 {
+            builder.push(if row % 97 == 0 { &prints[row % 40] } else { &[] });
+        }
+        let index = builder.finish();
+        assert_eq!(index.block_count(), 4);
+        let allowed = |row: u32| !row.is_multiple_of(3);
+        for (seed, k) in [(0, 1), (1, 40), (2, 150), (3, 1000)] {
+            let query = EdgeQuery::new(&synthetic::distorted(&synthetic::impression(seed), 9));
+            let mut alone = Vec::new();
+            index.search(&query, k, allowed, &mut EdgeScratch::default(), &mut alone);
+            assert!(!alone.is_empty());
+            for threads in [1, 2, 8] {
+                assert_eq!(counted_apart(&index, &query, k, allowed, threads), alone);
             }
         }
     }
