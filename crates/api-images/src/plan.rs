@@ -26,6 +26,7 @@ use super::query_features::QueryFeatures;
 const EXACT_MAX: usize = 1000;
 
 /// Scores records against the query's keypoints.
+#[derive(Clone)]
 struct Matcher(Arc<Probe>);
 
 impl search::Scorer for Matcher {

@@ -47,6 +47,11 @@ impl SharedParts {
         (part < self.count).then_some(part)
     }
 
+    /// Drops the parts that are not claimed yet, because the work failed or its time is up.
+    pub(crate) fn stop(&self) {
+        self.next.store(self.count, Ordering::Relaxed);
+    }
+
     /// Registers a helper before its first claim. The helper leaves after it has delivered its
     /// results.
     pub(crate) fn enter(&self) -> PartsHelper<'_> {
@@ -107,6 +112,16 @@ mod tests {
         claimed.sort_unstable();
         assert_eq!(claimed, (0..1000).collect::<Vec<_>>());
         assert_eq!(parts.claim(), None);
+    }
+
+    #[test]
+    fn stopped_parts_cannot_be_claimed() {
+        let parts = SharedParts::new(9);
+        assert_eq!((parts.claim(), parts.claim()), (Some(0), Some(1)));
+        parts.stop();
+        assert!(!parts.is_left());
+        assert_eq!(parts.claim(), None);
+        parts.wait().unwrap();
     }
 
     #[test]

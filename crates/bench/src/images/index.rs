@@ -145,6 +145,7 @@ impl PhotoIndex {
     }
 }
 
+#[derive(Clone)]
 struct PhotoMatcher {
     probe: Probe,
 }

@@ -49,7 +49,13 @@ impl SearchThread {
         self.helpers = Some(helpers);
     }
 
-    fn queries_wait(&self) -> bool {
+    /// Returns the helpers if a thread is not busy with a query.
+    pub(super) fn idle_helpers(&self) -> Option<Arc<dyn Helpers>> {
+        self.helpers.clone().filter(|helpers| helpers.idle() > 0)
+    }
+
+    /// Returns true if a query waits for a thread, so this helper should leave.
+    pub(super) fn queries_wait(&self) -> bool {
         self.helpers.as_ref().is_some_and(|helpers| helpers.queries_wait())
     }
 }
@@ -327,4 +333,4 @@ impl<'s> BestPoints<'s> {
 
 #[cfg(test)]
 #[path = "helpers_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -19,16 +19,16 @@ use crate::rerank::{SearchLimits, SharedCaches};
 const DIMS: usize = 24;
 
 /// Helper that comes at once and leaves after some parts.
-struct EagerHelper {
-    collection: Weak<Collection>,
-    parts: usize,
-    done: AtomicUsize,
+pub(in crate::collection) struct EagerHelper {
+    pub(in crate::collection) collection: Weak<Collection>,
+    pub(in crate::collection) parts: usize,
+    pub(in crate::collection) done: AtomicUsize,
 }
 
 /// Helpers of the thread that helps: none, and a query that waits after some parts.
 struct LeavingHelper(AtomicUsize);
 
-fn limits() -> SearchLimits {
+pub(in crate::collection) fn limits() -> SearchLimits {
     SearchLimits {
         queries: 1,
         query_in_flight: 8,

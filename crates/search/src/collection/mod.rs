@@ -36,6 +36,8 @@
 mod batch;
 mod codes;
 mod disk;
+mod edge_votes;
+mod exact;
 mod facet;
 mod fields;
 mod filters;
@@ -213,7 +215,6 @@ impl Collection {
             scratch: CoarseScratch::default(),
             hits: Vec::new(),
             edges: EdgeScratch::default(),
-            edge_hits: Vec::new(),
             searcher,
             vectors,
             codes: None,

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, Result};
-use matching::index::{EdgeIndex, EdgeQuery};
+use matching::index::EdgeQuery;
 
+use super::edge_votes::IndexedSegment;
 use super::filters::allows;
 use super::inner::Collection;
 use super::options::PRINT_CANDIDATES_MAX;
 use super::search::{CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread};
 use super::state::{CollectionState, SegmentView};
-use crate::filter::{Filter, RowSet};
+use crate::filter::Filter;
 use crate::rerank::Scorer;
 
 /// Query for prints of one finger.
@@ -43,7 +44,7 @@ impl Collection {
     /// # Errors
     /// `InvalidArgument` for too many candidates or a wrong filter. Damaged data makes the result
     /// partial, as do points without an index beyond the limit.
-    pub fn identify<S: Scorer>(
+    pub fn identify<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,
         query: &PrintQuery<'_>,
@@ -120,54 +121,32 @@ impl Collection {
     ///
     /// A segment contributes by its number of rows: scores depend on how common the edges are in a
     /// segment, so scores of different segments cannot be compared.
-    fn indexed<'s>(
+    fn indexed(
         &self,
         thread: &mut SearchThread,
         query: &PrintQuery<'_>,
         views: &[&SegmentView],
         found: &mut QueryHits,
-    ) -> Result<Vec<RankedPoint<'s>>> {
-        let mut parts = Vec::new();
+    ) -> Result<Vec<RankedPoint<'static>>> {
+        let mut segments = Vec::new();
         for (at, view) in (0..).zip(views.iter().copied()) {
-            if let Some(edges) = view.segment.edges() {
+            if view.segment.edges().is_some() {
                 let filtered = self.filtered(query.filter, view, &mut found.partial)?;
-                let allow = filtered.as_ref().or(view.allowed().map(Arc::as_ref));
-                let rows = allow.map_or(view.segment.rows(), RowSet::count);
-                parts.push(IndexedPart { at, view, edges, filtered, rows });
+                let allow = filtered.map(Arc::new).or_else(|| view.allowed().cloned());
+                let rows = allow.as_ref().map_or(view.segment.rows(), |allow| allow.count());
+                let segment = view.segment.clone();
+                segments.push(IndexedSegment { at, segment, allow, rows, count: 0 });
             }
         }
-        let all = parts.iter().map(|part| u64::from(part.rows)).sum();
-        let mut ranked = Vec::new();
-        for part in parts.iter().filter(|part| part.rows > 0) {
-            if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                found.partial = true;
-                break;
-            }
-            let count = share(query.candidates, part.rows, all);
-            let allow = part.filtered.as_ref().or(part.view.allowed().map(Arc::as_ref));
-            let allowed = |row| allow.is_none_or(|allow| allow.contains(row));
-            let SearchThread { edges: scratch, edge_hits: hits, .. } = thread;
-            part.edges.search(query.edges, count, allowed, scratch, hits);
-            for hit in hits.iter() {
-                if let Some(id) = part.view.segment.ids().id(hit.row) {
-                    let place = HitLocation::Segment(part.at, hit.row);
-                    ranked.push(RankedPoint { coarse: hit.score, id, place });
-                }
-            }
+        let all: u64 = segments.iter().map(|segment| u64::from(segment.rows)).sum();
+        segments.retain(|segment| segment.rows > 0);
+        for segment in &mut segments {
+            segment.count = share(query.candidates, segment.rows, all);
         }
-        Ok(ranked)
+        let voted = thread.count_votes(query.edges, segments, query.deadline)?;
+        found.partial |= voted.late;
+        Ok(voted.ranked)
     }
-}
-
-/// A segment with an index.
-struct IndexedPart<'v> {
-    at: u32,
-    view: &'v SegmentView,
-    edges: &'v EdgeIndex,
-    /// Rows that the filter allows; `None` without a filter.
-    filtered: Option<RowSet>,
-    /// Number of rows that may be found.
-    rows: u32,
 }
 
 /// Returns the part of `candidates` for a segment with `rows` of `all` rows.

@@ -25,7 +25,7 @@ impl Collection {
     /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids; the error of the medium. The result
     /// is partial if a record is damaged, if it is not known whether a point exists, if changes are
     /// lost with a log, or if the deadline passed.
-    pub fn score_points<S: Scorer>(
+    pub fn score_points<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,
         ids: &[u64],

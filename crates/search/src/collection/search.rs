@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, ErrorKind, Result};
-use matching::index::{EdgeHit, EdgeScratch};
+use matching::index::EdgeScratch;
 use storage::Reader;
 
+use super::exact::UnflushedPoint;
 use super::filters::allows;
 use super::helpers::{Helpers, ListHelpers, SegmentOrder, SegmentsSearch};
 use super::inner::Collection;
@@ -21,7 +22,7 @@ use crate::coarse::{
 };
 use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, SketchQuery};
-use crate::rerank::{self, Records, RerankCandidate, Scorer, Searcher};
+use crate::rerank::{Records, RerankCandidate, Scorer, Searcher};
 use crate::segment::{CODES_READER, CodeReader, similarity};
 
 /// Query for similar points.
@@ -97,7 +98,6 @@ pub struct SearchThread {
     pub(super) scratch: CoarseScratch,
     pub(super) hits: Vec<coarse::CoarseHit>,
     pub(super) edges: EdgeScratch,
-    pub(super) edge_hits: Vec<EdgeHit>,
     pub(super) searcher: Searcher,
     pub(super) vectors: Box<dyn Reader>,
     /// Reader of codes, made by the first query that needs it.
@@ -215,7 +215,7 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::nearest`].
-    pub fn search<S: Scorer>(
+    pub fn search<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
@@ -230,8 +230,9 @@ impl Collection {
         Ok(found)
     }
 
-    /// Leaves the best candidates by `scorer` in `found`.
-    pub(super) fn score_all<S: Scorer>(
+    /// Leaves the best candidates by `scorer` in `found`. Idle threads take parts of many
+    /// candidates, with one clone of `scorer` for all of them.
+    pub(super) fn score_all<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
@@ -242,7 +243,8 @@ impl Collection {
     ) -> Result<()> {
         found.candidates = ranked.len() as u64;
         found.hits = Vec::new();
-        score_memtable_hits(ranked, scorer, query, found);
+        let unflushed: Vec<UnflushedPoint> = ranked.iter().filter_map(UnflushedPoint::of).collect();
+        thread.score_unflushed(scorer, unflushed, query.deadline, found)?;
         let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
         if !candidates.is_empty() {
             self.rerank(thread, query, scorer, views, candidates, found)?;
@@ -260,7 +262,7 @@ impl Collection {
     }
 
     /// Adds the hits among the candidates in segments to `found`.
-    fn rerank<S: Scorer>(
+    fn rerank<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
@@ -271,14 +273,7 @@ impl Collection {
     ) -> Result<()> {
         let segments: Arc<[Arc<dyn Records>]> =
             views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
-        let answer = thread.searcher.one(rerank::RerankQuery {
-            tag: 0,
-            scorer,
-            segments,
-            k: query.k,
-            candidates: rerank::all(candidates),
-            deadline: query.deadline,
-        })?;
+        let answer = thread.rerank(scorer, segments, candidates, query.k, query.deadline)?;
         for damage in &answer.damaged {
             let view = views.get(damage.candidate.segment as usize);
             // A read that failed for another reason says nothing about the page.
@@ -536,32 +531,5 @@ fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
             Some(RerankCandidate { segment, row, coarse: ranked.coarse })
         }
         HitLocation::Memtable(_) => None,
-    }
-}
-
-/// Scores the candidates of memtables, and adds them to the hits of `found`.
-fn score_memtable_hits<S: Scorer>(
-    ranked: &[RankedPoint<'_>],
-    scorer: &S,
-    query: &CollectionQuery<'_>,
-    found: &mut QueryHits,
-) {
-    let mut scratch = None;
-    for it in ranked {
-        let HitLocation::Memtable(row) = &it.place else { continue };
-        if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            found.partial = true;
-            break;
-        }
-        match scorer.score(&row.record, scratch.get_or_insert_with(|| scorer.scratch())) {
-            Ok(score) => {
-                found.compared += 1;
-                found.hits.push(QueryHit { id: it.id, score, coarse: it.coarse });
-            }
-            Err(_) => {
-                found.partial = true;
-                found.damaged += 1;
-            }
-        }
     }
 }

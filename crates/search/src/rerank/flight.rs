@@ -22,6 +22,9 @@ use super::{Address, Records, RerankCandidate, Scorer};
 const RECORD_AHEAD: usize = 1;
 /// Page headers to prefetch ahead. A header locates the record in its page.
 const PAGE_AHEAD: usize = 4;
+/// Cached records that wait to be scored and stop the fetch of candidates, which another thread may
+/// take.
+const CACHED_MAX: usize = 64;
 /// Bytes of a page header to prefetch: a cache line.
 const LINE_BYTES: usize = 64;
 
@@ -85,7 +88,11 @@ impl<'a, S: Scorer> Flight<'a, S> {
     /// are any.
     pub(super) fn gather(&mut self, limits: &SearchLimits, reads: &mut Reads, wait: bool) {
         let mut wait = wait;
-        while !self.ended && self.plan.len() < limits.query_in_flight && self.direct.is_empty() {
+        while !self.ended
+            && self.plan.len() < limits.query_in_flight
+            && self.direct.is_empty()
+            && self.kept.len() + self.hits.len() < CACHED_MAX
+        {
             self.chunk.clear();
             let progress = self.query.candidates.next(&mut self.chunk, wait);
             let chunk = std::mem::take(&mut self.chunk);

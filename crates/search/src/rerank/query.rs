@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use base::Error;
 
+use super::ranking::order;
 use super::{Records, RerankCandidate, Scorer};
 
 /// Result of [`CandidateChunks::next`].
@@ -104,6 +105,24 @@ impl RerankResult {
         if self.damaged.len() < DAMAGED_MAX {
             self.damaged.push(DamagedRecord { candidate, page, error });
         }
+    }
+
+    /// Adds the result of other candidates of the same query, and keeps the best `k` hits.
+    pub(crate) fn join(&mut self, other: RerankResult, k: usize) {
+        self.hits.extend(other.hits);
+        self.hits.sort_unstable_by(order);
+        self.hits.dedup_by(|a, b| order(a, b).is_eq());
+        self.hits.truncate(k);
+        self.partial |= other.partial;
+        self.late |= other.late;
+        let room = DAMAGED_MAX.saturating_sub(self.damaged.len());
+        self.damaged.extend(other.damaged.into_iter().take(room));
+        self.damaged_count += other.damaged_count;
+        self.scored += other.scored;
+        self.cached += other.cached;
+        self.skipped += other.skipped;
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
     }
 }
 

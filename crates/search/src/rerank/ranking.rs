@@ -14,7 +14,8 @@ pub(super) struct Ranking {
     best: Vec<(RerankCandidate, f32)>,
 }
 
-fn order(a: &(RerankCandidate, f32), b: &(RerankCandidate, f32)) -> Ordering {
+/// Orders by descending score, then by segment and row.
+pub(super) fn order(a: &(RerankCandidate, f32), b: &(RerankCandidate, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then_with(|| (a.0.segment, a.0.row).cmp(&(b.0.segment, b.0.row)))
 }
 

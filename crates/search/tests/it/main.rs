@@ -12,6 +12,7 @@ mod damage;
 mod disk;
 mod duplicates;
 mod flush;
+mod helped;
 mod limits;
 mod lost;
 mod media;

@@ -138,6 +138,7 @@ pub(crate) fn limits() -> SearchLimits {
 }
 
 /// Scores by a checksum, which depends on the whole record.
+#[derive(Clone)]
 pub(crate) struct Sum(pub(crate) u64);
 
 impl Sum {

@@ -15,6 +15,7 @@ use crate::points::{TestCollection, memory_medium, open, options};
 const PRINTS: u64 = 900;
 const CANDIDATES: usize = 30;
 
+#[derive(Clone)]
 struct Matcher(Probe);
 
 impl Scorer for Matcher {

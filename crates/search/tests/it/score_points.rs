@@ -38,7 +38,12 @@ fn filled(medium: &Arc<dyn Medium>) -> (TestCollection, Model) {
     (collection, model)
 }
 
-fn scored<S: Scorer>(collection: &Collection, ids: &[u64], k: usize, scorer: &S) -> QueryHits {
+fn scored<S: Scorer + Clone + 'static>(
+    collection: &Collection,
+    ids: &[u64],
+    k: usize,
+    scorer: &S,
+) -> QueryHits {
     let mut thread = collection.thread(limits()).unwrap();
     collection.score_points(&mut thread, ids, k, scorer, None).unwrap()
 }
@@ -98,6 +103,7 @@ fn ids_of_no_point_are_left_out() {
 }
 
 /// Scorer whose bound is the coarse score, and that refuses some records.
+#[derive(Clone)]
 struct Strict {
     sum: Sum,
     refused: Vec<u8>,

@@ -1,10 +1,13 @@
 //! The cache of blocks of record files.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::Result;
+use search::Scorer;
 use search::rerank::{
-    BLOCK_BYTES, Records, RerankQuery, RerankResult, SearchLimits, Searcher, SharedCaches, all,
+    BLOCK_BYTES, CandidateChunks, ChunkProgress, Records, RerankCandidate, RerankQuery,
+    RerankResult, SearchLimits, Searcher, SharedCaches, all,
 };
 use storage::{Read, Reader};
 
@@ -112,4 +115,69 @@ fn a_block_damaged_in_transit_is_read_again() {
     }
     let stats = shared.block_stats().unwrap();
     assert!(stats.filled > 4 && stats.evicted > 0, "{stats:?}");
+}
+
+/// Counts of one query.
+#[derive(Default)]
+struct QueryCounts {
+    scored: AtomicUsize,
+    /// Largest number of candidates that were fetched and not scored yet.
+    waiting_max: AtomicUsize,
+}
+
+/// Scorer that counts.
+struct CountingScorer(Arc<QueryCounts>);
+
+impl Scorer for CountingScorer {
+    type Scratch = ();
+
+    fn scratch(&self) {}
+
+    fn score(&self, _: &[u8], _: &mut ()) -> Result<f32> {
+        self.0.scored.fetch_add(1, Ordering::Relaxed);
+        Ok(1.0)
+    }
+}
+
+/// Candidates in chunks of eight.
+struct CountedChunks {
+    candidates: Vec<RerankCandidate>,
+    fetched: usize,
+    counts: Arc<QueryCounts>,
+}
+
+impl CandidateChunks for CountedChunks {
+    fn next(&mut self, out: &mut Vec<RerankCandidate>, _wait: bool) -> ChunkProgress {
+        let end = self.candidates.len().min(self.fetched + 8);
+        out.extend_from_slice(&self.candidates[self.fetched..end]);
+        self.fetched = end;
+        let waiting = end - self.counts.scored.load(Ordering::Relaxed);
+        self.counts.waiting_max.fetch_max(waiting, Ordering::Relaxed);
+        if end < self.candidates.len() { ChunkProgress::More } else { ChunkProgress::End }
+    }
+}
+
+#[test]
+fn cached_records_limit_the_candidates_that_wait() {
+    let (mut searcher, _) = over_blocks(|shuffled| shuffled);
+    let segments = scattered();
+    ask_scattered(&mut searcher, &segments, 20);
+    let counts = Arc::<QueryCounts>::default();
+    let one_pass = rows((0..3000).step_by(37), |_| 0.0);
+    let candidates: Vec<RerankCandidate> = (0..10).flat_map(|_| one_pass.clone()).collect();
+    let count = candidates.len();
+    let source = CountedChunks { candidates, fetched: 0, counts: counts.clone() };
+    let query = RerankQuery {
+        tag: 0,
+        scorer: CountingScorer(counts.clone()),
+        segments,
+        k: 30,
+        candidates: Box::new(source),
+        deadline: None,
+    };
+    let ranked = searcher.one(query).unwrap();
+    assert_eq!((ranked.scored, ranked.cached, ranked.reads), (count as u64, count as u64, 0));
+    // 64 cached records, and the 64 reads that are planned at once.
+    let waiting_max = counts.waiting_max.load(Ordering::Relaxed);
+    assert!(waiting_max < 200, "{waiting_max} of {count} candidates waited");
 }
