@@ -1,8 +1,10 @@
-//! Waits until the flushes and merges of a collection have ended, so that they are not measured.
+//! Writes that wait for room, and waits until the flushes and merges of a collection have ended, so
+//! that they are not measured.
 
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use search::points::NewPoint;
 use search::registry::NamedCollection;
 
 /// Time without a flush or a merge after which they have ended.
@@ -11,6 +13,24 @@ const QUIET: Duration = Duration::from_secs(3);
 pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks.
 const CHECK: Duration = Duration::from_millis(100);
+/// Time before a write is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Writes points, and again later if memory has no room yet.
+///
+/// # Errors
+/// The errors of a write, and that of a full memory after [`SETTLE_MAX`].
+pub(crate) fn upsert(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result<()> {
+    let deadline = Instant::now() + SETTLE_MAX;
+    loop {
+        match named.upsert(points) {
+            Err(error) if error.retry_after().is_some() && Instant::now() < deadline => {
+                std::thread::sleep(RETRY);
+            }
+            outcome => return outcome.map(drop),
+        }
+    }
+}
 
 /// Flushes the collection, and waits as [`settle`] does. Returns the number of segments.
 ///

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::VectorsArgs;
 use crate::report::{BenchReport, read_json};
-use crate::settle::{SETTLE_MAX, flush_and_settle, settle};
+use crate::settle::{SETTLE_MAX, flush_and_settle, settle, upsert};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::println;
 use loadgen::report::write_json;
@@ -334,7 +334,7 @@ fn fill(
             })
             .collect();
         if rows.end > written {
-            write(&named, &points)?;
+            upsert(&named, &points)?;
         }
         for (nearest, query) in nearest.iter_mut().zip(queries.chunks_exact(plan.dims)) {
             let vectors = rows.clone().zip(vectors.chunks_exact(plan.dims));
@@ -354,19 +354,6 @@ fn open_or_create(registry: &Registry, plan: &CollectionPlan<'_>) -> Result<Arc<
             registry.create("vectors", CollectionSettings::new(plan.dims, Metric::L2))
         }
         found => found,
-    }
-}
-
-/// Writes points, and again later if memory has no room yet.
-fn write(named: &NamedCollection, points: &[NewPoint<'_>]) -> Result<()> {
-    let deadline = Instant::now() + SETTLE_MAX;
-    loop {
-        match named.upsert(points) {
-            Err(error) if error.retry_after().is_some() && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            outcome => return outcome.map(drop),
-        }
     }
 }
 

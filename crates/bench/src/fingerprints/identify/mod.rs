@@ -1,5 +1,6 @@
 //! `millpond bench identify`: one fingerprint against many, by the index and the exact matcher.
 
+mod collection;
 mod gallery;
 mod queries;
 mod report;
@@ -35,10 +36,13 @@ const BACKGROUND_MAX: usize = 10_000_000;
 /// for these. `exhaustive_rank1_most` needs no further scores: the share of all queries whose
 /// finger has a higher score than all other candidates, found or not. No search can exceed it.
 ///
-/// A query is answered by one thread. Its time is from the minutiae to the ranking.
+/// A query is answered by one thread. Its time is from the minutiae to the ranking. With
+/// --collection the gallery is also written to a collection, and the same queries run on search
+/// threads as in the server, one at a time: with one search thread and with one a core
+/// (`p50_one_thread_ms`, `p50_all_threads_ms`).
 ///
 /// Goals: rank1 at least 0.97 of the exhaustive matcher's at 1 % penetration, 95 of 100 queries
-/// within a second, at most 320 bytes of memory a print.
+/// within a second (with --collection on all search threads), at most 320 bytes of memory a print.
 #[derive(Args, Clone, Debug)]
 pub struct IdentifyArgs {
     /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
@@ -65,6 +69,10 @@ pub struct IdentifyArgs {
     /// Number of queries that are also compared with the whole gallery
     #[arg(long, default_value_t = 16)]
     pub exhaustive: usize,
+    /// Measure the queries also in a collection below DIR, on one search thread and on all. It
+    /// takes up to 2 KB of disk a print while it is merged, and is removed at the end
+    #[arg(long, value_name = "DIR")]
+    pub collection: Option<PathBuf>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -90,7 +98,7 @@ pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
     } else {
         folder::read(&args.dir, &["iso"], |_, bytes| folder::template(bytes))?
     };
-    let progress = StepProgress::new(3);
+    let progress = StepProgress::new(3 + u64::from(args.collection.is_some()));
     progress.say(format!("a gallery of {} made-up prints", args.background));
     let gallery = Gallery::new(&impressions, args.background)?;
     progress.step();
@@ -101,8 +109,15 @@ pub fn run(args: &IdentifyArgs, _env: &BenchEnv) -> Result<()> {
     progress.say(format!("{} queries against the whole gallery", args.exhaustive));
     queries::compare_all(&gallery, &trials, &mut outcomes, args.exhaustive)?;
     progress.step();
+    let mut collection = None;
+    if let Some(directory) = &args.collection {
+        progress.say("the same queries in a collection");
+        collection = Some(collection::measure(directory, &gallery, &trials, args.penetration)?);
+        progress.step();
+    }
     drop(progress);
     let impostors = queries::impostors(&gallery, &trials)?;
-    let report = IdentifyReport::new(args, &gallery, &outcomes, impostors, watch.context(None))?;
+    let context = watch.context(None);
+    let report = IdentifyReport::new(args, &gallery, &outcomes, impostors, collection, context)?;
     report.finish(args.json.as_deref())
 }

@@ -6,6 +6,7 @@ use base::Result;
 use serde::Serialize;
 
 use super::IdentifyArgs;
+use super::collection::CollectionLatency;
 use super::gallery::{self, Gallery};
 use super::queries::{IdentifyOutcome, Impostors};
 use crate::report::{BenchReport, Goal};
@@ -49,6 +50,8 @@ pub(super) struct IdentifyReport {
     /// Memory of the index.
     bytes_per_print: f64,
     build_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collection: Option<CollectionLatency>,
     queries: usize,
     enrolled: usize,
     /// Minutiae of an enrolled and of a made-up print.
@@ -120,6 +123,7 @@ impl IdentifyReport {
         gallery: &Gallery,
         outcomes: &[IdentifyOutcome],
         impostors: Impostors,
+        collection: Option<CollectionLatency>,
         context: RunContext,
     ) -> Result<IdentifyReport> {
         let all = DatabaseRates::of(outcomes.iter());
@@ -153,6 +157,7 @@ impl IdentifyReport {
             index_p50_ms: quantile(outcomes, |outcome| outcome.index_ms, 0.5),
             bytes_per_print: gallery.index.memory_bytes() as f64 / gallery.len().max(1) as f64,
             build_s: gallery.build_s,
+            collection,
             queries: outcomes.len(),
             enrolled: gallery.enrolled,
             minutiae_enrolled: enrolled.sum::<usize>() as f64 / gallery.enrolled.max(1) as f64,
@@ -169,10 +174,12 @@ impl IdentifyReport {
 
     fn judged(&self) -> Vec<Goal> {
         let ratio = self.rank1 / self.exhaustive_rank1_most.max(f64::MIN_POSITIVE);
+        let p95_ms =
+            self.collection.as_ref().map_or(self.p95_ms, |latency| latency.p95_all_threads_ms);
         vec![
             Goal::new("rank1 at least 0.97 of the exhaustive matcher's", ratio, ratio >= 0.97),
             Goal::new("penetration at most 1 %", self.penetration_pct, self.penetration_pct <= 1.0),
-            Goal::new("p95 below 1 s, in ms", self.p95_ms, self.p95_ms < 1000.0),
+            Goal::new("p95 below 1 s, in ms", p95_ms, p95_ms < 1000.0),
             Goal::new(
                 "at most 320 bytes a print",
                 self.bytes_per_print,
@@ -232,6 +239,19 @@ impl BenchReport for IdentifyReport {
              in {:.1} s",
             self.p50_ms, self.index_p50_ms, self.p95_ms, self.bytes_per_print, self.build_s
         );
+        if let Some(latency) = &self.collection {
+            println!(
+                "in a collection of {} segments: p50 {:.0} ms, p95 {:.0} ms on one search thread; \
+                 p50 {:.0} ms, p95 {:.0} ms on {} ({} parts helped)",
+                latency.segments,
+                latency.p50_one_thread_ms,
+                latency.p95_one_thread_ms,
+                latency.p50_all_threads_ms,
+                latency.p95_all_threads_ms,
+                latency.threads,
+                latency.helped
+            );
+        }
         for goal in &self.goals {
             println!("{goal}");
         }
