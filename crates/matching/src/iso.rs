@@ -10,7 +10,8 @@
 use base::{Error, Result};
 
 use crate::graph::Graph;
-use crate::template::fields::{Fields, check, put_minutiae, put_size};
+use crate::template::TemplateView;
+use crate::template::fields::{Fields, check, put_minutiae, put_size, stated_quality};
 
 const MAGIC: &[u8; 8] = b"FMR\0 20\0";
 /// Bytes of magic, length, equipment, size, resolution, views and reserved.
@@ -24,6 +25,14 @@ const STEPS: u32 = 256;
 /// # Errors
 /// `InvalidArgument` if the bytes are not such a template. The text says what is wrong and where.
 pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
+    Ok(views(bytes)?.into_iter().map(|view| view.graph).collect())
+}
+
+/// Reads the finger views of a template with their qualities.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let mut input = Fields { bytes, at: 0 };
     let magic = input.take(MAGIC.len())?;
     if magic != MAGIC {
@@ -38,16 +47,17 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let resolution = input.resolution()?;
     let views = input.number(1)?;
     let _reserved = input.number(1)?;
-    let mut graphs = Vec::new();
+    let mut found = Vec::new();
     for _ in 0..views {
-        let _position_impression_quality = input.take(3)?;
+        let _position_and_impression = input.take(2)?;
+        let quality = stated_quality(input.byte()?);
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        graphs.push(resolution.graph(width, height, vertices));
+        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
     }
     input.end()?;
-    Ok(graphs)
+    Ok(found)
 }
 
 /// Writes the template of one graph: one view, 500 dots per inch, no extended data.

@@ -10,7 +10,8 @@
 
 use base::Result;
 
-use super::fields::{Fields, check, put_minutiae, put_size};
+use super::TemplateView;
+use super::fields::{Fields, check, put_minutiae, put_size, stated_quality};
 use crate::graph::Graph;
 
 const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
@@ -35,7 +36,7 @@ pub(super) fn is_2004(bytes: &[u8]) -> bool {
     }
 }
 
-pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<Graph>> {
+pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let mut input = Fields { bytes, at: MAGIC_2004.len() };
     let length = match input.number(2)? {
         0 => input.number(4)?,
@@ -47,37 +48,40 @@ pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<Graph>> {
     let resolution = input.resolution()?;
     let views = input.number(1)?;
     let _zero = input.number(1)?;
-    let mut graphs = Vec::new();
+    let mut found = Vec::new();
     for _ in 0..views {
-        let _position_impression_quality = input.take(3)?;
+        let _position_and_impression = input.take(2)?;
+        let quality = stated_quality(input.byte()?);
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        graphs.push(resolution.graph(width, height, vertices));
+        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
     }
     input.end()?;
-    Ok(graphs)
+    Ok(found)
 }
 
-pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<Graph>> {
+pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let mut input = Fields { bytes, at: MAGIC_2009.len() };
     let length = input.number(4)?;
     input.check_length(length)?;
     let _vendor_and_sensor = input.take(7)?;
     let views = input.number(1)?;
     let _zero = input.number(1)?;
-    let mut graphs = Vec::new();
+    let mut found = Vec::new();
     for _ in 0..views {
-        let _position_impression_quality = input.take(8)?;
+        let _position_view_and_impression = input.take(3)?;
+        let quality = stated_quality(input.byte()?);
+        let _quality_owner_and_algorithm = input.take(4)?;
         let (width, height) = (input.number(2)?, input.number(2)?);
         let resolution = input.resolution()?;
         let count = input.number(1)?;
         let vertices = input.minutiae(count, true, STEPS, resolution)?;
         input.skip_extended()?;
-        graphs.push(resolution.graph(width, height, vertices));
+        found.push(TemplateView { graph: resolution.graph(width, height, vertices), quality });
     }
     input.end()?;
-    Ok(graphs)
+    Ok(found)
 }
 
 pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {

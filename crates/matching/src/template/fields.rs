@@ -12,6 +12,12 @@ pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
 /// Maximum minutiae of a view: the count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
 
+/// Returns the quality that a byte states. 0 and values above 100 mean that there is none: many
+/// writers put 0 if they do not measure it.
+pub(crate) fn stated_quality(byte: u8) -> Option<u8> {
+    (1..=100).contains(&byte).then_some(byte)
+}
+
 /// Reads numbers one after the other, big-endian.
 pub(crate) struct Fields<'a> {
     pub(crate) bytes: &'a [u8],
@@ -29,6 +35,11 @@ impl<'a> Fields<'a> {
             })?;
         self.at += count;
         Ok(taken)
+    }
+
+    /// Reads one byte.
+    pub(crate) fn byte(&mut self) -> Result<u8> {
+        Ok(self.take(1)?.first().copied().unwrap_or_default())
     }
 
     /// Reads a number of up to four bytes.

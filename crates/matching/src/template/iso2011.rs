@@ -9,7 +9,8 @@
 
 use base::{Error, Result};
 
-use super::fields::{Fields, check, put_minutiae, put_resolution};
+use super::TemplateView;
+use super::fields::{Fields, check, put_minutiae, put_resolution, stated_quality};
 use crate::graph::Graph;
 
 const MAGIC: &[u8; 8] = b"FMR\x00030\0";
@@ -40,23 +41,24 @@ pub(super) fn is(bytes: &[u8]) -> bool {
 }
 
 /// Reads the representations.
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let mut input = Fields { bytes, at: MAGIC.len() };
     let length = input.number(4)?;
     input.check_length(length)?;
     let views = input.number(2)?;
     let certified = input.number(1)? != 0;
-    let graphs = (0..views).map(|_| view(&mut input, certified)).collect::<Result<_>>()?;
+    let found = (0..views).map(|_| view(&mut input, certified)).collect::<Result<_>>()?;
     input.end()?;
-    Ok(graphs)
+    Ok(found)
 }
 
-fn view(input: &mut Fields<'_>, certified: bool) -> Result<Graph> {
+fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
     let start = input.at;
     let length = input.number(4)? as usize;
     let _date_and_sensor = input.take(14)?;
-    let qualities = input.number(1)? as usize;
-    input.take(qualities * 5)?;
+    let records = input.number(1)? as usize;
+    let scores = input.take(records * 5)?.iter().step_by(5);
+    let quality = scores.copied().find_map(stated_quality);
     if certified {
         let certificates = input.number(1)? as usize;
         input.take(certificates * 3)?;
@@ -80,7 +82,7 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<Graph> {
             input.at - start
         )));
     }
-    Ok(resolution.graph(width, height, vertices))
+    Ok(TemplateView { graph: resolution.graph(width, height, vertices), quality })
 }
 
 /// Writes one representation.

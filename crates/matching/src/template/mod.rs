@@ -71,6 +71,14 @@ impl TemplateFormat {
             _ => sourceafis::is(bytes).then_some(TemplateFormat::SourceAfis),
         }
     }
+
+    /// Returns true if a file whose first 16 bytes are `head` is meant as a template. This is
+    /// stricter than [`TemplateFormat::of`], which takes any map of CBOR for a template of
+    /// `SourceAFIS`.
+    #[must_use]
+    pub fn begins(head: &[u8]) -> bool {
+        head.starts_with(b"FMR\0") || sourceafis::begins(head)
+    }
 }
 
 impl fmt::Display for TemplateFormat {
@@ -90,18 +98,38 @@ impl FromStr for TemplateFormat {
     }
 }
 
+/// A finger view of a template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateView {
+    /// Minutiae at 500 dots per inch.
+    pub graph: Graph,
+    /// Quality that the template states, 1 to 100, on the scale of its writer; `None` if it states
+    /// none.
+    pub quality: Option<u8>,
+}
+
 /// Reads the finger views of a template in any of the formats, each as a graph at 500 dots per
 /// inch.
 ///
 /// # Errors
 /// `InvalidArgument` if the bytes are not such a template. The text says what is wrong.
 pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
+    Ok(views(bytes)?.into_iter().map(|view| view.graph).collect())
+}
+
+/// Reads the finger views of a template in any of the formats, with their qualities.
+///
+/// # Errors
+/// As [`read`].
+pub fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     match TemplateFormat::of(bytes) {
-        Some(TemplateFormat::Iso2005) => iso::read(bytes),
+        Some(TemplateFormat::Iso2005) => iso::views(bytes),
         Some(TemplateFormat::Iso2011) => iso2011::read(bytes),
         Some(TemplateFormat::Ansi2004) => ansi::read_2004(bytes),
         Some(TemplateFormat::Ansi2009) => ansi::read_2009(bytes),
-        Some(TemplateFormat::SourceAfis) => Ok(vec![sourceafis::read(bytes)?]),
+        Some(TemplateFormat::SourceAfis) => {
+            Ok(vec![TemplateView { graph: sourceafis::read(bytes)?, quality: None }])
+        }
         None => Err(Error::invalid(
             "not a template of ISO/IEC 19794-2, ANSI 378 or SourceAFIS: its first bytes are others",
         )),

@@ -24,6 +24,12 @@ pub(super) fn is(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| first >> 5 == MAP)
 }
 
+/// Returns true if a file with these first bytes is a map whose first key is "version", as
+/// `SourceAFIS` writes it.
+pub(super) fn begins(head: &[u8]) -> bool {
+    is(head) && head.get(1..).is_some_and(|rest| rest.starts_with(b"\x67version"))
+}
+
 const UNSIGNED: u8 = 0;
 const NEGATIVE: u8 = 1;
 const TEXT: u8 = 3;

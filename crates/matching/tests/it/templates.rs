@@ -77,6 +77,60 @@ fn sourceafis_templates_are_read_byte_for_byte() {
     assert_eq!(template::read(&bytes).unwrap(), [graph]);
 }
 
+/// Returns the quality of the only view of a template.
+fn quality(template: &[u8]) -> Option<u8> {
+    let views = template::views(template).unwrap();
+    assert_eq!(views.len(), 1);
+    assert_eq!(views[0].graph, template::read(template).unwrap()[0]);
+    views[0].quality
+}
+
+#[test]
+fn stated_qualities_are_read() {
+    let graph = synthetic::fingerprint(3);
+    // The place of the quality of the first view.
+    for (format, at) in [
+        (TemplateFormat::Iso2005, 26),
+        (TemplateFormat::Ansi2004, 28),
+        (TemplateFormat::Ansi2009, 24),
+    ] {
+        let mut bytes = template::write(&graph, format).unwrap();
+        assert_eq!(quality(&bytes), None, "{format}");
+        for (stated, read) in [(1, Some(1)), (100, Some(100)), (101, None), (254, None)] {
+            bytes[at] = stated;
+            assert_eq!(quality(&bytes), read, "{format} {stated}");
+        }
+    }
+    let bytes = template::write(&graph, TemplateFormat::SourceAfis).unwrap();
+    assert_eq!(quality(&bytes), None);
+}
+
+#[test]
+fn the_first_stated_quality_of_a_view_counts() {
+    let mut bytes = template::write(&synthetic::fingerprint(3), TemplateFormat::Iso2011).unwrap();
+    assert_eq!(quality(&bytes), None);
+    // Two quality records: one failed, the other states 70.
+    bytes[33] = 2;
+    bytes.splice(34..34, [255, 0, 0, 0, 0, 70, 0, 0, 0, 0]);
+    for at in [8, 15] {
+        let length = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) + 10;
+        bytes[at..at + 4].copy_from_slice(&length.to_be_bytes());
+    }
+    assert_eq!(TemplateFormat::of(&bytes), Some(TemplateFormat::Iso2011));
+    assert_eq!(quality(&bytes), Some(70));
+}
+
+#[test]
+fn the_first_bytes_show_a_template() {
+    for format in TemplateFormat::ALL {
+        let bytes = template::write(&synthetic::fingerprint(3), format).unwrap();
+        assert!(TemplateFormat::begins(&bytes[..16]), "{format}");
+    }
+    for other in [&b""[..], b"FM", b"\xff\xd8\xff\xe0", b"\xa1\x61x\x01", b"\xbf", b"text"] {
+        assert!(!TemplateFormat::begins(other), "{other:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read(
